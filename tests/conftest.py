@@ -1,0 +1,160 @@
+"""What all tests share: small shards, a loopback server, and a watch over leaks.
+
+Helpers make tars with the standard library, never with wids, so that a mistake in wids cannot hide
+itself.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import os
+import tarfile
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+Member = tuple[str, bytes]
+
+
+def write_tar(path: Path, members: Iterable[Member], tar_format: int = tarfile.PAX_FORMAT) -> Path:
+    """Write members into a tar with the standard library."""
+    with tarfile.open(path, "w", format=tar_format) as archive:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+def sample_members(start: int, stop: int) -> list[Member]:
+    """Give the members of small samples: a text and a class for each number."""
+    return [
+        member
+        for number in range(start, stop)
+        for member in [
+            (f"s{number:05d}.txt", f"text {number}".encode()),
+            (f"s{number:05d}.cls", str(number % 10).encode()),
+        ]
+    ]
+
+
+def write_shards(folder: Path, lengths: Iterable[int]) -> Path:
+    """Write shards of small samples and their spec; give the path of the spec."""
+    shardlist = []
+    start = 0
+    for number, length in enumerate(lengths):
+        write_tar(folder / f"train-{number:06d}.tar", sample_members(start, start + length))
+        shardlist.append({"url": f"train-{number:06d}.tar", "nsamples": length})
+        start += length
+    spec = folder / "train.json"
+    spec.write_text(json.dumps({"wids_version": 1, "name": "train", "shardlist": shardlist}))
+    return spec
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Path:
+    """The spec of 20 samples in shards of 8, 5 and 7."""
+    return write_shards(tmp_path, [8, 5, 7])
+
+
+def need(what: object, reason: str) -> None:
+    """Skip where something is absent on a stranger's machine; fail where CI should have it."""
+    if not what:
+        miss(reason)
+
+
+def miss(reason: str) -> NoReturn:
+    """Skip, or fail in CI."""
+    if os.environ.get("CI"):
+        pytest.fail(f"CI has to provide it: {reason}")
+    pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """Fail a test that leaves file descriptors open or threads running."""
+    descriptors = _descriptors()
+    threads = set(threading.enumerate())
+    yield
+    gc.collect()
+    leaked = {
+        number: target
+        for number, target in _descriptors().items()
+        if number not in descriptors and target.endswith((".tar", ".json", ".tmp"))
+    }
+    assert not leaked, f"the test leaves open: {leaked}"
+    running = [thread for thread in set(threading.enumerate()) - threads if not thread.daemon]
+    assert not running, f"the test leaves running: {running}"
+
+
+def _descriptors() -> dict[str, str]:
+    found = {}
+    if os.path.isdir("/proc/self/fd"):
+        for number in os.listdir("/proc/self/fd"):
+            try:
+                found[number] = os.readlink(f"/proc/self/fd/{number}")
+            except OSError:  # the descriptor of the listing itself
+                continue
+    return found
+
+
+class Server:
+    """An HTTP server on loopback, with a page for each path and a list of what was asked for."""
+
+    def __init__(self) -> None:
+        self.pages: dict[str, tuple[int, bytes]] = {}
+        self.requests: list[str] = []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                server.requests.append(self.path)
+                path = self.path.partition("?")[0]
+                status, body = server.pages.get(path, (404, b"<html>not here</html>"))
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+        self.thread = threading.Thread(target=self.http.serve_forever, daemon=True)
+        self.thread.start()
+
+    def page(self, path: str, body: object, status: int = 200) -> str:
+        """Serve a body (JSON unless it is bytes) under a path; give its URL."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.pages[path] = (status, data)
+        return self.url + path
+
+    def close(self) -> None:
+        self.http.shutdown()
+        self.thread.join()
+        self.http.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A loopback HTTP server, in this process, for one test."""
+    server = Server()
+    yield server
+    server.close()
+
+
+@contextmanager
+def raises(kind: type[BaseException], *parts: str) -> Iterator[None]:
+    """The block raises this error, and its message has all these parts."""
+    with pytest.raises(kind) as caught:
+        yield
+    missing = [part for part in parts if part not in str(caught.value)]
+    assert not missing, f"{missing} not in the message: {caught.value}"

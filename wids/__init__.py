@@ -1,0 +1,87 @@
+"""wids: indexed random access to datasets stored as tar shards, and exact distributed epochs.
+
+The names in ``__all__`` are the promise; everything else may change. Each is loaded when it is
+first used, so that ``import wids`` is instant and only the samplers import torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from wids.dataset import ShardListDataset
+    from wids.errors import (
+        DecodeError,
+        FetchError,
+        MismatchError,
+        NotFoundError,
+        SampleError,
+        ShardFormatError,
+        SpecError,
+        StateError,
+        TransformError,
+        WidsError,
+    )
+    from wids.samplers import (
+        ChunkedSampler,
+        DistributedChunkedSampler,
+        ShardedSampler,
+        ShardListSampler,
+    )
+    from wids.shard import Shard
+    from wids.spec import DatasetSpec, ShardSpec, load_spec
+    from wids.writer import TarWriter
+
+__all__ = [
+    "ChunkedSampler",
+    "DatasetSpec",
+    "DecodeError",
+    "DistributedChunkedSampler",
+    "FetchError",
+    "MismatchError",
+    "NotFoundError",
+    "SampleError",
+    "Shard",
+    "ShardFormatError",
+    "ShardListDataset",
+    "ShardListSampler",
+    "ShardSpec",
+    "ShardedSampler",
+    "SpecError",
+    "StateError",
+    "TarWriter",
+    "TransformError",
+    "WidsError",
+    "load_spec",
+]
+
+_ROOMS = {
+    "dataset": ("ShardListDataset",),
+    "samplers": (
+        "ChunkedSampler",
+        "DistributedChunkedSampler",
+        "ShardListSampler",
+        "ShardedSampler",
+    ),
+    "shard": ("Shard",),
+    "spec": ("DatasetSpec", "ShardSpec", "load_spec"),
+    "writer": ("TarWriter",),
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("wids")
+    if name not in __all__:
+        raise AttributeError(f"module 'wids' has no attribute {name!r}")
+    value = getattr(import_module(f"wids.{_ROOM_OF.get(name, 'errors')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__, "__version__"])

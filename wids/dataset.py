@@ -1,0 +1,411 @@
+"""`ShardListDataset`: the one place where spec, pool, decoding and indices meet.
+
+It holds almost no logic of its own: an index becomes a shard and a local index by a binary search,
+the pool gives the shard, the shard gives the raw sample, and the transformations do the rest.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Sequence
+from copy import copy
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from wids import spec, urls
+from wids.decode import Decoder
+from wids.errors import FetchError, MismatchError, SampleError, TransformError, WidsError
+from wids.keys import KeySplit
+from wids.pool import ShardPool, default_size
+from wids.shard import Raw, Shard, check_raw
+
+Sample: TypeAlias = dict[str, Any]
+Transformation: TypeAlias = Callable[[Any], Any]
+OnError: TypeAlias = Callable[[WidsError], Any]
+IntArray = npt.NDArray[np.int64]
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
+    _Dataset = Dataset[Any]
+else:
+    # DataLoader asks for __len__ and __getitem__ only, and browsing should not import torch.
+    _Dataset = object
+
+
+class ShardListDataset(_Dataset):
+    """Samples by index, from tar shards.
+
+    A sample is a dict: the fields under their names with the leading dot (``".jpg"``,
+    ``".seg.png"``), then ``__key__``, ``__index__``, ``__shard__`` (path or URL),
+    ``__shardindex__`` (position in the shard) and ``__dataset__``.
+
+    ``dataset[i]`` reads one sample; ``i`` may be negative. A slice, a list of indices or a boolean
+    mask gives a *view*: a dataset that shares everything with this one and reads nothing.
+
+    Safe to read from any number of threads, and can be pickled and forked at any time. ``close``
+    (or leaving a ``with`` block) lets go of the open shards; a later read opens them again.
+
+    Args:
+        shards: Path, URL, ``Path`` or open file of a JSON spec; one ``.tar``; a brace pattern; a
+            list of paths, of ``(path, count)`` pairs or of dicts. Shards without a count are
+            indexed here, once, to know the length.
+        base: Folder or URL that relative references start from, instead of the spec's.
+        lru_size: Most shards to keep open; None for 256 or a quarter of the process's file
+            descriptors, whichever is less.
+        transformations: ``"PIL"``, ``"numpy"`` or ``"torch"`` to decode fields by extension, with
+            pictures as those; or a list of callables, each from a sample to a sample; ``[]`` or
+            None to leave every field undecoded.
+        raw: What an undecoded field is: ``"stream"`` (``io.BytesIO``), ``"bytes"``, or ``"view"``
+            (``memoryview`` without a copy).
+        fields: The only fields to read, with their leading dots; None for all.
+        key_split: Where member names are split into key and field, at the ``"first"`` or the
+            ``"last"`` dot; None for what the spec says, or else the first.
+        on_error: Called with the error of a sample that cannot be produced; what it returns stands
+            in for the sample. None raises the error.
+        dataset_name: The ``__dataset__`` of samples, instead of the spec's name.
+        allow_pipe: Whether a spec may name ``pipe:`` commands.
+        progress: Whether to show a progress bar while shards are counted; None for a terminal only.
+
+    Attributes:
+        spec: The resolved spec.
+        transformations: The callables that a sample passes through; may be assigned.
+
+    Raises:
+        SpecError: ``shards`` is malformed.
+        FetchError: A document, or a shard that has to be counted, cannot be read.
+        ShardFormatError: A shard that has to be counted is not a complete, plain tar.
+    """
+
+    def __init__(
+        self,
+        shards: spec.Shards,
+        *,
+        base: str | os.PathLike[str] | None = None,
+        lru_size: int | None = None,
+        transformations: Literal["PIL", "numpy", "torch"] | Sequence[Transformation] | None = "PIL",
+        raw: Raw = "stream",
+        fields: Collection[str] | None = None,
+        key_split: KeySplit | None = None,
+        on_error: OnError | None = None,
+        dataset_name: str | None = None,
+        allow_pipe: bool = False,
+        progress: bool | None = None,
+    ) -> None:
+        check_raw(raw)
+        if isinstance(fields, str):
+            raise TypeError(f"fields: expected a list of fields, found the text {fields!r}")
+        if lru_size is not None and lru_size < 1:
+            raise ValueError(f"lru_size: expected at least 1, found {lru_size}")
+        self.spec = spec.load_spec(shards, base=base, allow_pipe=allow_pipe)
+        self.raw = raw
+        self.fields = None if fields is None else frozenset(fields)
+        self.on_error = on_error
+        self.dataset_name = self.spec.name if dataset_name is None else dataset_name
+        self.transformations = _transformations(transformations)
+        opener = _Opener(self.spec.shards, key_split)
+        self._pool = ShardPool(opener, lru_size or default_size())
+        counts = [shard.num_samples for shard in self.spec.shards]
+        missing = [number for number, count in enumerate(counts) if count is None]
+        for number in tqdm(
+            missing,
+            desc="counting samples",
+            unit="shard",
+            delay=2,
+            leave=False,
+            # None leaves it to tqdm: silence where nobody looks at a terminal.
+            disable=None if progress is None else not progress,
+        ):
+            counts[number] = len(self._pool.get(number))
+        self._ends: IntArray = np.cumsum(np.array(counts, np.int64))
+        self._end_view = self._ends.data
+        self._positions: range | IntArray = range(int(self._ends[-1]))
+
+    # A sequence of samples.
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice | Sequence[int] | npt.NDArray[Any]) -> ShardListDataset: ...
+    def __getitem__(self, index: Any) -> Any:
+        if type(index) is not int:
+            try:
+                index = operator.index(index)
+            except TypeError:
+                return self._view(self._select(index))
+        if not 0 <= index < len(self._positions):
+            index = self._wrapped(index)
+        position = int(self._positions[index])
+        number = bisect_right(self._end_view, position)
+        return self._sample(position, number)
+
+    def __getitems__(self, indices: Sequence[int] | npt.NDArray[Any]) -> list[Any]:
+        """Read a batch: exactly ``[dataset[i] for i in indices]``, each shard opened once.
+
+        torch's DataLoader calls this where it would otherwise call ``dataset[i]`` for each index.
+        """
+        positions = np.asarray(self._select(np.asarray(indices)))
+        numbers = np.searchsorted(self._ends, positions, side="right")
+        samples: list[Any] = [None] * len(positions)
+        # In the order of the files: shard by shard, and forwards in each.
+        for at in np.argsort(positions, kind="stable").tolist():
+            samples[at] = self._sample(int(positions[at]), int(numbers[at]))
+        return samples
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(len(self)):
+            yield self[index]
+
+    def get_by_key(self, key: str, shard: int | str | None = None) -> Any:
+        """Read the first sample with a key.
+
+        Args:
+            key: The key, as samples have it under ``__key__``.
+            shard: Number or URL of the only shard to search; None for all, in order.
+
+        Raises:
+            KeyError: There is none.
+        """
+        for number in range(len(self.spec.shards)) if shard is None else [self._number(shard)]:
+            local_index = self._pool.get(number).find(key)
+            if local_index >= 0:
+                position = self._start(number) + local_index
+                if _contains(self._positions, position):
+                    return self._sample(position, number)
+        where = self.spec.shards[self._number(shard)].url if shard is not None else repr(self)
+        raise KeyError(f"{where}: no sample has the key {key!r}")
+
+    # What users of the old library touch.
+
+    @property
+    def lengths(self) -> list[int]:
+        """Samples in each shard; for a view that is no contiguous slice, ``[len(view)]``."""
+        if not isinstance(self._positions, range) or self._positions.step != 1:
+            return [len(self)]
+        start = self._positions.start
+        inside = np.clip(self._ends, start, start + len(self))
+        return np.diff(inside, prepend=start).tolist()  # type: ignore[no-any-return]
+
+    @property
+    def total_length(self) -> int:
+        """The number of samples, as ``len`` gives it."""
+        return len(self)
+
+    @property
+    def shards(self) -> list[dict[str, Any]]:
+        """The shards as they stand in a JSON document, with absolute URLs."""
+        return [shard.entry() for shard in self.spec.shards]
+
+    def get_shard(self, index: int) -> tuple[Shard, int, dict[str, Any]]:
+        """Give the open shard of a sample, the sample's index in it, and the shard's JSON entry."""
+        position = int(self._positions[self._wrapped(operator.index(index))])
+        number = bisect_right(self._end_view, position)
+        shard = self._pool.get(number)
+        return shard, position - self._start(number), self.spec.shards[number].entry()
+
+    def get_stats(self) -> tuple[int, int]:
+        """Give how often a shard was asked for, and how often it had to be opened."""
+        return self._pool.num_accesses, self._pool.num_misses
+
+    def add_transform(self, transformation: Transformation) -> ShardListDataset:
+        """Append a transformation and return the dataset."""
+        self.transformations.append(transformation)
+        return self
+
+    def close(self) -> None:
+        """Let go of all open shards, also for the views of this dataset."""
+        self._pool.close()
+
+    def __enter__(self) -> ShardListDataset:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        name = f" {self.dataset_name!r}" if self.dataset_name else ""
+        return f"<ShardListDataset{name}: {len(self)} samples, {len(self.spec.shards)} shards>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_end_view": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._end_view = self._ends.data
+
+    # The way of one sample.
+
+    def _sample(self, position: int, number: int) -> Any:
+        shard = self.spec.shards[number]
+        local_index = position - self._start(number)
+        try:
+            sample: Any = self._pool.get(number).read(local_index, self.fields, self.raw)
+        except WidsError as error:  # about the shard, which it names
+            if self.on_error is None:
+                raise
+            return self.on_error(error)
+        key = sample["__key__"]
+        sample["__index__"] = position
+        sample["__shard__"] = shard.url
+        sample["__shardindex__"] = local_index
+        sample["__dataset__"] = shard.dataset or self.dataset_name
+        try:
+            for transform in self.transformations:
+                sample = transform(sample)
+        except Exception as error:
+            located = _located(error, shard.url, key, position)
+            if self.on_error is None:
+                raise located from error
+            located.__cause__ = error
+            return self.on_error(located)
+        return sample
+
+    def _start(self, number: int) -> int:
+        return self._end_view[number - 1] if number else 0
+
+    # Which samples are meant.
+
+    def _wrapped(self, index: int) -> int:
+        """Count a negative index from the end; refuse what is out of range."""
+        length = len(self)
+        if -length <= index < 0:
+            return index + length
+        if 0 <= index < length:
+            return index
+        raise IndexError(f"index {index} is out of range for a dataset of {length} samples")
+
+    def _select(self, indices: Any) -> range | IntArray:
+        """Give the positions in the full dataset that a slice, a mask or indices mean."""
+        if isinstance(indices, slice):
+            return self._positions[indices]
+        try:
+            array = np.asarray(indices)
+        except (ValueError, TypeError, RuntimeError):
+            array = np.empty(0, object)
+        length = len(self)
+        if array.dtype == bool and array.shape == (length,):
+            array = np.flatnonzero(array)
+        if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size) or array.dtype == bool:
+            raise TypeError(
+                f"expected an index, a slice, a list of indices or a mask of {length} booleans, "
+                f"found {type(indices).__name__} {indices!r:.80}"
+            )
+        array = array.astype(np.int64)
+        outside = (array < -length) | (array >= length)
+        if outside.any():
+            self._wrapped(int(array[outside.argmax()]))
+        array = np.where(array < 0, array + length, array)
+        if isinstance(self._positions, range):
+            return array * self._positions.step + self._positions.start
+        selected: IntArray = self._positions[array]
+        return selected
+
+    def _view(self, positions: range | IntArray) -> ShardListDataset:
+        view = copy(self)
+        view._positions = positions  # noqa: SLF001 - another of this class
+        view.transformations = list(self.transformations)
+        return view
+
+    def _number(self, shard: int | str) -> int:
+        """Give the number of a shard that is named by number or URL."""
+        if not isinstance(shard, str):
+            if 0 <= shard < len(self.spec.shards):
+                return shard
+            raise IndexError(f"shard {shard} is out of range for {self!r}")
+        for number, known in enumerate(self.spec.shards):
+            if known.url == shard:
+                return number
+        raise KeyError(f"{urls.redact(shard)}: no such shard in {self!r}")
+
+
+class _Opener:
+    """Opens shards by number and holds them against what the spec says of them."""
+
+    def __init__(self, shards: tuple[spec.ShardSpec, ...], key_split: KeySplit | None) -> None:
+        self.shards = shards
+        self.key_split = key_split
+
+    def __call__(self, number: int) -> Shard:
+        about = self.shards[number]
+        if not urls.is_local(about.url):
+            raise FetchError(
+                f"{urls.redact(about.url)}: expected a local shard, found a URL; this version "
+                "reads remote specs but not remote shards, so download it and pass `base`"
+            )
+        key_split = self.key_split or about.key_split or "first"
+        shard = Shard(urls.local_path(about.url), key_split=key_split)
+        if about.num_samples is not None and len(shard) != about.num_samples:
+            found = len(shard)
+            shard.close()
+            raise MismatchError(_count_message(about, shard, found, key_split))
+        return shard
+
+
+def _count_message(about: spec.ShardSpec, shard: Shard, found: int, key_split: KeySplit) -> str:
+    other: KeySplit = "last" if key_split == "first" else "first"
+    message = f"{about.url}: the spec says {about.num_samples} samples, the shard has {found}"
+    if about.num_samples == shard.index.num_files:
+        return (
+            f"{message}, and {about.num_samples} is its number of members: the spec counts files; "
+            "count samples, or leave nsamples out to have them counted here"
+        )
+    with Shard(shard.path, key_split=other) as split_otherwise:
+        if len(split_otherwise) == about.num_samples:
+            return (
+                f"{message}, but {about.num_samples} when names are split at their {other} dot; "
+                f'pass key_split="{other}"'
+            )
+    return f"{message}; correct the spec, or fetch or write the shard again"
+
+
+def _transformations(given: Any) -> list[Transformation]:
+    if given is None:
+        return []
+    if isinstance(given, str):
+        try:
+            return [Decoder(given)]  # type: ignore[arg-type]
+        except ValueError:
+            raise ValueError(
+                f'transformations: expected "PIL", "numpy", "torch", a list of callables or None, '
+                f"found {given!r}"
+            ) from None
+    transformations = [given] if callable(given) else list(given)
+    for transformation in transformations:
+        if not callable(transformation):
+            raise TypeError(f"transformations: expected callables, found {transformation!r:.80}")
+    return transformations
+
+
+def _contains(positions: range | IntArray, position: int) -> bool:
+    if isinstance(positions, range):
+        return position in positions
+    return bool((positions == position).any())
+
+
+def _located(error: Exception, shard: str, key: str, index: int) -> SampleError:
+    """Give the error of a sample with its shard, key and index, in attributes and text."""
+    where = f'{urls.redact(shard)}: sample "{key}" (index {index})'
+    if isinstance(error, SampleError):
+        return type(error)(
+            f"{where}: {error}", shard=shard, key=key, field=error.field, index=index
+        )
+    return TransformError(
+        f"{where}: a transformation raised {type(error).__name__}: {error}",
+        shard=shard,
+        key=key,
+        index=index,
+    )

@@ -1,0 +1,199 @@
+"""A small dataset made on the spot, and one exact epoch over it in two processes.
+
+The dataset is written, described and read by the library's own rooms, and the report is computed
+from the ``__index__`` values that came out of the DataLoaders, so a sampler that is wrong shows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final
+
+from wids.dataset import ShardListDataset
+from wids.spec import DatasetSpec, ShardSpec
+from wids.writer import TarWriter
+
+NUM_SHARDS: Final = 4
+SAMPLES_PER_SHARD: Final = 250
+NUM_REPLICAS: Final = 2
+BATCH_SIZE: Final = 25
+PICTURE_SIZE: Final = 64  # pixels, both ways
+DEFAULT_SAMPLER: Final = "wids:DistributedChunkedSampler"
+_TIMEOUT_S: Final = 300
+
+_COLORS: Final = ("red", "green", "blue", "orange", "purple")
+_SHAPES: Final = ("circle", "square", "triangle", "cross")
+
+
+def write_dataset(folder: str) -> str:
+    """Write the demo's shards and their spec into a folder; give the path of the spec."""
+    os.makedirs(folder, exist_ok=True)
+    shards = []
+    for shard in range(NUM_SHARDS):
+        path = os.path.join(os.path.abspath(folder), f"shapes-{shard:06d}.tar")
+        with TarWriter(path) as writer:
+            for number in range(shard * SAMPLES_PER_SHARD, (shard + 1) * SAMPLES_PER_SHARD):
+                writer.write(_sample(number))
+        shards.append(ShardSpec(path, writer.num_samples, writer.nbytes))
+    spec_path = os.path.join(folder, "shapes.json")
+    DatasetSpec(tuple(shards), name="shapes").save(spec_path)
+    return spec_path
+
+
+def _sample(number: int) -> dict[str, Any]:
+    color = _COLORS[number % len(_COLORS)]
+    label = number // len(_COLORS) % len(_SHAPES)
+    return {
+        "__key__": f"{number:06d}",
+        ".jpg": _picture(color, _SHAPES[label], 8 + number % 17),
+        ".txt": f"a {color} {_SHAPES[label]}",
+        ".cls": label,
+    }
+
+
+def _picture(color: str, shape: str, margin: int) -> Any:
+    from PIL import Image, ImageDraw
+
+    image = Image.new("RGB", (PICTURE_SIZE, PICTURE_SIZE), "white")
+    draw = ImageDraw.Draw(image)
+    low, high, middle = margin, PICTURE_SIZE - margin, PICTURE_SIZE // 2
+    if shape == "circle":
+        draw.ellipse((low, low, high, high), fill=color)
+    elif shape == "square":
+        draw.rectangle((low, low, high, high), fill=color)
+    elif shape == "triangle":
+        draw.polygon([(middle, low), (high, high), (low, high)], fill=color)
+    else:
+        draw.line((low, low, high, high), fill=color, width=8)
+        draw.line((low, high, high, low), fill=color, width=8)
+    return image
+
+
+def describe_sample(spec_path: str, index: int) -> str:
+    """Give one sample as text, a line for each field."""
+    with ShardListDataset(spec_path) as dataset:
+        sample = dataset[index]
+        lines = [f"dataset[{index}] of {len(dataset)}:"]
+    return "\n".join([*lines, *(f"  {name:14} {value!s:.90}" for name, value in sample.items())])
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """What came out of the DataLoaders of one epoch.
+
+    Attributes:
+        num_samples: Samples in the dataset.
+        batches: For each rank, for each batch, the ``__index__`` of every sample in it.
+    """
+
+    num_samples: int
+    batches: list[list[list[int]]]
+
+    @property
+    def times_seen(self) -> Counter[int]:
+        """How often each index came out, on all ranks together."""
+        return Counter(index for rank in self.batches for batch in rank for index in batch)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every sample came out exactly once."""
+        return self.times_seen == Counter(range(self.num_samples))
+
+    @property
+    def is_even(self) -> bool:
+        """Whether every rank had the same number of batches."""
+        return len({len(rank) for rank in self.batches}) == 1
+
+    def table(self) -> str:
+        """Give the report as a short table."""
+        lines = ["rank  batches  samples  different samples"]
+        for number, rank in enumerate(self.batches):
+            indices = [index for batch in rank for index in batch]
+            lines.append(f"{number:4}  {len(rank):7}  {len(indices):7}  {len(set(indices)):17}")
+        seen = self.times_seen
+        missing = sum(seen[index] == 0 for index in range(self.num_samples))
+        repeated = sum(count > 1 for count in seen.values())
+        lines += [
+            "",
+            (
+                f"{_mark(self.is_complete)} each of the {self.num_samples} samples exactly once "
+                f"({missing} missing, {repeated} repeated)"
+            ),
+            f"{_mark(self.is_even)} the same number of batches on every rank",
+        ]
+        return "\n".join(lines)
+
+
+def _mark(is_good: bool) -> str:
+    return "yes:" if is_good else "NO: "
+
+
+def run_epoch(spec_path: str, sampler: str = DEFAULT_SAMPLER) -> EpochReport:
+    """Run one epoch over a spec, in two processes that ``torchrun`` starts.
+
+    Args:
+        spec_path: The JSON spec.
+        sampler: ``MODULE:NAME`` of what makes a rank's sampler from the dataset.
+
+    Raises:
+        RuntimeError: The processes failed; the message has their last words.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        report_path = os.path.join(folder, "epoch.json")
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--local-addr", "127.0.0.1", "--nproc-per-node", str(NUM_REPLICAS)),
+            *("-m", "wids.demo", os.path.abspath(spec_path), sampler, report_path),
+        ]
+        # One thread each, as torchrun would choose; said here, it need not say so.
+        environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        result = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_TIMEOUT_S,
+        )
+        if result.returncode:
+            raise RuntimeError(f"the epoch's processes failed:\n{result.stderr[-4000:]}")
+        with open(report_path, encoding="utf-8") as file:
+            report = json.load(file)
+    return EpochReport(report["num_samples"], report["batches"])
+
+
+def _run_rank(spec_path: str, sampler: str, report_path: str) -> None:
+    """Read one rank's share of the epoch; rank 0 writes down what all ranks saw."""
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader
+
+    module, _, name = sampler.partition(":")
+    dist.init_process_group("gloo")
+    try:
+        dataset = ShardListDataset(spec_path, transformations="torch")
+        loader = DataLoader(
+            dataset,
+            batch_size=BATCH_SIZE,
+            sampler=getattr(import_module(module), name)(dataset),
+            num_workers=2,
+        )
+        batches = [batch["__index__"].tolist() for batch in loader]
+        is_first = dist.get_rank() == 0
+        gathered: list[Any] | None = [None] * dist.get_world_size() if is_first else None
+        dist.gather_object(batches, gathered)
+        if is_first:
+            with open(report_path, "w", encoding="utf-8") as file:
+                json.dump({"num_samples": len(dataset), "batches": gathered}, file)
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _run_rank(*sys.argv[1:])

@@ -1,0 +1,249 @@
+"""Index orders as pure functions of (lengths, settings, seed, epoch, position).
+
+The epoch is cut into *runs*; a rank takes one run, or interleaves several. A run is a sequence of
+chunks, and a chunk is a range of indices that follows the shards. Chunks are shuffled among each
+other and indices inside their chunk, each chunk by a generator of its own, so that any position can
+be computed without what comes before it: memory and the time to any position are O(number of chunks
++ chunk size). This room knows numbers only: no files, no torch, no state. The algorithm is written
+down in specs/sampler-order.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+Ending = Literal["pad", "drop", "uneven"]
+
+_CHUNK_ORDER: Final = 0
+_IN_CHUNK: Final = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Settings:
+    """What an order depends on, apart from seed, epoch, rank and position.
+
+    Attributes:
+        lengths: Samples in each shard, shape ``(num_shards,)``; or the whole range as one number.
+        start: First index of the epoch.
+        stop: Index after the last one.
+        chunksize: Most indices in a chunk; None for one chunk a shard.
+        shuffle: Whether anything is shuffled.
+        shufflefirst: Whether the order of chunks is shuffled in epoch 0 too.
+        num_runs: How many runs the epoch is cut into.
+        redeal: Whether runs are slices of the epoch's shuffled chunks, instead of slices of the
+            dataset that stay the same in every epoch.
+        ending: How runs become equally long: ``"pad"`` repeats at most one index each, ``"drop"``
+            leaves at most one out, ``"uneven"`` does neither.
+    """
+
+    lengths: IntArray
+    start: int
+    stop: int
+    chunksize: int | None
+    shuffle: bool = True
+    shufflefirst: bool = True
+    num_runs: int = 1
+    redeal: bool = False
+    ending: Ending = "pad"
+
+    @property
+    def num_indices(self) -> int:
+        """Indices in the epoch, before padding or dropping."""
+        return self.stop - self.start
+
+
+def rank_length(settings: Settings, rank: int, num_replicas: int) -> int:
+    """Give how many indices a rank yields in an epoch."""
+    return sum(_run_length(settings, run) for run in _runs_of(settings, rank, num_replicas))
+
+
+def rank_blocks(
+    settings: Settings, seed: int, epoch: int, rank: int, num_replicas: int, position: int = 0
+) -> Iterator[IntArray]:
+    """Give a rank's indices from a position on, in arrays of about a chunk each.
+
+    A rank takes ``num_runs / num_replicas`` neighbouring runs, one index of each in turn.
+    """
+    runs = _runs_of(settings, rank, num_replicas)
+    round_, turn = divmod(position, len(runs))
+    blocks = [run_blocks(settings, seed, epoch, run, round_) for run in runs]
+    for block in blocks[0] if len(blocks) == 1 else _interleaved(blocks):
+        if turn:  # the first block has at least one whole round, of which a part is done
+            yield block[turn:]
+            turn = 0
+        else:
+            yield block
+
+
+def run_blocks(
+    settings: Settings, seed: int, epoch: int, run: int, position: int = 0
+) -> Iterator[IntArray]:
+    """Give the indices of one run from a position on, chunk by chunk."""
+    start, stop = _run_bounds(settings, run)
+    natural, length = stop - start, _run_length(settings, run)
+    chunks, offset = _chunks_of(settings, seed, epoch, run)
+    if position < min(natural, length):
+        yield from chunks.blocks(offset + position, offset + min(natural, length))
+    if position < length and natural < length:
+        if natural == 0:
+            # Fewer indices than runs: borrow the first index of the nearest run that has one.
+            chunks, offset = _chunks_of(settings, seed, epoch, _nearest_run(settings, run))
+        yield next(chunks.blocks(offset, offset + 1))
+
+
+def chunk_edges(lengths: IntArray, start: int, stop: int, chunksize: int | None) -> IntArray:
+    """Cut a range of indices into chunks that follow the shards.
+
+    A shard (the part of it in the range) that is longer than a chunk is cut into the fewest pieces
+    possible, whose lengths differ by one at most; neighbouring shorter ones are joined while they
+    fit into one chunk.
+
+    Returns:
+        Ascending edges, shape ``(num_chunks + 1,)``: chunk ``c`` is ``edges[c]:edges[c + 1]``.
+    """
+    ends = np.cumsum(lengths)
+    inside = ends[(ends > start) & (ends < stop)]
+    edges = np.unique(np.concatenate(([start], inside, [stop]))).astype(np.int64)
+    if chunksize is None or len(edges) < 2:
+        return edges
+    shard_lengths = np.diff(edges)
+    num_pieces = -(-shard_lengths // chunksize)
+    # Piece k of n is length * k // n to length * (k + 1) // n of its shard.
+    shard = np.repeat(np.arange(len(shard_lengths)), num_pieces)
+    k = np.arange(len(shard)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
+    starts = edges[shard] + shard_lengths[shard] * k // num_pieces[shard]
+    return _joined(np.append(starts, stop), num_pieces[shard] == 1, chunksize)
+
+
+def permutation(length: int, seed: int, *key: int) -> IntArray:
+    """Give a permutation of ``0..length-1`` that depends on seed and key alone.
+
+    Random 64-bit words of PCG64, with the position in their low bits, are sorted: they are
+    distinct, so every machine and every numpy sorts them alike. (numpy promises the streams of its
+    bit generators for ever, but not the results of its ``shuffle``.)
+    """
+    words = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)).random_raw(length)
+    low = np.uint64((1 << max(length - 1, 0).bit_length()) - 1)
+    words = (words & ~low) | np.arange(length, dtype=np.uint64)
+    words.sort()
+    order: IntArray = (words & low).astype(np.int64)
+    return order
+
+
+@dataclass(frozen=True, eq=False)
+class _Chunks:
+    """A sequence of chunks in the order in which they are read.
+
+    Attributes:
+        starts: Each chunk's first index.
+        ends: Where each chunk ends in the sequence: cumulative lengths.
+        numbers: Each chunk's number in the order of the dataset; names its generator.
+        seed: Seed of the order.
+        key: What its generators have in common: epoch and run.
+        shuffle: Whether indices are shuffled in their chunk.
+    """
+
+    starts: IntArray
+    ends: IntArray
+    numbers: IntArray
+    seed: int
+    key: tuple[int, int]
+    shuffle: bool
+
+    def blocks(self, start: int, stop: int) -> Iterator[IntArray]:
+        """Give the indices at positions ``start`` to ``stop`` of the sequence, chunk by chunk."""
+        epoch, run = self.key
+        at = int(np.searchsorted(self.ends, start, side="right"))
+        while start < stop:
+            chunk_stop = int(self.ends[at])
+            chunk_start = int(self.ends[at - 1]) if at else 0
+            length = chunk_stop - chunk_start
+            if self.shuffle:
+                key = (epoch, _IN_CHUNK, run, int(self.numbers[at]))
+                indices = self.starts[at] + permutation(length, self.seed, *key)
+            else:
+                indices = self.starts[at] + np.arange(length)
+            yield indices[start - chunk_start : stop - chunk_start]
+            start, at = chunk_stop, at + 1
+
+
+def _chunks_of(settings: Settings, seed: int, epoch: int, run: int) -> tuple[_Chunks, int]:
+    """Give the chunks that a run is made of, and its first position in their sequence."""
+    start, stop = _run_bounds(settings, run)
+    offset = 0
+    if settings.redeal:
+        offset, run = start - settings.start, 0
+        start, stop = settings.start, settings.stop
+    edges = chunk_edges(settings.lengths, start, stop, settings.chunksize)
+    numbers = np.arange(len(edges) - 1)
+    if settings.shuffle and (settings.shufflefirst or epoch > 0):
+        numbers = permutation(len(numbers), seed, epoch, _CHUNK_ORDER, run, 0)
+    ends = np.cumsum(np.diff(edges)[numbers])
+    chunks = _Chunks(edges[:-1][numbers], ends, numbers, seed, (epoch, run), settings.shuffle)
+    return chunks, offset
+
+
+def _runs_of(settings: Settings, rank: int, num_replicas: int) -> range:
+    per_rank = settings.num_runs // num_replicas
+    return range(rank * per_rank, (rank + 1) * per_rank)
+
+
+def _run_bounds(settings: Settings, run: int) -> tuple[int, int]:
+    n, num_runs = settings.num_indices, settings.num_runs
+    return settings.start + n * run // num_runs, settings.start + n * (run + 1) // num_runs
+
+
+def _run_length(settings: Settings, run: int) -> int:
+    """Give how many indices a run yields: all of its own, or the common length of all runs."""
+    if settings.ending == "pad":
+        return -(-settings.num_indices // settings.num_runs)
+    if settings.ending == "drop":
+        return settings.num_indices // settings.num_runs
+    start, stop = _run_bounds(settings, run)
+    return stop - start
+
+
+def _nearest_run(settings: Settings, run: int) -> int:
+    """Give the run next to an empty one that has an index; the later one of two as near."""
+    n, num_runs = settings.num_indices, settings.num_runs
+    here = n * run // num_runs  # an index in 0..n, between the two neighbours
+    # Index i is in the run c with n * c // num_runs <= i < n * (c + 1) // num_runs.
+    later = -(-(here + 1) * num_runs // n) - 1
+    earlier = -(-here * num_runs // n) - 1
+    return earlier if here and run - earlier < later - run else later
+
+
+def _interleaved(runs: list[Iterator[IntArray]]) -> Iterator[IntArray]:
+    """Take one index of each run in turn; runs differ in length by one at most."""
+    empty = np.empty(0, np.int64)
+    pending = [next(run, empty) for run in runs]
+    while True:
+        width = min(map(len, pending))
+        if not width:
+            break
+        yield np.stack([block[:width] for block in pending]).T.ravel()
+        pending = [
+            block[width:] if len(block) > width else next(run, empty)
+            for block, run in zip(pending, runs, strict=True)
+        ]
+    if any(map(len, pending)):
+        yield np.concatenate(pending)
+
+
+def _joined(edges: IntArray, is_whole: npt.NDArray[np.bool_], chunksize: int) -> IntArray:
+    """Join neighbouring whole shards, from the left, while they fit into one chunk."""
+    if not (is_whole[1:] & is_whole[:-1] & (edges[2:] - edges[:-2] <= chunksize)).any():
+        return edges
+    positions, whole = edges.tolist(), is_whole.tolist()
+    kept = [0]
+    for at in range(1, len(whole)):
+        first = kept[-1]
+        if not (whole[at] and whole[first] and positions[at + 1] - positions[first] <= chunksize):
+            kept.append(at)
+    return np.append(edges[kept], edges[-1])

@@ -1,0 +1,158 @@
+"""Split, join, shorten and brace-expand URLs: strings only.
+
+Nothing here opens, stats or fetches anything. A *URL* is what stands in a spec: a path of this
+machine, ``file:…``, ``scheme://…``, or ``pipe:COMMAND``. Everything that has neither ``://`` nor
+one of the two prefixes is a path, so that ``a:b.tar``, ``50%.tar`` and ``C#/0.tar`` are paths too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from urllib.parse import unquote, urlsplit
+
+from braceexpand import braceexpand
+
+from wids.errors import SpecError
+
+_PLAIN = re.compile(r"(?:\w[\w.-]*/)*\w[\w.-]*")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+
+
+def scheme(url: str) -> str:
+    """Give the scheme in lower case: ``""`` for a path, ``"file"``, ``"pipe"``, ``"https"``, …."""
+    for opaque in ("file", "pipe"):
+        if url[: len(opaque) + 1].lower() == opaque + ":":
+            return opaque
+    match = _SCHEME.match(url)
+    return match[1].lower() if match else ""
+
+
+def is_local(url: str) -> bool:
+    """Tell whether the URL names a file of this machine."""
+    return scheme(url) in ("", "file")
+
+
+def local_path(url: str) -> str:
+    """Give the path of a local URL: ``~`` expanded, ``file:`` taken off and percent-decoded."""
+    if scheme(url) != "file":
+        return os.path.expanduser(url)
+    rest = url[len("file:") :]
+    if rest.startswith("//"):
+        # file://host/path: the host is empty or localhost for every file of this machine.
+        rest = rest[2:].removeprefix("localhost")
+    return os.path.expanduser(unquote(rest))
+
+
+def path_of(url: str) -> str:
+    """Give the path part: without query for remote URLs, all of it for local ones."""
+    kind = scheme(url)
+    if kind == "pipe":
+        return ""
+    return local_path(url) if kind in ("", "file") else urlsplit(url).path
+
+
+def parent(url: str) -> str:
+    """Give the folder that relative references in the document at ``url`` start from.
+
+    The query stays: a signature that opens the document opens its neighbours too.
+    """
+    if is_local(url):
+        return os.path.dirname(local_path(url))
+    parts = urlsplit(url)
+    return parts._replace(path=parts.path.rpartition("/")[0] + "/", fragment="").geturl()
+
+
+def join(base: str, reference: str) -> str:
+    """Resolve a reference against a folder; see `joiner`."""
+    return joiner(base)(reference)
+
+
+def joiner(base: str) -> Callable[[str], str]:
+    """Give the function that resolves references against a folder.
+
+    Absolute references (another URL, ``pipe:``, an absolute path beside a local base) come back
+    unchanged. A reference without a query takes the query of a remote base. Local results are
+    absolute. One function for many references, since a dataset has up to 100,000 of them.
+    """
+    kind = scheme(base)
+    if kind == "pipe":
+        raise SpecError(f"{redact(base)}: expected a folder as base, found a pipe")
+    if kind in ("", "file"):
+        folder = os.path.abspath(local_path(base))
+
+        def from_local(reference: str) -> str:
+            if _PLAIN.fullmatch(reference):
+                return folder + os.sep + reference
+            if scheme(reference) not in ("", "file"):
+                return reference
+            return os.path.normpath(os.path.join(folder, local_path(reference)))
+
+        return from_local
+
+    stem, mark, query = base.partition("?")
+    cut = stem.find("/", len(kind) + len("://"))
+    origin, folder = (stem, "") if cut < 0 else (stem[:cut], stem[cut:].rstrip("/"))
+
+    def from_remote(reference: str) -> str:
+        if _PLAIN.fullmatch(reference):
+            return f"{origin}{folder}/{reference}{mark}{query}"
+        if scheme(reference):
+            return reference
+        if reference.startswith("//"):
+            return f"{kind}:{reference}"
+        path, own_mark, own_query = reference.partition("?")
+        path = path if path.startswith("/") else f"{folder}/{path}"
+        return origin + _without_dots(path) + (own_mark + own_query or mark + query)
+
+    return from_remote
+
+
+def _without_dots(path: str) -> str:
+    """Resolve ``.`` and ``..``; empty parts stay, since ``a//b`` is a name of its own on S3."""
+    parts: list[str] = []
+    for part in path.split("/"):
+        if part == "..":
+            del parts[max(1, len(parts) - 1) :]
+        elif part != ".":
+            parts.append(part)
+    return "/".join(parts)
+
+
+def is_within(path: str, folder: str) -> bool:
+    """Tell whether a local path lies in a local folder, as far as the two strings can say."""
+    path, folder = os.path.abspath(path), os.path.abspath(folder)
+    return path.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+def relative(url: str, folder: str) -> str:
+    """Give a local URL relative to a local folder where it lies in it, else unchanged."""
+    if is_local(url) and is_within(local_path(url), folder):
+        return os.path.relpath(local_path(url), folder)
+    return url
+
+
+def expand(pattern: str) -> list[str]:
+    """Expand ``{000..146}`` and ``{a,b}`` as a shell does; other braces stay as they are."""
+    try:
+        return list(braceexpand(pattern))
+    except ValueError as error:
+        raise SpecError(
+            f"{redact(pattern)}: the braces are not balanced; write {{000..146}} or {{a,b}}, "
+            "or pass the names as a list of dicts"
+        ) from error
+
+
+def redact(url: str) -> str:
+    """Give the URL for a message: without user, password, query or arguments of a command."""
+    kind = scheme(url)
+    if kind in ("", "file"):
+        return url
+    if kind == "pipe":
+        command = url[len("pipe:") :].strip()
+        word, space, _ = command.partition(" ")
+        return f"pipe:{word}{space and ' …'}"
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return f"{kind}://{host}{parts.path}{'?…' if parts.query else ''}"
