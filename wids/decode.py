@@ -39,7 +39,7 @@ class Decoder:
             of shape ``(height, width)`` for grey pictures and ``(height, width, channels)``
             otherwise, uint8 (uint16 for 16-bit grey); ``"torch"``, a tensor of shape
             ``(channels, height, width)`` of the same types. Arrays and tensors keep grey, RGB and
-            RGBA; palette, CMYK and the rest become RGB.
+            RGBA; palettes, CMYK and the rest become RGB, or RGBA where they are transparent.
     """
 
     def __init__(self, images: Images = "PIL") -> None:
@@ -101,7 +101,9 @@ def _pil(data: bytes) -> Any:
 
 def _numpy(data: bytes) -> Any:
     image = _pil(data)
-    return np.array(image if image.mode in _KEPT_MODES else image.convert("RGB"))
+    if image.mode not in _KEPT_MODES:
+        image = image.convert("RGBA" if image.has_transparency_data else "RGB")
+    return np.array(image)
 
 
 def _torch(data: bytes) -> Any:

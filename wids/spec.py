@@ -287,7 +287,7 @@ class _Loader:
                 f"{place.name}: expected wids_version {VERSION}, found {version!r:.80}; "
                 "a newer wids may read it"
             )
-        base = place.base if place.is_based else _base(document, place)
+        base = _base(document, place)
         name = _text(document, "name", place.name) or ""
         key_split = _key_split(document, place.name)
         join = self.guard(urls.joiner(base), place)
@@ -491,7 +491,7 @@ def _list(document: Mapping[str, Any], key: str, where: str) -> list[Any]:
 
 def _base(document: Mapping[str, Any], place: _Place) -> str:
     stated = _text(document, "base", place.name) or _text(document, "base_path", place.name)
-    if not stated:
+    if place.is_based or not stated:
         return place.base
     base = urls.join(place.base, stated)
     _check_local(urls.join(base, "x"), stated, place)

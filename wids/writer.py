@@ -64,9 +64,7 @@ class TarWriter:
         """
         key = sample.get("__key__")
         if not isinstance(key, str) or not key:
-            raise ValueError(
-                f'a sample: expected its key as text under "__key__", found {key!r:.80}'
-            )
+            raise ValueError(f'a sample: expected its key under "__key__", found {key!r:.80}')
         if key in self._keys:
             raise ValueError(
                 f"sample {key!r}: expected a new key, found one that was written before"
@@ -96,7 +94,8 @@ class TarWriter:
     def close(self) -> None:
         """Finish the tar and give the file its name."""
         self._tar.close()
-        self.nbytes = self._tar.offset
+        # tarfile fills up the last record, and does not count that.
+        self.nbytes = -(-self._tar.offset // tarfile.RECORDSIZE) * tarfile.RECORDSIZE
         self._stream.flush()
         if self._path is not None:
             os.fsync(self._stream.fileno())

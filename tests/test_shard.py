@@ -1,0 +1,121 @@
+"""One local tar as a sequence of raw samples."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import raises, sample_members, write_tar
+
+from wids import Shard
+from wids.errors import FetchError, NotFoundError, ShardFormatError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_tar(tmp_path / "a.tar", sample_members(0, 5))
+
+
+def test_sample_is_fields_then_key(path: Path) -> None:
+    """A raw sample has the stored bytes under the fields' names, in archive order, and its key."""
+    with Shard(path) as shard:
+        assert list(shard[2].items()) == [
+            (".txt", b"text 2"),
+            (".cls", b"2"),
+            ("__key__", "s00002"),
+        ]
+
+
+def test_shard_is_a_sequence(path: Path) -> None:
+    """Length, negative indices, iteration and ``IndexError`` are those of a list."""
+    with Shard(path) as shard:
+        assert len(shard) == 5
+        assert shard[-1] == shard[4]
+        assert [sample["__key__"] for sample in shard] == [f"s{i:05d}" for i in range(5)]
+        for index in (5, -6):
+            with raises(IndexError, f"a.tar: index {index} is out of range for 5 samples"):
+                shard[index]
+
+
+def test_forms_of_raw_bytes(path: Path) -> None:
+    """A field is bytes, a stream or a view, as asked, and other fields are not read."""
+    with Shard(path) as shard:
+        stream = shard.read(1, [".txt"], "stream")
+        view = shard.read(1, [".txt"], "view")[".txt"]
+        assert list(stream) == [".txt", "__key__"]
+        assert isinstance(stream[".txt"], io.BytesIO)
+        assert stream[".txt"].read() == b"text 1"
+        assert isinstance(view, memoryview)
+        assert view.readonly
+    assert bytes(view) == b"text 1", "a view outlives its shard"
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    """The error is a ``FileNotFoundError`` that names the path."""
+    with raises(NotFoundError, "gone.tar: no such file", "check the path"):
+        Shard(tmp_path / "gone.tar")
+    assert issubclass(NotFoundError, FileNotFoundError)
+
+
+def test_folder_and_empty_file_are_refused(tmp_path: Path) -> None:
+    """What is no file, or has no bytes, says so."""
+    (tmp_path / "empty.tar").touch()
+
+    with raises(FetchError, str(tmp_path), "Is a directory"):
+        Shard(tmp_path)
+    with raises(ShardFormatError, "empty.tar: expected a tar, found an empty file"):
+        Shard(tmp_path / "empty.tar")
+
+
+def test_file_cut_short_is_an_error_not_a_signal(path: Path) -> None:
+    """A shard that someone truncates while it is mapped raises; a plain read would kill."""
+    code = (
+        "import os, sys, wids\n"
+        "shard = wids.Shard(sys.argv[1])\n"
+        "os.truncate(sys.argv[1], 512)\n"
+        "shard.check()\n"
+    )
+
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
+    )
+
+    assert result.returncode == 1
+    assert "ShardFormatError" in result.stderr
+    assert "found 512; it was changed in place" in result.stderr
+
+
+def test_replaced_file_keeps_its_old_bytes(path: Path, tmp_path: Path) -> None:
+    """An open shard reads what it opened; opened again, it reads the new file."""
+    with Shard(path) as shard:
+        os.replace(write_tar(tmp_path / "b.tar", [("new.txt", b"new")]), path)
+
+        assert shard[0][".txt"] == b"text 0"
+    with Shard(path) as shard:
+        assert shard[0][".txt"] == b"new"
+
+
+def test_read_only_folder_is_left_alone(path: Path) -> None:
+    """Reading writes nothing, so a read-only folder will do."""
+    path.chmod(0o444)
+    path.parent.chmod(0o555)
+    try:
+        before = sorted(path.parent.rglob("*"))
+        with Shard(path) as shard:
+            assert shard[0][".cls"] == b"0"
+        assert sorted(path.parent.rglob("*")) == before
+    finally:
+        path.parent.chmod(0o755)
+
+
+def test_one_descriptor_for_an_open_shard(path: Path) -> None:
+    """A shard costs one file descriptor, and none when it is closed."""
+    before = len(os.listdir("/proc/self/fd"))
+    shard = Shard(path)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    shard.close()
+    assert len(os.listdir("/proc/self/fd")) == before
