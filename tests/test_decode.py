@@ -121,7 +121,7 @@ def test_corrupt_field_is_named(field: str, data: bytes, reason: str) -> None:
 
 
 def test_pickled_arrays_are_refused() -> None:
-    """An array of objects would execute code."""
+    """An array of objects would execute code (SEC-5)."""
     stream = io.BytesIO()
     np.save(stream, np.array([{}], object), allow_pickle=True)
 

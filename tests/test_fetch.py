@@ -22,7 +22,7 @@ def test_paths_and_urls_are_read(tmp_path: Path, server: Server) -> None:
 
 
 def test_http_errors_are_errors(server: Server) -> None:
-    """The page of a 404 or 500 is never taken for the document."""
+    """The page of a 404 or 500 is never taken for the document (SEC-4)."""
     with raises(NotFoundError, f"{server.url}/gone: nothing there (HTTP status 404)"):
         fetch.read(f"{server.url}/gone", 1000)
     with raises(FetchError, "/bad: expected HTTP status 200, found 403"):
@@ -30,7 +30,7 @@ def test_http_errors_are_errors(server: Server) -> None:
 
 
 def test_secrets_stay_out_of_messages(server: Server) -> None:
-    """Neither query nor password is in an error, for an answer or for none."""
+    """Neither query nor password is in an error, for an answer or for none (SEC-4)."""
     port = server.http.server_port
     for url in (f"http://me:pw@127.0.0.1:{port}/x?sig=abc", "http://127.0.0.1:1/x?sig=abc"):
         with pytest.raises(FetchError) as caught:

@@ -37,7 +37,7 @@ def samples_of(built: index.ShardIndex) -> Samples:
 
 
 def test_members_of_a_key_are_one_sample_wherever_they_stand() -> None:
-    """Interleaved keys give whole samples, in order of first appearance."""
+    """Interleaved keys give whole samples, in order of first appearance (KEY-3)."""
     built = index.build(tar_of([b"b.txt", b"a.txt", b"README", b"b.cls", b"a.cls"]))
 
     assert samples_of(built) == [
@@ -48,7 +48,10 @@ def test_members_of_a_key_are_one_sample_wherever_they_stand() -> None:
 
 
 def test_last_of_equal_names_counts() -> None:
-    """A member that appears twice replaces the earlier one, as tar's update does, and no other."""
+    """A member that appears twice replaces the earlier one, as tar's update does, and no other.
+
+    KEY-4.
+    """
     built = index.build(tar_of([b"a.txt", b"a.txt", b"b.txt", b"c.txt"]))
 
     assert samples_of(built) == [("a", [(".txt", 1)]), ("b", [(".txt", 2)]), ("c", [(".txt", 3)])]

@@ -36,7 +36,7 @@ TABLE = [
 def test_name_is_split_in_its_last_part(
     name: str, first: tuple[str, str] | None, last: tuple[str, str] | None
 ) -> None:
-    """The table of awkward names holds for both rules."""
+    """The table of awkward names holds for both rules (KEY-1, KEY-2)."""
     for expected, rule in ((first, "first"), (last, "last")):
         found = split_name(name.encode(), rule)  # type: ignore[arg-type]
         assert found == (expected and (expected[0].encode(), expected[1].encode()))

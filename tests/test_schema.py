@@ -60,7 +60,7 @@ def test_schema_accepts_what_the_demo_writes(tmp_path: Path) -> None:
     ],
 )
 def test_schema_and_loader_refuse_the_same(document: Any) -> None:
-    """Each named mistake is refused by both."""
+    """Each named mistake is refused by both (SPEC-3)."""
     assert not VALIDATOR.is_valid(document)
     with pytest.raises(ValueError, match="expected"):
         load_spec(document, base="/data")

@@ -72,7 +72,10 @@ def test_folder_and_empty_file_are_refused(tmp_path: Path) -> None:
 
 
 def test_file_cut_short_is_an_error_not_a_signal(path: Path) -> None:
-    """A shard that someone truncates while it is mapped raises; a plain read would kill."""
+    """A shard that someone truncates while it is mapped raises; a plain read would kill.
+
+    SEC-7.
+    """
     code = (
         "import os, sys, wids\n"
         "shard = wids.Shard(sys.argv[1])\n"
@@ -90,7 +93,7 @@ def test_file_cut_short_is_an_error_not_a_signal(path: Path) -> None:
 
 
 def test_replaced_file_keeps_its_old_bytes(path: Path, tmp_path: Path) -> None:
-    """An open shard reads what it opened; opened again, it reads the new file."""
+    """An open shard reads what it opened; opened again, it reads the new file (SEC-7)."""
     with Shard(path) as shard:
         os.replace(write_tar(tmp_path / "b.tar", [("new.txt", b"new")]), path)
 

@@ -39,7 +39,7 @@ def load(document: Any, at: str = "/data/d.json", **others: Any) -> DatasetSpec:
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden["name"])
 def test_form_in_the_wild_is_resolved(golden: dict[str, Any]) -> None:
-    """Every form that projects use gives these URLs, counts, sizes and names."""
+    """Every form that projects use gives these URLs, counts, sizes and names (SPEC-1, SPEC-6)."""
     spec = load(
         golden["document"], golden.get("at", "/data/d.json"), others=golden.get("others", {})
     )
@@ -49,7 +49,7 @@ def test_form_in_the_wild_is_resolved(golden: dict[str, Any]) -> None:
 
 
 def test_extras_are_kept_and_written_back() -> None:
-    """What wids does not read is still there when the spec is written again."""
+    """What wids does not read is still there when the spec is written again (SPEC-2)."""
     document = next(g["document"] for g in GOLDEN if g["name"] == "extras")
 
     spec = load(document)
@@ -60,7 +60,7 @@ def test_extras_are_kept_and_written_back() -> None:
 
 
 def test_every_form_of_shards_gives_the_same(tmp_path: Path, server: Server) -> None:
-    """Path, text, URL, file, parsed document, pattern, and lists of four kinds."""
+    """Path, text, URL, file, parsed document, pattern, and lists of four kinds (SPEC-14)."""
     names = [f"t-{i:06d}.tar" for i in range(3)]
     document = {"wids_version": 1, "shardlist": [{"url": n, "nsamples": 4} for n in names]}
     path = tmp_path / "t.json"
@@ -93,7 +93,10 @@ def test_every_form_of_shards_gives_the_same(tmp_path: Path, server: Server) -> 
 def test_relative_paths_start_from_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A caller's relative path is made absolute, so that a later chdir changes nothing."""
+    """A caller's relative path is made absolute, so that a later chdir changes nothing.
+
+    SPEC-10.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "d.json").write_text('{"shardlist": ["a.tar"]}')
 
@@ -102,7 +105,7 @@ def test_relative_paths_start_from_the_working_directory(
 
 
 def test_inputs_are_never_edited() -> None:
-    """The old library spoiled a document by resolving it twice."""
+    """The old library spoiled a document by resolving it twice (SPEC-4)."""
     document = {
         "base": "sub",
         "shardlist": [{"url": "a.tar", "nsamples": 1}],
@@ -118,7 +121,7 @@ def test_inputs_are_never_edited() -> None:
 
 
 def test_pipes_are_left_alone() -> None:
-    """A command is neither joined with a base nor normalised."""
+    """A command is neither joined with a base nor normalised (SPEC-9, SPEC-13, SEC-1)."""
     command = "pipe:curl -s https://h//x/../a.tar | cat"
     document = {"base": "/b", "shardlist": [{"url": command}]}
 
@@ -130,7 +133,7 @@ def test_pipes_are_left_alone() -> None:
 
 @pytest.mark.parametrize("shard", ["/etc/passwd.tar", "file:///etc/x.tar"])
 def test_remote_document_may_not_name_local_files(shard: str) -> None:
-    """A document from elsewhere says nothing about files of this machine."""
+    """A document from elsewhere says nothing about files of this machine (SPEC-12, SEC-2)."""
     at = "https://h/d.json"
     # On a server an absolute path is one of the server's.
     if shard.startswith("/"):
@@ -145,7 +148,7 @@ def test_remote_document_may_not_name_local_files(shard: str) -> None:
 
 
 def test_remote_document_with_a_local_mirror() -> None:
-    """A caller's base makes names local, but only inside it."""
+    """A caller's base makes names local, but only inside it (SPEC-6, SPEC-12)."""
     at = "https://h/d.json"
     nested = {"datasets": [{"base": "sub", "shardlist": ["a.tar"]}]}
 
@@ -157,7 +160,7 @@ def test_remote_document_with_a_local_mirror() -> None:
 
 
 def test_cycles_and_depth_are_limited() -> None:
-    """Documents that refer to one another end in an error that shows the way."""
+    """Documents that refer to one another end in an error that shows the way (SPEC-11, SEC-3)."""
     cycle = {
         "/data/d.json": {"datasets": [{"source_url": "e.json"}]},
         "/data/e.json": {"datasets": [{"source_url": "d.json"}]},
@@ -171,7 +174,7 @@ def test_cycles_and_depth_are_limited() -> None:
 
 
 def test_many_documents_are_limited() -> None:
-    """A document that names another ten thousand times over, and so on, ends too."""
+    """A document that names another ten thousand times over, and so on, ends too (SPEC-11)."""
     bomb = {
         f"/data/{i}.json": {"datasets": [{"source_url": f"{i + 1}.json"}] * 100} for i in range(5)
     }
@@ -219,7 +222,10 @@ BAD: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_malformed_document_is_refused(name: str) -> None:
-    """The error names the document, the place in it, what was expected and what was found."""
+    """The error names the document, the place in it, what was expected and what was found.
+
+    SPEC-3.
+    """
     document, message = BAD[name]
 
     with raises(SpecError, "/data/d.json", message):
@@ -251,7 +257,7 @@ def test_remote_errors_name_the_document(server: Server) -> None:
 
 
 def test_weight_is_kept_out_loud(caplog: pytest.LogCaptureFixture) -> None:
-    """A weight is not silently ignored."""
+    """A weight is not silently ignored (SPEC-5)."""
     with caplog.at_level(logging.WARNING, "wids"):
         load({"datasets": [{"weight": 0.5, "shardlist": ["a.tar"]}]})
 
@@ -259,7 +265,10 @@ def test_weight_is_kept_out_loud(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_saved_spec_loads_alike(tmp_path: Path) -> None:
-    """A spec that is written names shards of its folder by name, and loads as the same spec."""
+    """A spec that is written names shards of its folder by name, and loads as the same spec.
+
+    SPEC-15.
+    """
     (tmp_path / "sub").mkdir()
     spec = DatasetSpec(
         (
@@ -285,7 +294,7 @@ def test_saved_spec_loads_alike(tmp_path: Path) -> None:
 
 
 def test_failed_save_leaves_the_old_spec(tmp_path: Path) -> None:
-    """A spec that cannot be written leaves what was there, and no litter."""
+    """A spec that cannot be written leaves what was there, and no litter (SPEC-15)."""
     path = tmp_path / "d.json"
     path.write_text("old")
 

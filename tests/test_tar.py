@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def oracle(data: bytes) -> list[tuple[bytes, bytes]]:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_members_equal_tarfile(name: str) -> None:
-    """In all three formats, names and bytes are those that tarfile finds."""
+    """In all three formats, names and bytes are those that tarfile finds (TAR-1, TAR-2)."""
     members = AWKWARD + (LONG if name != "ustar" else [])
 
     data = build(members, FORMATS[name])
@@ -81,7 +82,7 @@ def test_members_equal_tarfile(name: str) -> None:
 
 
 def test_pax_header_for_each_member_is_read() -> None:
-    """Fractional times give each member a PAX header, as webdataset's writer does."""
+    """Fractional times give each member a PAX header, as webdataset's writer does (TAR-2)."""
     members = [(f"{i:05d}.txt", str(i).encode()) for i in range(5000)]
 
     data = build(members, tarfile.PAX_FORMAT, mtime=1.5)
@@ -96,7 +97,10 @@ def restamp(data: bytearray, start: int) -> None:
 
 
 def test_v7_archive_is_read() -> None:
-    """Headers without magic, with NUL as the type of files and a slash for folders."""
+    """Headers without magic, with NUL as the type of files and a slash for folders.
+
+    TAR-1, TAR-7.
+    """
     data = bytearray(build([("a.txt", b"one"), ("d.x/", b""), ("b.txt", b"two")], 0))
     for start in (0, 1024, 1536):
         data[start + 156] = 0
@@ -107,7 +111,10 @@ def test_v7_archive_is_read() -> None:
 
 
 def test_folders_links_and_devices() -> None:
-    """Hard links have the bytes of their target; folders, symlinks and devices are no members."""
+    """Hard links have the bytes of their target; folders, symlinks and devices are no members.
+
+    TAR-4, TAR-7.
+    """
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:
         for name, kind, link in [
@@ -133,7 +140,10 @@ def test_folders_links_and_devices() -> None:
 
 @pytest.mark.parametrize("name", ["ustar", "gnu", "posix", "oldgnu"])
 def test_what_gnu_tar_writes_is_read(name: str, tmp_path: Path) -> None:
-    """Archives of the ``tar`` command, in its formats, long and non-ASCII names included."""
+    """Archives of the ``tar`` command, in its formats, long and non-ASCII names included.
+
+    TAR-1.
+    """
     need(shutil.which("tar"), "no tar command on this machine")
     members = AWKWARD[:3] + AWKWARD[6:] + (LONG if name != "ustar" else [])
     for path, data in members:
@@ -149,7 +159,7 @@ def test_what_gnu_tar_writes_is_read(name: str, tmp_path: Path) -> None:
 
 
 def test_size_in_base_256_is_read() -> None:
-    """Binary sizes, as GNU tar writes them for members of 8 GiB and more."""
+    """Binary sizes, as GNU tar writes them for members of 8 GiB and more (TAR-3)."""
     data = bytearray(build([("a.txt", b"hello")], tarfile.GNU_FORMAT))
     data[124:136] = b"\x80" + (5).to_bytes(11, "big")
     restamp(data, 0)
@@ -158,7 +168,7 @@ def test_size_in_base_256_is_read() -> None:
 
 
 def test_concatenated_archives_are_one(caplog: pytest.LogCaptureFixture) -> None:
-    """What follows an end marker and is an archive is read on, with a line in the log."""
+    """What follows an end marker and is an archive is read on, with a line in the log (TAR-6)."""
     data = build([("a.txt", b"1")], 0) + build([("b.txt", b"2")], 0)
 
     with caplog.at_level(logging.INFO, "wids"):
@@ -168,7 +178,7 @@ def test_concatenated_archives_are_one(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_unknown_bytes_after_the_end_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """What follows an end marker and is nothing known is ignored, with a warning."""
+    """What follows an end marker and is nothing known is ignored, with a warning (TAR-8)."""
     data = build([("a.txt", b"1")], 0) + b"garbage" * 100
 
     index = tar.scan(data, "x.tar")
@@ -179,7 +189,7 @@ def test_unknown_bytes_after_the_end_are_logged(caplog: pytest.LogCaptureFixture
 
 
 def test_missing_end_marker_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """An archive without its zeros at the end is read, with a warning."""
+    """An archive without its zeros at the end is read, with a warning (TAR-8)."""
     data = build([("a.txt", b"1")], 0)[:1024]
 
     assert members_of(data) == [(b"a.txt", b"1")]
@@ -200,7 +210,7 @@ NOT_TARS: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("name", NOT_TARS)
 def test_what_is_no_tar_is_named(name: str) -> None:
-    """Path, offset, expected, found and a remedy, for what users really have."""
+    """Path, offset, expected, found and a remedy, for what users really have (TAR-12)."""
     data, found = NOT_TARS[name]
 
     with raises(ShardFormatError, "x.tar: at byte 0: ", found, "; "):
@@ -208,7 +218,7 @@ def test_what_is_no_tar_is_named(name: str) -> None:
 
 
 def test_truncated_member_is_named() -> None:
-    """A download that stopped inside a member names it and the bytes that it needs."""
+    """A download that stopped inside a member names it and the bytes that it needs (TAR-10)."""
     data = build([("a.txt", b"1"), ("17.jpg", b"x" * 3000)], 0)[:2048]
 
     with raises(
@@ -242,7 +252,10 @@ def test_every_truncation_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
     ],
 )
 def test_sparse_members_are_refused_by_name(tmp_path: Path, options: list[str]) -> None:
-    """GNU tar's sparse files, in the old form and in the PAX forms, cannot be read in place."""
+    """GNU tar's sparse files, in the old form and in the PAX forms, cannot be read in place.
+
+    TAR-11.
+    """
     need(shutil.which("tar"), "no tar command on this machine")
     with open(tmp_path / "hole.bin", "wb") as file:
         file.write(b"x" * 512)
@@ -257,7 +270,7 @@ def test_sparse_members_are_refused_by_name(tmp_path: Path, options: list[str]) 
 
 
 def test_dangling_hard_link_is_refused() -> None:
-    """A hard link whose target is not an earlier member has no bytes."""
+    """A hard link whose target is not an earlier member has no bytes (TAR-13)."""
     data = build([("a.txt", b"")], 0, type=tarfile.LNKTYPE, linkname="gone.txt")
 
     with raises(ShardFormatError, 'hard link "a.txt" to an earlier member', '"gone.txt"'):
@@ -265,7 +278,7 @@ def test_dangling_hard_link_is_refused() -> None:
 
 
 def test_flipped_header_bit_is_noticed() -> None:
-    """A header's checksum is verified."""
+    """A header's checksum is verified (TAR-9)."""
     data = bytearray(build([("a.txt", b"1"), ("b.txt", b"2")], 0))
     data[1024] ^= 1
 
@@ -301,3 +314,180 @@ def test_more_members_than_a_batch(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", members, tarfile.GNU_FORMAT)
 
     assert members_of(path.read_bytes()) == [(n.encode(), d) for n, d in members]
+
+
+def header(name: bytes, size: int, kind: bytes = b"0", **fields: bytes) -> bytearray:
+    """Build a ustar header by hand."""
+    block = bytearray(512)
+    block[: len(name)] = name
+    block[100:108] = b"0000644\0"
+    block[124:136] = b"%011o\0" % size
+    block[156:157] = kind
+    block[257:265] = b"ustar\00000"
+    for field, value in fields.items():
+        start = {"stated": 124, "link": 157, "prefix": 345}[field]
+        block[start : start + len(value)] = value
+    restamp(block, 0)
+    return block
+
+
+def extended(body: bytes, kind: bytes = b"x") -> bytes:
+    return bytes(header(b"PaxHeader", len(body), kind)) + body + bytes(-len(body) % 512)
+
+
+def record(key: str, value: str) -> bytes:
+    rest = f" {key}={value}\n".encode()
+    length = len(rest) + len(str(len(rest)))
+    length = len(rest) + len(str(length))
+    return str(length).encode() + rest
+
+
+END = bytes(1024)
+FILE = bytes(header(b"a.txt", 3)) + b"abc" + bytes(509)
+
+
+def test_pax_size_governs() -> None:
+    """A PAX size overrides the header's, for the member and for where the next one begins.
+
+    TAR-2.
+    """
+    smuggled = bytes(header(b"evil.txt", 0))
+    data = extended(record("size", "512")) + bytes(header(b"a.txt", 0)) + smuggled + FILE + END
+
+    assert members_of(data) == [(b"a.txt", smuggled), (b"a.txt", b"abc")]
+
+
+def test_global_records_hold_until_overridden() -> None:
+    """A global header counts for all members after it, a local one for the next alone (TAR-2)."""
+    data = extended(record("path", "all.txt"), b"g") + FILE
+    data += extended(record("path", "one.txt")) + FILE + FILE + END
+
+    assert [name for name, _ in members_of(data)] == [b"all.txt", b"one.txt", b"all.txt"]
+
+
+def test_signed_checksums_are_read() -> None:
+    """Old Suns summed signed bytes (TAR-9)."""
+    block = header("é.txt".encode(), 3)
+    block[148:156] = b" " * 8
+    block[148:155] = b"%06o\0" % (sum(block) - 256 * 2)
+
+    assert members_of(bytes(block) + FILE[512:] + END) == [("é.txt".encode(), b"abc")]
+
+
+def test_names_that_are_not_utf8_are_kept() -> None:
+    """A name is bytes (TAR-5)."""
+    data = bytes(header(b"\xff\xfe.txt", 3)) + FILE[512:] + END
+
+    assert members_of(data) == [(b"\xff\xfe.txt", b"abc")]
+
+
+ATTACKS: dict[str, tuple[bytes, str]] = {
+    "terabyte claimed in a kilobyte": (
+        bytes(header(b"a.txt", 0, stated=b"\x80" + (1 << 40).to_bytes(11, "big"))) + END,
+        f'member "a.txt" needs bytes 512..{512 + (1 << 40)}, file has 1536',
+    ),
+    "size of more than 63 bits": (
+        bytes(header(b"a.txt", 0, stated=b"\x80" + (1 << 63).to_bytes(11, "big"))) + END,
+        'expected a size for member "a.txt"',
+    ),
+    "negative size in base 256": (
+        bytes(header(b"a.txt", 0, stated=b"\xff" * 12)) + END,
+        'expected a size for member "a.txt"',
+    ),
+    "size with a minus": (
+        bytes(header(b"a.txt", 0, stated=b"-0000001000\0")) + END,
+        "b'-0000001000\\x00'",
+    ),
+    "size with an underscore": (
+        bytes(header(b"a.txt", 0, stated=b"00000_00003\0")) + FILE[512:] + END,
+        "b'00000_00003\\x00'",
+    ),
+    "size with a plus": (
+        bytes(header(b"a.txt", 0, stated=b"+0000000003\0")) + FILE[512:] + END,
+        'expected a size for member "a.txt"',
+    ),
+    "size with a prefix": (
+        bytes(header(b"a.txt", 0, stated=b"0o000000003\0")) + FILE[512:] + END,
+        'expected a size for member "a.txt"',
+    ),
+    "PAX size with a minus": (
+        extended(record("size", "-512")) + FILE + END,
+        "expected a PAX size for member \"a.txt\", found b'-512'",
+    ),
+    "PAX size beyond all": (
+        extended(record("size", "9" * 30)) + FILE + END,
+        "expected a PAX size",
+    ),
+    "PAX size past the end": (
+        extended(record("size", "99999")) + FILE + END,
+        'member "a.txt" needs bytes',
+    ),
+    "PAX record of absurd length": (extended(b"999999999 path=x\n") + FILE + END, "PAX records"),
+    "PAX record that ends early": (extended(b"5 path=x\n") + FILE + END, "PAX records"),
+    "PAX record of length zero": (extended(b"0 path=x\n") + FILE + END, "PAX records"),
+    "PAX record with a sign": (extended(b"+9 path=x\n") + FILE + END, "PAX records"),
+    "PAX record without a key": (extended(b"5 =x\n") + FILE + END, "PAX records"),
+    "PAX record without an equals": (extended(b"8 pathx\n") + FILE + END, "PAX records"),
+    "PAX path with a NUL": (extended(record("path", "a\0b")) + FILE + END, "expected a PAX path"),
+    "PAX path that is empty": (extended(record("path", "")) + FILE + END, "expected a PAX path"),
+    "two paths for one member": (
+        extended(record("path", "x")) + extended(record("path", "y")) + FILE + END,
+        'expected one path for a member, found "x" and "y"',
+    ),
+    "PAX path against a GNU name": (
+        extended(b"x\0", b"L") + extended(record("path", "y")) + FILE + END,
+        'expected one path for a member, found "x" and "y"',
+    ),
+    "endless extended headers": (
+        extended(record("mtime", "1")) * 100 + FILE + END,
+        "expected at most 8 extended headers before a member",
+    ),
+    "huge extended header": (
+        bytes(header(b"x", (1 << 20) + 1, b"x")) + bytes(1 << 21) + FILE + END,
+        "expected an extended header of at most 1048576 bytes, found 1048577",
+    ),
+    "extended header with nothing after it": (
+        FILE + extended(record("mtime", "1")) + END,
+        "expected the member that an extended header announces",
+    ),
+    "data behind a folder": (
+        bytes(header(b"d/", 512, b"5")) + FILE + END,
+        'expected no data for member "d/" of type 5, found 512 bytes',
+    ),
+    "data behind a hard link": (
+        FILE + bytes(header(b"b.txt", 512, b"1", link=b"a.txt")) + FILE + END,
+        'expected no data for member "b.txt" of type 1',
+    ),
+    "unknown type": (bytes(header(b"a.txt", 3, b"Z")) + FILE[512:] + END, "found type b'Z'"),
+    "continuation of another volume": (
+        bytes(header(b"a.txt", 3, b"M")) + FILE[512:] + END,
+        "found type b'M'",
+    ),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_attack_is_refused(attack: str) -> None:
+    """Each is an error with its place, whether it comes first or after plain members.
+
+    TAR-9, TAR-10, TAR-11, TAR-14, TAR-15.
+    """
+    data, message = ATTACKS[attack]
+
+    for before in (b"", FILE * 3):
+        with pytest.raises(ShardFormatError) as caught:
+            tar.scan(before + data, "x.tar")
+        if not before or "bytes 512.." not in message:
+            assert message in str(caught.value)
+
+
+def test_claims_cost_no_memory() -> None:
+    """The index of a kilobyte that claims a terabyte is refused within kilobytes (SEC-6)."""
+    data, _ = ATTACKS["terabyte claimed in a kilobyte"]
+    tracemalloc.start()
+    with pytest.raises(ShardFormatError):
+        tar.scan(data)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 1 << 20

@@ -43,12 +43,15 @@ from wids.errors import SpecError
     ],
 )
 def test_reference_is_resolved(base: str, reference: str, expected: str) -> None:
-    """References resolve against a folder, local or remote, and nothing is lost on the way."""
+    """References resolve against a folder, local or remote, and nothing is lost on the way.
+
+    SPEC-7, SPEC-8, SPEC-9, SPEC-10.
+    """
     assert urls.join(base, reference) == expected
 
 
 def test_home_is_expanded() -> None:
-    """A path may begin with ``~``, a URL's path may not."""
+    """A path may begin with ``~``, a URL's path may not (SPEC-10)."""
     assert urls.join("/d", "~/a.tar") == os.path.expanduser("~/a.tar")
     assert urls.join("https://h/d", "~/a.tar") == "https://h/d/~/a.tar"
 
@@ -63,7 +66,7 @@ def test_home_is_expanded() -> None:
     ],
 )
 def test_parent_keeps_the_query(url: str, expected: str) -> None:
-    """A signature that opens a document opens its neighbours."""
+    """A signature that opens a document opens its neighbours (SPEC-8)."""
     assert urls.parent(url) == expected
 
 

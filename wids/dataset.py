@@ -295,7 +295,7 @@ class ShardListDataset(_Dataset):
         try:
             array = np.asarray(indices)
         except (ValueError, TypeError, RuntimeError):
-            array = np.empty(0, object)
+            array = np.empty((), object)  # refused below
         length = len(self)
         if array.dtype == bool and array.shape == (length,):
             array = np.flatnonzero(array)
@@ -358,17 +358,17 @@ class _Opener:
 def _count_message(about: spec.ShardSpec, shard: Shard, found: int, key_split: KeySplit) -> str:
     other: KeySplit = "last" if key_split == "first" else "first"
     message = f"{about.url}: the spec says {about.num_samples} samples, the shard has {found}"
-    if about.num_samples == shard.index.num_files:
-        return (
-            f"{message}, and {about.num_samples} is its number of members: the spec counts files; "
-            "count samples, or leave nsamples out to have them counted here"
-        )
     with Shard(shard.path, key_split=other) as split_otherwise:
         if len(split_otherwise) == about.num_samples:
             return (
                 f"{message}, but {about.num_samples} when names are split at their {other} dot; "
                 f'pass key_split="{other}"'
             )
+    if about.num_samples == shard.index.num_files:
+        return (
+            f"{message}, and {about.num_samples} is its number of members: the spec counts files; "
+            "count samples, or leave nsamples out to have them counted here"
+        )
     return f"{message}; correct the spec, or fetch or write the shard again"
 
 

@@ -1,0 +1,534 @@
+"""``dataset[i]`` and everything around it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import os
+import pickle
+import random
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import raises, sample_members, write_shards, write_tar
+
+from wids import (
+    DecodeError,
+    FetchError,
+    MismatchError,
+    NotFoundError,
+    SampleError,
+    ShardFormatError,
+    ShardListDataset,
+    TransformError,
+    WidsError,
+)
+
+
+@pytest.fixture
+def dataset(train: Path) -> Iterator[ShardListDataset]:
+    with ShardListDataset(train) as dataset:
+        yield dataset
+
+
+def numbers(samples: Any) -> list[int]:
+    return [sample["__index__"] for sample in samples]
+
+
+# A sequence
+
+
+def test_sample_has_fields_then_provenance(dataset: ShardListDataset, train: Path) -> None:
+    """Fields as stored, decoded; then key, index, shard, index in the shard, dataset."""
+    assert list(dataset[9].items()) == [
+        (".txt", "text 9"),
+        (".cls", 9),
+        ("__key__", "s00009"),
+        ("__index__", 9),
+        ("__shard__", str(train.parent / "train-000001.tar")),
+        ("__shardindex__", 1),
+        ("__dataset__", "train"),
+    ]
+    assert {type(dataset[9][k]) for k in ("__index__", "__shardindex__")} == {int}
+
+
+def test_indices_are_those_of_a_list(dataset: ShardListDataset) -> None:
+    """Negative and numpy indices, length, iteration and ``IndexError``."""
+    model = list(range(20))
+
+    assert len(dataset) == len(model)
+    assert numbers(dataset) == model
+    for index in (0, 7, 8, 12, 13, 19, -1, -8, -20):
+        assert dataset[index]["__index__"] == model[index]
+        assert dataset[np.int32(index)]["__key__"] == f"s{model[index]:05d}"
+    for index in (20, -21, 10**9):
+        with raises(IndexError, f"index {index} is out of range for a dataset of 20 samples"):
+            dataset[index]
+
+
+@pytest.mark.parametrize("index", [1.0, "1", None, [1.5], np.array([[1]]), [[1, 2], [3]], {}])
+def test_other_indices_are_type_errors(dataset: ShardListDataset, index: Any) -> None:
+    """What is no index says what would be one."""
+    with raises(TypeError, "expected an index, a slice, a list of indices or a mask", "found"):
+        dataset[index]
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        *(slice(None), slice(3, 17), slice(9, 10), slice(-4, None), slice(5, 5)),
+        *(slice(None, None, 3), slice(None, None, -1), slice(15, 2, -4)),
+        [5, 3, -1, 5],
+        [],
+        np.array([19, 0], np.uint8),
+        np.arange(20) % 3 == 0,
+    ],
+)
+def test_view_is_a_dataset(dataset: ShardListDataset, selection: Any) -> None:
+    """A view has the samples that a list would have, reads nothing when made, and nests."""
+    empty = isinstance(selection, list) and not selection
+    model = np.arange(0) if empty else np.arange(20)[selection]
+
+    view = dataset[selection]
+
+    assert dataset.get_stats() == (0, 0)
+    assert isinstance(view, ShardListDataset)
+    assert len(view) == view.total_length == len(model)
+    assert sum(view.lengths) == len(view)
+    assert numbers(view) == model.tolist()
+    assert numbers(view[::2]) == model[::2].tolist()
+    if len(model):
+        assert view[-1]["__index__"] == model[-1]
+        assert numbers(view[[0, -1]]) == [model[0], model[-1]]
+        assert numbers(view.__getitems__([len(view) - 1, 0])) == [model[-1], model[0]]
+    with raises(IndexError, f"out of range for a dataset of {len(model)} samples"):
+        view[len(model)]
+
+
+def test_lengths_follow_shards(dataset: ShardListDataset) -> None:
+    """Contiguous slices have lengths for each shard, other views one for all."""
+    assert dataset.lengths == [8, 5, 7]
+    assert dataset[6:15].lengths == [2, 5, 2]
+    assert dataset[9:11].lengths == [0, 2, 0]
+    assert dataset[3:3].lengths == [0, 0, 0]
+    assert dataset[::2].lengths == [10]
+    assert dataset[[1, 2]].lengths == [2]
+
+
+def test_view_shares_shards_but_not_transformations(dataset: ShardListDataset) -> None:
+    """What is appended to a view stays in the view; open shards are shared."""
+    view = dataset[5:].add_transform(lambda sample: sample["__index__"])
+
+    assert view[0] == 5
+    assert dataset[5][".cls"] == 5
+    assert dataset.get_stats() == view.get_stats() == (2, 1)
+
+
+def test_batch_equals_one_by_one(dataset: ShardListDataset) -> None:
+    """``__getitems__`` gives what indexing gives, in the order asked, as dicts of its own."""
+    indices = [19, 0, 8, -1, 0, 7]
+
+    batch = dataset.__getitems__(indices)
+
+    assert batch == [dataset[index] for index in indices]
+    assert batch[1] is not batch[4]
+    assert dataset.__getitems__([]) == []
+    with raises(IndexError, "index 20 is out of range"):
+        dataset.__getitems__([0, 20])
+
+
+def test_batch_opens_each_shard_once(train: Path) -> None:
+    """However a batch is mixed, a pool of one opens each shard once."""
+    with ShardListDataset(train, lru_size=1) as dataset:
+        dataset.__getitems__([0, 19, 8, 1, 18, 9])
+
+        assert dataset.get_stats()[1] == 3
+
+
+# What a field is
+
+
+@pytest.mark.parametrize("nothing", [[], None])
+def test_undecoded_fields(train: Path, nothing: Any) -> None:
+    """Without transformations a field is a stream, bytes or a view, as asked."""
+    with ShardListDataset(train, transformations=nothing) as dataset:
+        assert isinstance(dataset[1][".txt"], io.BytesIO)
+        assert dataset[1][".txt"].getvalue() == b"text 1"
+    with ShardListDataset(train, transformations=nothing, raw="bytes") as dataset:
+        assert dataset[1][".txt"] == b"text 1"
+    with ShardListDataset(train, transformations=nothing, raw="view") as dataset:
+        view = dataset[1][".txt"]
+        assert isinstance(view, memoryview)
+    assert bytes(view) == b"text 1"
+
+
+def test_only_wanted_fields_are_read(train: Path) -> None:
+    """``fields`` leaves the others out; provenance stays."""
+    with ShardListDataset(train, fields=[".cls"]) as dataset:
+        assert [name for name in dataset[3] if name.startswith(".")] == [".cls"]
+        assert dataset[3]["__key__"] == "s00003"
+    with raises(TypeError, "fields: expected a list of fields, found the text '.cls'"):
+        ShardListDataset(train, fields=".cls")
+
+
+def test_transformations_are_applied_in_order(dataset: ShardListDataset) -> None:
+    """The attribute may be assigned, and ``add_transform`` appends and returns the dataset."""
+    dataset.transformations = [lambda sample: sample[".txt"].read()]
+
+    assert dataset.add_transform(bytes.decode) is dataset
+    assert dataset[3] == "text 3"
+    assert dataset.__getitems__([3, 19]) == ["text 3", "text 19"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"transformations": "jax"}, ValueError, 'transformations: expected "PIL"'),
+        ({"transformations": [3]}, TypeError, "transformations: expected callables, found 3"),
+        ({"raw": "text"}, ValueError, 'raw: expected "stream", "bytes" or "view", found \'text\''),
+        ({"lru_size": 0}, ValueError, "lru_size: expected at least 1, found 0"),
+        ({"key_split": "x"}, ValueError, "key_split: expected"),
+    ],
+)
+def test_bad_arguments_are_refused(
+    train: Path, arguments: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    """A setting that cannot be is refused with what it could be."""
+    with raises(kind, message):
+        ShardListDataset(train, **arguments)[0]
+
+
+# Shards and counts
+
+
+def test_missing_counts_are_found_once(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards without a count are opened to count them, and stay open for reading."""
+    monkeypatch.chdir(train.parent)
+    with ShardListDataset("train-{000000..000002}.tar") as dataset:
+        assert dataset.lengths == [8, 5, 7]
+        assert dataset.get_stats() == (3, 3)
+        assert numbers(dataset) == list(range(20))
+        assert dataset.get_stats()[1] == 3
+
+
+def test_all_forms_of_shards_give_the_same_samples(train: Path) -> None:
+    """A spec, a pattern and lists of paths, pairs and dicts are one dataset."""
+    paths = [str(train.parent / f"train-{i:06d}.tar") for i in range(3)]
+    forms: list[Any] = [
+        *(train, str(train), json.loads(train.read_text())),
+        str(train.parent / "train-{000000..000002}.tar"),
+        *(paths, list(map(Path, paths)), list(zip(paths, (8, 5, 7), strict=True))),
+        [{"url": path} for path in paths],
+    ]
+    for form in forms:
+        with ShardListDataset(form, base=train.parent, dataset_name="train") as dataset:
+            samples = list(dataset)
+        with ShardListDataset(train) as expected:
+            assert samples == list(expected)
+
+
+def test_empty_shards_are_passed_over(tmp_path: Path) -> None:
+    """Shards of no samples change nothing, and a dataset of none is empty."""
+    with ShardListDataset(write_shards(tmp_path, [0, 3, 0, 0, 2, 0])) as dataset:
+        assert numbers(dataset) == [0, 1, 2, 3, 4]
+        assert dataset[-1]["__shard__"].endswith("train-000004.tar")
+    with ShardListDataset(write_shards(tmp_path, [0])) as dataset:
+        assert list(dataset) == []
+
+
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [
+        (3, "the spec says 3 samples, the shard has 4; correct the spec"),
+        (8, "the spec says 8 samples, the shard has 4, and 8 is its number of members"),
+    ],
+)
+def test_wrong_count_is_explained(tmp_path: Path, count: int, message: str) -> None:
+    """A count that is not the shard's is an error with both numbers, whichever sample is read."""
+    path = write_tar(tmp_path / "a.tar", sample_members(0, 4))
+    with ShardListDataset([(path, count)]) as dataset, raises(MismatchError, f"{path}: {message}"):
+        dataset[0]
+
+
+def test_count_by_the_other_rule_is_explained(tmp_path: Path) -> None:
+    """Tools that split names at the last dot count otherwise; the error says what to pass."""
+    path = write_tar(tmp_path / "a.tar", [("a.seg.png", b""), ("a.png", b""), ("b.png", b"")])
+    with (
+        ShardListDataset([(path, 3)]) as dataset,
+        raises(MismatchError, "says 3 samples, the shard has 2", 'pass key_split="last"'),
+    ):
+        dataset[0]
+    with ShardListDataset([(path, 3)], key_split="last", transformations=None) as dataset:
+        assert [sample["__key__"] for sample in dataset] == ["a.seg", "a", "b"]
+    spec = {"key_split": "last", "shardlist": [{"url": "a.tar", "nsamples": 3}]}
+    with ShardListDataset(spec, base=tmp_path, transformations=None) as dataset:
+        assert dataset[0]["__key__"] == "a.seg"
+
+
+def test_same_base_name_in_two_folders(tmp_path: Path) -> None:
+    """Two shards with one base name stay two shards."""
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+        write_tar(tmp_path / folder / "0.tar", [(f"{folder}.txt", folder.encode())])
+    with ShardListDataset([tmp_path / "x/0.tar", tmp_path / "y/0.tar"]) as dataset:
+        assert [sample[".txt"] for sample in dataset] == ["x", "y"]
+
+
+def test_regenerated_shard_is_read_anew(tmp_path: Path) -> None:
+    """A local shard that was written again is never served from an old copy."""
+    path = write_tar(tmp_path / "a.tar", [("a.txt", b"old")])
+    with ShardListDataset(path) as dataset:
+        assert dataset[0][".txt"] == "old"
+    write_tar(path, [("b.txt", b"new"), ("c.txt", b"more")])
+    with ShardListDataset(path) as dataset:
+        assert [sample[".txt"] for sample in dataset] == ["new", "more"]
+
+
+def test_local_shards_are_read_in_place(tmp_path: Path) -> None:
+    """Read-only folders of other people will do: nothing is written, copied or locked."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "data").mkdir()
+    spec = write_shards(tmp_path / "data", [4])
+    for path in tmp_path.joinpath("data").iterdir():
+        path.chmod(0o444)
+    tmp_path.joinpath("data").chmod(0o555)
+    code = f"import wids; print(wids.ShardListDataset({str(spec)!r})[1]['.cls'])"
+    before = sorted(tmp_path.rglob("*"))
+    # As another user, where this one may write everywhere.
+    drop = {"user": 65534, "group": 65534} if os.geteuid() == 0 else {}
+    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    if drop and not os.access(sys.executable, os.X_OK):
+        drop = {}
+
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "HOME": str(tmp_path / "home"), "PYTHONDONTWRITEBYTECODE": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (result.stdout, result.stderr) == ("1\n", "")
+    assert sorted(tmp_path.rglob("*")) == before
+    tmp_path.joinpath("data").chmod(0o755)
+
+
+def test_many_shards_stay_within_the_descriptors(tmp_path: Path) -> None:
+    """More shards than the process may open files are read all the same."""
+    spec = write_shards(tmp_path, [1] * 150)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+    try:
+        with ShardListDataset(spec) as dataset:
+            assert numbers(dataset) == list(range(150))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_remote_shard_is_refused_clearly() -> None:
+    """A remote shard says what to do, and shows no signature."""
+    dataset = ShardListDataset([("https://h/a.tar?sig=1", 3)])
+
+    with raises(FetchError, "https://h/a.tar?…: expected a local shard"):
+        dataset[0]
+
+
+# By key
+
+
+def test_get_by_key(dataset: ShardListDataset, train: Path) -> None:
+    """The first sample with the key, in all shards or one; in a view only what it shows."""
+    assert dataset.get_by_key("s00009")["__index__"] == 9
+    assert dataset.get_by_key("s00009", shard=1)["__index__"] == 9
+    assert dataset.get_by_key("s00009", str(train.parent / "train-000001.tar"))[".cls"] == 9
+    assert dataset[[3, 9]].get_by_key("s00009")["__index__"] == 9
+    with raises(KeyError, "no sample has the key 's00099'"):
+        dataset.get_by_key("s00099")
+    with raises(KeyError, "train-000000.tar: no sample has the key 's00009'"):
+        dataset.get_by_key("s00009", shard=0)
+    for view in (dataset[:5], dataset[[3, 8]]):
+        with raises(KeyError, "no sample has the key 's00009'"):
+            view.get_by_key("s00009")
+    with raises(KeyError, "no such shard"):
+        dataset.get_by_key("s00009", shard="other.tar")
+    with raises(IndexError, "shard 3 is out of range"):
+        dataset.get_by_key("s00009", shard=3)
+
+
+# Errors
+
+
+def corrupt(tmp_path: Path) -> Path:
+    return write_tar(tmp_path / "a.tar", [("a.cls", b"1"), ("b.cls", b"cat"), ("c.cls", b"3")])
+
+
+def test_decode_error_names_the_sample(tmp_path: Path) -> None:
+    """Shard, key, field and index are in the text and in attributes."""
+    path = corrupt(tmp_path)
+    with ShardListDataset(path) as dataset, pytest.raises(DecodeError) as caught:
+        dataset[1]
+
+    error = caught.value
+    assert f'{path}: sample "b" (index 1): field ".cls": expected cls data' in str(error)
+    assert (error.shard, error.key, error.field, error.index) == (str(path), "b", ".cls", 1)
+
+
+def test_transformation_error_names_the_sample(dataset: ShardListDataset) -> None:
+    """What a caller's own function raises is the cause of an error that names the sample."""
+    dataset.add_transform(lambda sample: sample["jpg"])
+
+    with pytest.raises(TransformError) as caught:
+        dataset[9]
+
+    assert 'train-000001.tar: sample "s00009" (index 9): a transformation raised KeyError' in str(
+        caught.value
+    )
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_on_error_stands_in_for_the_sample(tmp_path: Path) -> None:
+    """What the callable returns takes the sample's place, alone and in a batch."""
+    seen: list[WidsError] = []
+
+    def substitute(error: WidsError) -> None:
+        seen.append(error)
+
+    with ShardListDataset(corrupt(tmp_path), on_error=substitute) as dataset:
+        assert dataset[1] is None
+        assert [sample and sample[".cls"] for sample in dataset.__getitems__([0, 1, 2])] == [
+            *(1, None),
+            3,
+        ]
+    assert [type(error) for error in seen] == [DecodeError] * 2
+    assert isinstance(seen[0], SampleError)
+    assert seen[0].__cause__ is not None
+
+
+def test_on_error_gets_errors_of_shards_too(tmp_path: Path) -> None:
+    """A shard that is missing or no tar fails each of its samples, and no other."""
+    good = write_tar(tmp_path / "a.tar", [("a.cls", b"1")])
+    (tmp_path / "b.tar").write_bytes(b"<html>" + b" " * 600)
+    shards = [(good, 1), (tmp_path / "b.tar", 1), (tmp_path / "gone.tar", 1)]
+
+    with ShardListDataset(shards, on_error=type) as dataset:
+        assert dataset.__getitems__([2, 1, 0])[:2] == [NotFoundError, ShardFormatError]
+        assert dataset[0][".cls"] == 1
+
+
+# Copies, processes, threads
+
+
+def test_used_dataset_can_be_pickled(train: Path) -> None:
+    """Used or not, view or not, a dataset travels without its open shards."""
+    with ShardListDataset(train) as dataset:
+        first = dataset[3]
+        for original in (dataset, dataset[2:9], dataset[[5, 3]]):
+            with pickle.loads(pickle.dumps(original)) as other:  # noqa: S301 - made here
+                assert len(other._pool) == 0
+                assert list(other) == list(original)
+        with copy.deepcopy(dataset) as other:
+            assert other[3] == first
+
+
+def test_forked_child_reads_what_the_parent_opened(dataset: ShardListDataset) -> None:
+    """After a fork, parent and child read the same open shards."""
+    expected = dataset[3]
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if dataset[3] == expected and dataset[19][".cls"] == 9 else 1)
+
+    assert os.waitpid(child, 0)[1] == 0
+    assert dataset[19][".cls"] == 9
+
+
+def test_threads_share_a_dataset(train: Path) -> None:
+    """Four threads and one open shard: every sample is right."""
+    errors: list[BaseException] = []
+
+    def read(seed: int) -> None:
+        choose = random.Random(seed)
+        try:
+            for _ in range(200):
+                index = choose.randrange(20)
+                assert dataset[index][".txt"] == f"text {index}"
+        except BaseException as error:  # noqa: BLE001 - whatever a thread meets
+            errors.append(error)
+
+    with ShardListDataset(train, lru_size=1) as dataset:
+        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert errors == []
+
+
+def test_closed_dataset_opens_again(dataset: ShardListDataset) -> None:
+    """Closing lets go of the files; a later read opens them again."""
+    before = len(os.listdir("/proc/self/fd"))
+    dataset[0]
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    dataset.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert dataset[0][".cls"] == 0
+
+
+# What users of the old library touch
+
+
+def test_attributes_of_the_old_library(dataset: ShardListDataset, train: Path) -> None:
+    """``shards``, ``total_length``, ``get_shard`` and ``get_stats`` are as they were."""
+    path = str(train.parent / "train-000001.tar")
+    assert dataset.shards[1] == {"url": path, "nsamples": 5}
+    assert dataset.total_length == 20
+    assert type(dataset.total_length) is int
+
+    shard, local_index, entry = dataset.get_shard(9)
+
+    assert (shard.path, local_index, entry) == (path, 1, dataset.shards[1])
+    assert shard[local_index]["__key__"] == "s00009"
+    assert dataset.get_shard(-1)[1] == 6
+    assert dataset[10:].get_shard(0)[1] == 2
+    with raises(IndexError, "index 20"):
+        dataset.get_shard(20)
+    assert dataset.get_stats() == (3, 2)
+
+
+def test_repr_is_short(dataset: ShardListDataset) -> None:
+    """A dataset shows its name and size."""
+    assert repr(dataset) == "<ShardListDataset 'train': 20 samples, 3 shards>"
+
+
+def test_names_of_datasets(tmp_path: Path) -> None:
+    """``__dataset__`` is the component's name, else the argument's, else the spec's."""
+    write_tar(tmp_path / "a.tar", [("a.cls", b"1")])
+    spec = {
+        "name": "outer",
+        "shardlist": ["a.tar"],
+        "datasets": [{"name": "inner", "shardlist": ["a.tar"]}],
+    }
+    with ShardListDataset(spec, base=tmp_path) as dataset:
+        assert [sample["__dataset__"] for sample in dataset] == ["outer", "inner"]
+    with ShardListDataset(spec, base=tmp_path, dataset_name="mine") as dataset:
+        assert [sample["__dataset__"] for sample in dataset] == ["mine", "inner"]
+    with ShardListDataset([tmp_path / "a.tar"]) as dataset:
+        assert dataset[0]["__dataset__"] == "", "default collation cannot stack None"
+
+
+def test_construction_is_silent(train: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Nothing is printed, also where shards are counted, as long as nobody watches a terminal."""
+    with ShardListDataset(train), ShardListDataset(sorted(train.parent.glob("*.tar"))):
+        pass
+
+    assert capfd.readouterr() == ("", "")

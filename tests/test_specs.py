@@ -1,0 +1,30 @@
+"""The specifications and the tests know of each other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+IDENTIFIER = re.compile(r"\b(?:SPEC|TAR|KEY|ORDER|SEC)-\d+\b")
+
+
+def stated() -> list[str]:
+    pages = (ROOT / "specs").glob("*.md")
+    return re.findall(r"\*\*([A-Z]+-\d+)\*\*", "".join(page.read_text() for page in pages))
+
+
+def cited() -> set[str]:
+    tests = (path for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__))
+    return {name for test in tests for name in IDENTIFIER.findall(test.read_text())}
+
+
+def test_every_requirement_is_cited_by_a_test() -> None:
+    """A requirement without a test would be a wish."""
+    assert sorted(set(stated()) - cited()) == []
+
+
+def test_every_citation_is_a_requirement() -> None:
+    """A test cites what a page states, and a page states it once."""
+    assert sorted(cited() - set(stated())) == []
+    assert len(stated()) == len(set(stated()))

@@ -1,0 +1,57 @@
+"""The public types, as a user's type checker sees them. Checked by mypy, never run."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader, DistributedSampler, Sampler
+
+import wids
+
+
+def dataset() -> None:
+    """A dataset goes into a DataLoader, a slice of it is one, an item is anything."""
+    data = wids.ShardListDataset(Path("a.json"), transformations=[len], raw="view")
+    view: wids.ShardListDataset = data[1:5]
+    chosen: wids.ShardListDataset = data[[1, 2]]
+    sample: Any = data[0]
+    batch: list[Any] = data.__getitems__([1, 2])
+    lengths: list[int] = data.lengths
+    with data as entered:
+        same: wids.ShardListDataset = entered
+    loader: DataLoader[Any] = DataLoader(data, sampler=wids.ChunkedSampler(view))
+    del chosen, sample, batch, lengths, same, loader
+
+
+def shards() -> None:
+    """Every form of ``shards`` is accepted."""
+    wids.load_spec("a.json")
+    wids.load_spec(Path("a.json"))
+    wids.load_spec({"shardlist": ["a.tar"]})
+    wids.load_spec(io.BytesIO(b"{}"))
+    wids.load_spec([("a.tar", 3), (Path("b.tar"), 4)])
+    wids.load_spec(["a.tar", Path("b.tar")])
+    wids.load_spec([{"url": "a.tar"}])
+    spec: wids.DatasetSpec = wids.load_spec([wids.ShardSpec("a.tar")])
+    count: int | None = spec.shards[0].num_samples
+    del count
+
+
+def samplers() -> None:
+    """Samplers are torch's."""
+    plain: Sampler[int] = wids.ShardListSampler(range(3), lengths=[1, 2])
+    ranked: DistributedSampler[Any] = wids.DistributedChunkedSampler(range(3))
+    chunked: wids.ChunkedSampler = wids.DistributedChunkedSampler(range(3), num_samples=(1, 2))
+    state: dict[str, Any] = chunked.state_dict(num_consumed=1)
+    del plain, ranked, state
+
+
+def other() -> None:
+    """Shards, writers and errors."""
+    with wids.Shard("a.tar") as shard, wids.TarWriter(Path("b.tar")) as writer:
+        writer.write(shard[0])
+    error: ValueError = wids.SpecError("x")
+    missing: FileNotFoundError = wids.NotFoundError("x")
+    del error, missing
