@@ -5,7 +5,6 @@ The pool opens shards by number with the callable it is given; it knows no paths
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -28,10 +27,10 @@ def default_size() -> int:
 class ShardPool:
     """Open shards by number.
 
-    There is no lock, so none can be held across a fork: each step is one operation on a dict, which
-    is atomic. Two threads that miss the same shard at once both open it and the later one stays. A
-    shard that falls out while a thread reads it is closed when that thread lets go of it. Each
-    thread can hold one shard beyond ``size`` in that way.
+    There is no lock, so none can be held across a fork: each step is one operation on a plain dict,
+    which is atomic, and a hit changes no more than a number. Two threads that miss a shard at
+    once both open it, and the later one stays. A shard that falls out while a thread reads it is
+    closed when that thread lets go of it, so each thread can hold one shard beyond ``size``.
 
     Args:
         open_shard: Opens the shard of a number.
@@ -43,32 +42,45 @@ class ShardPool:
         self.size = size
         self.num_accesses = 0
         self.num_misses = 0
-        self._shards: OrderedDict[int, Shard] = OrderedDict()
+        self._entries: dict[int, _Entry] = {}
 
     def get(self, number: int) -> Shard:
         """Give the shard of a number, opened if need be."""
         self.num_accesses += 1
-        try:
-            self._shards.move_to_end(number)
-            return self._shards[number]
-        except KeyError:  # not there, or put out by another thread between the two lines
-            self.num_misses += 1
+        entry = self._entries.get(number)
+        if entry is not None:
+            entry.last_used = self.num_accesses
+            return entry.shard
+        self.num_misses += 1
         shard = self.open_shard(number)
-        self._shards[number] = shard
-        while len(self._shards) > self.size:
-            try:
-                self._shards.popitem(last=False)
-            except KeyError:  # another thread emptied the pool
-                break
+        self._entries[number] = _Entry(shard, self.num_accesses)
+        while len(self._entries) > self.size:
+            # list() is one atomic step; an iterator would trip over other threads' changes.
+            oldest = min(list(self._entries.items()), key=_last_used)
+            self._entries.pop(oldest[0], None)
         return shard
 
     def close(self) -> None:
         """Let go of all shards; the next `get` opens them again."""
-        self._shards.clear()
+        self._entries.clear()
 
     def __len__(self) -> int:
-        return len(self._shards)
+        return len(self._entries)
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process maps the files again; only the settings travel.
-        return {**self.__dict__, "_shards": OrderedDict()}
+        return {**self.__dict__, "_entries": {}}
+
+
+class _Entry:
+    """An open shard, and the number of the access that last used it."""
+
+    __slots__ = ("last_used", "shard")
+
+    def __init__(self, shard: Shard, last_used: int) -> None:
+        self.shard = shard
+        self.last_used = last_used
+
+
+def _last_used(item: tuple[int, _Entry]) -> int:
+    return item[1].last_used
