@@ -1,0 +1,360 @@
+"""The table of speeds: this library beside wids 0.1.11, bagz and LMDB, in one run.
+
+    python tests/benchmarks/table.py --old OLD_PYTHON [--toy] [--rounds 7] [ROW …]
+
+``OLD_PYTHON`` is the interpreter of a virtual environment with ``torch`` and ``wids==0.1.11``. The
+libraries take turns in each round, and a cell is their ratio of times: median (least to most). A
+machine that is busy changes both sides alike. Bounds are what a row must reach and what it aims at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import io
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+WORKER = Path(__file__).with_name("worker.py")
+Request = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of everything; the toy numbers are for tests."""
+
+    samples: int = 1000
+    shards: int = 20
+    reads: int = 20_000
+    members: int = 20_000
+    many_shards: int = 40
+    thrash_reads: int = 400
+    cold_samples: int = 1500
+    indices: int = 10_000_000
+    big_spec: int = 100_000
+    memory_samples: int = 10_000
+
+
+TOY = Sizes(20, 3, 100, 200, 12, 20, 130, 10_000, 1000, 100)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        name: What is done.
+        request: Makes the request to the worker, from the files.
+        must, aim: Bounds for the ratio to the old library; or for the seconds, where absolute.
+        peers: Other libraries that can do it too.
+        is_absolute: Whether the bounds are seconds of the new library.
+    """
+
+    name: str
+    request: Callable[[Files], Request]
+    must: float
+    aim: float
+    peers: tuple[str, ...] = ()
+    is_absolute: bool = False
+
+
+class Files:
+    """The files that the rows read, made when they are first needed."""
+
+    def __init__(self, folder: Path, sizes: Sizes) -> None:
+        self.folder = folder
+        self.sizes = sizes
+        self.random = random.Random(0)
+
+    def spec(self, name: str, shards: int, samples: int, nbytes: int) -> str:
+        """Give a spec of shards with samples of two members, of ``nbytes`` and of ten bytes."""
+        path = self.folder / f"{name}.json"
+        if not path.exists():
+            shardlist = []
+            for shard in range(shards):
+                tar = self.folder / f"{name}-{shard:05d}.tar"
+                write_tar(tar, shard * samples, samples, nbytes)
+                shardlist.append({"url": str(tar), "nsamples": samples})
+            path.write_text(json.dumps({"wids_version": 1, "shardlist": shardlist}))
+        return str(path)
+
+    def small(self) -> str:
+        spec = self.spec("small", self.sizes.shards, self.sizes.samples, 1000)
+        if importlib.util.find_spec("bagz") and not Path(spec.replace(".json", ".bagz")).exists():
+            write_peers(spec, self.sizes.shards * self.sizes.samples)
+        return spec
+
+    def tar(self, name: str, **settings: Any) -> str:
+        path = self.folder / f"{name}.tar"
+        if not path.exists():
+            write_tar(path, 0, self.sizes.members // 2, 200, **settings)
+        return str(path)
+
+    def indices(self, count: int, size: int) -> list[int]:
+        return [self.random.randrange(size) for _ in range(count)]
+
+    def batches(self, count: int, width: int, size: int) -> list[list[int]]:
+        return [self.indices(width, size) for _ in range(max(count, 2))]
+
+    # Requests, a method for each row.
+
+    def single(self) -> Request:
+        size = self.sizes.shards * self.sizes.samples
+        return {
+            "work": "single",
+            "spec": self.small(),
+            "indices": self.indices(self.sizes.reads, size),
+        }
+
+    def batched(self) -> Request:
+        size = self.sizes.shards * self.sizes.samples
+        batches = self.batches(self.sizes.reads // 256, 256, size)
+        return {"work": "batched", "spec": self.small(), "batches": batches}
+
+    def first_index(self) -> Request:
+        return {"work": "first_index", "path": self.tar("ustar", format=tarfile.USTAR_FORMAT)}
+
+    def first_index_pax(self) -> Request:
+        path = self.tar("pax", format=tarfile.PAX_FORMAT, mtime=1.5)
+        return {"work": "first_index", "path": path}
+
+    def reopen(self) -> Request:
+        return {"work": "reopen", "path": self.tar("ustar", format=tarfile.USTAR_FORMAT)}
+
+    def thrash(self) -> Request:
+        shards = self.sizes.many_shards
+        spec = self.spec("many", shards, self.sizes.samples, 100)
+        indices = self.indices(self.sizes.thrash_reads, shards * self.sizes.samples)
+        return {"work": "single", "spec": spec, "indices": indices, "lru_size": 10}
+
+    def cold(self) -> Request:
+        count = self.sizes.cold_samples
+        spec = self.spec("large", 1, count, 100_000)
+        order = self.random.sample(range(count), count)
+        return {
+            "work": "cold",
+            "spec": spec,
+            "files": [str(self.folder / "large-00000.tar")],
+            "batches": [order[i : i + 64] for i in range(0, count // 64 * 64, 64)],
+        }
+
+    def memory(self) -> Request:
+        samples = self.sizes.memory_samples
+        spec = self.spec("memory", 6, samples, 10)
+        return {"work": "memory", "spec": spec, "indices": [i * samples for i in range(6)]}
+
+    def whole_order(self) -> Request:
+        return {"work": "whole_order", "size": self.sizes.indices, "chunksize": 2000}
+
+    def sample_order(self) -> Request:
+        size = self.sizes.indices
+        return {"work": "sample_order", "size": size, "chunksize": size // 10, "count": 1}
+
+    def loader_epoch(self) -> Request:
+        return {"work": "loader_epoch", "spec": self.small(), "chunksize": 2000}
+
+    def load_spec(self) -> Request:
+        path = self.folder / "big.json"
+        if not path.exists():
+            shardlist = [
+                {"url": f"/data/train-{i:06d}.tar", "nsamples": 1000 + i % 7, "filesize": 10**8 + i}
+                for i in range(self.sizes.big_spec)
+            ]
+            path.write_text(json.dumps({"wids_version": 1, "shardlist": shardlist}))
+        return {"work": "load_spec", "spec": str(path)}
+
+    def import_library(self) -> Request:
+        return {"work": "import_library"}
+
+
+ROWS = [
+    Row("dataset[i], random, shards open", Files.single, 0.35, 0.12, ("bagz", "lmdb")),
+    Row("__getitems__, 256 at a time", Files.batched, 0.30, 0.15, ("bagz", "lmdb")),
+    Row("first index of 20,000 members, ustar", Files.first_index, 0.35, 0.15),
+    Row("first index of 20,000 members, PAX times", Files.first_index_pax, 0.35, 0.15),
+    Row("opening a shard that was indexed before", Files.reopen, 0.02, 0.005),
+    Row("random access, 40 shards, lru_size=10", Files.thrash, 0.01, 0.002),
+    Row("cold random reads, 100 kB, batches of 64", Files.cold, 0.5, 0.05),
+    Row("private memory of one more open shard", Files.memory, 0.1, 0.01),
+    Row("ChunkedSampler, 10 million, chunks of 2000", Files.whole_order, 0.25, 0.1),
+    Row("first index, chunks of a million", Files.sample_order, 0.15, 0.02),
+    Row("DataLoader epoch, 2 workers", Files.loader_epoch, 0.6, 0.4),
+    Row("spec of 100,000 shards, seconds", Files.load_spec, 1.0, 0.3, is_absolute=True),
+    Row("import wids, seconds", Files.import_library, 0.3, 0.15, is_absolute=True),
+]
+
+
+def write_tar(path: Path, start: int, count: int, nbytes: int, **settings: Any) -> None:
+    """Write samples of two members with the standard library."""
+    mtime = settings.pop("mtime", 0)
+    content = os.urandom(nbytes)
+    with tarfile.open(path, "w", **settings) as archive:
+        for number in range(start, start + count):
+            for field, data in ((".jpg", content), (".cls", b"%010d" % number)):
+                info = tarfile.TarInfo(f"{number:09d}{field}")
+                info.size, info.mtime = len(data), mtime
+                archive.addfile(info, io.BytesIO(data))
+
+
+def write_peers(spec: str, count: int) -> None:
+    """Write the samples of a spec into one bagz file and one LMDB, a record each."""
+    import bagz
+    import lmdb
+
+    with (
+        bagz.Writer(spec.replace(".json", ".bagz")) as records,
+        lmdb.open(spec.replace(".json", ".lmdb"), map_size=1 << 34) as environment,
+        environment.begin(write=True) as transaction,
+    ):
+        content = os.urandom(1000)
+        for number in range(count):
+            record = content + b"%010d" % number
+            records.write(record)
+            transaction.put(b"%d" % number, record)
+
+
+@contextmanager
+def worker(library: str, python: str, folder: Path) -> Iterator[Callable[[Request], float]]:
+    """Start a library's process; give the function that sends it a request."""
+    # At this niceness of numbers a second core would only add noise.
+    environment = {**os.environ, "WIDS_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [python, "-W", "ignore", str(WORKER), library],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=folder,
+        env=environment,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def ask(request: Request) -> float:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"{library}: the worker failed at {str(request)[:200]}")
+        return float(json.loads(answer))
+
+    try:
+        yield ask
+    finally:
+        process.stdin.close()
+        process.wait()
+        process.stdout.close()
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a row gave: each library's seconds (or bytes), a number for each round."""
+
+    row: Row
+    seconds: dict[str, list[float]]
+
+    @property
+    def ratios(self) -> list[float]:
+        """New to old, or the seconds of the new library where the row is absolute."""
+        if self.row.is_absolute:
+            return self.seconds["new"]
+        pairs = zip(self.seconds["new"], self.seconds["old"], strict=True)
+        return [new / old for new, old in pairs]
+
+    def line(self) -> str:
+        """Give the row as text."""
+        ratios = self.ratios
+        verdict = (
+            "aim"
+            if statistics.median(ratios) <= self.row.aim
+            else ("must" if statistics.median(ratios) <= self.row.must else "MISSED")
+        )
+        peers = "  ".join(
+            f"{peer} {statistics.median(self.seconds['new']) / statistics.median(times):.2f}"
+            for peer, times in self.seconds.items()
+            if peer not in ("new", "old")
+        )
+        spread = f"{statistics.median(ratios):8.4f} ({min(ratios):.4f} to {max(ratios):.4f})"
+        absolute = f"{statistics.median(self.seconds['new']):.3g}"
+        return (
+            f"{self.row.name:43} {spread:32} {self.row.must:6} {self.row.aim:6}  {verdict:7}"
+            f"{absolute:>10}  {peers}"
+        )
+
+
+def measure(
+    folder: Path, sizes: Sizes, old_python: str | None, rounds: int, names: list[str]
+) -> Iterator[Result]:
+    """Measure rows, the libraries taking turns in each round."""
+    files = Files(folder, sizes)
+    has_peers = bool(importlib.util.find_spec("bagz") and importlib.util.find_spec("lmdb"))
+    for row in ROWS:
+        if names and not any(name in row.name for name in names):
+            continue
+        libraries = ["new", *(["old"] if old_python else []), *(row.peers if has_peers else ())]
+        request = row.request(files)
+        seconds: dict[str, list[float]] = {library: [] for library in libraries}
+        if request["work"] == "memory":
+            # Alone and once in a process: a page that two processes map is private to neither, and
+            # what was freed is used again.
+            for _ in range(rounds):
+                for library in libraries:
+                    with worker(library, _python(library, old_python), folder) as ask:
+                        seconds[library].append(ask(request))
+        else:
+            with ExitStack() as stack:
+                asks = {
+                    library: stack.enter_context(
+                        worker(library, _python(library, old_python), folder)
+                    )
+                    for library in libraries
+                }
+                for ask in asks.values():
+                    ask(request)  # warm up: imports, page cache, open shards
+                for _ in range(rounds):
+                    for library, ask in asks.items():
+                        seconds[library].append(ask(request))
+        yield Result(row, seconds)
+
+
+def _python(library: str, old_python: str | None) -> str:
+    return old_python if library == "old" and old_python else sys.executable
+
+
+def main(arguments: list[str] | None = None) -> list[Result]:
+    """Print the table; give its rows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--old", help="the interpreter that has wids 0.1.11")
+    parser.add_argument("--toy", action="store_true", help="tiny sizes, to see that it works")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("rows", nargs="*", help="parts of the names of rows; all if none")
+    options = parser.parse_args(arguments)
+    print(
+        f"{'row':43} {'new / old: median (least to most)':32}   must    aim  reached  new, s  "
+        "new / peer"
+    )
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        sizes = TOY if options.toy else Sizes()
+        for result in measure(Path(folder), sizes, options.old, options.rounds, options.rows):
+            if options.old or result.row.is_absolute:
+                print(result.line(), flush=True)
+            results.append(result)
+    return results
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""The benchmarks work, at toy size; how fast they are is for ``table.py`` to say."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from conftest import miss
+from table import ROWS, main
+
+
+def test_every_row_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each row gives a ratio to the old release, whose interpreter is in ``WIDS_OLD_PYTHON``."""
+    old_python = os.environ.get("WIDS_OLD_PYTHON")
+    if not old_python:
+        miss("set WIDS_OLD_PYTHON to the interpreter of an environment with wids==0.1.11")
+
+    results = main(["--toy", "--rounds", "1", "--old", old_python])
+
+    assert [result.row for result in results] == ROWS
+    for result in results:
+        assert {"new", "old", *result.row.peers} == set(result.seconds)
+    printed = capsys.readouterr().out
+    assert all(result.line() in printed for result in results)
