@@ -113,7 +113,9 @@ def _in_samples(sample_of: IntArray, field_of: IntArray, num_fields: int) -> Int
     """Order members by sample, then as in the archive; of equal names only the last stays."""
     pairs = sample_of * num_fields + field_of
     kept = np.arange(len(pairs))
-    last_first, at = np.unique(pairs[::-1], return_index=True)
-    if len(last_first) < len(pairs):
-        kept = np.sort(len(pairs) - 1 - at)
+    if (np.diff(pairs) > 0).all():  # as packers write them: nothing to sort, nothing twice
+        return kept
+    distinct, last_seen = np.unique(pairs[::-1], return_index=True)
+    if len(distinct) < len(pairs):
+        kept = np.sort(len(pairs) - 1 - last_seen)
     return kept[np.argsort(sample_of[kept], kind="stable")]

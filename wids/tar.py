@@ -16,7 +16,7 @@ import logging
 import re
 from dataclasses import dataclass
 from mmap import mmap
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple, NoReturn, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,12 @@ MAX_EXTENDED_RUN: Final = 8
 
 _MAX_PADDING_NBYTES: Final = 22 * BLOCK_NBYTES  # two blocks, then up to a record of twenty
 _MAX_NBYTES: Final = (1 << 63) - 1 - 2 * BLOCK_NBYTES
-_BATCH: Final = 2048  # headers; one MiB of them, so that a batch stays in the processor's cache
+_BATCH: Final = 1024  # headers; half a MiB, so that a batch stays in the processor's cache
+
+_PROBE: Final = 256  # blocks to look at before many are; the kernel reads as many at once
+_DENSITY: Final = 4  # blocks a header, with its member, that are so few that all may be looked at
+_MAGIC = np.uint64(int.from_bytes(b"\0ustar\0\0", "little"))  # bytes 256 to 264, less three
+_MAGIC_MASK = np.uint64(int.from_bytes(b"\0\xff\xff\xff\xff\xff\0\0", "little"))
 
 _OCTAL = re.compile(rb" *([0-7]*)[ \0]*")
 _ZERO_BLOCK = bytes(BLOCK_NBYTES)
@@ -99,6 +104,9 @@ class _Scan:
         self.nbytes = len(data)
         blocks = np.frombuffer(data, np.uint8, self.nbytes // BLOCK_NBYTES * BLOCK_NBYTES)
         self.blocks = blocks.reshape(-1, BLOCK_NBYTES)
+        # Room for one batch, used again and again: fresh memory would cost ten times the copy.
+        self.headers = np.empty((_BATCH, BLOCK_NBYTES), np.uint8)
+        self.scratch = np.empty((2, _BATCH, BLOCK_NBYTES // 8), np.uint64)
         self.names: list[bytes] = []
         self.offsets: list[IntArray] = []
         self.sizes: list[IntArray] = []
@@ -107,6 +115,8 @@ class _Scan:
         self.member_by_name: dict[bytes, tuple[int, int]] = {}
         self.num_linkable = 0  # members that member_by_name knows
         self.has_end = False
+        self.width = _BATCH  # headers to guess at a time
+        self.is_dense = True  # until headers turn out to be far apart, or to be inside members
 
     def run(self) -> TarIndex:
         if not self.nbytes:
@@ -127,47 +137,76 @@ class _Scan:
 
     def batch(self, position: int) -> int:
         """Take the members from ``position`` on, a batch at most; give the next position."""
-        guesses = self.guess(position) if not self.global_records else []
-        if not guesses:
+        offsets = np.empty(0, np.int64) if self.global_records else self.guess(position)
+        if not len(offsets):
             return self.strict(position)
-        offsets = np.array(guesses, np.int64)
-        headers = self.blocks[offsets // BLOCK_NBYTES]
-        sizes = self.canonical_sizes(headers)
+        headers = self.headers[: len(offsets)]
+        np.take(self.blocks, offsets // BLOCK_NBYTES, axis=0, out=headers, mode="clip")
+        sizes = _canonical_sizes(headers, self.scratch)
+        follows = offsets + BLOCK_NBYTES + _padded(sizes)
         bad = (sizes < 0) | (offsets + BLOCK_NBYTES + sizes > self.nbytes)
-        num_good = int(bad.argmax()) if bad.any() else len(offsets)
+        num_good = _first(bad)
+        # Where headers were looked for, some may have been found inside a member.
+        num_good = min(num_good, 1 + _first(follows[:-1] != offsets[1:]))
+        if not num_good:
+            self.width = 1 + self.width // 8  # where all are unusual, guessing is for nothing
+            return self.strict(position)
+        self.width = min(_BATCH, 4 * self.width)
         kinds = headers[:, 156]
         # A ustar prefix, a V7 folder or anything but a plain file needs a closer look. Bytes from
         # 345 on are a prefix in ustar only; GNU (a blank in the magic) keeps times there.
         plain = ((kinds == ord("0")) | (kinds == ord("7"))) & (
             (headers[:, 345] == 0) | (headers[:, 262] == ord(" "))
         )
+        plain[num_good:] = False
+        special = ~plain
+        special[num_good:] = False
+        # A PAX header that only states a time, before a plain file, changes nothing.
+        timed = np.flatnonzero((kinds[:-1] == ord("x")) & plain[1:])
+        special[timed] = ~self.are_timestamps(offsets[timed], sizes[timed])
         done = 0
-        for row in np.flatnonzero(~plain[:num_good]).tolist():
-            if row < done or (
-                # A PAX header that only states times, before a plain file, changes nothing.
-                kinds[row] == ord("x")
-                and row + 1 < num_good
-                and plain[row + 1]
-                and sizes[row] <= MAX_EXTENDED_NBYTES
-                and not self.pax_records(guesses[row], int(sizes[row]))
-            ):
+        for row in np.flatnonzero(special).tolist():
+            if row < done:
                 continue
             self.extend(headers, offsets, sizes, plain, done, row)
-            position = self.strict(guesses[row])
+            position = self.strict(int(offsets[row]))
             done = int(np.searchsorted(offsets, position))
-            if done >= num_good or guesses[done] != position or self.global_records:
+            if done >= num_good or offsets[done] != position or self.global_records:
                 return position
         self.extend(headers, offsets, sizes, plain, done, num_good)
-        if num_good < len(offsets):
-            return self.strict(guesses[num_good])
-        return guesses[-1] + BLOCK_NBYTES + _padded(int(sizes[-1]))
+        if num_good < len(offsets) and not bad[num_good]:
+            self.is_dense = False
+        return int(follows[num_good - 1])
 
-    def guess(self, position: int) -> list[int]:
-        """Hop from header to header, believing eleven octal digits; verified by the caller."""
+    def guess(self, position: int) -> IntArray:
+        """Guess where the next headers are; verified by the caller."""
+        if self.is_dense:
+            offsets = self.look(position)
+            if len(offsets):
+                return offsets
+            self.is_dense = False
+        return self.hop(position)
+
+    def look(self, position: int) -> IntArray:
+        """Look for the magic word in all blocks, where members are small; none where they are not.
+
+        This reads a word of every block, which costs nothing only where every page has a header.
+        """
+        first = position // BLOCK_NBYTES
+        for num_blocks in (_PROBE, self.width * _DENSITY):
+            window = self.blocks[first : first + num_blocks]
+            magic = window.view("<u8")[:, 32] & _MAGIC_MASK
+            found = np.flatnonzero(magic == _MAGIC)[: self.width]
+            if not len(found) or found[0] or len(found) * 2 * _DENSITY < len(window):
+                return np.empty(0, np.int64)
+        return (first + found) * BLOCK_NBYTES
+
+    def hop(self, position: int) -> IntArray:
+        """Hop from header to header, believing eleven octal digits."""
         data, last = self.data, self.nbytes - BLOCK_NBYTES
         positions = []
         try:
-            for _ in range(_BATCH):
+            for _ in range(self.width):
                 if position > last:
                     break
                 size = int(data[position + 124 : position + 135], 8)
@@ -177,26 +216,24 @@ class _Scan:
                 position += BLOCK_NBYTES + (size + 511 & -512)
         except ValueError:
             pass  # the end marker, a base-256 size, or no header at all: for the strict routine
-        return positions
+        return np.array(positions, np.int64)
 
-    @staticmethod
-    def canonical_sizes(headers: npt.NDArray[np.uint8]) -> IntArray:
-        """Give each header's size, or -1 where checksum or size are wrong or unusually written."""
-        digits = headers[:, 124:135] - ord("0")
-        ends = headers[:, 135]
-        sizes = digits.astype(np.int64) @ (8 ** np.arange(10, -1, -1, dtype=np.int64))
-        good = (digits <= 7).all(axis=1) & ((ends == 0) | (ends == ord(" ")))
-        # The sum over 512 bytes, as 64 words with four 16-bit lanes: 2 * 64 * 255 < 2**16.
-        words = headers.view(np.uint64)
-        even = np.uint64(0x00FF00FF00FF00FF)
-        lanes = ((words & even) + ((words >> np.uint64(8)) & even)).sum(axis=1, dtype=np.uint64)
-        sums = lanes.view(np.uint16).reshape(-1, 4).sum(axis=1, dtype=np.int64)
-        field = headers[:, 148:156]
-        digits = field[:, :6] - ord("0")
-        stated = digits.astype(np.int64) @ (8 ** np.arange(5, -1, -1, dtype=np.int64))
-        good &= (digits <= 7).all(axis=1) & np.isin(field[:, 6:], (0, ord(" "))).all(axis=1)
-        good &= stated == sums - field.sum(axis=1, dtype=np.int64) + 8 * ord(" ")
-        return np.where(good, sizes, -1)
+    def are_timestamps(self, offsets: IntArray, sizes: IntArray) -> npt.NDArray[np.bool_]:
+        """Tell which PAX headers consist of one record with the time of modification."""
+        found = np.zeros(len(offsets), np.bool_)
+        for size in np.unique(sizes).tolist():
+            start = b"%d mtime=" % size
+            if not len(start) < size <= BLOCK_NBYTES:
+                continue
+            rows = np.flatnonzero(sizes == size)
+            bodies = self.blocks[offsets[rows] // BLOCK_NBYTES + 1, :size]
+            is_line_end = bodies == ord("\n")
+            found[rows] = (
+                (bodies[:, : len(start)] == np.frombuffer(start, np.uint8)).all(axis=1)
+                & is_line_end[:, -1]
+                & (is_line_end.sum(axis=1) == 1)
+            )
+        return found
 
     def extend(
         self,
@@ -486,6 +523,43 @@ class _Scan:
         )
 
 
+def _canonical_sizes(headers: npt.NDArray[np.uint8], scratch: npt.NDArray[np.uint64]) -> IntArray:
+    """Give each header's size, or -1 where checksum or size are wrong or unusually written."""
+    # The sum over 512 bytes, as 64 words with four 16-bit lanes: 2 * 64 * 255 < 2**16.
+    words = headers.view("<u8")
+    odd, even = scratch[:, : len(words)]
+    np.right_shift(words, 8, out=odd)
+    odd &= _EVEN_BYTES
+    odd += np.bitwise_and(words, _EVEN_BYTES, out=even)
+    sums = odd.sum(axis=1).view(np.uint16).reshape(-1, 4).sum(axis=1, dtype=np.int64)
+    # Columns as rows from here on: numpy is fast along long ones.
+    checksum = np.ascontiguousarray(headers[:, 148:156].T)
+    sums += 8 * ord(" ") - checksum.sum(axis=0, dtype=np.int64)
+    sizes, good = _octal(np.ascontiguousarray(headers[:, 124:136].T), 11)
+    stated, is_octal = _octal(checksum, 6)
+    return np.where(good & is_octal & (stated == sums), sizes, -1)
+
+
+def _octal(
+    columns: npt.NDArray[np.uint8], num_digits: int
+) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+    """Read numbers of so many digits and then NULs or blanks; say which are written like that."""
+    digits, ends = columns[:num_digits] - np.uint8(ord("0")), columns[num_digits:]
+    values = np.zeros(columns.shape[1], np.int64)
+    for digit in digits:
+        values *= 8
+        values += digit
+    return values, (digits <= 7).all(axis=0) & ((ends == 0) | (ends == ord(" "))).all(axis=0)
+
+
+_EVEN_BYTES = np.uint64(0x00FF00FF00FF00FF)
+
+
+def _first(flags: npt.NDArray[np.bool_]) -> int:
+    """Give the position of the first that is set, or their number."""
+    return int(flags.argmax()) if flags.any() else len(flags)
+
+
 _LOOKALIKES = (
     (b"\x1f\x8b", "gzip data (a .tar.gz; unpack it with gunzip)"),
     (b"\x28\xb5\x2f\xfd", "zstd data (unpack it with zstd -d)"),
@@ -497,9 +571,13 @@ _LOOKALIKES = (
 )
 
 
-def _padded(size: int) -> int:
+@overload
+def _padded(size: int) -> int: ...
+@overload
+def _padded(size: IntArray) -> IntArray: ...
+def _padded(size: int | IntArray) -> int | IntArray:
     """Round up to whole blocks."""
-    return (size + BLOCK_NBYTES - 1) // BLOCK_NBYTES * BLOCK_NBYTES
+    return (size + (BLOCK_NBYTES - 1)) & -BLOCK_NBYTES
 
 
 def _number(field: bytes) -> int | None:
