@@ -78,6 +78,21 @@ def miss(reason: str) -> NoReturn:
 
 
 @pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give each test a cache folder of its own."""
+    folder = tmp_path_factory.mktemp("cache") / "wids"
+    monkeypatch.setenv("WIDS_CACHE", str(folder))
+    return folder
+
+
+def settle(path: Path) -> Path:
+    """Make a file look an hour old, so that its time of modification is believed."""
+    hour_ago = path.stat().st_mtime - 3600
+    os.utime(path, (hour_ago, hour_ago))
+    return path
+
+
+@pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
     """Fail a test that leaves file descriptors open or threads running."""
     descriptors = _descriptors()

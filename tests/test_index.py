@@ -17,9 +17,9 @@ Samples = list[tuple[str, list[tuple[str, int]]]]
 
 
 def tar_of(names: list[bytes]) -> TarIndex:
-    """Give a tar index in which member ``i`` begins at offset ``i`` and has ``i`` bytes."""
+    """Give a tar index in which member ``i`` begins at block ``i`` and has ``i`` bytes."""
     numbers = np.arange(len(names), dtype=np.int64)
-    return TarIndex(names, numbers, numbers)
+    return TarIndex(names, numbers * 512, numbers)
 
 
 def samples_of(built: index.ShardIndex) -> Samples:
@@ -28,7 +28,7 @@ def samples_of(built: index.ShardIndex) -> Samples:
         (
             built.key(i),
             [
-                (built.fields[built.field_ids[m]], int(built.offsets[m]))
+                (built.fields[built.field_ids[m]], int(built.blocks[m]))
                 for m in range(built.member_starts[i], built.member_starts[i + 1])
             ],
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
@@ -19,16 +19,18 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from wids import spec, urls
+from wids.cache import default_folder
 from wids.decode import Decoder
-from wids.errors import FetchError, MismatchError, SampleError, TransformError, WidsError
+from wids.errors import SampleError, TransformError, WidsError
 from wids.keys import KeySplit
-from wids.pool import ShardPool, default_size
+from wids.pool import ShardOpener, ShardPool, default_size
 from wids.shard import Raw, Shard, check_raw
 
 Sample: TypeAlias = dict[str, Any]
 Transformation: TypeAlias = Callable[[Any], Any]
 OnError: TypeAlias = Callable[[WidsError], Any]
 IntArray = npt.NDArray[np.int64]
+
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -57,6 +59,8 @@ class ShardListDataset(_Dataset):
             list of paths, of ``(path, count)`` pairs or of dicts. Shards without a count are
             indexed here, once, to know the length.
         base: Folder or URL that relative references start from, instead of the spec's.
+        cache_dir: Folder for what is kept about local shards: their indexes. None for
+            ``$WIDS_CACHE``, or else the user's cache folder. Nothing is needed there.
         lru_size: Most shards to keep open; None for 256 or a quarter of the process's file
             descriptors, whichever is less.
         transformations: ``"PIL"``, ``"numpy"`` or ``"torch"`` to decode fields by extension, with
@@ -88,6 +92,7 @@ class ShardListDataset(_Dataset):
         shards: spec.Shards,
         *,
         base: str | os.PathLike[str] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
         lru_size: int | None = None,
         transformations: Literal["PIL", "numpy", "torch"] | Sequence[Transformation] | None = "PIL",
         raw: Raw = "stream",
@@ -104,14 +109,13 @@ class ShardListDataset(_Dataset):
         if lru_size is not None and lru_size < 1:
             raise ValueError(f"lru_size: expected at least 1, found {lru_size}")
         self.spec = spec.load_spec(shards, base=base, allow_pipe=allow_pipe)
-        self.raw = raw
-        self.fields = None if fields is None else frozenset(fields)
         self.on_error = on_error
         self.dataset_name = self.spec.name if dataset_name is None else dataset_name
         self.transformations = _transformations(transformations)
-        opener = _Opener(self.spec.shards, key_split)
-        self._pool = ShardPool(opener, lru_size or default_size())
-        counts = [shard.num_samples for shard in self.spec.shards]
+        folder = default_folder() if cache_dir is None else os.path.abspath(os.fspath(cache_dir))
+        self._opener = ShardOpener(self.spec, folder, key_split, fields, raw)
+        self._pool = ShardPool(self._opener, lru_size or default_size())
+        counts = self._opener.counts()
         missing = [number for number, count in enumerate(counts) if count is None]
         for number in tqdm(
             missing,
@@ -123,9 +127,13 @@ class ShardListDataset(_Dataset):
             disable=None if progress is None else not progress,
         ):
             counts[number] = len(self._pool.get(number))
-        self._ends: IntArray = np.cumsum(np.array(counts, np.int64))
-        self._end_view = self._ends.data
-        self._positions: range | IntArray = range(int(self._ends[-1]))
+        self._set_edges(np.concatenate(([0], np.cumsum(np.array(counts, np.int64)))))
+        self._positions: range | IntArray = range(int(self._edges[-1]))
+
+    def _set_edges(self, edges: IntArray) -> None:
+        """Set where shards begin and end in the dataset; views give plain ints, and fast."""
+        self._edges = edges
+        self._starts, self._ends = edges[:-1].data, edges[1:].data
 
     # A sequence of samples.
 
@@ -145,7 +153,7 @@ class ShardListDataset(_Dataset):
         if not 0 <= index < len(self._positions):
             index = self._wrapped(index)
         position = int(self._positions[index])
-        number = bisect_right(self._end_view, position)
+        number = bisect_right(self._ends, position)
         return self._sample(position, number)
 
     def __getitems__(self, indices: Sequence[int] | npt.NDArray[Any]) -> list[Any]:
@@ -154,11 +162,19 @@ class ShardListDataset(_Dataset):
         torch's DataLoader calls this where it would otherwise call ``dataset[i]`` for each index.
         """
         positions = np.asarray(self._select(np.asarray(indices)))
-        numbers = np.searchsorted(self._ends, positions, side="right")
         samples: list[Any] = [None] * len(positions)
         # In the order of the files: shard by shard, and forwards in each.
-        for at in np.argsort(positions, kind="stable").tolist():
-            samples[at] = self._sample(int(positions[at]), int(numbers[at]))
+        order = np.argsort(positions, kind="stable")
+        in_order = positions[order]
+        numbers = np.searchsorted(self._edges[1:], in_order, side="right")
+        cuts = np.flatnonzero(np.diff(numbers)) + 1
+        places = order.tolist()
+        for start, stop in zip([0, *cuts.tolist()], [*cuts.tolist(), len(places)], strict=True):
+            group = in_order[start:stop].tolist()
+            if group:
+                read = self._samples(group, int(numbers[start]))
+                for place, sample in zip(places[start:stop], read, strict=True):
+                    samples[place] = sample
         return samples
 
     def __iter__(self) -> Iterator[Any]:
@@ -175,14 +191,24 @@ class ShardListDataset(_Dataset):
         Raises:
             KeyError: There is none.
         """
-        for number in range(len(self.spec.shards)) if shard is None else [self._number(shard)]:
-            local_index = self._pool.get(number).find(key)
-            if local_index >= 0:
-                position = self._start(number) + local_index
-                if _contains(self._positions, position):
-                    return self._sample(position, number)
+        for number, local_index in self._places_of(key, shard):
+            position = self._starts[number] + local_index
+            if _contains(self._positions, position):
+                return self._sample(position, number)
         where = self.spec.shards[self._number(shard)].url if shard is not None else repr(self)
         raise KeyError(f"{where}: no sample has the key {key!r}")
+
+    def _places_of(self, key: str, shard: int | str | None) -> Iterator[tuple[int, int]]:
+        """Give shard number and local index of the samples with a key, in order."""
+        numbers: Iterable[int] = range(len(self.spec.shards))
+        if shard is not None:
+            numbers = [self._number(shard)]
+        else:
+            numbers = self._opener.shards_that_may_have(key)
+        for number in numbers:
+            local_index = self._pool.get(number).find(key)
+            if local_index >= 0:
+                yield number, local_index
 
     # What users of the old library touch.
 
@@ -192,7 +218,7 @@ class ShardListDataset(_Dataset):
         if not isinstance(self._positions, range) or self._positions.step != 1:
             return [len(self)]
         start = self._positions.start
-        inside = np.clip(self._ends, start, start + len(self))
+        inside = np.clip(self._edges[1:], start, start + len(self))
         return np.diff(inside, prepend=start).tolist()  # type: ignore[no-any-return]
 
     @property
@@ -208,9 +234,9 @@ class ShardListDataset(_Dataset):
     def get_shard(self, index: int) -> tuple[Shard, int, dict[str, Any]]:
         """Give the open shard of a sample, the sample's index in it, and the shard's JSON entry."""
         position = int(self._positions[self._wrapped(operator.index(index))])
-        number = bisect_right(self._end_view, position)
+        number = bisect_right(self._ends, position)
         shard = self._pool.get(number)
-        return shard, position - self._start(number), self.spec.shards[number].entry()
+        return shard, position - self._starts[number], self.spec.shards[number].entry()
 
     def get_stats(self) -> tuple[int, int]:
         """Give how often a shard was asked for, and how often it had to be opened."""
@@ -241,41 +267,59 @@ class ShardListDataset(_Dataset):
         return f"<ShardListDataset{name}: {len(self)} samples, {len(self.spec.shards)} shards>"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_end_view": None}
+        return {**self.__dict__, "_starts": None, "_ends": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._end_view = self._ends.data
+        self._set_edges(self._edges)
 
     # The way of one sample.
 
     def _sample(self, position: int, number: int) -> Any:
-        shard = self.spec.shards[number]
-        local_index = position - self._start(number)
+        local_index = position - self._starts[number]
         try:
-            sample: Any = self._pool.get(number).read(local_index, self.fields, self.raw)
+            sample = self._pool.get(number).read(local_index)
         except WidsError as error:  # about the shard, which it names
-            if self.on_error is None:
-                raise
-            return self.on_error(error)
-        key = sample["__key__"]
+            return self._stand_in(error)
+        about = self.spec.shards[number]
         sample["__index__"] = position
-        sample["__shard__"] = shard.url
+        sample["__shard__"] = about.url
         sample["__shardindex__"] = local_index
-        sample["__dataset__"] = shard.dataset or self.dataset_name
+        sample["__dataset__"] = about.dataset or self.dataset_name
+        return self._transformed(sample) if self.transformations else sample
+
+    def _samples(self, positions: list[int], number: int) -> list[Any]:
+        """Read samples of one shard."""
+        start, about = self._starts[number], self.spec.shards[number]
+        url, name = about.url, about.dataset or self.dataset_name
+        local_indices = [position - start for position in positions]
+        try:
+            samples: list[Any] = self._pool.get(number).read_many(local_indices)
+        except WidsError:  # one by one, for who wants a stand-in for each
+            return [self._sample(position, number) for position in positions]
+        for position, local_index, sample in zip(positions, local_indices, samples, strict=True):
+            sample["__index__"] = position
+            sample["__shard__"] = url
+            sample["__shardindex__"] = local_index
+            sample["__dataset__"] = name
+        return list(map(self._transformed, samples)) if self.transformations else samples
+
+    def _transformed(self, sample: Any) -> Any:
+        shard, key, index = sample["__shard__"], sample["__key__"], sample["__index__"]
         try:
             for transform in self.transformations:
                 sample = transform(sample)
-        except Exception as error:
-            located = _located(error, shard.url, key, position)
-            if self.on_error is None:
-                raise located from error
+        except Exception as error:  # noqa: BLE001 - raised again, or given to the caller
+            located = _located(error, shard, key, index)
             located.__cause__ = error
-            return self.on_error(located)
+            return self._stand_in(located)
         return sample
 
-    def _start(self, number: int) -> int:
-        return self._end_view[number - 1] if number else 0
+    def _stand_in(self, error: WidsError) -> Any:
+        """Give what ``on_error`` has for a sample that cannot be produced, or raise."""
+        if self.on_error is None:
+            raise error
+        return self.on_error(error)
 
     # Which samples are meant.
 
@@ -330,46 +374,6 @@ class ShardListDataset(_Dataset):
             if known.url == shard:
                 return number
         raise KeyError(f"{urls.redact(shard)}: no such shard in {self!r}")
-
-
-class _Opener:
-    """Opens shards by number and holds them against what the spec says of them."""
-
-    def __init__(self, shards: tuple[spec.ShardSpec, ...], key_split: KeySplit | None) -> None:
-        self.shards = shards
-        self.key_split = key_split
-
-    def __call__(self, number: int) -> Shard:
-        about = self.shards[number]
-        if not urls.is_local(about.url):
-            raise FetchError(
-                f"{urls.redact(about.url)}: expected a local shard, found a URL; this version "
-                "reads remote specs but not remote shards, so download it and pass `base`"
-            )
-        key_split = self.key_split or about.key_split or "first"
-        shard = Shard(urls.local_path(about.url), key_split=key_split)
-        if about.num_samples is not None and len(shard) != about.num_samples:
-            found = len(shard)
-            shard.close()
-            raise MismatchError(_count_message(about, shard, found, key_split))
-        return shard
-
-
-def _count_message(about: spec.ShardSpec, shard: Shard, found: int, key_split: KeySplit) -> str:
-    other: KeySplit = "last" if key_split == "first" else "first"
-    message = f"{about.url}: the spec says {about.num_samples} samples, the shard has {found}"
-    with Shard(shard.path, key_split=other) as split_otherwise:
-        if len(split_otherwise) == about.num_samples:
-            return (
-                f"{message}, but {about.num_samples} when names are split at their {other} dot; "
-                f'pass key_split="{other}"'
-            )
-    if about.num_samples == shard.index.num_files:
-        return (
-            f"{message}, and {about.num_samples} is its number of members: the spec counts files; "
-            "count samples, or leave nsamples out to have them counted here"
-        )
-    return f"{message}; correct the spec, or fetch or write the shard again"
 
 
 def _transformations(given: Any) -> list[Transformation]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final
 
+from wids.build import build_pack
 from wids.dataset import ShardListDataset
 from wids.spec import DatasetSpec, ShardSpec
 from wids.writer import TarWriter
@@ -33,7 +34,7 @@ _SHAPES: Final = ("circle", "square", "triangle", "cross")
 
 
 def write_dataset(folder: str) -> str:
-    """Write the demo's shards and their spec into a folder; give the path of the spec."""
+    """Write the demo's shards, index and spec into a folder; give the path of the spec."""
     os.makedirs(folder, exist_ok=True)
     shards = []
     for shard in range(NUM_SHARDS):
@@ -42,8 +43,11 @@ def write_dataset(folder: str) -> str:
             for number in range(shard * SAMPLES_PER_SHARD, (shard + 1) * SAMPLES_PER_SHARD):
                 writer.write(_sample(number))
         shards.append(ShardSpec(path, writer.num_samples, writer.nbytes))
+    index_path = os.path.join(os.path.abspath(folder), "shapes.index")
+    spec = DatasetSpec(tuple(shards), name="shapes", index=index_path)
+    build_pack(spec, index_path)
     spec_path = os.path.join(folder, "shapes.json")
-    DatasetSpec(tuple(shards), name="shapes").save(spec_path)
+    spec.save(spec_path)
     return spec_path
 
 

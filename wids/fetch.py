@@ -48,7 +48,8 @@ def local_error(path: str, error: OSError) -> FetchError:
         return NotFoundError(
             f"{path}: no such file (seen from {os.getcwd()}); check the path, or `base`"
         )
-    return FetchError(f"{path}: expected a readable file, found: {error.strerror or error}")
+    found = "a folder" if os.path.isdir(path) else error.strerror or error
+    return FetchError(f"{path}: expected a readable file, found: {found}")
 
 
 def _read_local(path: str, limit_nbytes: int) -> bytes:

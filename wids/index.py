@@ -1,49 +1,96 @@
-"""`TarIndex` + the key rule → `ShardIndex`: the samples of one shard, as columns.
+"""`TarIndex` + the key rule → `ShardIndex`: the samples of one shard, as columns; kept in files.
 
 Members of one key form one sample wherever they stand in the shard; samples come in the order in
-which their keys first appear. Everything is an array or one run of bytes, so that an open shard
-costs no Python object for each of its samples. This room never sees the members' bytes.
+which their keys first appear. Everything is an array or a run of bytes, in memory as in a file, so
+that a stored index is mapped and used as it lies, by all processes together, and an open shard
+costs no Python object for each of its samples. A *pack* holds the indexes of all shards of a
+dataset. The files are described byte by byte in specs/shard-index.md; whatever is wrong with one,
+it is as if it were not there. This room never sees the members' bytes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from dataclasses import dataclass
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import IO, Any, Final, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from wids.errors import ShardFormatError
 from wids.keys import KEY_SPLITS, KeySplit, split_names, to_bytes, to_text
-from wids.tar import IntArray, TarIndex
+from wids.tar import BLOCK_NBYTES, IntArray, TarBytes, TarIndex
+
+Column = npt.NDArray[Any]  # of unsigned integers, as narrow as their values allow
+
+VERSION: Final = 1
+_MAGIC: Final = b"wids-idx"
+_PACK_MAGIC: Final = b"wids-pak"
+_HEADER = struct.Struct("<8sIIQQqQQQQQII")
+_SECTIONS = struct.Struct("<16Q")
+_PACK_HEADER = struct.Struct("<8sIIQQQQQQQQII")
+_SMALL_NBYTES: Final = 64 << 10
+"""Indexes up to this size are read, larger ones mapped: to map costs as much time as to read this,
+and a file descriptor; to read costs memory that processes do not share."""
+_ALIGNMENT: Final = 8
+_DTYPES: Final[dict[float, np.dtype[Any]]] = {n: np.dtype(f"<u{n}") for n in (1, 2, 4, 8)}
+_NO_TIME: Final = -1
 
 
-@dataclass(frozen=True)
+class TarIdentity(NamedTuple):
+    """What tells one tar from another without reading it.
+
+    Attributes:
+        nbytes: Length of the file.
+        mtime_ns: When it was last changed; -1 for a published index, which is bound to the length
+            and to the checksums of the headers instead.
+    """
+
+    nbytes: int
+    mtime_ns: int = _NO_TIME
+
+
+@dataclass(frozen=True, eq=False)
 class ShardIndex:
     r"""The samples of one shard.
 
-    Sample ``i`` has the members ``member_starts[i]:member_starts[i + 1]``, in archive order.
+    Sample ``i`` has the members ``member_starts[i]`` to ``member_starts[i + 1]``, in archive order.
 
     Attributes:
-        keys: The samples' keys, each with a NUL before and after: ``b"\0k0\0k1\0"``.
-        key_starts: Where the keys begin in ``keys``, and the end; shape ``(num_samples + 1,)``.
+        text: Bytes with the samples' keys in them, each between NULs: ``b"\0k0\0k1\0"``.
+        text_start, text_stop: Where in ``text`` that run of keys is.
+        key_starts: Where keys begin in the run, and its end; shape ``(num_samples + 1,)``.
         member_starts: Each sample's first member, and the end; shape ``(num_samples + 1,)``.
-        offsets: Where the members' bytes begin in the tar, shape ``(num_members,)``.
+        blocks: Where members' bytes begin, in blocks of 512 bytes; shape ``(num_members,)``.
         sizes: Their lengths in bytes, shape ``(num_members,)``.
-        field_ids: Their fields, as positions in ``fields``, shape ``(num_members,)``.
+        field_ids: Their fields, as positions in ``fields``; shape ``(num_members,)``.
+        crcs: CRC-32 of the header block before each member's bytes, to be held against the tar at
+            each read; empty where the tar is known to be the one that was indexed.
         fields: Every field that occurs, with its leading dot.
+        key_split: The rule by which names were split.
         num_files: Files in the tar: members, orphans and duplicates.
         num_orphans: Files whose name gives no key or no field.
         num_duplicates: Files that a later one of the same name replaces.
     """
 
-    keys: bytes
-    key_starts: IntArray
-    member_starts: IntArray
-    offsets: IntArray
-    sizes: IntArray
-    field_ids: IntArray
+    text: bytes | mmap.mmap
+    text_start: int
+    text_stop: int
+    key_starts: Column
+    member_starts: Column
+    blocks: Column
+    sizes: Column
+    field_ids: Column
+    crcs: Column
     fields: tuple[str, ...]
+    key_split: KeySplit
     num_files: int
     num_orphans: int
     num_duplicates: int
@@ -51,19 +98,17 @@ class ShardIndex:
     def __len__(self) -> int:
         return len(self.key_starts) - 1
 
-    @cached_property
-    def _key_starts(self) -> memoryview:
-        return self.key_starts.data  # gives plain ints, several times faster than numpy
-
     def key(self, local_index: int) -> str:
         """Give the key of one sample."""
-        starts = self._key_starts
-        return to_text(self.keys[starts[local_index] : starts[local_index + 1] - 1])
+        start, stop = self.key_starts[local_index], self.key_starts[local_index + 1]
+        return to_text(self.text[self.text_start + int(start) : self.text_start + int(stop) - 1])
 
     def find(self, key: str) -> int:
         """Give the local index of a key, or -1, by one search through the bytes of all keys."""
-        at = self.keys.find(b"\0" + to_bytes(key) + b"\0")
-        return int(np.searchsorted(self.key_starts, at + 1)) if at >= 0 and "\0" not in key else -1
+        at = self.text.find(b"\0" + to_bytes(key) + b"\0", self.text_start, self.text_stop)
+        if at < 0 or "\0" in key:
+            return -1
+        return int(np.searchsorted(self.key_starts, at + 1 - self.text_start))
 
 
 def build(tar: TarIndex, key_split: KeySplit = "first", path: str = "tar") -> ShardIndex:
@@ -87,16 +132,19 @@ def build(tar: TarIndex, key_split: KeySplit = "first", path: str = "tar") -> Sh
     field_of, unique_fields = _numbered(fields)
 
     order = _in_samples(sample_of, field_of, len(unique_fields))
-    keys_joined = b"\0" + b"\0".join(unique_keys) + b"\0" if unique_keys else b""
-    is_separator = np.frombuffer(keys_joined, np.uint8) == 0
+    text = b"\0" + b"\0".join(unique_keys) + b"\0" if unique_keys else b"\0"
     return ShardIndex(
-        keys=keys_joined,
-        key_starts=np.flatnonzero(is_separator) + 1 if unique_keys else np.zeros(1, np.int64),
-        member_starts=np.searchsorted(sample_of[order], np.arange(len(unique_keys) + 1)),
-        offsets=tar.offsets[belongs][order],
-        sizes=tar.sizes[belongs][order],
-        field_ids=field_of[order],
+        text=text,
+        text_start=0,
+        text_stop=len(text),
+        key_starts=_narrow(np.flatnonzero(np.frombuffer(text, np.uint8) == 0) + 1),
+        member_starts=_narrow(np.searchsorted(sample_of[order], np.arange(len(unique_keys) + 1))),
+        blocks=_narrow(tar.offsets[belongs][order] // BLOCK_NBYTES),
+        sizes=_narrow(tar.sizes[belongs][order]),
+        field_ids=_narrow(field_of[order]),
+        crcs=np.empty(0, np.uint32),
         fields=tuple(map(to_text, unique_fields)),
+        key_split=key_split,
         num_files=len(tar.names),
         num_orphans=len(tar.names) - len(belongs),
         num_duplicates=len(belongs) - len(order),
@@ -119,3 +167,304 @@ def _in_samples(sample_of: IntArray, field_of: IntArray, num_fields: int) -> Int
     if len(distinct) < len(pairs):
         kept = np.sort(len(pairs) - 1 - last_seen)
     return kept[np.argsort(sample_of[kept], kind="stable")]
+
+
+def _narrow(values: IntArray) -> Column:
+    """Give non-negative values in the narrowest unsigned type that holds them."""
+    largest = int(values.max(initial=0))
+    return values.astype(np.min_scalar_type(largest) if largest else np.uint8)
+
+
+# One index as bytes.
+
+
+def with_checksums(index: ShardIndex, tar: TarBytes) -> ShardIndex:
+    """Give the index with the CRCs that let it be published: each read can then be checked."""
+    offsets = index.blocks.astype(np.int64) * BLOCK_NBYTES
+    crcs = [zlib.crc32(tar[offset - BLOCK_NBYTES : offset]) for offset in offsets.tolist()]
+    return replace(index, crcs=np.array(crcs, np.uint32))
+
+
+def dump(index: ShardIndex, identity: TarIdentity) -> bytes:
+    """Give an index as bytes, bound to a tar."""
+    sections = [
+        bytes(index.text[index.text_start : index.text_stop]),
+        b"\0".join(map(to_bytes, index.fields)),
+        *(
+            column.astype(column.dtype.newbyteorder("<")).tobytes()
+            for column in (
+                *(index.key_starts, index.member_starts, index.blocks),
+                *(index.sizes, index.field_ids, index.crcs),
+            )
+        ),
+    ]
+    position = _HEADER.size + _SECTIONS.size
+    places = []
+    body = bytearray()
+    for section in sections:
+        places += [position + len(body), len(section)]
+        body += section
+        body += bytes(-(position + len(body)) % _ALIGNMENT)
+    rest = _HEADER.pack(
+        *(_MAGIC, VERSION, 0, position + len(body), *identity, len(index), len(index.blocks)),
+        *(index.num_files, index.num_orphans, index.num_duplicates),
+        *(KEY_SPLITS.index(index.key_split), 0),
+    )[16:]
+    rest += _SECTIONS.pack(*places) + body
+    return struct.pack("<8sII", _MAGIC, VERSION, zlib.crc32(rest)) + rest
+
+
+def parse(
+    data: bytes | mmap.mmap, start: int, stop: int, identity: TarIdentity, key_split: KeySplit
+) -> ShardIndex | None:
+    """Give the index that lies in ``data[start:stop]``, without copying its columns.
+
+    Returns:
+        None where it is damaged, of another version, of another tar, or of the other rule. What is
+        given back was checked as a whole, once, and can be trusted to stay inside the tar.
+    """
+    if not _is_index(data, start, stop, identity, key_split):
+        return None
+    num_samples, num_members, num_files, num_orphans, num_duplicates, _, _ = _HEADER.unpack_from(
+        data, start
+    )[6:]
+    nbytes = stop - start
+    places = _SECTIONS.unpack_from(data, start + _HEADER.size)
+    counts = (num_samples + 1, num_samples + 1, *[num_members] * 3, num_members)
+    columns = []
+    for number, count in enumerate(counts, start=2):
+        at, length = places[2 * number : 2 * number + 2]
+        dtype = _DTYPES.get(length / count) if length and count else _DTYPES[1]
+        if dtype is None or at + length > nbytes or at % _ALIGNMENT:
+            return None
+        columns.append(np.frombuffer(data, dtype, length // dtype.itemsize, start + at))
+    text_at, text_nbytes, fields_at, fields_nbytes = places[:4]
+    if max(text_at + text_nbytes, fields_at + fields_nbytes) > nbytes:
+        return None
+    fields = bytes(data[start + fields_at : start + fields_at + fields_nbytes])
+    key_starts, member_starts, blocks, sizes, field_ids, crcs = columns
+    index = ShardIndex(
+        text=data,
+        text_start=start + text_at,
+        text_stop=start + text_at + text_nbytes,
+        key_starts=key_starts,
+        member_starts=member_starts,
+        blocks=blocks,
+        sizes=sizes,
+        field_ids=field_ids,
+        crcs=crcs,
+        fields=tuple(map(to_text, fields.split(b"\0"))) if fields else (),
+        key_split=key_split,
+        num_files=num_files,
+        num_orphans=num_orphans,
+        num_duplicates=num_duplicates,
+    )
+    # One that was made on this machine, undamaged, is as it was made. A published one is not ours.
+    is_ours = identity.mtime_ns != _NO_TIME
+    is_sound = is_ours or _is_sound(index, identity.nbytes, num_samples, num_members)
+    return index if is_sound else None
+
+
+def _is_index(
+    data: bytes | mmap.mmap, start: int, stop: int, identity: TarIdentity, key_split: KeySplit
+) -> bool:
+    """Tell whether an undamaged index of this version, this tar and this rule lies there."""
+    if stop > len(data) or stop - start < _HEADER.size + _SECTIONS.size:
+        return False
+    magic, version, crc, nbytes, *found = _HEADER.unpack_from(data, start)
+    if (magic, version, nbytes) != (_MAGIC, VERSION, stop - start):
+        return False
+    if TarIdentity(*found[:2]) != identity or KEY_SPLITS[found[7] : found[7] + 1] != (key_split,):
+        return False
+    with memoryview(data) as view, view[start + 16 : stop] as rest:
+        return bool(zlib.crc32(rest) == crc)
+
+
+def _is_sound(index: ShardIndex, tar_nbytes: int, num_samples: int, num_members: int) -> bool:
+    """Tell whether an index that came from elsewhere can be used without looking again."""
+    if len(index.key_starts) != num_samples + 1 or len(index.member_starts) != num_samples + 1:
+        return False
+    if {len(index.blocks), len(index.sizes), len(index.field_ids)} != {num_members}:
+        return False
+    keys, members = index.key_starts.astype(np.int64), index.member_starts.astype(np.int64)
+    ends = index.blocks.astype(np.uint64) * np.uint64(BLOCK_NBYTES) + index.sizes
+    return bool(
+        len(index.crcs) in (0, num_members)
+        and (keys[0], keys[-1]) == (1, index.text_stop - index.text_start)
+        and (members[0], members[-1]) == (0, num_members)
+        and (np.diff(keys) > 0).all()
+        and (np.diff(members) > 0).all()
+        and (
+            not num_members
+            or (
+                int(index.field_ids.max()) < len(index.fields)
+                and int(index.blocks.min()) > 0
+                and int(index.blocks.max()) <= tar_nbytes // BLOCK_NBYTES
+                and int(index.sizes.max()) <= tar_nbytes
+                and int(ends.max()) <= tar_nbytes
+            )
+        )
+    )
+
+
+def load(path: str, identity: TarIdentity, key_split: KeySplit) -> ShardIndex | None:
+    """Give the index that is stored under a path; None where there is none for this tar."""
+    data = _contents(path, _SMALL_NBYTES)
+    return None if data is None else parse(data, 0, len(data), identity, key_split)
+
+
+def _contents(path: str, small_nbytes: int = 0) -> bytes | mmap.mmap | None:
+    """Read a small file, or map a larger one; None where that cannot be."""
+    try:
+        handle = os.open(path, os.O_RDONLY)  # a third of the time that open() takes
+    except OSError:
+        return None
+    try:
+        if os.fstat(handle).st_size <= small_nbytes:
+            return os.read(handle, small_nbytes)
+        return mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError):  # a folder, or empty
+        return None
+    finally:
+        os.close(handle)
+
+
+# All indexes of a dataset.
+
+
+class Pack:
+    """The indexes of all shards of a dataset, in one mapped file.
+
+    Safe to share between threads and forked processes; unpickled, it is mapped again.
+
+    Attributes:
+        path: The file.
+        num_samples: Samples in each shard, shape ``(num_shards,)``.
+    """
+
+    def __init__(self, path: str, data: mmap.mmap) -> None:
+        self.path = path
+        self._data = data
+        (*_, num_shards, total, directory, names, names_nbytes, hashes, positions, keys_crc, width
+         ) = _PACK_HEADER.unpack_from(data, 0)  # fmt: skip
+        columns = np.frombuffer(data, "<u8", 4 * num_shards, directory).reshape(4, num_shards)
+        self._starts, self._lengths, self._tar_nbytes, self.num_samples = columns
+        self._names = bytes(data[names : names + names_nbytes]).split(b"\0")
+        self._hashes = np.frombuffer(data, "<u8", total, hashes)
+        self._positions = np.frombuffer(data, f"<u{width}", total, positions)
+        self._keys_crc = keys_crc
+
+    def __len__(self) -> int:
+        return len(self.num_samples)
+
+    def __reduce__(self) -> Any:
+        return load_pack, (self.path,)
+
+    def is_named(self, number: int, name: str) -> bool:
+        """Tell whether a shard of this base name was packed under this number."""
+        return number < len(self) and self._names[number] == to_bytes(name)
+
+    def tar_nbytes(self, number: int) -> int:
+        """Give the length of the tar that was packed under a number."""
+        return int(self._tar_nbytes[number])
+
+    def index(self, number: int, tar_nbytes: int, key_split: KeySplit) -> ShardIndex | None:
+        """Give the index of a shard; None where the tar, or the rule, is another one."""
+        start = int(self._starts[number])
+        stop = start + int(self._lengths[number])
+        return parse(self._data, start, stop, TarIdentity(tar_nbytes), key_split)
+
+    @cached_property
+    def has_sound_keys(self) -> bool:
+        """Whether the tables of keys are undamaged; read in full, once, when a key is wanted."""
+        crc = zlib.crc32(self._positions.data, zlib.crc32(self._hashes.data))
+        return bool(crc == self._keys_crc)
+
+    def candidates(self, key: str) -> Iterator[tuple[int, int]]:
+        """Give shard number and local index of the samples that may have a key, in order."""
+        wanted = np.uint64(_key_hash(to_bytes(key)))
+        first, last = (int(np.searchsorted(self._hashes, wanted, side)) for side in _SIDES)
+        ends = np.cumsum(self.num_samples)
+        for position in self._positions[first:last].tolist():
+            number = int(np.searchsorted(ends, position, side="right"))
+            if number < len(self):
+                yield number, position - int(ends[number] - self.num_samples[number])
+
+
+_SIDES: Final[tuple[Literal["left", "right"], ...]] = ("left", "right")
+
+
+def load_pack(path: str) -> Pack | None:
+    """Map a pack; None where there is none, or it is damaged or of another version."""
+    data = _contents(path)
+    if not isinstance(data, mmap.mmap) or len(data) < _PACK_HEADER.size:
+        return None
+    (magic, version, crc, nbytes, num_shards, total, directory, names, names_nbytes, hashes,
+     positions, _, width) = _PACK_HEADER.unpack_from(data, 0)  # fmt: skip
+    if magic != _PACK_MAGIC or version != VERSION or nbytes != len(data):
+        return None
+    with memoryview(data) as view:
+        checked = zlib.crc32(view[16 : _PACK_HEADER.size])
+        checked = zlib.crc32(view[directory : names + names_nbytes], checked)
+    sections = (
+        (directory, 32 * num_shards),
+        (names, names_nbytes),
+        (hashes, 8 * total),
+        (positions, width * total),
+    )
+    if checked != crc or width not in (4, 8) or any(a + n > nbytes for a, n in sections):
+        return None
+    pack = Pack(path, data)
+    is_sound = len(pack._names) >= num_shards and int(pack.num_samples.sum()) == total  # noqa: SLF001
+    return pack if is_sound else None
+
+
+def write_pack(file: IO[bytes], shards: Iterable[tuple[str, int, ShardIndex]]) -> None:
+    """Write a pack into an empty file that can seek.
+
+    Args:
+        file: The file.
+        shards: Base name, length of the tar, and index with checksums, for each shard in order.
+    """
+    file.write(bytes(_PACK_HEADER.size))
+    entries: list[tuple[int, int, int, int]] = []
+    names: list[bytes] = []
+    hashes: list[npt.NDArray[np.uint64]] = []
+    for name, tar_nbytes, index in shards:
+        blob = dump(index, TarIdentity(tar_nbytes))
+        entries.append((_align(file), len(blob), tar_nbytes, len(index)))
+        names.append(to_bytes(name))
+        text = bytes(index.text[index.text_start : index.text_stop])
+        keys = text.split(b"\0")[1:-1] if len(index) else []
+        hashes.append(np.fromiter(map(_key_hash, keys), np.uint64, len(keys)))
+        file.write(blob)
+    directory = _align(file)
+    columns = np.array(entries, "<u8").reshape(-1, 4).T.tobytes()
+    joined = b"\0".join(names)
+    file.write(columns + joined)
+    all_hashes = np.concatenate([np.empty(0, np.uint64), *hashes])
+    order = np.argsort(all_hashes, kind="stable")
+    width = 4 if len(order) < 1 << 32 else 8
+    tables = [all_hashes[order].astype("<u8").tobytes(), order.astype(f"<u{width}").tobytes()]
+    places = []
+    for table in tables:
+        places.append(_align(file))
+        file.write(table)
+    header = _PACK_HEADER.pack(
+        *(_PACK_MAGIC, VERSION, 0, file.tell(), len(names), len(order), directory),
+        *(directory + len(columns), len(joined), *places),
+        *(zlib.crc32(tables[1], zlib.crc32(tables[0])), width),
+    )
+    crc = zlib.crc32(columns + joined, zlib.crc32(header[16:]))
+    file.seek(0)
+    file.write(header[:12] + struct.pack("<I", crc) + header[16:])
+
+
+def _align(file: IO[bytes]) -> int:
+    """Fill up to the next aligned position and give it."""
+    file.write(bytes(-file.tell() % _ALIGNMENT))
+    return file.tell()
+
+
+def _key_hash(key: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")

@@ -1,14 +1,25 @@
-"""At most *n* open shards, the least recently used out first.
+"""At most *n* open shards, the least recently used out first; and how a shard is opened.
 
-The pool opens shards by number with the callable it is given; it knows no paths, specs or samples.
+A number becomes an open shard here: local path, index, comparison with the spec. Nothing here knows
+what a sample is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import os
+from collections.abc import Callable, Collection, Iterator
+from mmap import mmap
 from typing import Any, Final
 
-from wids.shard import Shard
+from wids import cache, index, tar, urls
+from wids.errors import FetchError, MismatchError
+from wids.index import Pack, ShardIndex, TarIdentity
+from wids.keys import KeySplit
+from wids.shard import Raw, Shard
+from wids.spec import DatasetSpec, ShardSpec
+
+_logger = logging.getLogger("wids")
 
 MAX_OPEN_SHARDS: Final = 256
 """Default limit, where the process may open four times as many files."""
@@ -22,6 +33,156 @@ def default_size() -> int:
         return MAX_OPEN_SHARDS
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_OPEN_SHARDS if soft < 0 else max(1, min(MAX_OPEN_SHARDS, soft // 4))
+
+
+class ShardOpener:
+    """Opens the shards of a spec by number, with an index that was made before where there is one.
+
+    An index comes from the dataset's pack, else from the cache folder, else from a scan, which
+    leaves it in the cache folder. Each is checked, and none is needed. Can be pickled.
+
+    Args:
+        spec: The dataset.
+        folder: The cache folder.
+        key_split: Where member names are split; None for what the spec says.
+        fields, raw: As for `Shard`.
+
+    Attributes:
+        pack: The dataset's pack, or None where there is none that can be used.
+    """
+
+    def __init__(
+        self,
+        spec: DatasetSpec,
+        folder: str,
+        key_split: KeySplit | None = None,
+        fields: Collection[str] | None = None,
+        raw: Raw = "bytes",
+    ) -> None:
+        self.shards = spec.shards
+        self.folder = folder
+        self.key_split = key_split
+        self.fields = fields
+        self.raw = raw
+        self.pack: Pack | None = None
+        if spec.index is not None and urls.is_local(spec.index):
+            self.pack = index.load_pack(urls.local_path(spec.index))
+            if self.pack is None:
+                _logger.info("%s: no index that can be used; shards are scanned", spec.index)
+
+    def __call__(self, number: int) -> Shard:
+        """Open a shard and hold it against its spec.
+
+        Raises:
+            FetchError: It cannot be opened.
+            ShardFormatError: It is not a complete, plain tar.
+            MismatchError: It has another number of samples than the spec says.
+        """
+        about = self.shards[number]
+        key_split = self.key_split_of(number)
+
+        def find_index(path: str, data: mmap, identity: TarIdentity) -> ShardIndex:
+            found = None if self.pack is None else self.packed_index(number, identity.nbytes)
+            if found is None:
+                found = self.kept_index(path, data, identity, key_split)
+            return found
+
+        path = _local_path(about.url)
+        shard = Shard(path, fields=self.fields, raw=self.raw, find_index=find_index)
+        if about.num_samples is not None and len(shard) != about.num_samples:
+            message = _count_message(about, shard, key_split)
+            shard.close()
+            raise MismatchError(message)
+        return shard
+
+    def key_split_of(self, number: int) -> KeySplit:
+        """Give the rule for a shard: the caller's, else the spec's, else the first dot."""
+        return self.key_split or self.shards[number].key_split or "first"
+
+    def is_packed(self, number: int) -> bool:
+        """Tell whether the pack has a shard of this number and name."""
+        name = os.path.basename(urls.path_of(self.shards[number].url))
+        return self.pack is not None and self.pack.is_named(number, name)
+
+    def packed_index(self, number: int, tar_nbytes: int) -> ShardIndex | None:
+        """Give a shard's index from the pack; None where it is not that of this tar."""
+        if self.pack is None or not self.is_packed(number):
+            return None
+        return self.pack.index(number, tar_nbytes, self.key_split_of(number))
+
+    def is_fresh(self, number: int) -> bool:
+        """Tell whether the pack has the index of a tar as long as the shard's is now."""
+        if self.pack is None or not self.is_packed(number):
+            return False
+        try:
+            nbytes = os.path.getsize(urls.local_path(self.shards[number].url))
+        except OSError:
+            return False
+        return self.pack.tar_nbytes(number) == nbytes
+
+    def counts(self) -> list[int | None]:
+        """Give the number of samples in each shard, from spec or pack; None where neither knows."""
+        counts = [shard.num_samples for shard in self.shards]
+        if self.pack is not None and None in counts:
+            for number, count in enumerate(counts):
+                if count is None and self.is_fresh(number):
+                    packed = self.packed_index(number, self.pack.tar_nbytes(number))
+                    counts[number] = None if packed is None else len(packed)
+        return counts
+
+    def shards_that_may_have(self, key: str) -> Iterator[int]:
+        """Give the numbers of shards that may have a key: by the pack, then those it knows not."""
+        pack = self.pack
+        if pack is None or not pack.has_sound_keys:
+            yield from range(len(self.shards))
+            return
+        packed = dict.fromkeys(number for number, _ in pack.candidates(key))
+        yield from packed
+        for number in range(len(self.shards)):
+            if number not in packed and not self.is_fresh(number):
+                yield number
+
+    def kept_index(
+        self, path: str, data: mmap, identity: TarIdentity, key_split: KeySplit
+    ) -> ShardIndex:
+        """Give a local shard's index from the cache folder, or make it and keep it there."""
+        kept_path = cache.index_path(self.folder, path, key_split)
+        found = index.load(kept_path, identity, key_split)
+        if found is not None:
+            return found
+        made = index.build(tar.scan(data, path), key_split, path)
+        if cache.is_settled(identity) and cache.publish(kept_path, index.dump(made, identity)):
+            # Mapped, its memory is shared by all processes; the one that was made would not be.
+            found = index.load(kept_path, identity, key_split)
+        return made if found is None else found
+
+
+def _local_path(url: str) -> str:
+    if url.startswith("/"):  # as nearly all are, and shards are opened often
+        return url
+    if not urls.is_local(url):
+        raise FetchError(
+            f"{urls.redact(url)}: expected a local shard, found a URL; this version reads remote "
+            "specs but not remote shards, so download it and pass `base`"
+        )
+    return urls.local_path(url)
+
+
+def _count_message(about: ShardSpec, shard: Shard, key_split: KeySplit) -> str:
+    other: KeySplit = "last" if key_split == "first" else "first"
+    message = f"{about.url}: the spec says {about.num_samples} samples, the shard has {len(shard)}"
+    with Shard(shard.path, key_split=other) as split_otherwise:
+        if len(split_otherwise) == about.num_samples:
+            return (
+                f"{message}, but {about.num_samples} when names are split at their {other} dot; "
+                f'pass key_split="{other}"'
+            )
+    if about.num_samples == shard.index.num_files:
+        return (
+            f"{message}, and {about.num_samples} is its number of members: the spec counts files; "
+            "count samples, or leave nsamples out to have them counted here"
+        )
+    return f"{message}; correct the spec, or fetch or write the shard again"
 
 
 class ShardPool:

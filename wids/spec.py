@@ -59,7 +59,7 @@ class ShardSpec:
     def entry(self, folder: str | None = None) -> dict[str, Any]:
         """Give the shard as it stands in a JSON document that lies in ``folder``."""
         known = {
-            "url": self.url if folder is None else urls.relative(self.url, folder),
+            "url": _named(self.url, folder),
             "nsamples": self.num_samples,
             "filesize": self.nbytes,
             "md5sum": self.md5sum,
@@ -77,19 +77,22 @@ class DatasetSpec:
     Attributes:
         shards: At least one shard.
         name: Name of the dataset, or ``""``.
+        index: Absolute path or URL of the dataset's pack of shard indexes, or None.
         extras: What else the document says (``__kind__``, ``info``, …), unread and kept.
     """
 
     shards: tuple[ShardSpec, ...]
     name: str = ""
+    index: str | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)
 
     def document(self, folder: str | None = None) -> dict[str, Any]:
-        """Give the JSON document; shards inside ``folder`` are named relative to it."""
+        """Give the JSON document; what is inside ``folder`` is named relative to it."""
+        known = {"name": self.name, "index": self.index and _named(self.index, folder)}
         return {
             "__kind__": KIND,
             "wids_version": VERSION,
-            **({"name": self.name} if self.name else {}),
+            **{key: value for key, value in known.items() if value},
             **self.extras,
             "shardlist": [shard.entry(folder) for shard in self.shards],
         }
@@ -108,6 +111,10 @@ class DatasetSpec:
         except BaseException:
             os.unlink(temporary)
             raise
+
+
+def _named(url: str, folder: str | None) -> str:
+    return url if folder is None else urls.relative(url, folder)
 
 
 Path: TypeAlias = "str | os.PathLike[str]"
@@ -299,9 +306,9 @@ class _Loader:
             name_of_component = f"{place.name}: datasets[{number}]"
             inner = replace(place, name=name_of_component, base=base, is_based=False)
             shards += self.component(component, inner, join)
-        known = ("wids_version", "name", "base", "base_path", "shardlist", "datasets", "key_split")
-        extras = {key: value for key, value in document.items() if key not in known}
-        return DatasetSpec(tuple(shards), name, extras)
+        index = _text(document, "index", place.name)
+        extras = {key: value for key, value in document.items() if key not in _DOCUMENT_KEYS}
+        return DatasetSpec(tuple(shards), name, index and join(index), extras)
 
     def component(
         self,
@@ -400,6 +407,12 @@ def _normal_form(document: Any, name: str) -> Mapping[str, Any]:
     )
 
 
+_DOCUMENT_KEYS = frozenset(
+    (
+        *("wids_version", "name", "base", "base_path"),
+        *("shardlist", "datasets", "key_split", "index"),
+    )
+)
 _SHARD_KEYS = frozenset(
     (
         "url",

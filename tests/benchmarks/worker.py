@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import mmap
 import os
 import sys
 import time
@@ -36,6 +37,10 @@ class Library:
         """Open a shard as if for the first time."""
         raise NotImplementedError
 
+    def maps(self, dataset: Any) -> list[mmap.mmap]:
+        """Give the maps of the open shards."""
+        raise NotImplementedError
+
 
 class New(Library):
     """The library of this checkout."""
@@ -54,6 +59,9 @@ class New(Library):
         from wids.shard import Shard
 
         return Shard(path)
+
+    def maps(self, dataset: Any) -> list[mmap.mmap]:
+        return [entry.shard._map for entry in dataset._pool._entries.values()]
 
     def sampler(self, size: int, chunksize: int) -> Any:
         from wids import ChunkedSampler
@@ -82,6 +90,10 @@ class Old(Library):
         return IndexedTarSamples(path=path)
 
     index_shard = open_shard
+
+    def maps(self, dataset: Any) -> list[mmap.mmap]:
+        lru = dataset.cache.lru
+        return [lru[key].reader.mmapped_file for key in lru.keys()]  # noqa: SIM118 - no dict
 
     def sampler(self, size: int, chunksize: int) -> Any:
         from wids import ChunkedSampler
@@ -165,9 +177,11 @@ def reopen(path: str) -> float:
 
 
 def cold(spec: str, files: list[str], batches: list[list[int]]) -> float:
-    """Batches whose bytes are not in the page cache."""
+    """Batches whose bytes are not in the page cache, from shards that are open."""
     dataset = opened(spec, 100)
     library.batch(dataset, batches[0])
+    for data in library.maps(dataset):
+        data.madvise(mmap.MADV_DONTNEED)  # mapped pages would stay in the page cache
     for path in files:
         handle = os.open(path, os.O_RDONLY)
         os.fsync(handle)
