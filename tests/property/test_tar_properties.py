@@ -1,0 +1,201 @@
+"""Properties of the tar room: equal to ``tarfile``, and never wrong on damaged archives."""
+
+from __future__ import annotations
+
+import io
+import logging
+import tarfile
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from wids import tar
+from wids.errors import ShardFormatError
+
+logging.getLogger("wids").setLevel(logging.CRITICAL)
+
+FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+LETTERS = "ab.-_ /éß猫鳥дя👾"
+
+names = (
+    st.text(st.sampled_from(LETTERS), min_size=1, max_size=120)
+    .filter(lambda name: name.strip("/") == name and "//" not in name)
+    .filter(lambda name: len(name.encode()) <= 300)
+)
+sizes = st.one_of(st.integers(0, 3), st.integers(505, 520), st.integers(0, 3000))
+kinds = st.sampled_from("ffffffhsd")
+members = st.lists(
+    st.tuples(names, kinds, sizes, st.sampled_from([0, 1, 1.25])), min_size=1, max_size=14
+)
+
+
+def archive(specified: list[tuple[str, str, int, float]], tar_format: int) -> bytes:
+    """Write files, hard and symbolic links and folders with the standard library."""
+    stream = io.BytesIO()
+    files: list[str] = []
+    with tarfile.open(fileobj=stream, mode="w", format=tar_format) as writer:
+        for number, (name, kind, size, mtime) in enumerate(specified):
+            info = tarfile.TarInfo(name)
+            info.mtime = mtime  # type: ignore[assignment]  # tarfile takes fractions
+            data = bytes([number + 1]) * size
+            if kind == "f":
+                info.size = size
+            elif kind == "d":
+                info.type = tarfile.DIRTYPE
+            else:
+                if not files:
+                    continue
+                info.type = tarfile.LNKTYPE if kind == "h" else tarfile.SYMTYPE
+                info.linkname = files[size % len(files)]
+            try:
+                writer.addfile(info, io.BytesIO(data))
+            except ValueError:  # does not fit into ustar
+                continue
+            if kind in "fh":
+                files.append(name)
+    return stream.getvalue()
+
+
+def found(data: bytes) -> list[tuple[bytes, int, int]]:
+    index = tar.scan(data)
+    return list(zip(index.names, index.offsets.tolist(), index.sizes.tolist(), strict=True))
+
+
+def oracle(data: bytes) -> list[tuple[bytes, int, int]]:
+    """Give name, offset and size of the files, as ``tarfile`` finds them."""
+    result = []
+    last: dict[str, tarfile.TarInfo] = {}
+    with tarfile.open(fileobj=io.BytesIO(data)) as reader:
+        for info in reader:
+            target = info
+            if info.islnk():
+                target = last[info.linkname]
+            if target.isfile():
+                last[info.name] = target
+                result.append((info.name.encode(), target.offset_data, target.size))
+    return result
+
+
+def check_scan(specified: list[Any], tar_format: int) -> None:
+    data = archive(specified, tar_format)
+    assert found(data) == oracle(data)
+
+
+def check_damage(specified: list[Any], tar_format: int, damages: list[Any]) -> None:
+    original = archive(specified, tar_format)
+    expected = found(original)
+    places = {(offset, size) for _, offset, size in expected}
+    # A name that stands in the body of an extended header is covered by no checksum.
+    unsure = {
+        offset
+        for name, offset, _ in expected
+        if original[offset - 512 : offset - 512 + len(name[:100])] != name[:100] or len(name) > 100
+    }
+    damaged = bytearray(original)
+    for kind, where, amount, value in damages:
+        at = int(where * len(damaged))
+        if kind == "flip" and at < len(damaged):
+            damaged[at] ^= value or 1
+        elif kind == "zero":
+            damaged[at : at + amount] = bytes(len(damaged[at : at + amount]))
+        elif kind == "blocks":
+            at = at // 512 * 512
+            damaged[at : at + amount * 512] = bytes(len(damaged[at : at + amount * 512]))
+        elif kind == "noise":
+            damaged[at : at + amount] = bytes([value]) * len(damaged[at : at + amount])
+        elif kind == "cut":
+            del damaged[at:]
+    data = bytes(damaged)
+    if has_forged_header(original, data):
+        return
+    try:
+        index = tar.scan(data)
+    except ShardFormatError:
+        return
+    for name, offset, size in zip(index.names, index.offsets, index.sizes, strict=True):
+        place = (int(offset), int(size))
+        assert place in places, "a member that was never there"
+        assert (name, *place) in expected or place[0] in unsure, "a name that was never there"
+    if len(index.names) < len(expected):
+        assert index.remarks or is_whole(data), "members are missing without a word"
+
+
+def has_forged_header(original: bytes, data: bytes) -> bool:
+    """Tell whether several changes to a header cancel out in its sum, which no one can notice."""
+    for start in range(0, len(data) - 511, 512):
+        before, after = original[start : start + 512], data[start : start + 512]
+        if sum(a != b for a, b in zip(before, after, strict=True)) > 1:
+            try:
+                tarfile.TarInfo.frombuf(after, "utf-8", "surrogateescape")
+            except tarfile.TarError:
+                continue
+            return True
+    return False
+
+
+def is_whole(data: bytes) -> bool:
+    """Tell whether an archive ends in zeros alone after its last header: a shorter one, as good."""
+    with tarfile.open(fileobj=io.BytesIO(data)) as reader:
+        reader.getmembers()
+        return not data[reader.offset :].strip(b"\0")
+
+
+damages = st.lists(
+    st.tuples(
+        st.sampled_from(["flip", "flip", "zero", "blocks", "noise", "cut"]),
+        st.floats(0, 1, exclude_max=True),
+        st.integers(1, 6),
+        st.integers(0, 255),
+    ),
+    min_size=1,
+    max_size=3,
+)
+quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=quiet)
+@given(members, st.sampled_from(FORMATS))
+def test_scan_equals_tarfile(specified: list[Any], tar_format: int) -> None:
+    """Names, offsets and sizes are tarfile's, for links, duplicates and names in any script."""
+    check_scan(specified, tar_format)
+
+
+@settings(max_examples=500, deadline=None, suppress_health_check=quiet)
+@given(members, st.sampled_from(FORMATS), damages)
+def test_damage_is_never_a_wrong_member(
+    specified: list[Any], tar_format: int, damage: list[Any]
+) -> None:
+    """A damaged archive gives members of the undamaged one, or an error; none vanish in silence."""
+    check_damage(specified, tar_format, damage)
+
+
+@pytest.mark.long
+@settings(max_examples=8_000, deadline=None, suppress_health_check=quiet)
+@given(members, st.sampled_from(FORMATS))
+def test_scan_equals_tarfile_at_length(specified: list[Any], tar_format: int) -> None:
+    """The same, many times over."""
+    check_scan(specified, tar_format)
+
+
+@pytest.mark.long
+@settings(max_examples=15_000, deadline=None, suppress_health_check=quiet)
+@given(members, st.sampled_from(FORMATS), damages)
+def test_damage_is_never_a_wrong_member_at_length(
+    specified: list[Any], tar_format: int, damage: list[Any]
+) -> None:
+    """The same, many times over."""
+    check_damage(specified, tar_format, damage)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=4096))
+def test_random_bytes_are_no_tar(data: bytes) -> None:
+    """Noise is an error, or zeros alone an archive of nothing; never a hang, never a member."""
+    try:
+        index = tar.scan(data)
+    except ShardFormatError:
+        return
+    assert index.names == []
+    assert not data.strip(b"\0")
