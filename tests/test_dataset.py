@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import raises, sample_members, write_shards, write_tar
+from conftest import raises, sample_members, settle, write_shards, write_tar
 
 from wids import (
     DecodeError,
@@ -292,35 +292,48 @@ def test_regenerated_shard_is_read_anew(tmp_path: Path) -> None:
         assert [sample[".txt"] for sample in dataset] == ["new", "more"]
 
 
-def test_local_shards_are_read_in_place(tmp_path: Path) -> None:
-    """Read-only folders of other people will do: nothing is written, copied or locked."""
-    (tmp_path / "home").mkdir()
+AS_NOBODY = """
+import os, sys, wids
+# All that is imported on the way, before the change of user, who may not read this environment.
+wids.ShardListDataset(sys.argv[1], cache_dir="/dev/null")[1]
+if os.geteuid() == 0:
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+with wids.ShardListDataset(sys.argv[1]) as dataset:
+    print(dataset[1][".cls"], dataset[-1][".cls"])
+"""
+
+
+@pytest.mark.parametrize("has_cache", [False, True])
+def test_local_shards_are_read_in_place(tmp_path: Path, has_cache: bool) -> None:
+    """Read-only folders of other people will do: nothing is written there, copied or locked.
+
+    Where the reader may write to no cache folder either, nothing is written at all.
+    """
     (tmp_path / "data").mkdir()
+    (tmp_path / "cache").mkdir()
     spec = write_shards(tmp_path / "data", [4])
-    for path in tmp_path.joinpath("data").iterdir():
-        path.chmod(0o444)
-    tmp_path.joinpath("data").chmod(0o555)
-    code = f"import wids; print(wids.ShardListDataset({str(spec)!r})[1]['.cls'])"
-    before = sorted(tmp_path.rglob("*"))
-    # As another user, where this one may write everywhere.
-    drop = {"user": 65534, "group": 65534} if os.geteuid() == 0 else {}
+    for path in (tmp_path / "data").iterdir():
+        settle(path).chmod(0o444)
+    (tmp_path / "data").chmod(0o555)
+    (tmp_path / "cache").chmod(0o777 if has_cache else 0o555)
     for folder in (tmp_path, *list(tmp_path.parents)[:2]):
-        folder.chmod(folder.stat().st_mode | 0o055)
-    if drop and not os.access(sys.executable, os.X_OK):
-        drop = {}
+        folder.chmod(folder.stat().st_mode | 0o055)  # pytest keeps other users out
+    before = sorted(tmp_path.rglob("*"))
 
     result = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "HOME": str(tmp_path / "home"), "PYTHONDONTWRITEBYTECODE": "1"},
+        [sys.executable, "-c", AS_NOBODY, str(spec)],
+        env={**os.environ, "WIDS_CACHE": str(tmp_path / "cache")},
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
 
-    assert (result.stdout, result.stderr) == ("1\n", "")
-    assert sorted(tmp_path.rglob("*")) == before
-    tmp_path.joinpath("data").chmod(0o755)
+    assert (result.stdout, result.stderr) == ("1 3\n", "")
+    written = [path for path in sorted(tmp_path.rglob("*")) if path not in before]
+    assert [path.suffix for path in written if path.is_file()] == [".index"] * has_cache
+    assert all(path.is_relative_to(tmp_path / "cache") for path in written)
+    (tmp_path / "data").chmod(0o755)
 
 
 def test_many_shards_stay_within_the_descriptors(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def forged(original: ShardIndex, **changes: Any) -> bytes:
 
 
 def test_forged_index_cannot_lead_outside(shard_path: Path) -> None:
-    """A published index with a right CRC still has to stay inside the tar (INDEX-3)."""
+    """A published index with a right CRC still has to stay inside the tar (INDEX-3, SEC-8)."""
     original = made(shard_path)
     num = len(original.blocks)
     attacks: dict[str, dict[str, Any]] = {

@@ -21,6 +21,10 @@ from wids import order
 from wids.errors import StateError
 
 
+_PART_LENGTH = 1 << 14
+"""Indices that become Python ints at a time, so that the first of a large chunk comes soon."""
+
+
 class _Pass:
     """One pass over the indices of an epoch; knows its position without counting every index."""
 
@@ -119,7 +123,8 @@ class ChunkedSampler(Sampler[int]):
         for block in order.rank_blocks(
             self._settings(), self.seed, this.epoch, rank, num_replicas, this.start
         ):
-            yield this.enter(block.tolist())
+            for start in range(0, len(block), _PART_LENGTH):
+                yield this.enter(block[start : start + _PART_LENGTH].tolist())
         this.is_over = True
         if self.epoch == this.epoch:
             self._resume_at = 0
