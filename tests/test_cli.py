@@ -47,3 +47,9 @@ def test_errors_of_the_library_are_one_line(
 
     assert cli.main(["demo", "x"]) == 1
     assert capsys.readouterr().err == "wids: x: no\n"
+
+
+def test_folder_that_cannot_be_written_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """An error of the system is shown as one line too."""
+    assert cli.main(["demo", "/proc/nothing"]) == 1
+    assert capsys.readouterr().err.startswith("wids: [Errno ")

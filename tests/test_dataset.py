@@ -545,3 +545,67 @@ def test_construction_is_silent(train: Path, capfd: pytest.CaptureFixture[str]) 
         pass
 
     assert capfd.readouterr() == ("", "")
+
+
+def test_shard_with_another_count_later_is_noticed(tmp_path: Path) -> None:
+    """A count that was found when the dataset was opened holds whenever the shard is opened."""
+    path = write_tar(tmp_path / "a.tar", sample_members(0, 8))
+    with ShardListDataset(path) as dataset:
+        for members in (sample_members(0, 4), sample_members(0, 9)):
+            dataset.close()
+            write_tar(path, members)
+            with raises(
+                MismatchError, "expected 8 samples as when the dataset was opened", "found "
+            ):
+                pickle.loads(pickle.dumps(dataset))[6]  # noqa: S301 - made here
+            with raises(MismatchError, "written anew: open the dataset again"):
+                dataset[6]
+
+
+def test_collected_errors_hold_no_files(tmp_path: Path) -> None:
+    """Who keeps the errors of a broken shard does not keep it open."""
+    good = write_tar(tmp_path / "good.tar", sample_members(0, 1))
+    data = good.read_bytes()
+    (tmp_path / "bad.tar").write_bytes(data[:515])
+    (tmp_path / "worse.tar").write_bytes(data[:1024] + b"x" * 600)
+    errors: list[WidsError] = []
+    shards = [(tmp_path / "bad.tar", 1), (tmp_path / "worse.tar", 1)]
+    with ShardListDataset(shards, on_error=errors.append) as dataset:
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(20):
+            dataset.__getitems__([0, 1])
+        assert len(errors) == 40
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("index", [2**63, 2**64 - 1, 2**70, -(2**70), np.uint64(2**64 - 1)])
+def test_huge_indices_are_out_of_range(dataset: ShardListDataset, index: int) -> None:
+    """No index wraps around, alone, in a batch or in an array."""
+    for take in (dataset.__getitem__, lambda i: dataset[[i]], lambda i: dataset.__getitems__([i])):
+        with raises(IndexError, "is out of range for a dataset of 20 samples"):
+            take(index)
+
+
+def test_booleans_in_a_batch_are_numbers(train: Path) -> None:
+    """A batch is what one-by-one access gives, for True and False too; a mask makes a view."""
+    with ShardListDataset(train)[:2] as dataset:
+        assert dataset.__getitems__([True, False]) == [dataset[True], dataset[False]]
+        assert len(dataset[[True, False]]) == 1
+
+
+def test_any_collection_of_fields_will_do(train: Path) -> None:
+    """Fields may be the keys of a dict or come from a generator, and the dataset travels."""
+    for fields in ({".cls": 1}.keys(), (name for name in [".cls"])):
+        with ShardListDataset(train, fields=fields) as dataset:  # type: ignore[arg-type]
+            other = pickle.loads(pickle.dumps(dataset))  # noqa: S301 - made here
+            for index in (0, 9, 19):
+                assert ".txt" not in dataset[index]
+                assert other[index] == dataset[index]
+            other.close()
+
+
+def test_key_that_cannot_be_is_absent(dataset: ShardListDataset) -> None:
+    """Text that no name can be is a key that is not there."""
+    for key in ("\ud800", "a\0b", ""):
+        with raises(KeyError, "no sample has the key"):
+            dataset.get_by_key(key)

@@ -19,7 +19,7 @@ Samples = list[tuple[str, list[tuple[str, int]]]]
 def tar_of(names: list[bytes]) -> TarIndex:
     """Give a tar index in which member ``i`` begins at block ``i`` and has ``i`` bytes."""
     numbers = np.arange(len(names), dtype=np.int64)
-    return TarIndex(names, numbers * 512, numbers)
+    return TarIndex(names, numbers * 512, numbers, numbers * 512 - 512)
 
 
 def samples_of(built: index.ShardIndex) -> Samples:

@@ -8,7 +8,7 @@ import os
 import stat
 import struct
 import zlib
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 from conftest import raises, sample_members, settle, write_shards, write_tar
 
-from wids import Shard, ShardFormatError, ShardListDataset, index, load_spec, tar
-from wids.build import build_pack
+from wids import Shard, ShardFormatError, ShardListDataset, build_pack, index, load_spec, tar
 from wids.index import ShardIndex, TarIdentity
 
 TIMED = TarIdentity(10240, 1_700_000_000_000_000_000)
@@ -76,7 +75,7 @@ def test_file_is_as_the_page_says(tmp_path: Path) -> None:
         *(len(data), *TIMED),
         *(2, 3, 3, 0, 0, 0, 0),
     )
-    places = [struct.unpack_from("<QQ", data, 88 + 16 * i) for i in range(8)]
+    places = [struct.unpack_from("<QQ", data, 88 + 16 * i) for i in range(9)]
     sections = [data[at : at + length] for at, length in places]
     assert all(at % 8 == 0 for at, _ in places)
     assert sections == [
@@ -87,6 +86,7 @@ def test_file_is_as_the_page_says(tmp_path: Path) -> None:
         bytes([1, 3, 5]),
         bytes([3, 1, 0]),
         bytes([0, 1, 0]),
+        bytes([1, 1, 1]),
         b"",
     ]
 
@@ -113,7 +113,8 @@ def test_other_tar_rule_or_version_is_not_believed(shard_path: Path) -> None:
 def forged(original: ShardIndex, **changes: Any) -> bytes:
     """Give an index with a right CRC and wrong contents, as an attacker would."""
     values = {f.name: getattr(original, f.name) for f in fields(original)}
-    return index.dump(ShardIndex(**{**values, **changes}), TarIdentity(20480))
+    checked = {"crcs": np.zeros(len(original.blocks), np.uint32)}
+    return index.dump(ShardIndex(**{**values, **checked, **changes}), TarIdentity(20480))
 
 
 def test_forged_index_cannot_lead_outside(shard_path: Path) -> None:
@@ -133,6 +134,14 @@ def test_forged_index_cannot_lead_outside(shard_path: Path) -> None:
         "keys past the end": {"key_starts": original.key_starts + np.uint8(1)},
         "too few sizes": {"sizes": original.sizes[:-1]},
         "too few checksums": {"crcs": np.zeros(1, np.uint32)},
+        "no checksums": {"crcs": np.zeros(0, np.uint32)},
+        "samples that wrap around": {
+            "member_starts": np.array(
+                [0, 2**62, 2**63, 2**64 - 1, *original.member_starts[4:]], np.uint64
+            )
+        },
+        "no header": {"head_blocks": np.zeros(num, np.uint8)},
+        "header before the start": {"head_blocks": np.full(num, 200, np.uint8)},
     }
     good = forged(original)
     assert index.parse(good, 0, len(good), TarIdentity(20480), "first") is not None
@@ -424,3 +433,51 @@ def test_shard_takes_an_index_from_elsewhere(shard_path: Path) -> None:
         assert shard[0][".txt"] == b"text 0"
     size = shard_path.stat().st_size
     assert asked == [(str(shard_path), size, size)]
+
+
+@pytest.mark.parametrize("names", [["猫", "狗"], ["a" * 101, "b" * 101], ["x", "y"]])
+def test_names_in_extended_headers_are_checked(tmp_path: Path, names: list[str]) -> None:
+    """A tar whose samples changed places is an error, however its names are stored (INDEX-2)."""
+
+    def write(order: list[str]) -> None:
+        members = [(f"{name}.txt", f"of {name[0]}".encode()) for name in order]
+        write_tar(tmp_path / "a.tar", members)
+
+    write(names)
+    spec = load_spec([tmp_path / "a.tar"])
+    build_pack(spec, tmp_path / "a.index")
+    spec = replace(spec, index=str(tmp_path / "a.index"))
+    with ShardListDataset(spec) as dataset:
+        assert dataset[0][".txt"] == f"of {names[0][0]}"
+    write(names[::-1])
+
+    with ShardListDataset(spec) as dataset:
+        for index_of_sample in (0, 1):
+            with raises(ShardFormatError, "expected the header of a .txt as in the published"):
+                dataset[index_of_sample]
+
+
+def test_key_in_several_shards_is_the_first(packed: Path) -> None:
+    """A shard that the pack does not know comes in its place, not after the others (INDEX-7)."""
+    members = [*sample_members(0, 7), ("s00018.txt", bytes(20_000).replace(b"\0", b"x"))]
+    write_tar(packed.parent / "train-000000.tar", members)
+
+    with ShardListDataset(packed) as dataset:
+        assert dataset.get_by_key("s00018")["__index__"] == 7
+
+
+def test_index_of_another_user_is_not_used(
+    shard_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a cache folder that users share, each believes only itself (INDEX-3)."""
+    with ShardListDataset(shard_path) as dataset:
+        expected = list(dataset[:7])
+    (file,) = kept(own_cache)
+    identity = TarIdentity(shard_path.stat().st_size, shard_path.stat().st_mtime_ns)
+    assert index.load(str(file), identity, "first") is not None
+
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+
+    assert index.load(str(file), identity, "first") is None
+    with ShardListDataset(shard_path) as dataset:
+        assert list(dataset[:7]) == expected

@@ -10,7 +10,7 @@ import pytest
 import wids
 
 LAYERS = """
-errors    keys
+errors    keys     publish
 urls      order     tar      decode
 fetch     index     samplers encode
 spec      shard     remote

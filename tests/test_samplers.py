@@ -378,3 +378,15 @@ def test_state_between_rounds_stays_on_its_ranks() -> None:
     one = DistributedChunkedSampler(DATA, num_replicas=1, rank=0, num_canonical=4)
     with raises(StateError, "saved on 2 ranks at position 6", "multiple of num_canonical=4"):
         one.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "damage", [{"position": None}, {"position": "x"}, {"epoch": -1}, {"num_replicas": 0}]
+)
+def test_damaged_state_is_refused(damage: dict[str, Any]) -> None:
+    """A state that lost a part, or is none at all, is a ``StateError``."""
+    sampler = ChunkedSampler(DATA)
+    with raises(StateError, "the state is damaged: ", next(iter(damage))):
+        sampler.load_state_dict({**sampler.state_dict(), **damage})
+    with raises(StateError, "of another order"):
+        sampler.load_state_dict(None)  # type: ignore[arg-type]

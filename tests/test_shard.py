@@ -123,3 +123,18 @@ def test_one_descriptor_for_an_open_shard(path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before + 1
     shard.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_closed_shard_ends_its_iteration(path: Path) -> None:
+    """An iteration that was left, over a shard that was closed, says nothing when it goes."""
+    shard = Shard(path)
+    samples = iter(shard)
+    next(samples)
+    shard.close()
+    samples.close()  # type: ignore[attr-defined]
+
+
+def test_paths_that_cannot_be_are_refused() -> None:
+    """A name that no file can have is an error that shows it."""
+    with raises(FetchError, "'a\\x00.tar': expected a path"):
+        Shard("a\0.tar")

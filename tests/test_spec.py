@@ -10,10 +10,19 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import Server, raises
 
-from wids import DatasetSpec, NotFoundError, ShardSpec, SpecError, load_spec
+from wids import (
+    DatasetSpec,
+    FetchError,
+    NotFoundError,
+    ShardListDataset,
+    ShardSpec,
+    SpecError,
+    load_spec,
+)
 from wids.spec import MAX_DEPTH
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "specs.json").read_text())
@@ -202,11 +211,11 @@ BAD: dict[str, tuple[Any, str]] = {
     "empty url": ({"shardlist": [{"url": ""}]}, "shardlist[0].url: expected a path or URL"),
     "negative": (
         {"shardlist": ["a.tar", {"url": "b.tar", "nsamples": -1}]},
-        "shardlist[1].nsamples: expected a whole number from 0 on, found -1",
+        "shardlist[1].nsamples: expected a whole number from 0 to 2**63 - 1, found -1",
     ),
     "fraction": (
         {"shardlist": [{"url": "b.tar", "nsamples": 1.5}]},
-        "nsamples: expected a whole number from 0 on, found 1.5",
+        "nsamples: expected a whole number from 0 to 2**63 - 1, found 1.5",
     ),
     "text count": ({"shardlist": [{"url": "b.tar", "nsamples": "9"}]}, "found '9'"),
     "boolean count": ({"shardlist": [{"url": "b.tar", "nsamples": True}]}, "found True"),
@@ -236,7 +245,9 @@ def test_malformed_argument_is_refused(tmp_path: Path) -> None:
     """The same for the other forms of ``shards``."""
     with raises(SpecError, "shards[1]: expected a path, a (path, count) pair or a dict", "int 7"):
         load_spec(["a.tar", 7])  # type: ignore[list-item]
-    with raises(SpecError, "shards[0].nsamples: expected a whole number from 0 on, found -3"):
+    with raises(
+        SpecError, "shards[0].nsamples: expected a whole number from 0 to 2**63 - 1, found -3"
+    ):
         load_spec([("a.tar", -3)])
     with raises(SpecError, "expected one shard for the count 3, found a pattern of 2"):
         load_spec([("a-{0..1}.tar", 3)])
@@ -303,3 +314,70 @@ def test_failed_save_leaves_the_old_spec(tmp_path: Path) -> None:
 
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["d.json"]
+
+
+@pytest.mark.parametrize("count", [2**63, 10**30])
+def test_count_beyond_all_is_refused(count: int) -> None:
+    """A number that no array can hold is a mistake, each by itself or all together."""
+    with raises(SpecError, "shardlist[0].nsamples: expected a whole number from 0 to 2**63 - 1"):
+        load({"shardlist": [{"url": "a.tar", "nsamples": count}]})
+    with raises(SpecError, "its counts add up to 2**63 or more"):
+        ShardListDataset([("a.tar", 2**62), ("b.tar", 2**62)])
+
+
+def test_numpy_counts_are_counts() -> None:
+    """A caller's counts may come out of an array."""
+    (shard,) = load_spec([("/a.tar", np.int64(8))]).shards  # type: ignore[list-item]
+
+    assert shard == ShardSpec("/a.tar", 8)
+    assert type(shard.num_samples) is int
+
+
+@pytest.mark.parametrize("url", ["a\0.tar", "\ud800.tar"])
+def test_what_is_no_path_is_refused(url: str) -> None:
+    """Text that no file can be named is refused where it stands."""
+    with raises(SpecError, "shardlist[0].url: expected a path or URL, found"):
+        load({"shardlist": [url]})
+
+
+@pytest.mark.parametrize("url", ["http://[x/a.tar", "https://", "s3://", "http://h:port/x"])
+def test_odd_urls_are_text(url: str) -> None:
+    """Whatever looks like a URL can be named, joined and shown; to fetch it is another matter."""
+    assert load({"shardlist": [url]}).shards[0].url == url
+    assert load({"base": url, "shardlist": ["a.tar"]}).shards[0].url.endswith("/a.tar")
+    with raises(FetchError, "expected a local shard"):
+        ShardListDataset([(url, 1)])[0]
+
+
+def test_inline_datasets_have_a_depth() -> None:
+    """Datasets inside datasets end too (SPEC-11, SEC-3)."""
+    document: dict[str, Any] = {"shardlist": ["a.tar"]}
+    for _ in range(600):
+        document = {"datasets": [document]}
+
+    with raises(SpecError, f"expected at most {MAX_DEPTH} datasets inside one another"):
+        load_spec(document)
+
+
+def test_documents_in_a_list_keep_their_names() -> None:
+    """A list of one document is that document; among others its name goes to its shards."""
+    read = Documents(
+        {
+            "/d/a.json": {"name": "A", "index": "a.index", "shardlist": ["a.tar"]},
+            "/d/b.json": {"name": "B", "shardlist": ["b.tar"]},
+        }
+    )
+
+    assert load_spec(["/d/a.json"], read=read) == load_spec("/d/a.json", read=read)
+    both = load_spec(["/d/a.json", "/d/b.json"], read=read)
+    assert [shard.dataset for shard in both.shards] == ["A", "B"]
+
+
+def test_awkward_names_survive_saving(tmp_path: Path) -> None:
+    """What would be read back as a home, a URL or a command is written as the path that it is."""
+    names = ["~root/0.tar", "file:1.tar", "pipe:x.tar", "C#/%20?.tar", "a b.tar"]
+    spec = DatasetSpec(tuple(ShardSpec(str(tmp_path / name)) for name in names))
+
+    spec.save(tmp_path / "d.json")
+
+    assert load_spec(tmp_path / "d.json").shards == spec.shards

@@ -205,7 +205,7 @@ NOT_TARS: dict[str, tuple[bytes, str]] = {
     "html": (b"<html><h1>404</h1>" + b" " * 600, "an error page that was saved as a shard"),
     "json": (b'{"error": "no"}' + b" " * 600, "JSON"),
     "text": (b"hello world " * 100, "bytes that begin with b'hello world hell'"),
-    "short": (b"hello", "expected a header of 512 bytes, found 5 bytes"),
+    "short": (b"hello", "expected a header of 512 bytes, found bytes that begin with b'hello'"),
 }
 
 
@@ -513,3 +513,42 @@ def test_tar_inside_a_tar_is_one_member() -> None:
     members = [("a.txt", b"1"), ("inner.tar", inner), ("b.txt", b"2"), ("inner2.tar", inner)]
 
     assert members_of(build(members, tarfile.USTAR_FORMAT)) == [(n.encode(), d) for n, d in members]
+
+
+def test_short_files_are_named_too() -> None:
+    """An error page is shorter than a header."""
+    with raises(ShardFormatError, "at byte 0: expected a header of 512 bytes, found HTML or XML"):
+        tar.scan(b"<html>404 not found</html>")
+
+
+def test_many_end_markers_take_no_time() -> None:
+    """An archive that ends twenty thousand times is read in proportion to its length."""
+    started = time.perf_counter()
+
+    index = tar.scan((bytes(header(b"a.txt", 0)) + bytes(512)) * 20_000)
+
+    assert len(index.names) == 20_000
+    assert len(index.remarks) == 100
+    assert time.perf_counter() - started < 10
+
+
+def test_hole_between_members_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Members that became zeros are missed aloud (TAR-8)."""
+    data = bytearray(build([(f"{i}.txt", bytes([i + 1]) * 5000) for i in range(10)], 0))
+    second, sixth = 512 + 5120, 5 * (512 + 5120)
+    data[second:sixth] = bytes(sixth - second)
+
+    assert len(members_of(bytes(data))) == 6
+
+    assert f"another archive at byte {sixth}, after {sixth - second} bytes of zeros" in caplog.text
+
+
+def test_signed_checksum_after_an_end_marker_is_read() -> None:
+    """An archive that follows another one may be an old one."""
+    block = header("é.txt".encode(), 3)
+    block[148:156] = b" " * 8
+    block[148:155] = b"%06o\0" % (sum(block) - 256 * 2)
+
+    found = members_of(FILE + END + bytes(block) + FILE[512:] + END)
+
+    assert found == [(b"a.txt", b"abc"), ("é.txt".encode(), b"abc")]

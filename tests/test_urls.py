@@ -122,3 +122,17 @@ def test_pipe_is_no_base() -> None:
     """A command is not a folder."""
     with raises(SpecError, "pipe:curl …: expected a folder as base, found a pipe"):
         urls.join("pipe:curl x", "a.tar")
+
+
+def test_file_urls_are_of_this_machine() -> None:
+    """The host of a ``file:`` URL is empty or localhost."""
+    assert urls.local_path("file://localhost/d/x") == urls.local_path("file:///d/x") == "/d/x"
+    for url in ("file://server/share/x.tar", "file://localhost2/x"):
+        with raises(SpecError, url, "expected a file of this machine, found the host"):
+            urls.local_path(url)
+
+
+def test_backslashes_stay() -> None:
+    """A backslash is part of a name, with braces and without."""
+    assert urls.expand("d\\x.tar") == ["d\\x.tar"]
+    assert urls.expand("d\\x-{0..1}.tar") == ["d\\x-0.tar", "d\\x-1.tar"]

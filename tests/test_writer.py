@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from conftest import raises
 
-from wids import Shard, TarWriter
+from wids import Shard, TarWriter, build_pack, load_spec
+from wids.build import save_pack
 
 SAMPLES: list[dict[str, Any]] = [
     {"__key__": "a", ".txt": "one", "cls": 1, "__index__": 7},
@@ -114,3 +115,33 @@ def test_refused_sample_leaves_no_member(tmp_path: Path) -> None:
     with Shard(tmp_path / "a.tar") as shard:
         assert len(shard) == 1
         assert shard.index.num_files == 2
+
+
+def test_same_field_twice_is_refused() -> None:
+    """A field with its dot and one without are one field."""
+    with (
+        raises(ValueError, "sample 'a': expected the field '.txt' once, found it twice"),
+        TarWriter(io.BytesIO()) as writer,
+    ):
+        writer.write({"__key__": "a", "txt": "x", ".txt": "y"})
+
+
+def test_failed_end_leaves_nothing(tmp_path: Path) -> None:
+    """Where a shard cannot take its name, no part of it stays."""
+    (tmp_path / "a.tar").mkdir()
+    with raises(IsADirectoryError, "a.tar"), TarWriter(tmp_path / "a.tar") as writer:
+        writer.write(SAMPLES[0])
+
+    assert os.listdir(tmp_path) == ["a.tar"]
+    writer.close()
+
+
+def test_index_of_the_finished_shard(tmp_path: Path) -> None:
+    """A writer gives the index of what it wrote, to be published with it."""
+    writer = write(tmp_path / "a.tar")
+
+    assert writer.index is not None
+    assert [writer.index.key(i) for i in range(len(writer.index))] == ["a", "猫/" + "k" * 120]
+    save_pack(tmp_path / "a.index", [("a.tar", writer.nbytes, writer.index)])
+    build_pack(load_spec([tmp_path / "a.tar"]), tmp_path / "b.index")
+    assert (tmp_path / "a.index").read_bytes() == (tmp_path / "b.index").read_bytes()

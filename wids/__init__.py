@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from wids.build import build_pack
     from wids.dataset import ShardListDataset
     from wids.errors import (
         DecodeError,
@@ -53,10 +54,12 @@ __all__ = [
     "TarWriter",
     "TransformError",
     "WidsError",
+    "build_pack",
     "load_spec",
 ]
 
 _ROOMS = {
+    "build": ("build_pack",),
     "dataset": ("ShardListDataset",),
     "samplers": (
         "ChunkedSampler",

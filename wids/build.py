@@ -1,17 +1,12 @@
-"""Shards → what is published beside them: the pack of their indexes.
-
-Nothing is published before it is complete.
-"""
+"""Shards → what is published beside them: the pack of their indexes."""
 
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from functools import partial
 
-from wids import index, tar, urls
+from wids import index, publish, tar
 from wids.index import ShardIndex
 from wids.keys import KeySplit
 from wids.shard import Shard
@@ -32,25 +27,20 @@ def build_pack(spec: DatasetSpec, path: str | os.PathLike[str]) -> None:
         FetchError: A shard cannot be opened.
         ShardFormatError: A shard is not a complete, plain tar.
     """
-    path = os.path.abspath(os.fspath(path))
-    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".", suffix=".tmp")
-    try:
-        with open(handle, "wb") as file:
-            index.write_pack(file, _indexes(spec))
-        os.chmod(temporary, 0o644)  # mkstemp's 0600 would lock other users out of the dataset
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
+    save_pack(path, _indexes(spec))
+
+
+def save_pack(path: str | os.PathLike[str], indexes: Iterable[tuple[str, int, ShardIndex]]) -> None:
+    """Write a pack of indexes with checksums; see `index.write_pack`."""
+    with publish.replacing(path) as file:
+        index.write_pack(file, indexes)
 
 
 def _indexes(spec: DatasetSpec) -> Iterator[tuple[str, int, ShardIndex]]:
     for about in spec.shards:
-        path = urls.local_path(about.url)
         find_index = partial(_checked_index, about.key_split or "first")
-        with Shard(path, find_index=find_index) as shard:
-            yield os.path.basename(path), shard.nbytes, shard.index
+        with Shard(about.local_path(), find_index=find_index) as shard:
+            yield os.path.basename(shard.path), shard.nbytes, shard.index
 
 
 def _checked_index(

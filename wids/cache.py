@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 import time
-from contextlib import suppress
 from functools import lru_cache
 from typing import Final
 
+from wids import publish
 from wids.index import TarIdentity
 from wids.keys import KeySplit
 
@@ -44,26 +43,17 @@ def is_settled(identity: TarIdentity) -> bool:
     return time.time_ns() - identity.mtime_ns > _SETTLED_NS
 
 
-def publish(path: str, data: bytes) -> bool:
+def keep(path: str, data: bytes) -> bool:
     """Write a file of the cache, all at once; tell whether that was possible.
 
-    Two processes that write the same file do not disturb each other: each writes a file of its own
-    beside it and renames it, and what they write is equal.
+    Two processes that write the same file do not disturb each other: what they write is equal.
     """
     folder = os.path.dirname(path)
-    temporary = None
     try:
         for made in (os.path.dirname(folder), folder):  # the mode counts for the last part only
             os.makedirs(made, mode=0o700, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
-        with open(handle, "wb") as file:
+        with publish.replacing(path, mode=0o600) as file:
             file.write(data)
-        os.replace(temporary, path)
-        temporary = None
     except OSError:  # read-only, full, or not ours
         return False
-    finally:
-        if temporary is not None:
-            with suppress(OSError):
-                os.unlink(temporary)
     return True

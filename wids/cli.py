@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from subprocess import TimeoutExpired
 
 import wids
 from wids.errors import WidsError
@@ -19,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         status: int = options.run(options)
-    except WidsError as error:
+    except (WidsError, OSError) as error:
         print(f"wids: {error}", file=sys.stderr)
         return 1
     return status
@@ -58,7 +59,7 @@ def _demo(options: argparse.Namespace) -> int:
     print("one epoch, two processes, a DataLoader with two workers in each …", flush=True)
     try:
         report = demo.run_epoch(spec_path, options.sampler or demo.DEFAULT_SAMPLER)
-    except RuntimeError as error:
+    except (RuntimeError, TimeoutExpired) as error:
         print(f"wids: {error}", file=sys.stderr)
         return 1
     print(report.table())

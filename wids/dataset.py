@@ -21,7 +21,7 @@ from tqdm import tqdm
 from wids import spec, urls
 from wids.cache import default_folder
 from wids.decode import Decoder
-from wids.errors import SampleError, TransformError, WidsError
+from wids.errors import SampleError, SpecError, TransformError, WidsError
 from wids.keys import KeySplit
 from wids.pool import ShardOpener, ShardPool, default_size
 from wids.shard import Raw, Shard, check_raw
@@ -106,6 +106,7 @@ class ShardListDataset(_Dataset):
         check_raw(raw)
         if isinstance(fields, str):
             raise TypeError(f"fields: expected a list of fields, found the text {fields!r}")
+        wanted = None if fields is None else frozenset(fields)
         if lru_size is not None and lru_size < 1:
             raise ValueError(f"lru_size: expected at least 1, found {lru_size}")
         self.spec = spec.load_spec(shards, base=base, allow_pipe=allow_pipe)
@@ -113,9 +114,10 @@ class ShardListDataset(_Dataset):
         self.dataset_name = self.spec.name if dataset_name is None else dataset_name
         self.transformations = _transformations(transformations)
         folder = default_folder() if cache_dir is None else os.path.abspath(os.fspath(cache_dir))
-        self._opener = ShardOpener(self.spec, folder, key_split, fields, raw)
+        self._opener = ShardOpener(self.spec, folder, key_split, wanted, raw)
         self._pool = ShardPool(self._opener, lru_size or default_size())
-        counts = self._opener.counts()
+        self._opener.count_from_pack()
+        counts = self._opener.counts
         missing = [number for number, count in enumerate(counts) if count is None]
         for number in tqdm(
             missing,
@@ -127,6 +129,8 @@ class ShardListDataset(_Dataset):
             disable=None if progress is None else not progress,
         ):
             counts[number] = len(self._pool.get(number))
+        if sum(count or 0 for count in counts) >= 1 << 63:
+            raise SpecError(f"{self.spec.name or 'the spec'}: its counts add up to 2**63 or more")
         self._set_edges(np.concatenate(([0], np.cumsum(np.array(counts, np.int64)))))
         self._positions: range | IntArray = range(int(self._edges[-1]))
 
@@ -161,7 +165,10 @@ class ShardListDataset(_Dataset):
 
         torch's DataLoader calls this where it would otherwise call ``dataset[i]`` for each index.
         """
-        positions = np.asarray(self._select(np.asarray(indices)))
+        array = _array(indices)
+        # True and False in a batch are 1 and 0, as one by one; a mask is for views.
+        positions = self._select(array.astype(np.int64) if array.dtype == bool else array)
+        positions = np.asarray(positions)
         samples: list[Any] = [None] * len(positions)
         # In the order of the files: shard by shard, and forwards in each.
         order = np.argsort(positions, kind="stable")
@@ -336,10 +343,7 @@ class ShardListDataset(_Dataset):
         """Give the positions in the full dataset that a slice, a mask or indices mean."""
         if isinstance(indices, slice):
             return self._positions[indices]
-        try:
-            array = np.asarray(indices)
-        except (ValueError, TypeError, RuntimeError):
-            array = np.empty((), object)  # refused below
+        array = _array(indices)
         length = len(self)
         if array.dtype == bool and array.shape == (length,):
             array = np.flatnonzero(array)
@@ -348,10 +352,10 @@ class ShardListDataset(_Dataset):
                 f"expected an index, a slice, a list of indices or a mask of {length} booleans, "
                 f"found {type(indices).__name__} {indices!r:.80}"
             )
-        array = array.astype(np.int64)
         outside = (array < -length) | (array >= length)
         if outside.any():
             self._wrapped(int(array[outside.argmax()]))
+        array = array.astype(np.int64)
         array = np.where(array < 0, array + length, array)
         if isinstance(self._positions, range):
             return array * self._positions.step + self._positions.start
@@ -392,6 +396,18 @@ def _transformations(given: Any) -> list[Transformation]:
         if not callable(transformation):
             raise TypeError(f"transformations: expected callables, found {transformation!r:.80}")
     return transformations
+
+
+def _array(indices: Any) -> npt.NDArray[Any]:
+    """Give indices as an array; what is no list of any has no dimensions, and is refused later."""
+    try:
+        array = np.asarray(indices)
+        if array.dtype == object and array.ndim == 1:  # too large for numpy, or no numbers
+            largest = (1 << 63) - 1
+            return np.array([max(-largest, min(largest, operator.index(i))) for i in array])
+    except (ValueError, TypeError, RuntimeError):
+        return np.empty((), object)
+    return array
 
 
 def _contains(positions: range | IntArray, position: int) -> bool:

@@ -34,7 +34,7 @@ VERSION: Final = 1
 _MAGIC: Final = b"wids-idx"
 _PACK_MAGIC: Final = b"wids-pak"
 _HEADER = struct.Struct("<8sIIQQqQQQQQII")
-_SECTIONS = struct.Struct("<16Q")
+_SECTIONS = struct.Struct("<18Q")
 _PACK_HEADER = struct.Struct("<8sIIQQQQQQQQII")
 _SMALL_NBYTES: Final = 64 << 10
 """Indexes up to this size are read, larger ones mapped: to map costs as much time as to read this,
@@ -71,8 +71,10 @@ class ShardIndex:
         blocks: Where members' bytes begin, in blocks of 512 bytes; shape ``(num_members,)``.
         sizes: Their lengths in bytes, shape ``(num_members,)``.
         field_ids: Their fields, as positions in ``fields``; shape ``(num_members,)``.
-        crcs: CRC-32 of the header block before each member's bytes, to be held against the tar at
-            each read; empty where the tar is known to be the one that was indexed.
+        head_blocks: Length of the headers before a member's bytes that name it, in blocks; shape
+            ``(num_members,)``.
+        crcs: CRC-32 of those headers, to be held against the tar at each read; empty where the tar
+            is known to be the one that was indexed.
         fields: Every field that occurs, with its leading dot.
         key_split: The rule by which names were split.
         num_files: Files in the tar: members, orphans and duplicates.
@@ -88,6 +90,7 @@ class ShardIndex:
     blocks: Column
     sizes: Column
     field_ids: Column
+    head_blocks: Column
     crcs: Column
     fields: tuple[str, ...]
     key_split: KeySplit
@@ -103,10 +106,15 @@ class ShardIndex:
         start, stop = self.key_starts[local_index], self.key_starts[local_index + 1]
         return to_text(self.text[self.text_start + int(start) : self.text_start + int(stop) - 1])
 
+    def is_whole(self) -> bool:
+        """Tell whether the file that it is mapped from still has its length."""
+        return not isinstance(self.text, mmap.mmap) or self.text.size() == len(self.text)
+
     def find(self, key: str) -> int:
         """Give the local index of a key, or -1, by one search through the bytes of all keys."""
-        at = self.text.find(b"\0" + to_bytes(key) + b"\0", self.text_start, self.text_stop)
-        if at < 0 or "\0" in key:
+        wanted = to_bytes(key)
+        at = self.text.find(b"\0" + wanted + b"\0", self.text_start, self.text_stop)
+        if at < 0 or b"\0" in wanted:
             return -1
         return int(np.searchsorted(self.key_starts, at + 1 - self.text_start))
 
@@ -142,6 +150,7 @@ def build(tar: TarIndex, key_split: KeySplit = "first", path: str = "tar") -> Sh
         blocks=_narrow(tar.offsets[belongs][order] // BLOCK_NBYTES),
         sizes=_narrow(tar.sizes[belongs][order]),
         field_ids=_narrow(field_of[order]),
+        head_blocks=_narrow((tar.offsets - tar.heads)[belongs][order] // BLOCK_NBYTES),
         crcs=np.empty(0, np.uint32),
         fields=tuple(map(to_text, unique_fields)),
         key_split=key_split,
@@ -180,8 +189,10 @@ def _narrow(values: IntArray) -> Column:
 
 def with_checksums(index: ShardIndex, tar: TarBytes) -> ShardIndex:
     """Give the index with the CRCs that let it be published: each read can then be checked."""
-    offsets = index.blocks.astype(np.int64) * BLOCK_NBYTES
-    crcs = [zlib.crc32(tar[offset - BLOCK_NBYTES : offset]) for offset in offsets.tolist()]
+    stops = index.blocks.astype(np.int64) * BLOCK_NBYTES
+    starts = stops - index.head_blocks.astype(np.int64) * BLOCK_NBYTES
+    places = zip(starts.tolist(), stops.tolist(), strict=True)
+    crcs = [zlib.crc32(tar[start:stop]) for start, stop in places]
     return replace(index, crcs=np.array(crcs, np.uint32))
 
 
@@ -193,8 +204,8 @@ def dump(index: ShardIndex, identity: TarIdentity) -> bytes:
         *(
             column.astype(column.dtype.newbyteorder("<")).tobytes()
             for column in (
-                *(index.key_starts, index.member_starts, index.blocks),
-                *(index.sizes, index.field_ids, index.crcs),
+                *(index.key_starts, index.member_starts, index.blocks, index.sizes),
+                *(index.field_ids, index.head_blocks, index.crcs),
             )
         ),
     ]
@@ -230,7 +241,7 @@ def parse(
     )[6:]
     nbytes = stop - start
     places = _SECTIONS.unpack_from(data, start + _HEADER.size)
-    counts = (num_samples + 1, num_samples + 1, *[num_members] * 3, num_members)
+    counts = (num_samples + 1, num_samples + 1, *[num_members] * 5)
     columns = []
     for number, count in enumerate(counts, start=2):
         at, length = places[2 * number : 2 * number + 2]
@@ -242,7 +253,7 @@ def parse(
     if max(text_at + text_nbytes, fields_at + fields_nbytes) > nbytes:
         return None
     fields = bytes(data[start + fields_at : start + fields_at + fields_nbytes])
-    key_starts, member_starts, blocks, sizes, field_ids, crcs = columns
+    key_starts, member_starts, blocks, sizes, field_ids, head_blocks, crcs = columns
     index = ShardIndex(
         text=data,
         text_start=start + text_at,
@@ -252,6 +263,7 @@ def parse(
         blocks=blocks,
         sizes=sizes,
         field_ids=field_ids,
+        head_blocks=head_blocks,
         crcs=crcs,
         fields=tuple(map(to_text, fields.split(b"\0"))) if fields else (),
         key_split=key_split,
@@ -280,47 +292,53 @@ def _is_index(
         return bool(zlib.crc32(rest) == crc)
 
 
-def _is_sound(index: ShardIndex, tar_nbytes: int, num_samples: int, num_members: int) -> bool:
+def _is_sound(  # noqa: PLR0911 - one question after the other
+    index: ShardIndex, tar_nbytes: int, num_samples: int, num_members: int
+) -> bool:
     """Tell whether an index that came from elsewhere can be used without looking again."""
     if len(index.key_starts) != num_samples + 1 or len(index.member_starts) != num_samples + 1:
         return False
-    if {len(index.blocks), len(index.sizes), len(index.field_ids)} != {num_members}:
+    members = (index.blocks, index.sizes, index.field_ids, index.head_blocks, index.crcs)
+    if {len(column) for column in members} != {num_members}:
         return False
-    keys, members = index.key_starts.astype(np.int64), index.member_starts.astype(np.int64)
-    ends = index.blocks.astype(np.uint64) * np.uint64(BLOCK_NBYTES) + index.sizes
+    keys, starts = index.key_starts, index.member_starts
+    if (int(keys[0]), int(keys[-1])) != (1, index.text_stop - index.text_start):
+        return False
+    if (int(starts[0]), int(starts[-1])) != (0, num_members):
+        return False
+    if not ((keys[1:] > keys[:-1]).all() and (starts[1:] > starts[:-1]).all()):
+        return False
+    if not num_members:
+        return True
+    largest = (int(index.blocks.max()) * BLOCK_NBYTES, int(index.sizes.max()))
+    if max(largest) > tar_nbytes or int(index.field_ids.max()) >= len(index.fields):
+        return False
+    # Now that all are small, nothing can overflow.
+    ends = index.blocks.astype(np.int64) * BLOCK_NBYTES + index.sizes.astype(np.int64)
     return bool(
-        len(index.crcs) in (0, num_members)
-        and (keys[0], keys[-1]) == (1, index.text_stop - index.text_start)
-        and (members[0], members[-1]) == (0, num_members)
-        and (np.diff(keys) > 0).all()
-        and (np.diff(members) > 0).all()
-        and (
-            not num_members
-            or (
-                int(index.field_ids.max()) < len(index.fields)
-                and int(index.blocks.min()) > 0
-                and int(index.blocks.max()) <= tar_nbytes // BLOCK_NBYTES
-                and int(index.sizes.max()) <= tar_nbytes
-                and int(ends.max()) <= tar_nbytes
-            )
-        )
+        int(ends.max()) <= tar_nbytes
+        and int(index.head_blocks.min()) > 0
+        and (index.head_blocks <= index.blocks).all()
     )
 
 
 def load(path: str, identity: TarIdentity, key_split: KeySplit) -> ShardIndex | None:
-    """Give the index that is stored under a path; None where there is none for this tar."""
-    data = _contents(path, _SMALL_NBYTES)
+    """Give the index that this user stored under a path; None where there is none for this tar."""
+    data = _contents(path, _SMALL_NBYTES, own=True)
     return None if data is None else parse(data, 0, len(data), identity, key_split)
 
 
-def _contents(path: str, small_nbytes: int = 0) -> bytes | mmap.mmap | None:
+def _contents(path: str, small_nbytes: int = 0, *, own: bool = False) -> bytes | mmap.mmap | None:
     """Read a small file, or map a larger one; None where that cannot be."""
     try:
         handle = os.open(path, os.O_RDONLY)  # a third of the time that open() takes
     except OSError:
         return None
     try:
-        if os.fstat(handle).st_size <= small_nbytes:
+        status = os.fstat(handle)
+        if own and hasattr(os, "geteuid") and status.st_uid != os.geteuid():
+            return None  # somebody else's word, in a cache folder that users share
+        if status.st_size <= small_nbytes:
             return os.read(handle, small_nbytes)
         return mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError):  # a folder, or empty
@@ -370,6 +388,8 @@ class Pack:
 
     def index(self, number: int, tar_nbytes: int, key_split: KeySplit) -> ShardIndex | None:
         """Give the index of a shard; None where the tar, or the rule, is another one."""
+        if self._data.size() != len(self._data):
+            return None  # it was changed in place, and to touch what it lost would be the end
         start = int(self._starts[number])
         stop = start + int(self._lengths[number])
         return parse(self._data, start, stop, TarIdentity(tar_nbytes), key_split)
@@ -377,6 +397,8 @@ class Pack:
     @cached_property
     def has_sound_keys(self) -> bool:
         """Whether the tables of keys are undamaged; read in full, once, when a key is wanted."""
+        if self._data.size() != len(self._data):
+            return False
         crc = zlib.crc32(self._positions.data, zlib.crc32(self._hashes.data))
         return bool(crc == self._keys_crc)
 

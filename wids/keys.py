@@ -70,4 +70,7 @@ def to_text(name: bytes) -> str:
 
 def to_bytes(text: str) -> bytes:
     """Give the stored bytes of a name; the inverse of `to_text`."""
-    return text.encode("utf-8", "surrogateescape")
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # other lone surrogates, which no stored name can give
+        return b"\0"

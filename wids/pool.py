@@ -13,7 +13,7 @@ from mmap import mmap
 from typing import Any, Final
 
 from wids import cache, index, tar, urls
-from wids.errors import FetchError, MismatchError
+from wids.errors import MismatchError
 from wids.index import Pack, ShardIndex, TarIdentity
 from wids.keys import KeySplit
 from wids.shard import Raw, Shard
@@ -49,6 +49,8 @@ class ShardOpener:
 
     Attributes:
         pack: The dataset's pack, or None where there is none that can be used.
+        counts: Number of samples in each shard, or None where it is not known. What is known, from
+            the spec or because a shard was opened to count it, is what each opened shard must have.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class ShardOpener:
         self.fields = fields
         self.raw = raw
         self.pack: Pack | None = None
+        self.counts = [shard.num_samples for shard in spec.shards]
         if spec.index is not None and urls.is_local(spec.index):
             self.pack = index.load_pack(urls.local_path(spec.index))
             if self.pack is None:
@@ -87,12 +90,11 @@ class ShardOpener:
                 found = self.kept_index(path, data, identity, key_split)
             return found
 
-        path = _local_path(about.url)
-        shard = Shard(path, fields=self.fields, raw=self.raw, find_index=find_index)
-        if about.num_samples is not None and len(shard) != about.num_samples:
-            message = _count_message(about, shard, key_split)
-            shard.close()
-            raise MismatchError(message)
+        shard = Shard(about.local_path(), fields=self.fields, raw=self.raw, find_index=find_index)
+        expected = self.counts[number]
+        if expected is not None and len(shard) != expected:
+            with shard:
+                raise MismatchError(_count_message(about, shard, expected, key_split))
         return shard
 
     def key_split_of(self, number: int) -> KeySplit:
@@ -120,26 +122,22 @@ class ShardOpener:
             return False
         return self.pack.tar_nbytes(number) == nbytes
 
-    def counts(self) -> list[int | None]:
-        """Give the number of samples in each shard, from spec or pack; None where neither knows."""
-        counts = [shard.num_samples for shard in self.shards]
-        if self.pack is not None and None in counts:
-            for number, count in enumerate(counts):
-                if count is None and self.is_fresh(number):
-                    packed = self.packed_index(number, self.pack.tar_nbytes(number))
-                    counts[number] = None if packed is None else len(packed)
-        return counts
+    def count_from_pack(self) -> None:
+        """Fill in the counts that the spec does not state and the pack knows."""
+        for number, count in enumerate(self.counts):
+            if count is None and self.pack is not None and self.is_fresh(number):
+                packed = self.packed_index(number, self.pack.tar_nbytes(number))
+                self.counts[number] = None if packed is None else len(packed)
 
     def shards_that_may_have(self, key: str) -> Iterator[int]:
-        """Give the numbers of shards that may have a key: by the pack, then those it knows not."""
+        """Give the numbers of shards that may have a key: by the pack, and those it knows not."""
         pack = self.pack
         if pack is None or not pack.has_sound_keys:
             yield from range(len(self.shards))
             return
-        packed = dict.fromkeys(number for number, _ in pack.candidates(key))
-        yield from packed
+        packed = {number for number, _ in pack.candidates(key)}
         for number in range(len(self.shards)):
-            if number not in packed and not self.is_fresh(number):
+            if number in packed or not self.is_fresh(number):
                 yield number
 
     def kept_index(
@@ -151,24 +149,18 @@ class ShardOpener:
         if found is not None:
             return found
         made = index.build(tar.scan(data, path), key_split, path)
-        if cache.is_settled(identity) and cache.publish(kept_path, index.dump(made, identity)):
+        if cache.is_settled(identity) and cache.keep(kept_path, index.dump(made, identity)):
             # Mapped, its memory is shared by all processes; the one that was made would not be.
             found = index.load(kept_path, identity, key_split)
         return made if found is None else found
 
 
-def _local_path(url: str) -> str:
-    if url.startswith("/"):  # as nearly all are, and shards are opened often
-        return url
-    if not urls.is_local(url):
-        raise FetchError(
-            f"{urls.redact(url)}: expected a local shard, found a URL; this version reads remote "
-            "specs but not remote shards, so download it and pass `base`"
+def _count_message(about: ShardSpec, shard: Shard, expected: int, key_split: KeySplit) -> str:
+    if about.num_samples is None:
+        return (
+            f"{about.url}: expected {expected} samples as when the dataset was opened, found "
+            f"{len(shard)}; it was written anew: open the dataset again"
         )
-    return urls.local_path(url)
-
-
-def _count_message(about: ShardSpec, shard: Shard, key_split: KeySplit) -> str:
     other: KeySplit = "last" if key_split == "first" else "first"
     message = f"{about.url}: the spec says {about.num_samples} samples, the shard has {len(shard)}"
     with Shard(shard.path, key_split=other) as split_otherwise:
@@ -217,8 +209,9 @@ class ShardPool:
         self._entries[number] = _Entry(shard, self.num_accesses)
         while len(self._entries) > self.size:
             # list() is one atomic step; an iterator would trip over other threads' changes.
-            oldest = min(list(self._entries.items()), key=_last_used)
-            self._entries.pop(oldest[0], None)
+            oldest = min(list(self._entries.items()), key=_last_used, default=None)
+            if oldest is not None:
+                self._entries.pop(oldest[0], None)
         return shard
 
     def close(self) -> None:

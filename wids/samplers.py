@@ -20,7 +20,6 @@ from torch.utils.data import DistributedSampler, Sampler
 from wids import order
 from wids.errors import StateError
 
-
 _PART_LENGTH = 1 << 14
 """Indices that become Python ints at a time, so that the first of a large chunk comes soon."""
 
@@ -172,7 +171,7 @@ class ChunkedSampler(Sampler[int]):
                 that it cannot be carried over from at this position.
         """
         expected = self._fingerprint()
-        found = state.get("fingerprint")
+        found = state.get("fingerprint") if isinstance(state, Mapping) else None
         if found != expected:
             found = found if isinstance(found, Mapping) else {}
             differences = [
@@ -187,15 +186,19 @@ class ChunkedSampler(Sampler[int]):
             )
         _, num_replicas = self._replica()
         num_runs = self._settings().num_runs
-        position = _at_least(0, state["position"], "position")
-        if state["num_replicas"] != num_replicas and position % num_runs:
+        try:
+            position, epoch = (_at_least(0, state.get(k), k) for k in ("position", "epoch"))
+            before = _at_least(1, state.get("num_replicas"), "num_replicas")
+        except ValueError as error:
+            raise StateError(f"the state is damaged: {error}") from error
+        if before != num_replicas and position % num_runs:
             raise StateError(
-                f"the state was saved on {state['num_replicas']} ranks at position {position}, "
+                f"the state was saved on {before} ranks at position {position}, "
                 f"which can be carried over to {num_replicas} ranks only at a multiple of "
                 f"num_canonical={num_runs}; save states at such positions"
             )
-        self.epoch = _at_least(0, state["epoch"], "epoch")
-        self._is_fixed = bool(state["is_fixed"])
+        self.epoch = epoch
+        self._is_fixed = bool(state.get("is_fixed"))
         self._resume_at = position // num_replicas
         self._pass = None
 
@@ -307,6 +310,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             raise ValueError(
                 "drop_last=True makes ranks equal and even=False leaves them unequal; choose one"
             )
+        self.dataset = dataset  # type: ignore[assignment]  # torch's class has it too
         self.drop_last = drop_last
         self.even = even
         self.redeal = redeal

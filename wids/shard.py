@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias
 
 from wids import fetch, index, tar
-from wids.errors import ShardFormatError
+from wids.errors import FetchError, ShardFormatError
 from wids.index import ShardIndex, TarIdentity
 from wids.keys import KeySplit
 from wids.tar import BLOCK_NBYTES
@@ -87,8 +87,13 @@ class Shard:
     ) -> None:
         self.path = os.fspath(path)
         self._map, self.identity = _open_map(self.path)
-        find_index = find_index or scan_index(key_split)
-        self.index = find_index(self.path, self._map, self.identity)
+        try:
+            find_index = find_index or scan_index(key_split)
+            self.index = find_index(self.path, self._map, self.identity)
+        except BaseException:
+            # Now, and not when the error goes: who collects errors would collect open files.
+            self._map.close()
+            raise
         advise(self._map, "RANDOM")
         self._view = memoryview(self._map)
         self._fields = None if fields is None else frozenset(fields)
@@ -172,11 +177,17 @@ class Shard:
 
         To touch a mapped page that the file has lost kills the process, so this comes first.
         """
+        self._check_after_s = -math.inf  # if this fails, so does each read after it
         nbytes = self._map.size()
         if nbytes != self.nbytes:
             raise ShardFormatError(
                 f"{self.path}: expected {self.nbytes} bytes as when it was opened, found {nbytes}; "
                 "it was changed in place: open the dataset again, and replace shards by renaming"
+            )
+        if not self.index.is_whole():
+            raise ShardFormatError(
+                f"{self.path}: expected its index as when it was opened, found one of another "
+                "length; it was changed in place: open the dataset again, and replace by renaming"
             )
         self._check_after_s = time.monotonic() + _CHECK_EVERY_S
 
@@ -225,7 +236,7 @@ def _reader(
     text, text_start, key_starts = index.text, index.text_start, index.key_starts.data
     source: mmap.mmap | memoryview = view if raw == "view" else data
     wrap = _WRAP[raw]
-    crcs = index.crcs.data if len(index.crcs) else None
+    heads, crcs = index.head_blocks.data, index.crcs.data if len(index.crcs) else None
     is_plain = crcs is None and index.sizes.max(initial=0) <= _LARGE_NBYTES
 
     def read(local_index: int) -> RawSample:
@@ -250,10 +261,11 @@ def _reader(
             advise(data, "WILLNEED", offset, size)
         if crcs is None:
             return
-        if zlib.crc32(view[offset - BLOCK_NBYTES : offset]) != crcs[member]:
+        head = view[offset - heads[member] * BLOCK_NBYTES : offset]
+        if zlib.crc32(head) != crcs[member]:
             raise ShardFormatError(
-                f"{path}: at byte {offset - BLOCK_NBYTES}: expected the header of a {field} as in "
-                "the published index, found another; the tar was written anew: make the index anew "
+                f"{path}: at byte {offset - len(head)}: expected the header of a {field} as in the "
+                "published index, found another; the tar was written anew: make the index anew "
                 "too, or remove it"
             )
 
@@ -271,9 +283,8 @@ def advise(data: mmap.mmap, advice: str, start: int = 0, nbytes: int | None = No
     if option is None or nbytes == 0:
         return
     first = start // mmap.PAGESIZE * mmap.PAGESIZE
-    length = (len(data) if nbytes is None else start + nbytes) - first
-    with suppress(OSError, ValueError):  # it is advice
-        data.madvise(option, first, length)
+    with suppress(OSError, ValueError):  # it is advice, and a closed map needs none
+        data.madvise(option, first, (len(data) if nbytes is None else start + nbytes) - first)
 
 
 def check_raw(raw: str) -> None:
@@ -285,15 +296,23 @@ def check_raw(raw: str) -> None:
 def _open_map(path: str) -> tuple[mmap.mmap, TarIdentity]:
     try:
         handle = os.open(path, os.O_RDONLY)  # a third of the time that open() takes
-        try:
-            status = os.fstat(handle)
-            identity = TarIdentity(status.st_size, status.st_mtime_ns)
-            if identity.nbytes:
-                return mmap.mmap(handle, identity.nbytes, access=mmap.ACCESS_READ), identity
-        finally:
-            os.close(handle)
     except OSError as error:
         raise fetch.local_error(path, error) from error
-    raise ShardFormatError(
-        f"{path}: expected a tar, found an empty file; write it or fetch it again"
-    )
+    except ValueError as error:
+        raise FetchError(f"{path!r}: expected a path, found: {error}") from error
+    try:
+        status = os.fstat(handle)
+        identity = TarIdentity(status.st_size, status.st_mtime_ns)
+        if not identity.nbytes:
+            raise ShardFormatError(
+                f"{path}: expected a tar, found an empty file; write it or fetch it again"
+            )
+        return mmap.mmap(handle, identity.nbytes, access=mmap.ACCESS_READ), identity
+    except OSError as error:  # a folder, a device
+        raise fetch.local_error(path, error) from error
+    except ValueError as error:
+        if isinstance(error, ShardFormatError):
+            raise
+        raise ShardFormatError(f"{path}: it became shorter while it was opened") from error
+    finally:
+        os.close(handle)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import logging
+import operator
 import os
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import IO, Any, Final, TypeAlias
 
-from wids import fetch, urls
-from wids.errors import SpecError
+from wids import fetch, publish, urls
+from wids.errors import FetchError, SpecError
 from wids.keys import KEY_SPLITS, KeySplit
 
 VERSION: Final = 1
@@ -29,7 +29,7 @@ MAX_DOCUMENTS: Final = 10_000
 
 _logger = logging.getLogger("wids")
 
-_EMPTY: Mapping[str, Any] = {}
+_MAX_COUNT: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,21 @@ class ShardSpec:
     dataset: str | None = None
     key_split: KeySplit | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)
+
+    def local_path(self) -> str:
+        """Give the path of a local shard.
+
+        Raises:
+            FetchError: It is a remote one.
+        """
+        if self.url.startswith("/"):  # as nearly all are, and shards are opened often
+            return self.url
+        if not urls.is_local(self.url):
+            raise FetchError(
+                f"{urls.redact(self.url)}: expected a local shard, found a URL; this version reads "
+                "remote specs but not remote shards, so download it and pass `base`"
+            )
+        return urls.local_path(self.url)
 
     def entry(self, folder: str | None = None) -> dict[str, Any]:
         """Give the shard as it stands in a JSON document that lies in ``folder``."""
@@ -99,18 +114,10 @@ class DatasetSpec:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the JSON document, all at once: a reader sees the old file or the new one."""
-        path = os.path.abspath(os.fspath(path))
-        folder = os.path.dirname(path)
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=".", suffix=".json.tmp")
-        try:
-            with open(handle, "w", encoding="utf-8") as file:
-                json.dump(self.document(folder), file, indent=1, ensure_ascii=False)
-                file.write("\n")
-            os.chmod(temporary, 0o644)  # mkstemp's 0600 would lock other users out of the dataset
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        folder = os.path.dirname(os.path.abspath(os.fspath(path)))
+        text = json.dumps(self.document(folder), indent=1, ensure_ascii=False) + "\n"
+        with publish.replacing(path) as file:
+            file.write(text.encode("utf-8"))
 
 
 def _named(url: str, folder: str | None) -> str:
@@ -185,6 +192,7 @@ class _Place:
         is_based: Whether the base is the caller's, which what the document states cannot change.
         is_trusted: Whether it lies on this machine, and so may name files of this machine.
         mirror: A local folder of the caller's choice in which any document may name files.
+        depth: How many datasets this one is inside of, inline or by reference.
         chain: URLs of the documents that led here, itself last.
     """
 
@@ -193,6 +201,7 @@ class _Place:
     is_based: bool = False
     is_trusted: bool = True
     mirror: str | None = None
+    depth: int = 0
     chain: tuple[str, ...] = ()
 
 
@@ -234,7 +243,10 @@ class _Loader:
                 case str() | os.PathLike():
                     text = os.fspath(item)
                     if _is_document(text):
-                        shards += self.load(join(text)).shards
+                        inner = self.load(join(text))
+                        if isinstance(items, Sequence) and len(items) == 1:
+                            return inner
+                        shards += _named_shards(inner, None)
                     else:
                         shards += [ShardSpec(join(name)) for name in urls.expand(text)]
                 case (str() | os.PathLike() as path, count):
@@ -304,7 +316,14 @@ class _Loader:
         ]
         for number, component in enumerate(_list(document, "datasets", place.name)):
             name_of_component = f"{place.name}: datasets[{number}]"
-            inner = replace(place, name=name_of_component, base=base, is_based=False)
+            if place.depth >= MAX_DEPTH:
+                raise SpecError(
+                    f"{name_of_component}: expected at most {MAX_DEPTH} datasets inside one "
+                    "another, found more"
+                )
+            inner = replace(
+                place, name=name_of_component, base=base, is_based=False, depth=place.depth + 1
+            )
             shards += self.component(component, inner, join)
         index = _text(document, "index", place.name)
         extras = {key: value for key, value in document.items() if key not in _DOCUMENT_KEYS}
@@ -315,7 +334,7 @@ class _Loader:
         component: Any,
         place: _Place,
         join: Callable[[str], str],
-    ) -> Iterator[ShardSpec]:
+    ) -> list[ShardSpec]:
         """Resolve one of a document's ``datasets``: a reference to a document, or one inline."""
         if not isinstance(component, Mapping):
             raise SpecError(f"{place.name}: expected an object, found {_kind(component)}")
@@ -331,13 +350,7 @@ class _Loader:
             inner = self.document(component, place)
         else:
             inner = self.load(join(source), chain=place.chain)
-        key_split = _key_split(component, place.name)
-        for shard in inner.shards:
-            yield _replace(
-                shard,
-                dataset=shard.dataset or name or inner.name or None,
-                key_split=shard.key_split or key_split,
-            )
+        return _named_shards(inner, name, _key_split(component, place.name))
 
     def guard(self, join: Callable[[str], str], place: _Place) -> Callable[[str], str]:
         """Refuse references that a document may not make, for want of the caller's trust."""
@@ -444,6 +457,7 @@ def _shard(
         url = os.fspath(url)
     if not isinstance(url, str) or not url:
         raise SpecError(f"{where}.url: expected a path or URL, found {_kind(url)}")
+    _check_text(url, f"{where}.url")
     return ShardSpec(
         join(url),
         _count(entry, "nsamples" if "nsamples" in entry else "num_samples", where),
@@ -454,29 +468,43 @@ def _shard(
         _key_split(entry, where) or key_split,
         {k: v for k, v in entry.items() if k not in _SHARD_KEYS}
         if not _SHARD_KEYS.issuperset(entry)
-        else _EMPTY,
+        else {},
     )
 
 
-def _replace(shard: ShardSpec, dataset: str | None, key_split: KeySplit | None) -> ShardSpec:
+def _named_shards(
+    spec: DatasetSpec, name: str | None, key_split: KeySplit | None = None
+) -> list[ShardSpec]:
+    """Give the shards of a dataset that becomes a part of another one."""
+    name = name or spec.name or None
     # dataclasses.replace looks every field up by name: five times slower, for 100,000 shards.
-    return ShardSpec(
-        shard.url,
-        shard.num_samples,
-        shard.nbytes,
-        shard.md5sum,
-        shard.sha256,
-        dataset,
-        key_split,
-        shard.extras,
-    )
+    return [
+        ShardSpec(
+            shard.url,
+            shard.num_samples,
+            shard.nbytes,
+            shard.md5sum,
+            shard.sha256,
+            shard.dataset or name,
+            shard.key_split or key_split,
+            shard.extras,
+        )
+        for shard in spec.shards
+    ]
 
 
 def _count(entry: Mapping[str, Any], key: str, where: str) -> int | None:
     value = entry.get(key)
-    if value is None or (type(value) is int and value >= 0):
+    if value is None or (type(value) is int and 0 <= value <= _MAX_COUNT):
         return value
-    raise SpecError(f"{where}.{key}: expected a whole number from 0 on, found {value!r:.80}")
+    try:  # numpy's integers, from a caller's list
+        if not isinstance(value, bool) and 0 <= operator.index(value) <= _MAX_COUNT:
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise SpecError(
+        f"{where}.{key}: expected a whole number from 0 to 2**63 - 1, found {value!r:.80}"
+    )
 
 
 def _text(entry: Mapping[str, Any], key: str, where: str) -> str | None:
@@ -484,6 +512,16 @@ def _text(entry: Mapping[str, Any], key: str, where: str) -> str | None:
     if value is None or isinstance(value, str):
         return value
     raise SpecError(f"{where}.{key}: expected text, found {_kind(value)}")
+
+
+def _check_text(text: str, where: str) -> None:
+    """Refuse what can be neither a path nor a URL."""
+    try:
+        is_text = b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        is_text = False
+    if not is_text:
+        raise SpecError(f"{where}: expected a path or URL, found {text!r:.80}")
 
 
 def _key_split(entry: Mapping[str, Any], where: str) -> KeySplit | None:

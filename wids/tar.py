@@ -34,6 +34,7 @@ MAX_EXTENDED_RUN: Final = 8
 
 _MAX_PADDING_NBYTES: Final = 22 * BLOCK_NBYTES  # two blocks, then up to a record of twenty
 _MAX_NBYTES: Final = (1 << 63) - 1 - 2 * BLOCK_NBYTES
+_MAX_REMARKS: Final = 100  # enough to see that something is odd
 _BATCH: Final = 1024  # headers; half a MiB, so that a batch stays in the processor's cache
 
 _PROBE: Final = 256  # blocks to look at before many are; the kernel reads as many at once
@@ -61,12 +62,15 @@ class TarIndex:
         names: Member names as stored, one for each member.
         offsets: Where the members' bytes begin, shape ``(num_members,)``, in bytes from the start.
         sizes: Lengths of the members, shape ``(num_members,)``, in bytes.
+        heads: Where the headers begin that end at ``offsets``, with the extended ones that name
+            the member, shape ``(num_members,)``; for a hard link those of its target.
         remarks: What is odd about the archive but no error, one sentence each.
     """
 
     names: list[bytes]
     offsets: IntArray
     sizes: IntArray
+    heads: IntArray
     remarks: tuple[str, ...] = ()
 
 
@@ -85,7 +89,11 @@ def scan(data: TarBytes, path: str = "tar") -> TarIndex:
 
     Cost is one read of each header. Safe to call from any thread.
     """
-    return _Scan(data, path).run()
+    one_pass = _Scan(data, path)
+    try:
+        return one_pass.run()
+    finally:
+        one_pass.blocks = one_pass.headers  # or an error's traceback would keep the data mapped
 
 
 class _Header(NamedTuple):
@@ -110,9 +118,10 @@ class _Scan:
         self.names: list[bytes] = []
         self.offsets: list[IntArray] = []
         self.sizes: list[IntArray] = []
+        self.heads: list[IntArray] = []
         self.remarks: list[str] = []
         self.global_records: dict[bytes, bytes] = {}
-        self.member_by_name: dict[bytes, tuple[int, int]] = {}
+        self.member_by_name: dict[bytes, tuple[int, int, int]] = {}
         self.num_linkable = 0  # members that member_by_name knows
         self.has_end = False
         self.width = _BATCH  # headers to guess at a time
@@ -128,8 +137,9 @@ class _Scan:
             self.remark(logging.WARNING, "no end marker; it may have been cut between two members")
         return TarIndex(
             self.names,
-            np.concatenate(self.offsets) if self.offsets else np.empty(0, np.int64),
-            np.concatenate(self.sizes) if self.sizes else np.empty(0, np.int64),
+            _joined(self.offsets),
+            _joined(self.sizes),
+            _joined(self.heads),
             tuple(self.remarks),
         )
 
@@ -255,6 +265,7 @@ class _Scan:
         self.names += names
         self.offsets.append(offsets[rows] + BLOCK_NBYTES)
         self.sizes.append(sizes[rows])
+        self.heads.append(offsets[rows])
 
     # The strict lane: one member, with everything that may stand before it.
 
@@ -262,6 +273,7 @@ class _Scan:
         """Take what stands at ``position``: a member, or the end; give the next position."""
         if self.nbytes - position < BLOCK_NBYTES or self.is_zero_block(position):
             return self.end(position)
+        first = position
         header, extended, position = self.header_with_extensions(position)
         name = extended.get(b"path", header.name)
         if header.kind == b"S" or _SPARSE in extended:
@@ -286,7 +298,7 @@ class _Scan:
         if header.kind == b"1":
             self.append(name, *self.target(name, extended.get(b"linkpath", header.link), position))
         elif header.kind in _FILE_TYPES and not is_folder:
-            self.append(name, start, size)
+            self.append(name, start, size, first)
         elif not is_empty and header.kind not in _SKIPPED_TYPES:
             self.refuse(position, name, f"type {header.kind!r}")
         return start + _padded(size)
@@ -349,11 +361,7 @@ class _Scan:
     def header(self, position: int) -> _Header:
         """Read and verify one header block."""
         block = self.data[position : position + BLOCK_NBYTES]
-        stated = _number(block[148:156])
-        unsigned = sum(block) - sum(block[148:156]) + 8 * ord(" ")
-        # Old Sun tars summed signed bytes, so each byte over 127 counts 256 less.
-        signed = unsigned - 256 * sum(byte > 127 for byte in block[:148] + block[156:])
-        if stated is None or stated not in (unsigned, signed):
+        if not self.has_header(position):
             self.fail(
                 position,
                 "the header of a member",
@@ -375,6 +383,15 @@ class _Scan:
             prefix = block[345 : 476 if block[508:512] == b"tar\0" else 500].partition(b"\0")[0]
             name = prefix + b"/" + name
         return _Header(block[156:157], name, block[157:257].partition(b"\0")[0], size)
+
+    def has_header(self, position: int) -> bool:
+        """Tell whether a block is a header, by its checksum."""
+        block = self.data[position : position + BLOCK_NBYTES]
+        stated = _number(block[148:156])
+        unsigned = sum(block) - sum(block[148:156]) + 8 * ord(" ")
+        # Old Sun tars summed signed bytes, so each byte over 127 counts 256 less.
+        signed = unsigned - 256 * sum(byte > 127 for byte in block[:148] + block[156:])
+        return stated is not None and stated in (unsigned, signed)
 
     def body(self, position: int, size: int) -> bytes:
         """Read the body of an extended header that stands at ``position``."""
@@ -441,19 +458,20 @@ class _Scan:
             "pack it again with `tar --format=pax` and without --sparse",
         )
 
-    def append(self, name: bytes, offset: int, size: int) -> None:
+    def append(self, name: bytes, offset: int, size: int, head: int) -> None:
         self.names.append(name)
         self.offsets.append(np.array([offset], np.int64))
         self.sizes.append(np.array([size], np.int64))
+        self.heads.append(np.array([head], np.int64))
 
-    def target(self, name: bytes, link: bytes, position: int) -> tuple[int, int]:
-        """Give offset and size of the member that a hard link names."""
+    def target(self, name: bytes, link: bytes, position: int) -> tuple[int, int, int]:
+        """Give offset, size and head of the member that a hard link names."""
         if self.num_linkable < len(self.names):
-            offsets, sizes = np.concatenate(self.offsets), np.concatenate(self.sizes)
-            self.offsets, self.sizes = [offsets], [sizes]
+            columns = [_joined(column) for column in (self.offsets, self.sizes, self.heads)]
+            self.offsets, self.sizes, self.heads = ([column] for column in columns)
             new = slice(self.num_linkable, None)
-            pairs = zip(offsets[new].tolist(), sizes[new].tolist(), strict=True)
-            self.member_by_name.update(zip(self.names[new], pairs, strict=True))
+            places = zip(*(column[new].tolist() for column in columns), strict=True)
+            self.member_by_name.update(zip(self.names[new], places, strict=True))
             self.num_linkable = len(self.names)
         found = self.member_by_name.get(link)
         if found is None:
@@ -476,24 +494,24 @@ class _Scan:
             self.fail(
                 position,
                 f"a header of {BLOCK_NBYTES} bytes",
-                f"{self.nbytes - position} bytes",
-                "it is incomplete: delete it and fetch or write it again",
+                self.describe(0) if position == 0 else f"{self.nbytes - position} bytes",
+                "it is incomplete or no tar: delete it and fetch or write it again",
             )
         self.has_end = self.nbytes - position >= BLOCK_NBYTES
         found = _find_nonzero(self.data, position)
         if found < 0:
             if self.nbytes - position > _MAX_PADDING_NBYTES:
                 self.remark(
-                    logging.INFO,
+                    logging.WARNING,
                     f"{self.nbytes - position} bytes of zeros at the end, from {position}",
                 )
             return self.nbytes
         follows = position + (found - position) // BLOCK_NBYTES * BLOCK_NBYTES
-        block = self.data[follows : follows + BLOCK_NBYTES]
-        stated = _number(block[148:156])
-        if stated and stated == sum(block) - sum(block[148:156]) + 8 * ord(" "):
+        if self.has_header(follows):
+            # More zeros than a packer leaves may be a hole where members were.
+            is_odd = follows - position > _MAX_PADDING_NBYTES
             self.remark(
-                logging.INFO,
+                logging.WARNING if is_odd else logging.INFO,
                 f"another archive at byte {follows}, after {follows - position} bytes of zeros",
             )
             self.has_end = False
@@ -505,8 +523,9 @@ class _Scan:
         return self.nbytes
 
     def remark(self, level: int, text: str) -> None:
-        self.remarks.append(text)
-        _logger.log(level, "%s: %s", self.path, text)
+        if len(self.remarks) < _MAX_REMARKS:
+            self.remarks.append(text)
+            _logger.log(level, "%s: %s", self.path, text)
 
     def describe(self, position: int) -> str:
         """Say what stands where a header was expected."""
@@ -571,6 +590,10 @@ _LOOKALIKES = (
 )
 
 
+def _joined(columns: list[IntArray]) -> IntArray:
+    return np.concatenate([np.empty(0, np.int64), *columns])
+
+
 @overload
 def _padded(size: int) -> int: ...
 @overload
@@ -594,11 +617,14 @@ def _number(field: bytes) -> int | None:
 
 def _find_nonzero(data: TarBytes, position: int) -> int:
     """Give the offset of the first byte that is not zero, or -1."""
-    step = 1 << 20
-    for start in range(position, len(data), step):
-        rest = data[start : start + step].lstrip(b"\0")
+    start, step = position, BLOCK_NBYTES  # most often it is near, and sometimes very far
+    while start < len(data):
+        chunk = data[start : start + step]
+        rest = chunk.lstrip(b"\0")
         if rest:
-            return min(start + step, len(data)) - len(rest)
+            return start + len(chunk) - len(rest)
+        start += len(chunk)
+        step = min(2 * step, 1 << 20)
     return -1
 
 

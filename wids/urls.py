@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from braceexpand import braceexpand
 
@@ -40,8 +40,10 @@ def local_path(url: str) -> str:
         return os.path.expanduser(url)
     rest = url[len("file:") :]
     if rest.startswith("//"):
-        # file://host/path: the host is empty or localhost for every file of this machine.
-        rest = rest[2:].removeprefix("localhost")
+        host, slash, rest = rest[2:].partition("/")
+        if host not in ("", "localhost"):
+            raise SpecError(f"{url}: expected a file of this machine, found the host {host!r}")
+        rest = slash + rest
     return os.path.expanduser(unquote(rest))
 
 
@@ -50,7 +52,7 @@ def path_of(url: str) -> str:
     kind = scheme(url)
     if kind == "pipe":
         return ""
-    return local_path(url) if kind in ("", "file") else urlsplit(url).path
+    return local_path(url) if kind in ("", "file") else _split(url)[1]
 
 
 def parent(url: str) -> str:
@@ -60,8 +62,16 @@ def parent(url: str) -> str:
     """
     if is_local(url):
         return os.path.dirname(local_path(url))
-    parts = urlsplit(url)
-    return parts._replace(path=parts.path.rpartition("/")[0] + "/", fragment="").geturl()
+    origin, path, query = _split(url)
+    return f"{origin}{path.rpartition('/')[0]}/{query}"
+
+
+def _split(url: str) -> tuple[str, str, str]:
+    """Split a remote URL into scheme and host, path, and query with its mark; for any text."""
+    stem, mark, query = url.partition("?")
+    cut = stem.find("/", stem.find("://") + len("://"))
+    origin, path = (stem, "") if cut < 0 else (stem[:cut], stem[cut:])
+    return origin, path, mark + query
 
 
 def join(base: str, reference: str) -> str:
@@ -91,20 +101,19 @@ def joiner(base: str) -> Callable[[str], str]:
 
         return from_local
 
-    stem, mark, query = base.partition("?")
-    cut = stem.find("/", len(kind) + len("://"))
-    origin, folder = (stem, "") if cut < 0 else (stem[:cut], stem[cut:].rstrip("/"))
+    origin, path, query = _split(base)
+    folder = path.rstrip("/")
 
     def from_remote(reference: str) -> str:
         if _PLAIN.fullmatch(reference):
-            return f"{origin}{folder}/{reference}{mark}{query}"
+            return f"{origin}{folder}/{reference}{query}"
         if scheme(reference):
             return reference
         if reference.startswith("//"):
             return f"{kind}:{reference}"
         path, own_mark, own_query = reference.partition("?")
         path = path if path.startswith("/") else f"{folder}/{path}"
-        return origin + _without_dots(path) + (own_mark + own_query or mark + query)
+        return origin + _without_dots(path) + (own_mark + own_query or query)
 
     return from_remote
 
@@ -128,15 +137,17 @@ def is_within(path: str, folder: str) -> bool:
 
 def relative(url: str, folder: str) -> str:
     """Give a local URL relative to a local folder where it lies in it, else unchanged."""
-    if is_local(url) and is_within(local_path(url), folder):
-        return os.path.relpath(local_path(url), folder)
-    return url
+    if not (is_local(url) and is_within(local_path(url), folder)):
+        return url
+    name = os.path.relpath(local_path(url), folder)
+    # What would be read back as something else is marked as the path that it is.
+    return "./" + name if scheme(name) or name.startswith("~") else name
 
 
 def expand(pattern: str) -> list[str]:
     """Expand ``{000..146}`` and ``{a,b}`` as a shell does; other braces stay as they are."""
     try:
-        return list(braceexpand(pattern))
+        return list(braceexpand(pattern, escape=False))
     except ValueError as error:
         raise SpecError(
             f"{redact(pattern)}: the braces are not balanced; write {{000..146}} or {{a,b}}, "
@@ -153,6 +164,6 @@ def redact(url: str) -> str:
         command = url[len("pipe:") :].strip()
         word, space, _ = command.partition(" ")
         return f"pipe:{word}{space and ' …'}"
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return f"{kind}://{host}{parts.path}{'?…' if parts.query else ''}"
+    origin, path, query = _split(url)
+    host = origin.partition("://")[2].rpartition("@")[2]
+    return f"{kind}://{host}{path}{'?…' if query else ''}"

@@ -1,21 +1,25 @@
 """Samples → a tar shard, published when it is complete.
 
-The same samples give the same bytes: members carry a fixed owner, mode and time. Reading them back,
-and what a spec says of them, are other rooms' business.
+The same samples give the same bytes: members carry a fixed owner, mode and time. What a spec says
+of them is another room's business.
 """
 
 from __future__ import annotations
 
 import io
+import mmap
 import os
 import tarfile
-import tempfile
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import IO, Any, Final
 
+from wids import publish
 from wids.encode import encode
+from wids.index import ShardIndex, build, with_checksums
 from wids.keys import split_name, to_bytes
+from wids.tar import scan
 
 _MODE: Final = 0o444
 
@@ -32,23 +36,22 @@ class TarWriter:
     Attributes:
         num_samples: Samples written so far.
         nbytes: Length of the finished tar in bytes; 0 before the end.
+        index: Where the samples are in the finished tar, to be published with it; None before the
+            end, and for a stream.
     """
 
     def __init__(self, target: str | os.PathLike[str] | IO[bytes]) -> None:
         self.num_samples = 0
         self.nbytes = 0
-        self._path: str | None = None
-        if isinstance(target, str | os.PathLike):
-            self._path = os.fspath(target)
-            folder, name = os.path.split(os.path.abspath(self._path))
-            handle, self._temporary = tempfile.mkstemp(
-                dir=folder, prefix=f".{name}.", suffix=".tmp"
-            )
-            self._stream: IO[bytes] = open(handle, "wb")  # noqa: SIM115 - closed by __exit__
-        else:
-            self._stream = target
-        self._tar = tarfile.open(fileobj=self._stream, mode="w", format=tarfile.PAX_FORMAT)  # noqa: SIM115
+        self.index: ShardIndex | None = None
         self._keys: set[str] = set()
+        self._is_open = True
+        self._replacing: AbstractContextManager[IO[bytes]] | None = None
+        if isinstance(target, str | os.PathLike):
+            self._replacing = publish.replacing(target)
+            target = self._replacing.__enter__()
+        self._stream = target
+        self._tar = tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT)  # noqa: SIM115
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Append a sample.
@@ -69,7 +72,7 @@ class TarWriter:
             raise ValueError(
                 f"sample {key!r}: expected a new key, found one that was written before"
             )
-        members = []
+        members: dict[str, bytes] = {}
         for name, value in sample.items():
             if name.startswith("__"):
                 continue
@@ -80,10 +83,14 @@ class TarWriter:
                     f"without a slash, found the member name {key + field!r}, which is read "
                     "back as another key and field"
                 )
-            members.append((key + field, encode(field, value)))
+            if key + field in members:
+                raise ValueError(
+                    f"sample {key!r}: expected the field {field!r} once, found it twice"
+                )
+            members[key + field] = encode(field, value)
         if not members:
             raise ValueError(f"sample {key!r}: expected at least one field, found none")
-        for name, data in members:
+        for name, data in members.items():
             member = tarfile.TarInfo(name)
             member.size = len(data)
             member.mode = _MODE
@@ -92,16 +99,27 @@ class TarWriter:
         self.num_samples += 1
 
     def close(self) -> None:
-        """Finish the tar and give the file its name."""
+        """Finish the tar and give the file its name; a second time, do nothing."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        if self._replacing is None:
+            self._finish()
+            return
+        try:
+            self._finish()
+            with mmap.mmap(self._stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                self.index = with_checksums(build(scan(data), "first"), data)
+        except BaseException as error:
+            self._replacing.__exit__(type(error), error, error.__traceback__)
+            raise
+        self._replacing.__exit__(None, None, None)
+
+    def _finish(self) -> None:
         self._tar.close()
         # tarfile fills up the last record, and does not count that.
         self.nbytes = -(-self._tar.offset // tarfile.RECORDSIZE) * tarfile.RECORDSIZE
         self._stream.flush()
-        if self._path is not None:
-            os.fsync(self._stream.fileno())
-            self._stream.close()
-            os.chmod(self._temporary, 0o644)  # mkstemp's 0600 would lock other users out
-            os.replace(self._temporary, self._path)
 
     def __enter__(self) -> TarWriter:
         return self
@@ -114,6 +132,6 @@ class TarWriter:
     ) -> None:
         if kind is None:
             self.close()
-        elif self._path is not None:
-            self._stream.close()
-            os.unlink(self._temporary)
+        elif self._is_open and self._replacing is not None:
+            self._is_open = False
+            self._replacing.__exit__(kind, error, trace)

@@ -11,10 +11,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import sample_members, write_tar
+
+from wids import build_pack, load_spec
 
 READER = """
 import sys, wids
@@ -106,3 +109,61 @@ def test_overwritten_shard_is_read_anew(path: Path) -> None:
         write_tar(path, [*sample_members(1000, 1400), ("x.txt", bytes(50_000))])
         assert "it was changed in place" in ask(process)
         assert ask(process, "again").startswith("text 1000, ")
+
+
+AT_ONCE = """
+import os, sys, wids
+from wids import ShardFormatError
+dataset = wids.ShardListDataset(sys.argv[1], transformations=None)
+dataset[0]
+os.truncate(sys.argv[2], 4096)
+for take in (lambda: dataset.__getitems__([300, 399]), lambda: dataset[399]):
+    try:
+        take()
+    except ShardFormatError as error:
+        print("it was changed in place" in str(error))
+"""
+
+
+@pytest.mark.parametrize("changed", ["a.tar", "a.index"])
+def test_noticed_truncation_stays_noticed(path: Path, changed: str) -> None:
+    """After a batch met a shard or an index that was cut short, no single read is believed."""
+    spec = load_spec([(str(path), 400)])
+    build_pack(spec, path.with_name("a.index"))
+    replace(spec, index=str(path.with_name("a.index"))).save(path.with_name("a.json"))
+
+    result = subprocess.run(
+        [sys.executable, "-c", AT_ONCE, path.with_name("a.json"), path.with_name(changed)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (result.returncode, result.stdout) == (0, "True\nTrue\n"), result.stderr
+
+
+PACK = """
+import os, sys, wids
+dataset = wids.ShardListDataset(sys.argv[1], transformations=None, raw="bytes", lru_size=1)
+first = dataset[0]
+os.truncate(sys.argv[2], 4096)
+print(dataset[450][".txt"].decode(), dataset[1][".txt"].decode())
+print(dataset.get_by_key("s00399")["__index__"])
+"""
+
+
+def test_pack_cut_short_is_done_without(path: Path) -> None:
+    """A pack that loses its end is as none for the shards that are opened later (INDEX-8)."""
+    other = write_tar(path.with_name("b.tar"), sample_members(400, 800))
+    spec = load_spec([(str(path), 400), (str(other), 400)])
+    build_pack(spec, path.with_name("a.index"))
+    replace(spec, index=str(path.with_name("a.index"))).save(path.with_name("a.json"))
+
+    result = subprocess.run(
+        [sys.executable, "-c", PACK, path.with_name("a.json"), path.with_name("a.index")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (result.returncode, result.stdout) == (0, "text 450 text 1\n399\n"), result.stderr

@@ -1,0 +1,41 @@
+"""Bytes → a file that appears all at once.
+
+Whoever reads a path that is written here sees the old file or the new one, whole, and whoever has
+the old one mapped keeps it. This room knows nothing of what the bytes are.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import IO
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str], mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """Give a file to write, which takes its name when the block ends well.
+
+    Otherwise, Ctrl-C included, what was there stays and nothing is left behind.
+
+    Args:
+        path: The name.
+        mode: Permissions of the file, less those that the process's umask takes away.
+    """
+    folder, name = os.path.split(os.path.abspath(os.fspath(path)))
+    # In the same folder, since a rename is one step only within a file system.
+    temporary = os.path.join(folder, f".{name[:100]}.{secrets.token_hex(8)}.tmp")
+    handle = os.open(
+        temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode
+    )
+    try:
+        with open(handle, "w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, os.path.join(folder, name))
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
