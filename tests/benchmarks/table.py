@@ -1,6 +1,6 @@
 """The table of speeds: this library beside wids 0.1.11, bagz and LMDB, in one run.
 
-    python tests/benchmarks/table.py --old OLD_PYTHON [--toy] [--rounds 7] [ROW …]
+    python tests/benchmarks/table.py --old OLD_PYTHON [--toy] [--rounds 7] [--readahead 128] [ROW …]
 
 ``OLD_PYTHON`` is the interpreter of a virtual environment with ``torch`` and ``wids==0.1.11``. The
 libraries take turns in each round, and a cell is their ratio of times: median (least to most). A
@@ -21,7 +21,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -191,7 +191,7 @@ ROWS = [
     Row("ChunkedSampler, 10 million, chunks of 2000", Files.whole_order, 0.25, 0.1),
     Row("first index, chunks of a million", Files.sample_order, 0.15, 0.02),
     Row("DataLoader epoch, 2 workers", Files.loader_epoch, 0.6, 0.4),
-    Row("spec of 100,000 shards, seconds", Files.load_spec, 1.0, 0.3, is_absolute=True),
+    Row("opening 100,000 shards by a spec, seconds", Files.load_spec, 1.0, 0.3, is_absolute=True),
     Row("import wids, seconds", Files.import_library, 0.3, 0.15, is_absolute=True),
 ]
 
@@ -259,6 +259,25 @@ def worker(library: str, python: str, folder: Path) -> Iterator[Callable[[Reques
         process.stdin.close()
         process.wait()
         process.stdout.close()
+
+
+@contextmanager
+def readahead(kilobytes: int | None) -> Iterator[None]:
+    """Set the readahead of all disks that allow it, for the time of the block."""
+    settings = Path("/sys/block").glob("*/queue/read_ahead_kb") if kilobytes is not None else ()
+    before: dict[Path, str] = {}
+    try:
+        for setting in settings:
+            value = setting.read_text()
+            with suppress(OSError):
+                setting.write_text(f"{kilobytes}\n")
+                before[setting] = value
+        if kilobytes is not None and not before:
+            raise SystemExit("--readahead: no disk of this machine lets this user set it")
+        yield
+    finally:
+        for setting, value in before.items():
+            setting.write_text(value)
 
 
 @dataclass(frozen=True)
@@ -342,6 +361,7 @@ def main(arguments: list[str] | None = None) -> list[Result]:
     parser.add_argument("--old", help="the interpreter that has wids 0.1.11")
     parser.add_argument("--toy", action="store_true", help="tiny sizes, to see that it works")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--readahead", type=int, metavar="KB", help="of the disks, meanwhile")
     parser.add_argument("rows", nargs="*", help="parts of the names of rows; all if none")
     options = parser.parse_args(arguments)
     print(
@@ -349,7 +369,7 @@ def main(arguments: list[str] | None = None) -> list[Result]:
         "new / peer"
     )
     results = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, readahead(options.readahead):
         sizes = TOY if options.toy else Sizes()
         for result in measure(Path(folder), sizes, options.old, options.rounds, options.rows):
             if options.old or result.row.is_absolute:
