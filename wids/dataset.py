@@ -207,12 +207,8 @@ class ShardListDataset(_Dataset):
 
     def _places_of(self, key: str, shard: int | str | None) -> Iterator[tuple[int, int]]:
         """Give shard number and local index of the samples with a key, in order."""
-        numbers: Iterable[int] = range(len(self.spec.shards))
-        if shard is not None:
-            numbers = [self._number(shard)]
-        else:
-            numbers = self._opener.shards_that_may_have(key)
-        for number in numbers:
+        numbers: Iterable[int] = self._opener.shards_that_may_have(key)
+        for number in numbers if shard is None else [self._number(shard)]:
             local_index = self._pool.get(number).find(key)
             if local_index >= 0:
                 yield number, local_index
