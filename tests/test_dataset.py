@@ -562,6 +562,15 @@ def test_shard_with_another_count_later_is_noticed(tmp_path: Path) -> None:
                 dataset[6]
 
 
+def test_broken_shard_is_opened_once_a_batch(tmp_path: Path) -> None:
+    """A batch that meets a broken shard finds that out once, and stands in for all its samples."""
+    (tmp_path / "bad.tar").write_bytes(b"<html>" + b" " * 600)
+
+    with ShardListDataset([(tmp_path / "bad.tar", 50)], on_error=type) as dataset:
+        assert dataset.__getitems__(range(50)) == [ShardFormatError] * 50
+        assert dataset.get_stats() == (1, 1)
+
+
 def test_collected_errors_hold_no_files(tmp_path: Path) -> None:
     """Who keeps the errors of a broken shard does not keep it open."""
     good = write_tar(tmp_path / "good.tar", sample_members(0, 1))

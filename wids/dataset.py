@@ -297,7 +297,11 @@ class ShardListDataset(_Dataset):
         url, name = about.url, about.dataset or self.dataset_name
         local_indices = [position - start for position in positions]
         try:
-            samples: list[Any] = self._pool.get(number).read_many(local_indices)
+            shard = self._pool.get(number)
+        except WidsError as error:  # about the shard, which is not opened again for each of them
+            return [self._stand_in(error) for _ in positions]
+        try:
+            samples: list[Any] = shard.read_many(local_indices)
         except WidsError:  # one by one, for who wants a stand-in for each
             return [self._sample(position, number) for position in positions]
         for position, local_index, sample in zip(positions, local_indices, samples, strict=True):
