@@ -171,6 +171,14 @@ def test_index_is_made_once(
     assert file.name.endswith("-a.tar.index")
 
 
+def test_index_of_a_long_name_is_kept(tmp_path: Path, own_cache: Path) -> None:
+    """A name of 255 bytes in any script leaves an index with a name that fits."""
+    path = settle(write_tar(tmp_path / ("𠀀" * 60 + ".tar"), sample_members(0, 2)))
+    with ShardListDataset(path) as dataset:
+        assert len(dataset) == 2
+    assert len(kept(own_cache)) == 1
+
+
 def test_cache_is_the_users_own(shard_path: Path, own_cache: Path) -> None:
     """Folders and files of the cache are closed to others (INDEX-4)."""
     with ShardListDataset(shard_path):

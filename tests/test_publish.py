@@ -47,3 +47,11 @@ def test_mode_follows_the_umask(tmp_path: Path) -> None:
 
     modes = [(tmp_path / name).stat().st_mode & 0o777 for name in "ab"]
     assert modes == [0o640, 0o600]
+
+
+def test_longest_names_can_be_written(tmp_path: Path) -> None:
+    """A name of as many bytes as a file system takes is written like any other."""
+    for name in ("猫" * 83 + ".tar", "a" * 251 + ".tar"):
+        with replacing(tmp_path / name):
+            pass
+        assert (tmp_path / name).exists()

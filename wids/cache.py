@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import time
 from functools import lru_cache
 from typing import Final
@@ -34,7 +35,7 @@ def index_path(folder: str, shard_path: str, key_split: KeySplit) -> str:
     """Give where the index of a local shard is kept: named by a hash of the shard's path."""
     path = os.path.abspath(shard_path)
     digest = hashlib.sha256(f"{key_split}\0{path}".encode("utf-8", "surrogateescape")).hexdigest()
-    tail = "".join(c if c.isalnum() or c in "._-" else "_" for c in os.path.basename(path)[-60:])
+    tail = re.sub(r"[^A-Za-z0-9._-]", "_", os.path.basename(path)[-60:])
     return os.path.join(folder, "indexes", f"{digest[:32]}-{tail}.index")
 
 
@@ -52,7 +53,8 @@ def keep(path: str, data: bytes) -> bool:
     try:
         for made in (os.path.dirname(folder), folder):  # the mode counts for the last part only
             os.makedirs(made, mode=0o700, exist_ok=True)
-        with publish.replacing(path, mode=0o600) as file:
+        # Checked whenever it is read, so it need not be waited for.
+        with publish.replacing(path, mode=0o600, sync=False) as file:
             file.write(data)
     except OSError:  # read-only, full, or not ours
         return False

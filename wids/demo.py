@@ -29,7 +29,7 @@ PICTURE_SIZE: Final = 64  # pixels, both ways
 DEFAULT_SAMPLER: Final = "wids:DistributedChunkedSampler"
 _TIMEOUT_S: Final = 300
 
-_COLORS: Final = ("red", "green", "blue", "orange", "purple")
+_COLORS: Final = ("red", "green", "blue", "yellow", "purple")
 _SHAPES: Final = ("circle", "square", "triangle", "cross")
 
 

@@ -16,7 +16,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import IO, Any, Final, Literal, NamedTuple
@@ -365,7 +365,8 @@ class Pack:
         self._data = data
         (*_, num_shards, total, directory, names, names_nbytes, hashes, positions, keys_crc, width
          ) = _PACK_HEADER.unpack_from(data, 0)  # fmt: skip
-        columns = np.frombuffer(data, "<u8", 4 * num_shards, directory).reshape(4, num_shards)
+        # Copied, since what stays in the file is only touched after a look at the file's length.
+        columns = np.frombuffer(data, "<u8", 4 * num_shards, directory).reshape(4, -1).copy()
         self._starts, self._lengths, self._tar_nbytes, self.num_samples = columns
         self._names = bytes(data[names : names + names_nbytes]).split(b"\0")
         self._hashes = np.frombuffer(data, "<u8", total, hashes)
@@ -388,29 +389,30 @@ class Pack:
 
     def index(self, number: int, tar_nbytes: int, key_split: KeySplit) -> ShardIndex | None:
         """Give the index of a shard; None where the tar, or the rule, is another one."""
-        if self._data.size() != len(self._data):
-            return None  # it was changed in place, and to touch what it lost would be the end
+        if not self._is_whole():
+            return None
         start = int(self._starts[number])
         stop = start + int(self._lengths[number])
         return parse(self._data, start, stop, TarIdentity(tar_nbytes), key_split)
 
-    @cached_property
-    def has_sound_keys(self) -> bool:
-        """Whether the tables of keys are undamaged; read in full, once, when a key is wanted."""
-        if self._data.size() != len(self._data):
-            return False
-        crc = zlib.crc32(self._positions.data, zlib.crc32(self._hashes.data))
-        return bool(crc == self._keys_crc)
-
-    def candidates(self, key: str) -> Iterator[tuple[int, int]]:
-        """Give shard number and local index of the samples that may have a key, in order."""
+    def shards_with(self, key: str) -> set[int] | None:
+        """Give the numbers of the shards that may have a key; None where the pack cannot tell."""
+        if not (self._is_whole() and self._has_sound_keys):
+            return None
         wanted = np.uint64(_key_hash(to_bytes(key)))
         first, last = (int(np.searchsorted(self._hashes, wanted, side)) for side in _SIDES)
         ends = np.cumsum(self.num_samples)
-        for position in self._positions[first:last].tolist():
-            number = int(np.searchsorted(ends, position, side="right"))
-            if number < len(self):
-                yield number, position - int(ends[number] - self.num_samples[number])
+        return set(np.searchsorted(ends, self._positions[first:last], side="right").tolist())
+
+    def _is_whole(self) -> bool:
+        """Tell whether the file still has its length: to touch what it lost would be the end."""
+        return self._data.size() == len(self._data)
+
+    @cached_property
+    def _has_sound_keys(self) -> bool:
+        """Whether the tables of keys are undamaged; read in full, once, when a key is wanted."""
+        crc = zlib.crc32(self._positions.data, zlib.crc32(self._hashes.data))
+        return bool(crc == self._keys_crc)
 
 
 _SIDES: Final[tuple[Literal["left", "right"], ...]] = ("left", "right")

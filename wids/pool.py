@@ -131,11 +131,10 @@ class ShardOpener:
 
     def shards_that_may_have(self, key: str) -> Iterator[int]:
         """Give the numbers of shards that may have a key: by the pack, and those it knows not."""
-        pack = self.pack
-        if pack is None or not pack.has_sound_keys:
+        packed = None if self.pack is None else self.pack.shards_with(key)
+        if packed is None:
             yield from range(len(self.shards))
             return
-        packed = {number for number, _ in pack.candidates(key)}
         for number in range(len(self.shards)):
             if number in packed or not self.is_fresh(number):
                 yield number

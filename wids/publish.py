@@ -14,7 +14,9 @@ from typing import IO
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str], mode: int = 0o666) -> Iterator[IO[bytes]]:
+def replacing(
+    path: str | os.PathLike[str], mode: int = 0o666, *, sync: bool = True
+) -> Iterator[IO[bytes]]:
     """Give a file to write, which takes its name when the block ends well.
 
     Otherwise, Ctrl-C included, what was there stays and nothing is left behind.
@@ -22,10 +24,13 @@ def replacing(path: str | os.PathLike[str], mode: int = 0o666) -> Iterator[IO[by
     Args:
         path: The name.
         mode: Permissions of the file, less those that the process's umask takes away.
+        sync: Whether to wait until the disk has it, which takes milliseconds. Without, a machine
+            that loses power may come back with an empty file under the name.
     """
     folder, name = os.path.split(os.path.abspath(os.fspath(path)))
-    # In the same folder, since a rename is one step only within a file system.
-    temporary = os.path.join(folder, f".{name[:100]}.{secrets.token_hex(8)}.tmp")
+    # Short, since names are limited to 255 bytes; in the same folder, since a rename is one step
+    # only within a file system.
+    temporary = os.path.join(folder, f".{name[:40]}.{secrets.token_hex(8)}.tmp")
     handle = os.open(
         temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode
     )
@@ -33,7 +38,8 @@ def replacing(path: str | os.PathLike[str], mode: int = 0o666) -> Iterator[IO[by
         with open(handle, "w+b") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         os.replace(temporary, os.path.join(folder, name))
     except BaseException:
         with suppress(OSError):

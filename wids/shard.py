@@ -85,6 +85,7 @@ class Shard:
         raw: Raw = "bytes",
         find_index: FindIndex | None = None,
     ) -> None:
+        check_raw(raw)
         self.path = os.fspath(path)
         self._map, self.identity = _open_map(self.path)
         try:
@@ -92,7 +93,8 @@ class Shard:
             self.index = find_index(self.path, self._map, self.identity)
         except BaseException:
             # Now, and not when the error goes: who collects errors would collect open files.
-            self._map.close()
+            with suppress(BufferError):
+                self._map.close()
             raise
         advise(self._map, "RANDOM")
         self._view = memoryview(self._map)
@@ -230,7 +232,6 @@ def _reader(
     a memoryview gives plain ints, several times faster than an array does. It holds no shard, which
     would be a cycle that keeps the file open.
     """
-    check_raw(raw)
     starts, blocks, sizes = index.member_starts.data, index.blocks.data, index.sizes.data
     field_ids, names = index.field_ids.data, index.fields
     text, text_start, key_starts = index.text, index.text_start, index.key_starts.data
