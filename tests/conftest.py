@@ -12,13 +12,14 @@ import json
 import os
 import tarfile
 import threading
-from collections.abc import Iterable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
+from loopback import Server
 
 Member = tuple[str, bytes]
 
@@ -103,8 +104,16 @@ def no_leaks() -> Iterator[None]:
         gc.collect()  # a cycle may hold them; to collect after every test would take minutes
         leaked = _leaked(descriptors)
     assert not leaked, f"the test leaves open: {leaked}"
-    running = [thread for thread in set(threading.enumerate()) - threads if not thread.daemon]
+    running = _running(threads)
+    if running:
+        gc.collect()
+        running = _running(threads)
     assert not running, f"the test leaves running: {running}"
+
+
+def _running(before: set[threading.Thread]) -> list[threading.Thread]:
+    new = set(threading.enumerate()) - before
+    return [t for t in new if t.is_alive() and (not t.daemon or t.name.startswith("wids"))]
 
 
 def _leaked(before: dict[str, str]) -> dict[str, str]:
@@ -126,44 +135,6 @@ def _descriptors() -> dict[str, str]:
     return found
 
 
-class Server:
-    """An HTTP server on loopback, with a page for each path and a list of what was asked for."""
-
-    def __init__(self) -> None:
-        self.pages: dict[str, tuple[int, bytes]] = {}
-        self.requests: list[str] = []
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                server.requests.append(self.path)
-                path = self.path.partition("?")[0]
-                status, body = server.pages.get(path, (404, b"<html>not here</html>"))
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-        self.thread = threading.Thread(target=self.http.serve_forever, daemon=True)
-        self.thread.start()
-
-    def page(self, path: str, body: object, status: int = 200) -> str:
-        """Serve a body (JSON unless it is bytes) under a path; give its URL."""
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self.pages[path] = (status, data)
-        return self.url + path
-
-    def close(self) -> None:
-        self.http.shutdown()
-        self.thread.join()
-        self.http.server_close()
-
-
 @pytest.fixture
 def server() -> Iterator[Server]:
     """A loopback HTTP server, in this process, for one test."""
@@ -179,3 +150,17 @@ def raises(kind: type[BaseException], *parts: str) -> Iterator[None]:
         yield
     missing = [part for part in parts if part not in str(caught.value)]
     assert not missing, f"{missing} not in the message: {caught.value}"
+
+
+def in_child(work: Callable[[], bool]) -> bool:
+    """Do something in a forked process; tell whether it came out true."""
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            status = 0 if work() else 1
+        except BaseException:  # noqa: BLE001 - shown, and told by the status
+            traceback.print_exc()
+        finally:
+            os._exit(status)  # not the tests once more
+    return os.waitpid(child, 0)[1] == 0

@@ -22,7 +22,6 @@ from conftest import raises, sample_members, settle, write_shards, write_tar
 
 from wids import (
     DecodeError,
-    FetchError,
     MismatchError,
     NotFoundError,
     SampleError,
@@ -346,14 +345,6 @@ def test_many_shards_stay_within_the_descriptors(tmp_path: Path) -> None:
             assert numbers(dataset) == list(range(150))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_remote_shard_is_refused_clearly() -> None:
-    """A remote shard says what to do, and shows no signature."""
-    dataset = ShardListDataset([("https://h/a.tar?sig=1", 3)])
-
-    with raises(FetchError, "https://h/a.tar?…: expected a local shard"):
-        dataset[0]
 
 
 # By key

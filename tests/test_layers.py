@@ -10,12 +10,13 @@ import pytest
 import wids
 
 LAYERS = """
-errors    keys     publish
+errors    keys     publish  progress locks raw
 urls      order     tar      decode
-fetch     index     samplers encode
+transports index  samplers encode
+fetch
 spec      shard     remote
 cache     writer    display
-pool      build     verify   prefetch
+pool      opener    build    verify   prefetch
 dataset
 demo      browse
 cli

@@ -22,7 +22,7 @@ class Opener:
         self.folder = folder
         self.opened: list[int] = []
 
-    def __call__(self, number: int) -> Shard:
+    def __call__(self, number: int, **_: object) -> Shard:
         self.opened.append(number)
         return Shard(self.folder / f"{number}.tar")
 

@@ -21,6 +21,7 @@ from wids import (
     ShardListDataset,
     ShardSpec,
     SpecError,
+    fetch,
     load_spec,
 )
 from wids.spec import MAX_DEPTH
@@ -341,11 +342,12 @@ def test_what_is_no_path_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://[x/a.tar", "https://", "s3://", "http://h:port/x"])
-def test_odd_urls_are_text(url: str) -> None:
+def test_odd_urls_are_text(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever looks like a URL can be named, joined and shown; to fetch it is another matter."""
+    monkeypatch.setattr(fetch, "_FIRST_WAIT_S", 0.01)
     assert load({"shardlist": [url]}).shards[0].url == url
     assert load({"base": url, "shardlist": ["a.tar"]}).shards[0].url.endswith("/a.tar")
-    with raises(FetchError, "expected a local shard"):
+    with pytest.raises(FetchError):
         ShardListDataset([(url, 1)])[0]
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         TransformError,
         WidsError,
     )
+    from wids.prefetch import Prefetcher
     from wids.samplers import (
         ChunkedSampler,
         DistributedChunkedSampler,
@@ -42,6 +43,7 @@ __all__ = [
     "FetchError",
     "MismatchError",
     "NotFoundError",
+    "Prefetcher",
     "SampleError",
     "Shard",
     "ShardFormatError",
@@ -61,6 +63,7 @@ __all__ = [
 _ROOMS = {
     "build": ("build_pack",),
     "dataset": ("ShardListDataset",),
+    "prefetch": ("Prefetcher",),
     "samplers": (
         "ChunkedSampler",
         "DistributedChunkedSampler",

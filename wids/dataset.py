@@ -9,22 +9,25 @@ from __future__ import annotations
 import operator
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, overload
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
-from wids import spec, urls
-from wids.cache import default_folder
+from wids import fetch, spec, urls
+from wids.cache import Cache, Errand, Limits, Localname, default_folder, parse_nbytes
 from wids.decode import Decoder
 from wids.errors import SampleError, SpecError, TransformError, WidsError
 from wids.keys import KeySplit
-from wids.pool import ShardOpener, ShardPool, default_size
-from wids.shard import Raw, Shard, check_raw
+from wids.opener import Access, ShardOpener
+from wids.pool import ShardPool, default_size
+from wids.progress import Bar
+from wids.raw import Raw, check_raw
+from wids.shard import Shard
+from wids.spec import ShardSpec
 
 Sample: TypeAlias = dict[str, Any]
 Transformation: TypeAlias = Callable[[Any], Any]
@@ -59,10 +62,20 @@ class ShardListDataset(_Dataset):
             list of paths, of ``(path, count)`` pairs or of dicts. Shards without a count are
             indexed here, once, to know the length.
         base: Folder or URL that relative references start from, instead of the spec's.
-        cache_dir: Folder for what is kept about local shards: their indexes. None for
-            ``$WIDS_CACHE``, or else the user's cache folder. Nothing is needed there.
+        cache_dir: Folder for copies of remote shards and for indexes. None for ``$WIDS_CACHE``, or
+            else the user's cache folder. A shard that was placed in a folder passed here, under its
+            base name, is used if its spec states ``filesize`` or a digest, and it matches.
+        cache_size: Most bytes of copies to keep there, or a text such as ``"200GB"``; the least
+            recently used ones go. None for ``$WIDS_CACHE_SIZE``, or else no limit.
+        keep: True never deletes a copy.
+        localname: Gives the path of a file for the URL of a remote shard, to use in place or to
+            fetch to, in place of names in ``cache_dir``; or None for those.
         lru_size: Most shards to keep open; None for 256 or a quarter of the process's file
             descriptors, whichever is less.
+        access: ``"download"`` fetches remote shards whole. ``"range"`` reads the bytes of samples
+            only, and needs an index that was published or is left in the cache. ``"auto"`` reads
+            single samples by range where it can, until a quarter of the shard was read, and
+            fetches the shards of batches.
         transformations: ``"PIL"``, ``"numpy"`` or ``"torch"`` to decode fields by extension, with
             pictures as those; or a list of callables, each from a sample to a sample; ``[]`` or
             None to leave every field undecoded.
@@ -75,7 +88,12 @@ class ShardListDataset(_Dataset):
             in for the sample. None raises the error.
         dataset_name: The ``__dataset__`` of samples, instead of the spec's name.
         allow_pipe: Whether a spec may name ``pipe:`` commands.
-        progress: Whether to show a progress bar while shards are counted; None for a terminal only.
+        storage_options: ``headers`` and ``timeout`` for HTTP, and what fsspec's file systems take
+            for other schemes; or dicts of those by URL prefix. Options without a prefix go to all
+            URLs of a document on this machine, but only to its own server for one from a URL.
+        handlers: For each scheme a callable that gives an open binary file for a URL.
+        progress: Whether to show progress bars while shards are fetched or counted; None for
+            ``$WIDS_PROGRESS``, or else in terminals and notebooks only.
 
     Attributes:
         spec: The resolved spec.
@@ -93,7 +111,11 @@ class ShardListDataset(_Dataset):
         *,
         base: str | os.PathLike[str] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
+        cache_size: int | str | None = None,
+        keep: bool = False,
+        localname: Localname | None = None,
         lru_size: int | None = None,
+        access: Access = "auto",
         transformations: Literal["PIL", "numpy", "torch"] | Sequence[Transformation] | None = "PIL",
         raw: Raw = "stream",
         fields: Collection[str] | None = None,
@@ -101,34 +123,46 @@ class ShardListDataset(_Dataset):
         on_error: OnError | None = None,
         dataset_name: str | None = None,
         allow_pipe: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+        handlers: Mapping[str, fetch.Opener] | None = None,
         progress: bool | None = None,
     ) -> None:
         check_raw(raw)
+        if access not in get_args(Access):
+            raise ValueError(f'access: expected "auto", "download" or "range", found {access!r}')
         if isinstance(fields, str):
             raise TypeError(f"fields: expected a list of fields, found the text {fields!r}")
         wanted = None if fields is None else frozenset(fields)
         if lru_size is not None and lru_size < 1:
             raise ValueError(f"lru_size: expected at least 1, found {lru_size}")
-        self.spec = spec.load_spec(shards, base=base, allow_pipe=allow_pipe)
+        folder = default_folder() if cache_dir is None else os.path.abspath(os.fspath(cache_dir))
+        home = os.fspath(shards) if isinstance(shards, str | os.PathLike) else None
+        fetcher = fetch.Fetcher(storage_options, handlers, home, os.path.join(folder, "shards"))
+        self.spec = spec.load_spec(shards, base=base, allow_pipe=allow_pipe, read=fetcher.read)
         self.on_error = on_error
         self.dataset_name = self.spec.name if dataset_name is None else dataset_name
         self.transformations = _transformations(transformations)
-        folder = default_folder() if cache_dir is None else os.path.abspath(os.fspath(cache_dir))
-        self._opener = ShardOpener(self.spec, folder, key_split, wanted, raw)
-        self._pool = ShardPool(self._opener, lru_size or default_size())
-        self._opener.count_from_pack()
+        limits = _limits(cache_size, keep=keep, shards=self.spec.shards)
+        store = Cache(
+            folder,
+            fetcher,
+            limits=limits,
+            localname=localname,
+            offered=_unique_names(self.spec.shards) if cache_dir is not None else frozenset(),
+            wants_progress=progress,
+        )
+        self._opener = ShardOpener(
+            self.spec, store, key_split=key_split, fields=wanted, raw=raw, access=access
+        )
+        self._singles_whole, self._batches_whole = access == "download", access != "range"
+        self._pool = ShardPool(self._opener, lru_size or default_size(), limits.share_nbytes)
+        self._opener.fill_counts()
         counts = self._opener.counts
         missing = [number for number, count in enumerate(counts) if count is None]
-        for number in tqdm(
-            missing,
-            desc="counting samples",
-            unit="shard",
-            delay=2,
-            leave=False,
-            # None leaves it to tqdm: silence where nobody looks at a terminal.
-            disable=None if progress is None else not progress,
-        ):
-            counts[number] = len(self._pool.get(number))
+        with Bar("counting samples", len(missing), "shard", wanted=progress) as bar:
+            for num_counted, number in enumerate(missing, start=1):
+                counts[number] = len(self._pool.get(number))
+                bar.reach(num_counted)
         if sum(count or 0 for count in counts) >= 1 << 63:
             raise SpecError(f"{self.spec.name or 'the spec'}: its counts add up to 2**63 or more")
         self._set_edges(np.concatenate(([0], np.cumsum(np.array(counts, np.int64)))))
@@ -158,7 +192,7 @@ class ShardListDataset(_Dataset):
             index = self._wrapped(index)
         position = int(self._positions[index])
         number = bisect_right(self._ends, position)
-        return self._sample(position, number)
+        return self._sample(position, number, whole=self._singles_whole)
 
     def __getitems__(self, indices: Sequence[int] | npt.NDArray[Any]) -> list[Any]:
         """Read a batch: exactly ``[dataset[i] for i in indices]``, each shard opened once.
@@ -185,8 +219,20 @@ class ShardListDataset(_Dataset):
         return samples
 
     def __iter__(self) -> Iterator[Any]:
-        for index in range(len(self)):
-            yield self[index]
+        positions, latest, whole = self._positions, -1, False
+        for position in positions if isinstance(positions, range) else positions.tolist():
+            number = bisect_right(self._ends, position)
+            if number != latest:
+                latest, whole = number, self._singles_whole or self._covers(number)
+            yield self._sample(position, number, whole=whole)
+
+    def _covers(self, number: int) -> bool:
+        """Tell whether this is a contiguous slice with much of a shard, better fetched whole."""
+        if not (self._batches_whole and isinstance(self._positions, range)):
+            return False
+        start, stop = self._starts[number], self._ends[number]
+        first, last = max(start, self._positions.start), min(stop, self._positions.stop)
+        return self._positions.step == 1 and (last - first) * 4 >= stop - start
 
     def get_by_key(self, key: str, shard: int | str | None = None) -> Any:
         """Read the first sample with a key.
@@ -201,7 +247,7 @@ class ShardListDataset(_Dataset):
         for number, local_index in self._places_of(key, shard):
             position = self._starts[number] + local_index
             if _contains(self._positions, position):
-                return self._sample(position, number)
+                return self._sample(position, number, whole=False)
         where = self.spec.shards[self._number(shard)].url if shard is not None else repr(self)
         raise KeyError(f"{where}: no sample has the key {key!r}")
 
@@ -209,7 +255,8 @@ class ShardListDataset(_Dataset):
         """Give shard number and local index of the samples with a key, in order."""
         numbers: Iterable[int] = self._opener.shards_that_may_have(key)
         for number in numbers if shard is None else [self._number(shard)]:
-            local_index = self._pool.get(number).find(key)
+            # One that is named is fetched if need be; of many only the index is wanted.
+            local_index = self._pool.get(number, whole=False).find(key)
             if local_index >= 0:
                 yield number, local_index
 
@@ -239,7 +286,32 @@ class ShardListDataset(_Dataset):
         position = int(self._positions[self._wrapped(operator.index(index))])
         number = bisect_right(self._ends, position)
         shard = self._pool.get(number)
+        if not isinstance(shard, Shard):  # the pool was asked for a whole one
+            raise TypeError(f"{shard!r}: expected a local shard")
         return shard, position - self._starts[number], self.spec.shards[number].entry()
+
+    # What a `Prefetcher` asks for.
+
+    def shard_number(self, index: int) -> int:
+        """Give the number of the shard that a sample is in."""
+        return bisect_right(self._ends, int(self._positions[index]))
+
+    def is_here(self, number: int) -> bool:
+        """Tell whether a shard can be read without fetching it."""
+        return self._opener.is_here(number)
+
+    def fetch_shard(self, number: int, errand: Errand | None = None) -> None:
+        """Fetch a remote shard, if it is not here and no other process does."""
+        self._opener.fetch(number, errand or Errand())
+
+    def shard_nbytes(self, number: int) -> int | None:
+        """Give the length of a shard in bytes, as far as the spec states it."""
+        return self.spec.shards[number].nbytes
+
+    @property
+    def cache_share_nbytes(self) -> int | None:
+        """Most bytes that should wait in the cache to be read; None for no limit."""
+        return self._opener.store.limits.share_nbytes
 
     def get_stats(self) -> tuple[int, int]:
         """Give how often a shard was asked for, and how often it had to be opened."""
@@ -257,12 +329,7 @@ class ShardListDataset(_Dataset):
     def __enter__(self) -> ShardListDataset:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -278,11 +345,13 @@ class ShardListDataset(_Dataset):
 
     # The way of one sample.
 
-    def _sample(self, position: int, number: int) -> Any:
+    def _sample(self, position: int, number: int, *, whole: bool) -> Any:
         local_index = position - self._starts[number]
         try:
-            sample = self._pool.get(number).read(local_index)
+            sample = self._pool.get(number, whole=whole).read(local_index)
         except WidsError as error:  # about the shard, which it names
+            if isinstance(error, fetch.RangeError) and not whole and self._batches_whole:
+                return self._sample(position, number, whole=True)
             return self._stand_in(error)
         about = self.spec.shards[number]
         sample["__index__"] = position
@@ -297,13 +366,14 @@ class ShardListDataset(_Dataset):
         url, name = about.url, about.dataset or self.dataset_name
         local_indices = [position - start for position in positions]
         try:
-            shard = self._pool.get(number)
+            shard = self._pool.get(number, whole=self._batches_whole)
         except WidsError as error:  # about the shard, which is not opened again for each of them
             return [self._stand_in(error) for _ in positions]
         try:
             samples: list[Any] = shard.read_many(local_indices)
         except WidsError:  # one by one, for who wants a stand-in for each
-            return [self._sample(position, number) for position in positions]
+            whole = self._batches_whole
+            return [self._sample(position, number, whole=whole) for position in positions]
         for position, local_index, sample in zip(positions, local_indices, samples, strict=True):
             sample["__index__"] = position
             sample["__shard__"] = url
@@ -378,6 +448,29 @@ class ShardListDataset(_Dataset):
             if known.url == shard:
                 return number
         raise KeyError(f"{urls.redact(shard)}: no such shard in {self!r}")
+
+
+def _limits(cache_size: int | str | None, *, keep: bool, shards: Sequence[ShardSpec]) -> Limits:
+    """Give what may stay in the cache; refuse what cannot work."""
+    if keep and cache_size is not None:
+        raise ValueError(
+            f"keep=True never deletes a copy, and cache_size={cache_size!r} asks for it; choose one"
+        )
+    nbytes = parse_nbytes(os.environ.get("WIDS_CACHE_SIZE") if cache_size is None else cache_size)
+    stated = sorted(s.nbytes or 0 for s in shards if not urls.is_local(s.url))
+    if nbytes is not None and not keep and sum(stated[-2:]) > nbytes:
+        raise ValueError(
+            f"cache_size: expected room for the two largest shards at least, {sum(stated[-2:])} "
+            f"bytes (one is read while the next one is fetched), found {nbytes}"
+        )
+    return Limits(nbytes if stated else None, keep)
+
+
+def _unique_names(shards: Sequence[ShardSpec]) -> frozenset[str]:
+    """Give the base names that one remote shard has alone."""
+    remote = (urls.path_of(shard.url) for shard in shards if not urls.is_local(shard.url))
+    counts = Counter(os.path.basename(path) for path in remote)
+    return frozenset(name for name, count in counts.items() if count == 1 and name)
 
 
 def _transformations(given: Any) -> list[Transformation]:

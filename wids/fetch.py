@@ -1,85 +1,376 @@
-"""URL → bytes.
+"""URL → file, bytes, or byte range: asked again after a failure, gone on with after a cut.
 
-This room knows schemes and their errors; it knows nothing of shards, specs or caches.
+What comes back is complete, as far as the server says how long the file is, and is the right file,
+as far as the caller says how to tell. This room knows nothing of shards, specs or caches.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import IO, Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from wids import urls
-from wids.errors import FetchError, NotFoundError
+from wids import transports, urls
+from wids.errors import FetchError, MismatchError
+from wids.transports import Stream, TransientError, Transport
 
-TIMEOUT_S = 30.0
-"""Longest wait for a connection, and for the next bytes of an answer."""
+_T = TypeVar("_T")
+_logger = logging.getLogger("wids")
+
+MAX_FAILURES: Final = 5
+"""Failures in a row, with next to nothing received in between, before giving up."""
+
+_FIRST_WAIT_S: Final = 0.2
+_MAX_WAIT_S: Final = 10.0
+_PROGRESS_NBYTES: Final = 1 << 20
+"""Bytes after which a server counts as one that works."""
+
+Opener: TypeAlias = Callable[[str], IO[bytes]]
+Report: TypeAlias = Callable[[int, "int | None"], None]
+
+
+class Expected(NamedTuple):
+    """What is known of a file before it is fetched.
+
+    Attributes:
+        nbytes: Its length, or None.
+        md5sum, sha256: Its digests in hexadecimal digits, or None.
+    """
+
+    nbytes: int | None = None
+    md5sum: str | None = None
+    sha256: str | None = None
+
+
+class RangeError(FetchError):
+    """A server that gives whole files only."""
+
+
+class CancelledError(FetchError):
+    """A fetch that was called off."""
+
+
+class Fetcher:
+    """Reads URLs, with the caller's options and handlers.
+
+    Can be used by any number of threads, after a fork, and be pickled as far as its handlers can.
+
+    Args:
+        storage_options: What servers want to know. ``headers`` (a dict) and ``timeout`` (seconds)
+            are for HTTP; the rest goes to the fsspec file systems of other schemes. Or a dict of
+            such dicts by URL prefix, ``{"https://host/": {"headers": …}, "s3://": {…}}``, of which
+            the longest that fits is used.
+        handlers: For each scheme a callable that gives an open binary file for a URL, in place of
+            what is used otherwise.
+        home: URL of the document that the URLs come from, where that is a remote one: options that
+            are not for a prefix are then for its server only.
+        scratch: Folder for the files of ``pipe:`` commands; None for that of the system.
+    """
+
+    def __init__(
+        self,
+        storage_options: Mapping[str, Any] | None = None,
+        handlers: Mapping[str, Opener] | None = None,
+        home: str | None = None,
+        scratch: str | None = None,
+    ) -> None:
+        self._options = _by_prefix(storage_options or {}, urls.origin(home or ""))
+        self._handlers: dict[str, Transport] = {
+            scheme.lower(): transports.from_opener(opener)
+            for scheme, opener in (handlers or {}).items()
+        }
+        self._handlers.setdefault("pipe", transports.Pipe(scratch))
+        for scheme in ("", "file"):
+            self._handlers.setdefault(scheme, transports.local)
+        self._transports: dict[tuple[bool, str | None], Transport] = {}
+
+    def read(self, url: str, limit_nbytes: int) -> bytes:
+        """Read all bytes of a document.
+
+        Args:
+            url: Where it is.
+            limit_nbytes: Most bytes to accept.
+
+        Raises:
+            NotFoundError: There is nothing.
+            FetchError: It cannot be read, the server answers with an error, or it is too long.
+        """
+
+        def attempt() -> bytes:
+            data = bytearray()
+            with self._open(url) as stream:
+                for chunk in stream.chunks:
+                    data += chunk
+                    if len(data) > limit_nbytes:
+                        raise FetchError(
+                            f"{urls.redact(url)}: expected at most {limit_nbytes} bytes, found "
+                            "more; this is not the document that it should be"
+                        )
+            _check_whole(url, len(data), stream.total_nbytes)
+            return bytes(data)
+
+        return _persistently(attempt)
+
+    def read_range(self, url: str, start: int, stop: int, total_nbytes: int) -> bytes:
+        """Read the bytes from ``start`` to ``stop`` of a file of a known length.
+
+        Raises:
+            RangeError: The server has no ranges, or does not say of how long a file they are.
+            MismatchError: The file has another length.
+            FetchError: It cannot be read.
+        """
+
+        def attempt() -> bytes:
+            with self._open(url, start, stop) as stream:
+                if stream.start != start or stream.total_nbytes is None:
+                    raise RangeError(
+                        f"{urls.redact(url)}: expected a part of the file, found a server that "
+                        'gives whole files only; use access="download"'
+                    )
+                if stream.total_nbytes != total_nbytes:
+                    raise MismatchError(
+                        f"{urls.redact(url)}: expected a file of {total_nbytes} bytes, as its "
+                        f"index says, found {stream.total_nbytes}; it was published anew: make "
+                        "its index anew too"
+                    )
+                data = bytearray()
+                for chunk in stream.chunks:
+                    data += chunk
+                    if len(data) > stop - start:  # all of it, from a server without ranges
+                        break
+            del data[stop - start :]
+            _check_whole(url, len(data), stop - start)
+            return bytes(data)
+
+        return _persistently(attempt)
+
+    def save(
+        self,
+        url: str,
+        file: IO[bytes],
+        expected: Expected = Expected(),  # noqa: B008 - a tuple
+        report: Report = lambda received_nbytes, total_nbytes: None,  # noqa: ARG005
+        cancel: threading.Event | None = None,
+    ) -> None:
+        """Write all bytes of a URL into an empty file, and compare what passes with what is known.
+
+        After a cut it goes on where it was, if the server can, and the file is the same as before.
+
+        Args:
+            url: Where it is.
+            file: An empty file that can seek.
+            expected: What is known of it.
+            report: Called with the bytes received, and the length of the whole or None: once
+                before the first ones, and then for each piece.
+            cancel: Ends the fetch when it is set.
+
+        Raises:
+            MismatchError: It is not what was expected.
+            NotFoundError: There is nothing.
+            FetchError: It cannot be read.
+        """
+        download = _Download(url, file, expected, report, cancel)
+
+        def attempt() -> None:
+            with self._open(url, download.resume_at, None, download.tag) as stream:
+                download.take(stream)
+
+        _persistently(attempt, lambda: download.received_nbytes, cancel)
+        download.verify()
+
+    def version(self, url: str) -> str | None:
+        """Give what changes when the file at a URL does: its length and tag; None if unknown."""
+
+        def attempt() -> str | None:
+            with self._open(url, 0, 1) as stream:
+                known = (stream.total_nbytes, stream.tag)
+            return None if known == (None, None) else repr(known)
+
+        return _persistently(attempt)
+
+    def _open(
+        self, url: str, start: int = 0, stop: int | None = None, tag: str | None = None
+    ) -> Stream:
+        place = where(url)
+        transport = self._handlers.get(urls.scheme(place)) or self._transport(url, place)
+        return transport(place, start, stop, tag)
+
+    def _transport(self, url: str, place: str) -> Transport:
+        """Give the transport for a URL, which keeps its connections for the next one."""
+        is_http = urls.scheme(place) in ("http", "https")
+        prefix = max((known for known in self._options if _fits(url, known)), key=len, default=None)
+        key = (is_http, prefix)
+        if key not in self._transports:
+            options = dict(self._options.get(prefix or "", {})) if prefix is not None else {}
+            headers, timeout_s = options.pop("headers", None), options.pop("timeout", None)
+            self._transports[key] = (
+                transports.Http(headers, timeout_s or transports.TIMEOUT_S)
+                if is_http
+                else transports.Fsspec(options)
+            )
+        return self._transports[key]
+
+
+def where(url: str) -> str:
+    """Give where a URL leads on this machine, as ``WDS_REWRITE`` and ``AIS_ENDPOINT`` say."""
+    rules = os.environ.get("WDS_REWRITE")
+    if rules:
+        url = urls.rewrite(url, rules)
+    endpoint = os.environ.get("AIS_ENDPOINT")
+    if endpoint:
+        scheme = urls.scheme(url)
+        if scheme == "ais" or scheme in os.environ.get("USE_AIS_FOR", "").split(":"):
+            provider = _AIS_PROVIDERS.get(scheme, scheme)
+            name = urls.quoted(url.partition("://")[2])
+            url = f"{endpoint.rstrip('/')}/{provider}/{name}"
+    return url
+
+
+_AIS_PROVIDERS: Final = {"gcs": "gs", "aws": "s3", "azure": "az"}
+"""Schemes that AIStore calls otherwise, in its URLs http://host:port/provider/bucket/object."""
 
 
 def read(url: str, limit_nbytes: int) -> bytes:
-    """Read all bytes of a small document: a local path, ``file:`` or ``http(s):``.
+    """Read a document without options; see `Fetcher.read`."""
+    return Fetcher().read(url, limit_nbytes)
+
+
+class _Download:
+    """What has arrived of one file, over any number of tries."""
+
+    def __init__(
+        self,
+        url: str,
+        file: IO[bytes],
+        expected: Expected,
+        report: Report,
+        cancel: threading.Event | None,
+    ) -> None:
+        self.url = url
+        self.file = file
+        self.expected = expected
+        self.report = report
+        self.cancel = cancel
+        self.tag: str | None = None
+        self.total_nbytes: int | None = None
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self.received_nbytes = 0
+        self.digests = {
+            name: hashlib.new(name, usedforsecurity=False)
+            for name, stated in (("md5", self.expected.md5sum), ("sha256", self.expected.sha256))
+            if stated is not None
+        }
+        self.file.seek(0)
+
+    @property
+    def resume_at(self) -> int:
+        """Where to go on: where it was cut, if somebody can tell that it is still the same file."""
+        return self.received_nbytes if self.tag is not None or self.digests else 0
+
+    def take(self, stream: Stream) -> None:
+        """Append what a stream has; it may begin anew."""
+        if self.received_nbytes and stream.start != self.received_nbytes:
+            self._start_over()
+        if stream.start and (stream.tag, stream.total_nbytes) != (self.tag, self.total_nbytes):
+            self.tag = None
+            self._start_over()
+            raise TransientError(f"{urls.redact(self.url)}: it changed while it was fetched")
+        self.tag, self.total_nbytes = stream.tag, stream.total_nbytes
+        self._check_length(self.total_nbytes)
+        self.report(self.received_nbytes, self.total_nbytes)
+        for chunk in stream.chunks:
+            if self.cancel is not None and self.cancel.is_set():
+                raise CancelledError(f"{urls.redact(self.url)}: the fetch was called off")
+            self.file.write(chunk)
+            self.received_nbytes += len(chunk)
+            for digest in self.digests.values():
+                digest.update(chunk)
+            self.report(self.received_nbytes, self.total_nbytes)
+        _check_whole(self.url, self.received_nbytes, self.total_nbytes)
+
+    def verify(self) -> None:
+        """Compare what arrived with what was expected."""
+        self.file.truncate(self.received_nbytes)
+        self._check_length(self.received_nbytes)
+        for name, digest in self.digests.items():
+            stated = (self.expected.md5sum if name == "md5" else self.expected.sha256) or ""
+            if digest.hexdigest() != stated.lower():
+                raise MismatchError(
+                    f"{urls.redact(self.url)}: expected the {name} {stated}, "
+                    f"found {digest.hexdigest()}; the file and its spec are not of the same day"
+                )
+
+    def _check_length(self, nbytes: int | None) -> None:
+        stated = self.expected.nbytes
+        if nbytes is not None and stated is not None and nbytes != stated:
+            raise MismatchError(
+                f"{urls.redact(self.url)}: expected {stated} bytes (filesize), found {nbytes}; "
+                "the file and its spec are not of the same day"
+            )
+
+
+def _check_whole(url: str, nbytes: int, total_nbytes: int | None) -> None:
+    if total_nbytes is not None and nbytes != total_nbytes:
+        raise TransientError(
+            f"{urls.redact(url)}: expected {total_nbytes} bytes, found {nbytes}; it was cut off"
+        )
+
+
+def _persistently(
+    attempt: Callable[[], _T],
+    position: Callable[[], int] = lambda: 0,
+    cancel: threading.Event | None = None,
+) -> _T:
+    """Call until it works, fails for good, or fails too often without getting on.
 
     Args:
-        url: Where it is.
-        limit_nbytes: Most bytes to accept.
-
-    Raises:
-        NotFoundError: There is nothing.
-        FetchError: It cannot be read, the server answers with an error, or it is too long.
+        attempt: What to do.
+        position: Gives how far it has come; failures before a larger step forward are forgotten.
+        cancel: Ends the waiting when it is set.
     """
-    if urls.is_local(url):
-        data = _read_local(urls.local_path(url), limit_nbytes)
-    elif urls.scheme(url) in ("http", "https"):
-        data = _read_http(url, limit_nbytes)
-    else:
-        raise FetchError(
-            f"{urls.redact(url)}: expected a path, file: or http(s): URL, found scheme "
-            f'"{urls.scheme(url)}"; download it first'
+    num_failures, reached = 0, 0
+    while True:
+        try:
+            return attempt()
+        except TransientError as error:
+            if position() - reached >= _PROGRESS_NBYTES:
+                num_failures, reached = 0, position()
+            num_failures += 1
+            if num_failures >= MAX_FAILURES:
+                raise FetchError(f"{error}; tried {num_failures} times") from error
+            # Twice as long each time, and never all processes at the same moment.
+            wait_s = min(_MAX_WAIT_S, _FIRST_WAIT_S * 2 ** (num_failures - 1))
+            wait_s = error.wait_s or wait_s * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
+            _logger.info("%s; trying again in %.1f s", str(error), wait_s)
+        if cancel is None:
+            time.sleep(wait_s)
+        elif cancel.wait(wait_s):
+            raise CancelledError("the fetch was called off")
+
+
+def _by_prefix(options: Mapping[str, Any], home: str) -> dict[str, dict[str, Any]]:
+    """Give options by the prefix of the URLs that they are for."""
+    is_prefix = ["://" in name for name in options]
+    if not any(is_prefix):
+        return {home: dict(options)}
+    if not all(is_prefix):
+        raise ValueError(
+            "storage_options: expected options, or options by URL prefix, found both: "
+            + ", ".join(options)
         )
-    if len(data) > limit_nbytes:
-        raise FetchError(
-            f"{urls.redact(url)}: expected at most {limit_nbytes} bytes, found more; "
-            "this is not the document that it should be"
-        )
-    return data
+    return {prefix: dict(some) for prefix, some in options.items()}
 
 
-def local_error(path: str, error: OSError) -> FetchError:
-    """Give the error for a local path that could not be opened."""
-    if isinstance(error, FileNotFoundError):
-        return NotFoundError(
-            f"{path}: no such file (seen from {os.getcwd()}); check the path, or `base`"
-        )
-    found = "a folder" if os.path.isdir(path) else error.strerror or error
-    return FetchError(f"{path}: expected a readable file, found: {found}")
-
-
-def _read_local(path: str, limit_nbytes: int) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(limit_nbytes + 1)
-    except OSError as error:
-        raise local_error(path, error) from error
-
-
-def _read_http(url: str, limit_nbytes: int) -> bytes:
-    # Imported here because a dataset of local shards needs no HTTP client.
-    import urllib3
-
-    timeout = urllib3.Timeout(connect=TIMEOUT_S, read=TIMEOUT_S)
-    try:
-        with urllib3.PoolManager(
-            timeout=timeout, retries=urllib3.Retry(3, backoff_factor=0.2)
-        ) as pool:
-            answer = pool.request("GET", url, preload_content=False)
-            try:
-                data = answer.read(limit_nbytes + 1)
-            finally:
-                answer.release_conn()
-    except urllib3.exceptions.HTTPError as error:
-        # Only the innermost reason, and no chain: urllib3 quotes the URL with its secrets.
-        reason = getattr(error, "reason", None) or type(error).__name__
-        raise FetchError(f"{urls.redact(url)}: expected an answer, found: {reason}") from None
-    if answer.status in (404, 410):
-        raise NotFoundError(f"{urls.redact(url)}: nothing there (HTTP status {answer.status})")
-    if answer.status != 200:
-        raise FetchError(f"{urls.redact(url)}: expected HTTP status 200, found {answer.status}")
-    return data
+def _fits(url: str, prefix: str) -> bool:
+    """Tell whether a URL is of a prefix: of its scheme, or of its server and below its path."""
+    if not prefix or prefix.endswith("://"):
+        return url.lower().startswith(prefix.lower())
+    is_below = urls.path_of(url).startswith(urls.path_of(prefix))
+    return urls.origin(url) == urls.origin(prefix) and is_below

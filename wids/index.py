@@ -325,7 +325,39 @@ def _is_sound(  # noqa: PLR0911 - one question after the other
 def load(path: str, identity: TarIdentity, key_split: KeySplit) -> ShardIndex | None:
     """Give the index that this user stored under a path; None where there is none for this tar."""
     data = _contents(path, _SMALL_NBYTES, own=True)
-    return None if data is None else parse(data, 0, len(data), identity, key_split)
+    found = None if data is None else parse(data, 0, len(data), identity, key_split)
+    if found is None or not len(found.crcs):
+        return found
+    # The tar is known to be the one that was indexed, so reads need not look at its headers.
+    return replace(found, crcs=np.empty(0, np.uint32))
+
+
+def load_for_ranges(path: str, key_split: KeySplit) -> tuple[ShardIndex, TarIdentity] | None:
+    """Give the index that this user stored under a path, and which tar it is of, with checksums.
+
+    To be used where that tar is not at hand: what is read has to be held against the checksums.
+    """
+    data = _contents(path, _SMALL_NBYTES, own=True)
+    identity = None if data is None else _identity(data)
+    if data is None or identity is None:
+        return None
+    found = parse(data, 0, len(data), identity, key_split)
+    if found is None or len(found.crcs) != len(found.blocks):
+        return None
+    return found, identity
+
+
+def stored_identity(path: str) -> TarIdentity | None:
+    """Give which tar an index under a path says that it is of; None where there is no index."""
+    data = _contents(path, _SMALL_NBYTES, own=True)
+    return None if data is None else _identity(data)
+
+
+def _identity(data: bytes | mmap.mmap) -> TarIdentity | None:
+    if len(data) < _HEADER.size:
+        return None
+    magic, _, _, _, nbytes, mtime_ns, *_ = _HEADER.unpack_from(data, 0)
+    return TarIdentity(nbytes, mtime_ns) if magic == _MAGIC else None
 
 
 def _contents(path: str, small_nbytes: int = 0, *, own: bool = False) -> bytes | mmap.mmap | None:

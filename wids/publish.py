@@ -30,7 +30,7 @@ def replacing(
     folder, name = os.path.split(os.path.abspath(os.fspath(path)))
     # Short, since names are limited to 255 bytes; in the same folder, since a rename is one step
     # only within a file system.
-    temporary = os.path.join(folder, f".{name[:40]}.{secrets.token_hex(8)}.tmp")
+    temporary = os.path.join(folder, f"{temporary_prefix(name)}{secrets.token_hex(8)}.tmp")
     handle = os.open(
         temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode
     )
@@ -45,3 +45,8 @@ def replacing(
         with suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def temporary_prefix(name: str) -> str:
+    """Give how the names of temporary files begin that are written for a file of this name."""
+    return f".{name[:40]}."

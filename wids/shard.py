@@ -6,26 +6,22 @@ what a spec or a dataset says about it is not its business.
 
 from __future__ import annotations
 
-import io
 import math
 import mmap
-import operator
 import os
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Final, Literal, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
-from wids import fetch, index, tar
+from wids import index, tar, transports
 from wids.errors import FetchError, ShardFormatError
 from wids.index import ShardIndex, TarIdentity
 from wids.keys import KeySplit
+from wids.raw import WRAP, Raw, RawSample, check_raw, position
 from wids.tar import BLOCK_NBYTES
 
-Raw = Literal["stream", "bytes", "view"]
-RawSample = dict[str, Any]
 FindIndex: TypeAlias = Callable[[str, mmap.mmap, TarIdentity], ShardIndex]
 
 _LARGE_NBYTES: Final = 16 << 10
@@ -64,6 +60,8 @@ class Shard:
             ``memoryview`` of the file itself, without a copy; see specs/security.md).
         find_index: Gives the index, from path, bytes and identity of the file that was opened;
             None to scan the tar.
+        handle: A descriptor of the file, where it is open already; closed here, in any case. A lock
+            on it lasts as long as the shard is mapped.
 
     Attributes:
         path: The tar file.
@@ -76,6 +74,10 @@ class Shard:
             it was opened, or is not the tar that its published index was made from.
     """
 
+    # All of it is on this machine, unlike that of a `wids.remote.RemoteShard`.
+    is_whole: ClassVar[bool] = True
+    is_spent: ClassVar[bool] = False
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -84,11 +86,12 @@ class Shard:
         fields: Collection[str] | None = None,
         raw: Raw = "bytes",
         find_index: FindIndex | None = None,
+        handle: int | None = None,
     ) -> None:
-        check_raw(raw)
         self.path = os.fspath(path)
-        self._map, self.identity = _open_map(self.path)
+        self._map, self.identity = _open_map(self.path, handle)
         try:
+            check_raw(raw)
             find_index = find_index or scan_index(key_split)
             self.index = find_index(self.path, self._map, self.identity)
         except BaseException:
@@ -114,14 +117,7 @@ class Shard:
         return len(self.index)
 
     def __getitem__(self, local_index: int) -> RawSample:
-        position = operator.index(local_index)
-        if position < 0:
-            position += len(self)
-        if not 0 <= position < len(self):
-            raise IndexError(
-                f"{self.path}: index {local_index} is out of range for {len(self)} samples"
-            )
-        return self.read(position)
+        return self.read(position(local_index, len(self), self.path))
 
     def __iter__(self) -> Iterator[RawSample]:
         advise(self._map, "SEQUENTIAL")
@@ -202,20 +198,8 @@ class Shard:
     def __enter__(self) -> Shard:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-
-_WRAP: Final[dict[str, Callable[[Any], Any] | None]] = {
-    "bytes": None,
-    "view": None,
-    "stream": io.BytesIO,
-}
 
 
 def _reader(
@@ -236,7 +220,7 @@ def _reader(
     field_ids, names = index.field_ids.data, index.fields
     text, text_start, key_starts = index.text, index.text_start, index.key_starts.data
     source: mmap.mmap | memoryview = view if raw == "view" else data
-    wrap = _WRAP[raw]
+    wrap = WRAP[raw]
     heads, crcs = index.head_blocks.data, index.crcs.data if len(index.crcs) else None
     is_plain = crcs is None and index.sizes.max(initial=0) <= _LARGE_NBYTES
 
@@ -288,17 +272,12 @@ def advise(data: mmap.mmap, advice: str, start: int = 0, nbytes: int | None = No
         data.madvise(option, first, (len(data) if nbytes is None else start + nbytes) - first)
 
 
-def check_raw(raw: str) -> None:
-    """Refuse a value of ``raw`` that there is not."""
-    if raw not in _WRAP:
-        raise ValueError(f'raw: expected "stream", "bytes" or "view", found {raw!r}')
-
-
-def _open_map(path: str) -> tuple[mmap.mmap, TarIdentity]:
+def _open_map(path: str, handle: int | None) -> tuple[mmap.mmap, TarIdentity]:
     try:
-        handle = os.open(path, os.O_RDONLY)  # a third of the time that open() takes
+        if handle is None:
+            handle = os.open(path, os.O_RDONLY)  # a third of the time that open() takes
     except OSError as error:
-        raise fetch.local_error(path, error) from error
+        raise transports.local_error(path, error) from error
     except ValueError as error:
         raise FetchError(f"{path!r}: expected a path, found: {error}") from error
     try:
@@ -310,7 +289,7 @@ def _open_map(path: str) -> tuple[mmap.mmap, TarIdentity]:
             )
         return mmap.mmap(handle, identity.nbytes, access=mmap.ACCESS_READ), identity
     except OSError as error:  # a folder, a device
-        raise fetch.local_error(path, error) from error
+        raise transports.local_error(path, error) from error
     except ValueError as error:
         if isinstance(error, ShardFormatError):
             raise

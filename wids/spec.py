@@ -44,6 +44,7 @@ class ShardSpec:
         sha256: SHA-256 digest of the tar file, in hexadecimal digits.
         dataset: Name of the dataset that it belongs to, where that is stated for it alone.
         key_split: Where its member names are split; None for the default.
+        index: Absolute path or URL of a pack that has the index of this shard alone, or None.
         extras: What else the document says of it, unread and kept.
     """
 
@@ -54,6 +55,7 @@ class ShardSpec:
     sha256: str | None = None
     dataset: str | None = None
     key_split: KeySplit | None = None
+    index: str | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)
 
     def local_path(self) -> str:
@@ -66,8 +68,8 @@ class ShardSpec:
             return self.url
         if not urls.is_local(self.url):
             raise FetchError(
-                f"{urls.redact(self.url)}: expected a local shard, found a URL; this version reads "
-                "remote specs but not remote shards, so download it and pass `base`"
+                f"{urls.redact(self.url)}: expected a local shard, found a URL; download it and "
+                "pass `base`"
             )
         return urls.local_path(self.url)
 
@@ -81,6 +83,7 @@ class ShardSpec:
             "sha256": self.sha256,
             "dataset": self.dataset,
             "key_split": self.key_split,
+            "index": self.index and _named(self.index, folder),
         }
         return {**{k: v for k, v in known.items() if v is not None}, **self.extras}
 
@@ -437,6 +440,7 @@ _SHARD_KEYS = frozenset(
         "sha256",
         "dataset",
         "key_split",
+        "index",
     )
 )
 
@@ -458,6 +462,7 @@ def _shard(
     if not isinstance(url, str) or not url:
         raise SpecError(f"{where}.url: expected a path or URL, found {_kind(url)}")
     _check_text(url, f"{where}.url")
+    index = _text(entry, "index", where)
     return ShardSpec(
         join(url),
         _count(entry, "nsamples" if "nsamples" in entry else "num_samples", where),
@@ -466,6 +471,7 @@ def _shard(
         _text(entry, "sha256", where),
         _text(entry, "dataset", where),
         _key_split(entry, where) or key_split,
+        index and join(index),
         {k: v for k, v in entry.items() if k not in _SHARD_KEYS}
         if not _SHARD_KEYS.issuperset(entry)
         else {},
@@ -487,6 +493,7 @@ def _named_shards(
             shard.sha256,
             shard.dataset or name,
             shard.key_split or key_split,
+            shard.index,
             shard.extras,
         )
         for shard in spec.shards

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from braceexpand import braceexpand
 
@@ -153,6 +153,53 @@ def expand(pattern: str) -> list[str]:
             f"{redact(pattern)}: the braces are not balanced; write {{000..146}} or {{a,b}}, "
             "or pass the names as a list of dicts"
         ) from error
+
+
+def origin(url: str) -> str:
+    """Give scheme and server of a remote URL, in lower case: what a secret may be sent to."""
+    kind = scheme(url)
+    if kind in ("", "file", "pipe"):
+        return ""
+    server = _split(url)[0].partition("://")[2].rpartition("@")[2]
+    return f"{kind}://{server.lower()}"
+
+
+def quoted(path: str) -> str:
+    """Encode what may not stand in the path of a URL."""
+    return quote(path)
+
+
+def unquoted(text: str) -> str:
+    """Decode ``%20`` and the like."""
+    return unquote(text)
+
+
+def rewrite(url: str, rules: str) -> str:
+    """Apply rules ``regex=replacement;…`` to a URL, one after the other.
+
+    A command that a rule makes of a URL may have nothing in it from the URL that a shell could take
+    for anything but a name, since the URL may be somebody else's.
+    """
+    rewritten = url
+    for rule in rules.split(";"):
+        pattern, equals, replacement = rule.partition("=")
+        if not rule.strip():
+            continue
+        if not equals:
+            raise SpecError(f"WDS_REWRITE: expected regex=replacement, found {rule!r}")
+        try:
+            rewritten = re.sub(pattern, replacement, rewritten)
+        except (re.error, IndexError) as error:
+            raise SpecError(f"WDS_REWRITE: {rule!r} is no rule: {error}") from error
+    if scheme(rewritten) == "pipe" and scheme(url) != "pipe" and not _HARMLESS.fullmatch(url):
+        raise SpecError(
+            f"{redact(url)}: expected a URL of plain characters, since WDS_REWRITE makes a command "
+            "of it; found others, which a shell could take for commands"
+        )
+    return rewritten
+
+
+_HARMLESS = re.compile(r"[\w./:@%+=,~-]+", re.ASCII)
 
 
 def redact(url: str) -> str:

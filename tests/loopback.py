@@ -1,0 +1,208 @@
+"""An HTTP server on loopback that can do what goes wrong with servers.
+
+It serves bytes by path, with ranges and tags, keeps a log of what it was asked for and how much it
+sent, can be limited to a rate, and takes faults: each is spent on one request for its path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import socket
+import struct
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Fault:
+    """What goes wrong with one request.
+
+    ``status``: answer with this and no file. ``after_nbytes``: stop there, by closing the
+    connection, or as ``how`` says: ``"reset"`` it, ``"stall"`` (send no more, until the server is
+    closed), or ``"short"``: claim that this was all.
+    """
+
+    status: int | None = None
+    after_nbytes: int = 0
+    how: str = "close"
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+
+
+@dataclass
+class Page:
+    """A file that is served."""
+
+    body: bytes
+    status: int = 200
+    has_ranges: bool = True
+    has_tag: bool = True
+    has_length: bool = True
+    location: str | None = None
+    needs: tuple[str, str] | None = None
+    faults: list[Fault] = field(default_factory=list)
+    always: Fault | None = None
+
+    @property
+    def tag(self) -> str:
+        """What changes with the body."""
+        return f'"{hashlib.md5(self.body).hexdigest()}"'  # noqa: S324 - an ETag
+
+    def next_fault(self, request: Request) -> Fault | None:
+        """Give what goes wrong with a request."""
+        fault = self.faults.pop(0) if self.faults else self.always
+        if self.needs is not None and request.headers.get(self.needs[0].lower()) != self.needs[1]:
+            return Fault(403)
+        return fault
+
+
+@dataclass
+class Request:
+    """What was asked for and how much was sent."""
+
+    path: str
+    headers: dict[str, str]
+    at_s: float
+    num_sent: int = 0
+
+    @property
+    def range(self) -> str | None:
+        """The range that was asked for."""
+        return self.headers.get("range")
+
+
+class Server:
+    """The server, in threads of this process."""
+
+    def __init__(self, rate_nbytes: float | None = None) -> None:
+        self.pages: dict[str, Page] = {}
+        self.log: list[Request] = []
+        self.rate_nbytes = rate_nbytes
+        self._budget_lock = threading.Lock()
+        self._free_at_s = 0.0
+        self._is_closed = threading.Event()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def do_GET(self) -> None:
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                request = Request(self.path, headers, time.monotonic())
+                server.log.append(request)
+                with suppress(ConnectionError, BrokenPipeError):
+                    server._answer(self, request)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        class Http(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 128
+
+            def handle_error(self, *_: Any) -> None:
+                pass  # clients that leave are part of the tests
+
+        self.http = Http(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True)
+        self.thread.start()
+
+    @property
+    def requests(self) -> list[str]:
+        """The paths that were asked for, with their queries."""
+        return [request.path for request in self.log]
+
+    @property
+    def num_sent(self) -> int:
+        """Bytes of bodies that were sent."""
+        return sum(request.num_sent for request in self.log)
+
+    def page(self, path: str, body: object, status: int = 200, **about: Any) -> str:
+        """Serve a body (JSON unless it is bytes) under a path; give its URL."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.pages[path] = Page(data, status, **about)
+        return self.url + path
+
+    def close(self) -> None:
+        self._is_closed.set()
+        self.http.shutdown()
+        self.thread.join()
+        self.http.server_close()
+
+    def _answer(self, handler: BaseHTTPRequestHandler, request: Request) -> None:
+        page = self.pages.get(request.path.partition("?")[0])
+        if page is None:
+            page = Page(b"<html>not here</html>", 404)
+        fault = page.next_fault(request)
+        status, body = page.status, page.body
+        start, stop = 0, len(body)
+        headers = {"ETag": page.tag} if page.has_tag else {}
+        match = page.has_ranges and re.fullmatch(r"bytes=(\d+)-(\d*)", request.range or "")
+        is_same = request.headers.get("if-range", page.tag) == page.tag
+        if fault is not None and fault.status is not None:
+            status, body = fault.status, fault.body or b"<html>an error</html>"
+            start, stop, headers = 0, len(body), dict(fault.headers)
+            fault = None
+        elif page.location is not None:
+            status, stop, headers = 302, 0, {"Location": page.location}
+        elif match and is_same and status == 200:
+            start = int(match[1])
+            stop = min(len(body), int(match[2] or len(body)) + 1)
+            if start >= len(body):
+                status, start, stop = 416, 0, 0
+                headers["Content-Range"] = f"bytes */{len(body)}"
+            else:
+                status = 206
+                headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(body)}"
+        if fault is not None and fault.how == "short":
+            stop, fault = min(stop, start + fault.after_nbytes), None
+        handler.send_response(status)
+        for name, value in headers.items():
+            handler.send_header(name, value)
+        if page.has_length:
+            handler.send_header("Content-Length", str(stop - start))
+        else:
+            handler.send_header("Connection", "close")
+            handler.close_connection = True
+        handler.end_headers()
+        end = stop if fault is None else min(stop, start + fault.after_nbytes)
+        self._send(handler, request, body, start, end)
+        if fault is not None:
+            handler.close_connection = True
+            self._break_off(handler, fault)
+
+    def _send(
+        self, handler: BaseHTTPRequestHandler, request: Request, body: bytes, start: int, end: int
+    ) -> None:
+        size = 1 << 20 if self.rate_nbytes is None else 16 << 10
+        while start < end:
+            part = body[start : min(end, start + size)]
+            if self.rate_nbytes is not None:
+                with self._budget_lock:
+                    now_s = time.monotonic()
+                    wait_s = max(0.0, self._free_at_s - now_s)
+                    self._free_at_s = max(self._free_at_s, now_s) + len(part) / self.rate_nbytes
+                if self._is_closed.wait(wait_s):
+                    return
+            request.num_sent += len(part)
+            handler.wfile.write(part)
+            start += len(part)
+
+    def _break_off(self, handler: BaseHTTPRequestHandler, fault: Fault) -> None:
+        handler.wfile.flush()
+        if fault.how == "stall":
+            self._is_closed.wait(60)
+        elif fault.how == "reset":
+            self._is_closed.wait(0.2)  # a reset takes with it what the client has not read yet
+            linger = struct.pack("ii", 1, 0)
+            handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            handler.connection.close()
+            handler.rfile.close()

@@ -1,0 +1,195 @@
+"""Downloads that are killed, raced, interrupted: no one ever reads a wrong or half shard.
+
+All processes are real ones (`read_remote.py`), and the server is on loopback, in this process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from conftest import sample_members, settle, write_tar
+from loopback import Server
+
+import wids
+
+SCRIPT = Path(__file__).with_name("read_remote.py")
+NUM_SHARDS, LENGTH = 8, 20
+EXPECTED = [f"text {n}" for n in range(NUM_SHARDS * LENGTH)]
+
+
+@pytest.fixture
+def spec(tmp_path: Path, server: Server) -> str:
+    """Eight shards on the server, and their spec."""
+    shardlist = []
+    for number in range(NUM_SHARDS):
+        members = sample_members(number * LENGTH, (number + 1) * LENGTH)
+        body = write_tar(tmp_path / f"{number}.tar", members).read_bytes()
+        server.page(f"/{number}.tar", body)
+        shardlist.append({"url": f"{number}.tar", "nsamples": LENGTH})
+    return server.page("/spec.json", {"shardlist": shardlist})
+
+
+def start(spec: str, *numbers: int) -> subprocess.Popen[str]:
+    """Start a process that reads all samples."""
+    command = [sys.executable, str(SCRIPT), spec, *map(str, numbers)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def result(process: subprocess.Popen[str]) -> dict[str, object]:
+    """Give what a process printed."""
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    found: dict[str, object] = json.loads(out)
+    return found
+
+
+def litter(cache: Path) -> list[str]:
+    return [path.name for path in (cache / "shards").glob(".*")]
+
+
+def test_sixteen_processes_fetch_each_shard_once(
+    spec: str, server: Server, own_cache: Path
+) -> None:
+    """Sixteen readers, eight shards, each in an order of its own: eight requests (CACHE-5)."""
+    processes = [start(spec, seed) for seed in range(16)]
+
+    assert all(result(process)["texts"] == EXPECTED for process in processes)
+    asked = Counter(path for path in server.requests if path.endswith(".tar"))
+    assert asked == Counter(f"/{n}.tar" for n in range(NUM_SHARDS))
+    assert litter(own_cache) == []
+
+
+def test_killed_at_any_point(
+    spec: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At ten points from the first lock to the last rename: whoever comes next is right (CACHE-10).
+
+    A point is an event that Python's audit hooks report: files opened, locked, renamed, mapped.
+    """
+    monkeypatch.setenv("WIDS_CACHE", str(tmp_path / "count"))
+    num_events = int(str(result(start(spec, 1, 0))["events"]))
+    per_shard = num_events // NUM_SHARDS
+    assert per_shard >= 10
+    # In the first shard, and in a later one.
+    points = [1 + n * per_shard // 5 for n in range(5)]
+    points += [3 * per_shard + 1 + n * per_shard // 5 for n in range(5)]
+    for point in points:
+        cache = tmp_path / f"killed-{point}"
+        monkeypatch.setenv("WIDS_CACHE", str(cache))
+        process = start(spec, 1, point)
+        process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGKILL
+        server.log.clear()
+        for path in (cache / "shards").glob(".*"):
+            settle(path)  # litter is litter after a minute
+
+        assert result(start(spec, 2))["texts"] == EXPECTED, f"killed at event {point}"
+        asked = Counter(path for path in server.requests if path.endswith(".tar"))
+        assert max(asked.values(), default=0) <= 1
+        assert sum(asked.values()) >= NUM_SHARDS - point // per_shard - 1
+        assert litter(cache) == []
+
+
+@pytest.mark.parametrize("part", [0.1, 0.9])
+def test_killed_in_the_middle_of_the_bytes(
+    spec: str, server: Server, own_cache: Path, part: float
+) -> None:
+    """Half a file is never taken for one (CACHE-10)."""
+    body = server.pages["/0.tar"].body
+    server.rate_nbytes = len(body) * 2
+    process = start(spec, 1, 10**9)
+    until_s = time.monotonic() + 30
+    while not any(r.num_sent >= len(body) * part for r in server.log if r.path == "/0.tar"):
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    assert len(litter(own_cache)) == 1
+    server.rate_nbytes = None
+
+    assert result(start(spec, 2))["texts"] == EXPECTED
+
+
+def test_ctrl_c_leaves_nothing(spec: str, server: Server, own_cache: Path) -> None:
+    """An interrupted download takes its temporary file with it (CACHE-10)."""
+    server.rate_nbytes = len(server.pages["/0.tar"].body)
+    process = start(spec, 1)
+    until_s = time.monotonic() + 30
+    while not litter(own_cache):
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+
+    assert "KeyboardInterrupt" in err
+    assert litter(own_cache) == []
+    assert not list((own_cache / "shards").glob("*.tar"))
+
+
+def test_evicted_while_another_process_reads(spec: str, server: Server, own_cache: Path) -> None:
+    """A shard in use elsewhere stays; one that is deleted all the same is read on (CACHE-7)."""
+    with wids.ShardListDataset(spec, access="download") as dataset:
+        first = dataset[0][".txt"]
+        (copy,) = (own_cache / "shards").glob("*-0.tar")
+        limit = str(3 * copy.stat().st_size)
+        process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), spec, "1"],
+            env={**os.environ, "WIDS_CACHE_SIZE": limit},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        out, _ = process.communicate(timeout=60)
+        assert json.loads(out)["texts"] == EXPECTED
+        assert copy.exists()
+        assert len(list((own_cache / "shards").glob("*.tar"))) <= 3
+        copy.unlink()
+        assert dataset[0][".txt"] == first
+        assert [dataset[i][".txt"] for i in range(LENGTH)] == EXPECTED[:LENGTH]
+    server.log.clear()
+    with wids.ShardListDataset(spec, access="download") as dataset:
+        assert dataset[0][".txt"] == first
+    assert "/0.tar" in server.requests
+
+
+def test_threads_of_one_process(spec: str, server: Server) -> None:
+    """Eight threads over one dataset: right, and each shard once (CACHE-5)."""
+    with wids.ShardListDataset(spec, lru_size=2) as dataset:
+
+        def read(seed: int) -> list[str]:
+            numbers = list(range(seed, len(dataset), 7)) + list(range(seed))
+            return [s[".txt"] for s in dataset.__getitems__(numbers)]
+
+        with ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(read, range(8)))
+    assert found == [
+        [EXPECTED[n] for n in [*range(seed, len(EXPECTED), 7), *range(seed)]] for seed in range(8)
+    ]
+    assert len([path for path in server.requests if path.endswith(".tar")]) == NUM_SHARDS
+
+
+def test_a_reader_waits_for_one_that_gets_on(spec: str, server: Server) -> None:
+    """A slow download is waited for, and not made a second time (CACHE-6)."""
+    server.rate_nbytes = len(server.pages["/0.tar"].body)
+    texts = []
+
+    def read() -> None:
+        with wids.ShardListDataset(spec, access="download") as dataset:
+            texts.append(dataset[0][".txt"])
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert texts == ["text 0"] * 3
+    assert server.requests.count("/0.tar") == 1
