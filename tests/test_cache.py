@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -10,6 +11,7 @@ import random
 import stat
 import subprocess
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -354,6 +356,17 @@ def test_when_all_is_leased_the_limit_gives_way(
         os.close(copy.handle)
 
 
+def test_a_limit_below_one_file(
+    tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where no length was stated, the limit gives way to the file that is read, with a warning."""
+    store = make(tmp_path, limit=1000)
+    for number in range(3):
+        assert opened(store, RemoteFile(server.page(f"/{number}.tar", DATA))) == DATA
+    assert len(names(tmp_path)) == 1
+    assert len([r for r in caplog.records if "cache_size is 1000 bytes" in r.message]) == 1
+
+
 def test_keep_and_no_limit_evict_nothing(tmp_path: Path, server: Server) -> None:
     """Neither without a limit nor with keep=True (CACHE-8)."""
     for store in (make(tmp_path), make(tmp_path, limit=1, keep=True)):
@@ -429,9 +442,20 @@ def test_sizes_that_are_none(text: Any) -> None:
 
 def test_broken_locks(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks that fail, or succeed for everyone, change nothing but the work (CACHE-6)."""
-    for answer in (None, True):
-        monkeypatch.setattr(locks, "acquire", lambda *_, answer=answer, **__: answer)
-        folder = tmp_path / str(answer)
+
+    def refuse(number: int) -> Callable[..., None]:
+        def flock(*_: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        return flock
+
+    for name, flock in (
+        ("ENOLCK", refuse(errno.ENOLCK)),
+        ("ENOSYS", refuse(errno.ENOSYS)),
+        ("for everyone", lambda *_: None),
+    ):
+        monkeypatch.setattr(locks.fcntl, "flock", flock)
+        folder = tmp_path / name
         about = RemoteFile(server.page("/0.tar", DATA), len(DATA), sha256=SHA)
         assert in_threads(8, make(folder), about) == [DATA] * 8
         assert len(names(folder)) == 1

@@ -264,7 +264,8 @@ class ShardOpener:
         name = os.path.basename(urls.path_of(about.url))
         for url, at in ((self._pack_url, number), (about.index, 0)):
             pack = None if url is None else self._pack(url)
-            if pack is not None and pack.is_named(at, name):
+            # A tar that was packed by its path has %20 for a blank in the name of its URL.
+            if pack is not None and any(pack.is_named(at, n) for n in (name, urls.unquoted(name))):
                 yield pack, at
 
     def packed_index(self, number: int, tar_nbytes: int) -> ShardIndex | None:

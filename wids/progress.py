@@ -43,14 +43,19 @@ class Bar:
         """Take note that so many units are done, of so many if that is known by now."""
         if not self._is_wanted or time.monotonic() < self._show_at_s:
             return
+        total = self.total if total is None else total
         if self._bar is None:
             from tqdm import tqdm
 
-            is_bytes = self.unit == "B"
             self._bar = tqdm(
-                desc=self.description, unit=self.unit, unit_scale=is_bytes, leave=False
+                desc=self.description,
+                total=total,
+                initial=number,
+                unit=self.unit,
+                unit_scale=self.unit == "B",
+                leave=False,
             )
-        self._bar.total = self.total if total is None else total
+        self._bar.total = total
         self._bar.update(number - self._bar.n)
 
     def __enter__(self) -> Bar:

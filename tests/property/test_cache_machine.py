@@ -1,0 +1,155 @@
+"""The cache as a state machine: whatever happens, a copy is whole, right, and kept while in use."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+from loopback import Fault, Server
+
+from wids import fetch
+from wids.cache import Cache, Copy, Limits, RemoteFile
+from wids.errors import FetchError
+
+SIZE = 20_000
+LIMIT = 5 * SIZE
+FAULTS = [
+    Fault(404),
+    Fault(500),
+    Fault(after_nbytes=5000),
+    Fault(after_nbytes=5000, how="short"),
+    Fault(200, body=b"<html>log in</html>"),
+]
+NUMBERS = st.integers(0, 7)
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Several caches over one folder, a server that fails, and a user who deletes things."""
+
+    copies: Bundle[tuple[int, int, Copy]] = Bundle("copies")
+
+    @initialize(limits=st.sampled_from([None, LIMIT]))
+    def begin(self, limits: int | None) -> None:
+        self.server = Server()
+        self.folder = Path(tempfile.mkdtemp())
+        self.versions = dict.fromkeys(range(8), 0)
+        self.limit = limits
+        self.open_copies: dict[int, Copy] = {}
+        self.stores = [
+            Cache(str(self.folder / "c"), fetch.Fetcher(), limits=Limits(limits)) for _ in range(3)
+        ]
+        for number in range(8):
+            self.server.page(self.path(number), self.body(number))
+
+    def path(self, number: int) -> str:
+        return f"/{number}.tar"
+
+    def body(self, number: int) -> bytes:
+        return f"{number}:{self.versions[number]};".encode().ljust(SIZE, b"x")
+
+    def file(self, number: int) -> RemoteFile:
+        url = self.server.url + self.path(number)
+        return RemoteFile(url, SIZE, version=str(self.versions[number]))
+
+    @rule(target=copies, store=st.integers(0, 2), number=NUMBERS)
+    def open(self, store: int, number: int) -> tuple[int, int, Copy]:
+        """A copy that is given is the right one, whole, and has its index."""
+        about = self.file(number)
+        copy = self.stores[store].open(about, lambda file: os.pread(file.fileno(), 10, 0))
+        assert os.pread(copy.handle, SIZE + 1, 0) == self.body(number)
+        self.open_copies[copy.handle] = copy
+        return number, self.versions[number], copy
+
+    @rule(store=st.integers(0, 2), number=NUMBERS, fault=st.sampled_from(FAULTS))
+    def open_badly(self, store: int, number: int, fault: Fault) -> None:
+        """A server that fails gives an error, or is got over; never a wrong copy."""
+        self.server.pages[self.path(number)].always = fault
+        try:
+            copy = self.stores[store].open(self.file(number))
+        except (FetchError, ValueError):
+            pass
+        else:
+            assert os.pread(copy.handle, SIZE + 1, 0) == self.body(number)
+            os.close(copy.handle)
+        finally:
+            self.server.pages[self.path(number)].always = None
+
+    @rule(copy=consumes(copies))
+    def close(self, copy: tuple[int, int, Copy]) -> None:
+        """What was opened stays as it was until it is closed."""
+        number, version, opened = copy
+        expected = f"{number}:{version};".encode().ljust(SIZE, b"x")
+        assert os.pread(opened.handle, SIZE + 1, 0) == expected
+        os.close(opened.handle)
+        del self.open_copies[opened.handle]
+
+    @rule(number=NUMBERS)
+    def publish_anew(self, number: int) -> None:
+        """The server has another file, and the spec says so."""
+        self.versions[number] += 1
+        self.server.page(self.path(number), self.body(number))
+
+    @rule(number=NUMBERS, nbytes=st.integers(0, SIZE - 1))
+    def truncate(self, number: int, nbytes: int) -> None:
+        """Somebody cuts a copy that nobody uses."""
+        path = self.stores[0]._own_path(self.file(number))
+        if os.path.exists(path) and path not in {c.path for c in self.open_copies.values()}:
+            os.truncate(path, nbytes)
+
+    @rule()
+    def delete_everything(self) -> None:
+        """The user deletes the folder."""
+        shutil.rmtree(self.folder / "c", ignore_errors=True)
+
+    @invariant()
+    def nothing_half_is_left(self) -> None:
+        """No temporary file outlives its download, and the limit gives way to leases only."""
+        if not hasattr(self, "folder") or not (self.folder / "c" / "shards").exists():
+            return
+        files = list((self.folder / "c" / "shards").iterdir())
+        assert not [path for path in files if path.name.startswith(".")]
+        if self.limit is not None:
+            tars = [path for path in files if path.suffix == ".tar"]
+            used = {copy.path for copy in self.open_copies.values()}
+            assert len(tars) <= max(LIMIT // SIZE, len(used) + 1)
+
+    def teardown(self) -> None:
+        if hasattr(self, "server"):
+            for copy in self.open_copies.values():
+                os.close(copy.handle)
+            self.server.close()
+            shutil.rmtree(self.folder)
+
+
+def run(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "_FIRST_WAIT_S", 0.0001)
+    options: dict[str, Any] = {"suppress_health_check": list(HealthCheck), "deadline": None}
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        CacheMachine, settings=settings(max_examples=count, stateful_step_count=25, **options)
+    )
+
+
+def test_the_cache_in_any_order_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thirty histories."""
+    run(30, monkeypatch)
+
+
+@pytest.mark.long
+def test_the_cache_in_many_orders_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five hundred histories."""
+    run(500, monkeypatch)
