@@ -2,6 +2,11 @@
 
 It serves bytes by path, with ranges and tags, keeps a log of what it was asked for and how much it
 sent, can be limited to a rate, and takes faults: each is spent on one request for its path.
+
+    python tests/loopback.py FOLDER [BYTES_PER_SECOND]
+
+serves the files of a folder from memory until its standard input ends, and prints its address
+first, and for each line of its input what it was asked for since, with the bytes that it sent.
 """
 
 from __future__ import annotations
@@ -11,11 +16,14 @@ import json
 import re
 import socket
 import struct
+import sys
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 
@@ -35,6 +43,11 @@ class Fault:
     body: bytes | None = None
 
 
+@lru_cache(maxsize=16)
+def _tag(body: bytes) -> str:
+    return f'"{hashlib.md5(body).hexdigest()}"'  # noqa: S324 - an ETag
+
+
 @dataclass
 class Page:
     """A file that is served."""
@@ -52,7 +65,7 @@ class Page:
     @property
     def tag(self) -> str:
         """What changes with the body."""
-        return f'"{hashlib.md5(self.body).hexdigest()}"'  # noqa: S324 - an ETag
+        return _tag(self.body)
 
     def next_fault(self, request: Request) -> Fault | None:
         """Give what goes wrong with a request."""
@@ -206,3 +219,19 @@ class Server:
             handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             handler.connection.close()
             handler.rfile.close()
+
+
+def main(folder: str, rate_nbytes: str | None = None) -> None:
+    """Serve a folder in a process of its own, for measurements."""
+    server = Server(None if rate_nbytes is None else float(rate_nbytes))
+    for path in Path(folder).iterdir():
+        if path.is_file():
+            server.page(f"/{path.name}", path.read_bytes())
+    print(server.url, flush=True)  # noqa: T201 - that is how it talks
+    for _ in sys.stdin:
+        print(json.dumps([(r.path, r.num_sent) for r in server.log]), flush=True)  # noqa: T201
+        server.log.clear()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+import remote
 from conftest import miss
 from table import ROWS, main
 
@@ -22,3 +23,16 @@ def test_every_row_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
         assert {"new", "old", *result.row.peers} == set(result.seconds)
     printed = capsys.readouterr().out
     assert all(result.line() in printed for result in results)
+
+
+def test_remote_rows_can_be_measured() -> None:
+    """Cold epochs with and without fetching ahead, and of the old release; a sample by range."""
+    old_python = os.environ.get("WIDS_OLD_PYTHON")
+    if not old_python:
+        miss("set WIDS_OLD_PYTHON to the interpreter of an environment with wids==0.1.11")
+
+    ratios = remote.main(["--toy", "--rounds", "1", "--old", old_python])
+
+    assert list(ratios) == ["new, with Prefetcher", "new, without", "old", "by range"]
+    assert all(len(values) == 1 for values in ratios.values())
+    assert min(ratios["new, with Prefetcher"]) >= 0.9  # the server keeps to its rate

@@ -41,6 +41,9 @@ class Library:
         """Give the maps of the open shards."""
         raise NotImplementedError
 
+    def remote_dataset(self, shards: list[dict[str, Any]], cache: str) -> Any:
+        raise NotImplementedError
+
 
 class New(Library):
     """The library of this checkout."""
@@ -62,6 +65,11 @@ class New(Library):
 
     def maps(self, dataset: Any) -> list[mmap.mmap]:
         return [entry.shard._map for entry in dataset._pool._entries.values()]
+
+    def remote_dataset(self, shards: list[dict[str, Any]], cache: str) -> Any:
+        import wids
+
+        return wids.ShardListDataset(shards, cache_dir=cache, transformations=[])
 
     def sampler(self, size: int, chunksize: int) -> Any:
         from wids import ChunkedSampler
@@ -94,6 +102,13 @@ class Old(Library):
     def maps(self, dataset: Any) -> list[mmap.mmap]:
         lru = dataset.cache.lru
         return [lru[key].reader.mmapped_file for key in lru.keys()]  # noqa: SIM118 - no dict
+
+    def remote_dataset(self, shards: list[dict[str, Any]], cache: str) -> Any:
+        import wids
+
+        return wids.ShardListDataset(
+            shards, cache_dir=cache, transformations=[], dataset_name="x", keep=True
+        )
 
     def sampler(self, size: int, chunksize: int) -> Any:
         from wids import ChunkedSampler
@@ -229,6 +244,51 @@ def loader_epoch(spec: str, chunksize: int) -> float:
     return clock() - start
 
 
+def remote_epoch(
+    shards: list[dict[str, Any]], cache: str, step_s: float, is_ahead: bool = False
+) -> float:
+    """A cold epoch over remote shards, by a DataLoader with one worker and steps of training."""
+    from torch.utils.data import DataLoader
+
+    from wids import ChunkedSampler
+
+    dataset = library.remote_dataset(shards, cache)
+    sampler: Any = ChunkedSampler(dataset, chunksize=shards[0]["nsamples"])
+    if is_ahead:
+        from wids import Prefetcher
+
+        sampler = Prefetcher(sampler, dataset)
+    loader: DataLoader[Any] = DataLoader(
+        dataset, batch_size=32, sampler=sampler, num_workers=1, collate_fn=list
+    )
+    start = clock()
+    for _ in loader:
+        time.sleep(step_s)
+    return clock() - start
+
+
+def remote_sample(spec: str, cache: str, index: int) -> float:
+    """One sample of a remote shard, by range, from a dataset that is open."""
+    import wids
+
+    dataset = wids.ShardListDataset(spec, cache_dir=cache, transformations=[], access="range")
+    dataset[0]  # connects, and has the pack
+    start = clock()
+    dataset[index]
+    return clock() - start
+
+
+def plain_range(url: str, start: int, stop: int) -> float:
+    """One GET of a range, over a connection that is open."""
+    import urllib3
+
+    pool = urllib3.PoolManager()
+    pool.request("GET", url, headers={"Range": "bytes=0-0"})
+    begin = clock()
+    pool.request("GET", url, headers={"Range": f"bytes={start}-{stop - 1}"})
+    return clock() - begin
+
+
 def load_spec(spec: str) -> float:
     """From a JSON file to ``len(dataset)``."""
     start = clock()
@@ -270,6 +330,7 @@ WORKS: dict[str, Callable[..., float]] = {
     for work in (
         *(single, batched, first_index, reopen, cold, sample_order, whole_order),
         *(loader_epoch, load_spec, import_library, memory),
+        *(remote_epoch, remote_sample, plain_range),
     )
 }
 

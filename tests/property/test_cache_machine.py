@@ -151,5 +151,5 @@ def test_the_cache_in_any_order_of_events(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.long
 def test_the_cache_in_many_orders_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five hundred histories."""
-    run(500, monkeypatch)
+    """Two hundred histories."""
+    run(200, monkeypatch)
