@@ -457,13 +457,15 @@ def _limits(cache_size: int | str | None, *, keep: bool, shards: Sequence[ShardS
             f"keep=True never deletes a copy, and cache_size={cache_size!r} asks for it; choose one"
         )
     nbytes = parse_nbytes(os.environ.get("WIDS_CACHE_SIZE") if cache_size is None else cache_size)
-    stated = sorted(s.nbytes or 0 for s in shards if not urls.is_local(s.url))
-    if nbytes is not None and not keep and sum(stated[-2:]) > nbytes:
+    if nbytes is None or keep:
+        return Limits(None, keep)
+    stated = sorted(shard.nbytes or 0 for shard in shards if not urls.is_local(shard.url))
+    if sum(stated[-2:]) > nbytes:
         raise ValueError(
             f"cache_size: expected room for the two largest shards at least, {sum(stated[-2:])} "
             f"bytes (one is read while the next one is fetched), found {nbytes}"
         )
-    return Limits(nbytes if stated else None, keep)
+    return Limits(nbytes if stated else None)
 
 
 def _unique_names(shards: Sequence[ShardSpec]) -> frozenset[str]:

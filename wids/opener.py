@@ -70,6 +70,7 @@ class ShardOpener:
         self._pack_url = spec.index
         self._packs: dict[str, Pack | None] = {}
         self._fetched_again: set[int] = set()
+        self._local_paths: dict[int, str | None] = {}
         if spec.index is not None and urls.is_local(fetch.where(spec.index)):
             self._pack(spec.index)  # now, so that processes that are forked later share it
 
@@ -83,10 +84,10 @@ class ShardOpener:
             ShardFormatError: It is not a complete, plain tar.
             MismatchError: It is not what the spec says.
         """
-        place = self.place(number)
-        if urls.is_local(place):
+        path = self.local_path(number)
+        if path is not None:
             find_index = partial(self._index_of_local, number)
-            shard: Shard | RemoteShard = self._shard(urls.local_path(place), find_index)
+            shard: Shard | RemoteShard = self._shard(path, find_index)
             self._check_count(number, shard)
             return shard
         if not whole:
@@ -96,21 +97,28 @@ class ShardOpener:
                 return remote
         return self._copy(number, make_room)
 
-    def place(self, number: int) -> str:
-        """Give where a shard is, as the environment may rewrite its URL."""
-        return fetch.where(self.shards[number].url)
+    def local_path(self, number: int) -> str | None:
+        """Give the path of a shard that is a file of this machine, by its URL or rewritten so."""
+        try:
+            return self._local_paths[number]
+        except KeyError:
+            place = fetch.where(self.shards[number].url)
+            path = urls.local_path(place) if urls.is_local(place) else None
+            self._local_paths[number] = path  # shards are opened often
+            return path
 
     def fetch(self, number: int, errand: Errand) -> None:
         """Fetch a remote shard before it is opened; see `Cache.fetch`."""
-        if not urls.is_local(self.place(number)):
+        if self.local_path(number) is None:
             about = self.shards[number]
             prepare = partial(_dumped_index, urls.redact(about.url), self.key_split_of(number))
             self.store.fetch(_remote_file(about), prepare, errand)
 
     def is_here(self, number: int) -> bool:
         """Tell whether a shard can be opened without fetching it."""
-        is_local = urls.is_local(self.place(number))
-        return is_local or self.store.find(_remote_file(self.shards[number])) is not None
+        if self.local_path(number) is not None:
+            return True
+        return self.store.find(_remote_file(self.shards[number])) is not None
 
     def key_split_of(self, number: int) -> KeySplit:
         """Give the rule for a shard: the caller's, else the spec's, else the first dot."""
@@ -261,6 +269,8 @@ class ShardOpener:
     def _packs_of(self, number: int) -> Iterator[tuple[Pack, int]]:
         """Give the packs that have a shard of this number and name, and where they have it."""
         about = self.shards[number]
+        if self._pack_url is None and about.index is None:  # as for most, which are opened often
+            return
         name = os.path.basename(urls.path_of(about.url))
         for url, at in ((self._pack_url, number), (about.index, 0)):
             pack = None if url is None else self._pack(url)
@@ -279,20 +289,22 @@ class ShardOpener:
     def is_fresh(self, number: int) -> bool:
         """Tell whether a pack has the index of a tar as long as the shard's is, or should be."""
         nbytes = self.shards[number].nbytes
-        place = self.place(number)
-        if urls.is_local(place):
+        path = self.local_path(number)
+        if path is not None:
             try:
-                nbytes = os.path.getsize(urls.local_path(place))
+                nbytes = os.path.getsize(path)
             except OSError:
                 return False
         return any(nbytes in (None, p.tar_nbytes(at)) for p, at in self._packs_of(number))
 
     def fill_counts(self) -> None:
         """Fill in the counts that the spec does not state, as far as indexes are at hand."""
+        if None not in self.counts:
+            return
         for number, count in enumerate(self.counts):
             if count is not None:
                 continue
-            if urls.is_local(self.place(number)):
+            if self.local_path(number) is not None:
                 known = self._packs_of(number) if self.is_fresh(number) else iter(())
                 for pack, at in known:
                     found = pack.index(at, pack.tar_nbytes(at), self.key_split_of(number))
