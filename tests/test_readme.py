@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from loopback import Server
 
 from wids import demo
 
@@ -30,11 +31,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("number", range(len(PYTHON)))
-def test_python_block_runs(number: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block runs as it stands, beside the demo's dataset."""
+def test_python_block_runs(
+    number: int, folder: Path, monkeypatch: pytest.MonkeyPatch, server: Server
+) -> None:
+    """A block runs as it stands, beside the demo's dataset, which example.com has too."""
     monkeypatch.chdir(folder)
+    for path in (folder / "wids-demo").iterdir():
+        server.page(f"/{path.name}", path.read_bytes())
+    code = PYTHON[number].replace("https://example.com", server.url)
     # A module of its own, as if it were typed into a new file.
-    exec(compile(PYTHON[number], f"README block {number}", "exec"), {"__name__": "readme"})  # noqa: S102
+    exec(compile(code, f"README block {number}", "exec"), {"__name__": "readme"})  # noqa: S102
 
 
 def test_links_lead_somewhere() -> None:

@@ -48,6 +48,21 @@ def samplers() -> None:
     del plain, ranked, state
 
 
+def remote() -> None:
+    """What remote shards take, and a sampler around a sampler."""
+    data = wids.ShardListDataset(
+        "https://h/a.json",
+        cache_size="200GB",
+        localname=lambda url: Path("/data") / url[-5:],
+        access="range",
+        storage_options={"headers": {"a": "b"}},
+        handlers={"mine": lambda url: io.BytesIO(url.encode())},
+    )
+    ahead: Sampler[int] = wids.Prefetcher(wids.ChunkedSampler(data), data, ahead_nbytes="1GB")
+    state: dict[str, Any] = wids.Prefetcher(ahead, data).state_dict()
+    del state
+
+
 def other() -> None:
     """Shards, writers and errors."""
     with wids.Shard("a.tar") as shard, wids.TarWriter(Path("b.tar")) as writer:
