@@ -90,6 +90,6 @@ def test_a_real_terminal() -> None:
     assert done.stderr == ""
     ours, theirs = os.openpty()
     subprocess.run(command, stderr=theirs, check=True)
+    os.close(theirs)  # so that there is an end to read up to
     assert b"fetching:  50%" in os.read(ours, 1 << 16)
     os.close(ours)
-    os.close(theirs)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -145,7 +144,6 @@ def main(arguments: list[str] | None = None) -> dict[str, list[float]]:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(arguments)
     sizes = TOY if options.toy else Sizes()
-    os.environ["WIDS_PROGRESS"] = "0"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         ratios = epochs(folder, sizes, options.old, options.rounds)

@@ -124,9 +124,9 @@ class CacheMachine(RuleBasedStateMachine):
         files = list((self.folder / "c" / "shards").iterdir())
         assert not [path for path in files if path.name.startswith(".")]
         if self.limit is not None:
-            tars = [path for path in files if path.suffix == ".tar"]
+            nbytes = sum(path.stat().st_size for path in files if path.suffix == ".tar")
             used = {copy.path for copy in self.open_copies.values()}
-            assert len(tars) <= max(LIMIT // SIZE, len(used) + 1)
+            assert nbytes <= max(LIMIT, (len(used) + 1) * SIZE)
 
     def teardown(self) -> None:
         if hasattr(self, "server"):
