@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import multiprocessing
 import os
+import struct
 import subprocess
 import sys
+import termios
 import types
 
 import pytest
@@ -89,7 +92,9 @@ def test_a_real_terminal() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     subprocess.run(command, stderr=theirs, check=True)
-    os.close(theirs)  # so that there is an end to read up to
+    os.set_blocking(ours, False)
     assert b"fetching:  50%" in os.read(ours, 1 << 16)
     os.close(ours)
+    os.close(theirs)
