@@ -57,6 +57,7 @@ class Page:
     has_ranges: bool = True
     has_tag: bool = True
     has_length: bool = True
+    is_chunked: bool = False
     location: str | None = None
     needs: tuple[str, str] | None = None
     faults: list[Fault] = field(default_factory=list)
@@ -73,6 +74,27 @@ class Page:
         if self.needs is not None and request.headers.get(self.needs[0].lower()) != self.needs[1]:
             return Fault(403)
         return fault
+
+    def answer(
+        self, request: Request, fault: Fault | None
+    ) -> tuple[int, bytes, int, int, dict[str, str]]:
+        """Give status, file, the range of it, and headers."""
+        headers = {"ETag": self.tag} if self.has_tag else {}
+        if fault is not None and fault.status is not None:
+            body = fault.body or b"<html>an error</html>"
+            return fault.status, body, 0, len(body), dict(fault.headers)
+        if self.location is not None:
+            return 302, b"", 0, 0, {"Location": self.location}
+        length = len(self.body)
+        match = self.has_ranges and re.fullmatch(r"bytes=(\d+)-(\d*)", request.range or "")
+        is_same = request.headers.get("if-range", self.tag) == self.tag
+        if not (match and is_same and self.status == 200):
+            return self.status, self.body, 0, length, headers
+        start, stop = int(match[1]), min(length, int(match[2] or length) + 1)
+        if start >= length:
+            return 416, b"", 0, 0, {**headers, "Content-Range": f"bytes */{length}"}
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{length}"
+        return 206, self.body, start, stop, headers
 
 
 @dataclass
@@ -151,46 +173,34 @@ class Server:
         self.http.server_close()
 
     def _answer(self, handler: BaseHTTPRequestHandler, request: Request) -> None:
-        page = self.pages.get(request.path.partition("?")[0])
-        if page is None:
-            page = Page(b"<html>not here</html>", 404)
+        page = self.pages.get(request.path.partition("?")[0], Page(b"<html>not here</html>", 404))
         fault = page.next_fault(request)
-        status, body = page.status, page.body
-        start, stop = 0, len(body)
-        headers = {"ETag": page.tag} if page.has_tag else {}
-        match = page.has_ranges and re.fullmatch(r"bytes=(\d+)-(\d*)", request.range or "")
-        is_same = request.headers.get("if-range", page.tag) == page.tag
+        status, body, start, stop, headers = page.answer(request, fault)
         if fault is not None and fault.status is not None:
-            status, body = fault.status, fault.body or b"<html>an error</html>"
-            start, stop, headers = 0, len(body), dict(fault.headers)
             fault = None
-        elif page.location is not None:
-            status, stop, headers = 302, 0, {"Location": page.location}
-        elif match and is_same and status == 200:
-            start = int(match[1])
-            stop = min(len(body), int(match[2] or len(body)) + 1)
-            if start >= len(body):
-                status, start, stop = 416, 0, 0
-                headers["Content-Range"] = f"bytes */{len(body)}"
-            else:
-                status = 206
-                headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(body)}"
-        if fault is not None and fault.how == "short":
+        elif fault is not None and fault.how == "short":
             stop, fault = min(stop, start + fault.after_nbytes), None
+        is_chunked = page.is_chunked and status == 200
+        if is_chunked:
+            headers["Transfer-Encoding"] = "chunked"
+        elif page.has_length:
+            headers.setdefault("Content-Length", str(stop - start))
+        else:
+            headers["Connection"] = "close"
+            handler.close_connection = True
         handler.send_response(status)
         for name, value in headers.items():
             handler.send_header(name, value)
-        if page.has_length:
-            handler.send_header("Content-Length", str(stop - start))
-        else:
-            handler.send_header("Connection", "close")
-            handler.close_connection = True
         handler.end_headers()
         end = stop if fault is None else min(stop, start + fault.after_nbytes)
+        if is_chunked:
+            handler.wfile.write(b"%x\r\n" % (end - start))
         self._send(handler, request, body, start, end)
         if fault is not None:
             handler.close_connection = True
             self._break_off(handler, fault)
+        elif is_chunked:
+            handler.wfile.write(b"\r\n0\r\n\r\n")
 
     def _send(
         self, handler: BaseHTTPRequestHandler, request: Request, body: bytes, start: int, end: int

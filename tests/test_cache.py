@@ -96,6 +96,13 @@ def test_a_folder_of_the_users_stays_as_open_as_it_is(tmp_path: Path, server: Se
     assert stat.S_IMODE((tmp_path / "c" / "shards").stat().st_mode) == 0o755
     (copy,) = (tmp_path / "c" / "shards").iterdir()
     assert stat.S_IMODE(copy.stat().st_mode) == 0o644
+    (tmp_path / "group").mkdir()
+    (tmp_path / "group").chmod(0o2770)
+    opened(make(tmp_path / "group"), RemoteFile(server.page("/x.tar", DATA)))
+    for folder, mode in (("shards", 0o660), ("locks", 0o660)):
+        (file,) = (tmp_path / "group" / folder).iterdir()
+        assert stat.S_IMODE(file.stat().st_mode) == mode
+        assert stat.S_IMODE(file.parent.stat().st_mode) == 0o2770
 
 
 def test_names(tmp_path: Path, server: Server) -> None:
@@ -251,6 +258,17 @@ def test_a_placed_file_of_the_right_length_and_wrong_digest(
     assert "not what its spec says" in caplog.text
 
 
+def test_two_digests_of_one_placed_file(tmp_path: Path, server: Server) -> None:
+    """What was verified for one spec is not so for another (CACHE-4)."""
+    url = server.page("/train.tar", b"x" * len(DATA))
+    other = hashlib.sha256(b"x" * len(DATA)).hexdigest()
+    store = make(tmp_path / "c", localname=lambda _: tmp_path / "one.tar")
+    (tmp_path / "one.tar").write_bytes(DATA)
+
+    assert opened(store, RemoteFile(url, len(DATA), sha256=SHA)) == DATA
+    assert opened(store, RemoteFile(url, len(DATA), sha256=other)) == b"x" * len(DATA)
+
+
 def test_a_placed_file_is_compared_once(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,6 +372,19 @@ def test_when_all_is_leased_the_limit_gives_way(
     assert store.find(files[0]) is None
     for copy in held:
         os.close(copy.handle)
+
+
+def test_a_claim_evicts_nothing(tmp_path: Path, server: Server) -> None:
+    """A server that claims a length beyond the limit, or the disk, empties nothing (CACHE-8)."""
+    store = make(tmp_path, limit=250_000, fetcher=fetch.Fetcher({"timeout": 0.1}))
+    files = fill(store, server, 2)
+    for claim in ("1" + "0" * 15, "9" * 25):
+        headers = {"Content-Length": claim}
+        url = server.page("/huge.tar", DATA, always=Fault(200, headers=headers, body=b"x"))
+        with pytest.raises(FetchError):
+            store.open(RemoteFile(url))
+        assert all(map(store.find, files))
+    assert opened(make(tmp_path), files[0]) == DATA[:100_000]
 
 
 def test_a_limit_below_one_file(
@@ -509,10 +540,10 @@ def test_litter_is_swept(tmp_path: Path, server: Server) -> None:
     """Temporary files of the dead go after a minute; those of the living stay (CACHE-10)."""
     folder = tmp_path / "shards"
     folder.mkdir()
-    old, young, alive = (folder / f".{'0' * 32}-{n}.tmp" for n in "abc")
+    old, young, alive = (folder / f".{'0' * 32}-0.tar.{n * 16}.tmp" for n in "abc")
     for path in (old, young, alive):
         path.write_bytes(b"half")
-    mine = folder / "notes.tmp"
+    mine = folder / ".notes.tmp"  # (CACHE-9)
     mine.touch()
     pipe = folder / ".pipe-abc.tmp"
     pipe.mkdir()

@@ -223,6 +223,28 @@ def test_a_failed_fetch_reaches_the_reader(shards: list[dict[str, Any]], server:
     assert [sample is None for sample in found] == [n // LENGTH == 3 for n in range(NUM_SAMPLES)]
 
 
+def test_a_handler_that_raises_anything(shards: list[dict[str, Any]]) -> None:
+    """No thread ends of it, and nobody waits for one; the reader is told."""
+
+    def refuse(_: str) -> BinaryIO:
+        raise RuntimeError("no such thing")
+
+    def localname(url: str) -> str:
+        raise ZeroDivisionError(url)
+
+    mine = [{**shard, "url": f"mine://x/{n}.tar"} for n, shard in enumerate(shards)]
+    for kind, about in (
+        (FetchError, {"handlers": {"mine": refuse}}),
+        (ZeroDivisionError, {"localname": localname}),
+    ):
+        dataset = wids.ShardListDataset(mine, **about)
+        sampler = wids.Prefetcher(SequentialSampler(dataset), dataset)
+        loader = DataLoader(dataset, 5, sampler=sampler, collate_fn=identity)
+        with pytest.raises(kind):
+            list(loader)
+        dataset.close()
+
+
 def test_a_passing_failure_is_not_noticed(shards: list[dict[str, Any]], server: Server) -> None:
     """The fetch ahead tries as patiently as others, and the reader tries again."""
     server.pages["/3.tar"].faults = [Fault(503)] * 6

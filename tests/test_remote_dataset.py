@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import logging
 import os
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from conftest import in_child, raises, sample_members, write_tar
 from loopback import Fault, Server
 
 import wids
-from wids import fetch
+from wids import cache, fetch
 from wids.errors import FetchError, MismatchError, ShardFormatError
 
 LENGTHS = [8, 5, 7]
@@ -228,6 +230,27 @@ def test_rewritten_urls_and_handlers(site: Site) -> None:
             assert texts(dataset) == EXPECTED, access
 
 
+def test_tokens_stay_with_the_first_document(site: Site) -> None:
+    """However it was named: what it leads to elsewhere gets none (SEC-9)."""
+    other = Server()
+    try:
+        other.page("/train-0.tar", site.bodies[0])
+        document = {"shardlist": [{"url": other.url + "/train-0.tar", "nsamples": 8}]}
+        url = site.server.page("/far.json", document)
+        options = {"headers": {"X-Token": "T"}}
+        for number, shards in enumerate((url, [url], {"datasets": [{"source_url": url}]})):
+            folder = site.folder / f"c{number}"
+            with wids.ShardListDataset(
+                shards, storage_options=options, cache_dir=folder
+            ) as dataset:
+                assert dataset[0][".txt"] == "text 0"
+        assert all(r.headers.get("x-token") == "T" for r in site.server.log)
+        assert not any("x-token" in r.headers for r in other.log)
+        assert len(other.log) == 3
+    finally:
+        other.close()
+
+
 def test_headers(site: Site) -> None:
     """storage_options reach document, shards and pack."""
     site.pack()
@@ -409,6 +432,60 @@ def test_only_by_range(site: Site, own_cache: Path) -> None:
     assert not list((own_cache / "shards").glob("*.tar"))
 
 
+def test_only_by_range_counts_by_range(site: Site) -> None:
+    """Counts that are missing are no reason to fetch a shard against the caller's word."""
+    for shard in site.shards:
+        del shard["nsamples"]
+    with raises(FetchError, "/train-0.tar: expected an index"):
+        wids.ShardListDataset(site.spec(), access="range")
+    assert site.asked() == []
+
+
+def test_a_fetched_pack_is_leased(site: Site, own_cache: Path) -> None:
+    """It is not evicted while it is mapped, and fetched again by who unpickles the dataset."""
+    members = sample_members(0, 4000)
+    wids.build_pack(
+        wids.load_spec(str(write_tar(site.folder / "large.tar", members))),
+        site.folder / "large.index",
+    )
+    site.server.page("/large.tar", (site.folder / "large.tar").read_bytes())
+    site.server.page("/large.index", (site.folder / "large.index").read_bytes())
+    spec = {
+        "base": site.server.url + "/",
+        "index": "large.index",
+        "shardlist": [{"url": "large.tar", "nsamples": 4000}],
+    }
+    with wids.ShardListDataset(spec, access="range") as dataset:
+        assert dataset[3999][".txt"] == "text 3999"
+        (copy,) = (own_cache / "shards").glob("*-large.index")
+        assert not cache._was_evicted(str(copy))
+        stored = pickle.dumps(dataset)
+    del dataset
+    gc.collect()
+    assert cache._was_evicted(str(copy))
+    with pickle.loads(stored) as again:  # noqa: S301 - made here
+        assert again[3999][".txt"] == "text 3999"
+
+
+def test_many_shards_with_packs_of_their_own(tmp_path: Path) -> None:
+    """They cost no descriptors beyond those of the shards that are open."""
+    shards = []
+    for number in range(300):
+        (tmp_path / str(number)).mkdir()
+        path, index = (tmp_path / str(number) / name for name in ("a.tar", "a.index"))
+        if number:
+            path.symlink_to(tmp_path / "0" / "a.tar")
+            shutil.copy(tmp_path / "0" / "a.index", index)
+        else:
+            write_tar(path, sample_members(0, 5))
+            wids.build_pack(wids.load_spec(str(path)), index)
+        shards.append({"url": str(path), "index": str(index)})
+    before = len(os.listdir("/proc/self/fd"))
+    with wids.ShardListDataset(shards, lru_size=3) as dataset:
+        assert len(dataset) == 1500
+        assert len(os.listdir("/proc/self/fd")) <= before + 6
+
+
 def test_a_shards_own_pack(site: Site) -> None:
     """A sidecar that one entry names serves that shard alone (CACHE-15)."""
     path = site.folder / "one.index"
@@ -492,6 +569,9 @@ def test_get_by_key(site: Site) -> None:
             dataset.get_by_key("s00010")
         assert site.asked() == []
         assert dataset.get_by_key("s00010", shard=1)[".txt"] == "text 10"
+        with pytest.raises(KeyError) as caught:
+            dataset.get_by_key("nope", shard=site.server.url + "/train-1.tar")
+        assert "/train-1.tar" in str(caught.value)
         texts(dataset)
         assert dataset.get_by_key("s00010")[".txt"] == "text 10"
     site.pack()

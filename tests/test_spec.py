@@ -339,6 +339,13 @@ def test_what_is_no_path_is_refused(url: str) -> None:
     """Text that no file can be named is refused where it stands."""
     with raises(SpecError, "shardlist[0].url: expected a path or URL, found"):
         load({"shardlist": [url]})
+    for key in ("index", "base", "base_path"):
+        with raises(SpecError, f".{key}: expected a path or URL, found"):
+            load({"shardlist": ["a.tar"], key: url})
+    with raises(SpecError, "source_url: expected a path or URL, found"):
+        load({"datasets": [{"source_url": url}]})
+    with raises(SpecError, "shardlist[0].index: expected a path or URL, found"):
+        load({"shardlist": [{"url": "a.tar", "index": url}]})
 
 
 @pytest.mark.parametrize("url", ["http://[x/a.tar", "https://", "s3://", "http://h:port/x"])

@@ -48,6 +48,7 @@ _ABANDONED_UNLOCKED_S: Final = 86_400.0
 """The same where locks say nothing."""
 
 _OWN_NAME: Final = re.compile(r"[0-9a-f]{32}-.*")
+_TEMPORARY_NAME: Final = re.compile(r"\.([0-9a-f]{32}-.*\.[0-9a-f]{16}|pipe-.*)\.tmp")
 _UNITS: Final = {
     "": 1, "B": 1,
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15,
@@ -126,7 +127,15 @@ def _make_folder(path: str) -> None:
     """Make a folder of the cache: the user's own, or as open as the cache folder that he made."""
     parent = os.path.dirname(path)
     os.makedirs(parent, mode=0o700, exist_ok=True)  # the mode counts for the last part only
-    os.makedirs(path, mode=os.stat(parent).st_mode & 0o777, exist_ok=True)
+    with suppress(FileExistsError):
+        os.mkdir(path)
+        os.chmod(path, os.stat(parent).st_mode & 0o7777)  # whatever the umask
+
+
+def _open_up(handle: int, folder: str) -> None:
+    """Make a new file as open as its folder, whatever the umask."""
+    with suppress(OSError):
+        os.fchmod(handle, os.stat(folder).st_mode & 0o666)
 
 
 # Copies of remote files.
@@ -232,7 +241,7 @@ class Cache:
         self.wants_progress = wants_progress
         self._was_swept = False
         self._has_warned = False
-        self._proven: set[tuple[str, int, int]] = set()
+        self._proven: set[tuple[object, ...]] = set()
 
     def find(self, about: RemoteFile) -> str | None:
         """Give the path of the copy of a file, where there is one that fits what is known."""
@@ -328,14 +337,14 @@ class Cache:
 
         A note that it was done is kept, bound to the file's length and time of modification.
         """
-        stated = [(name, digest.lower()) for name, digest in _stated_digests(about)]
+        stated = _stated_digests(about)
         if not stated:
             return True
-        proof = (path, *_length_and_time(status))
+        proof = (path, *_length_and_time(status), *stated)
         if proof in self._proven:
             return True
         note_path = index_path(self.folder, path, "first") + ".proof"
-        note = repr((*proof, stated)).encode("utf-8", "surrogateescape")
+        note = repr(proof).encode("utf-8", "surrogateescape")
         with suppress(OSError), open(note_path, "rb") as file:
             # Not somebody else's word, in a cache folder that users share.
             is_ours = not hasattr(os, "geteuid") or os.stat(note_path).st_uid == os.geteuid()
@@ -385,12 +394,13 @@ class Cache:
                         _logger.warning("%s; fetching it once more", str(error))
                     else:
                         break
+                if not is_own:
+                    length_and_time = _length_and_time(os.stat(path))
+                    self._proven.add((path, *length_and_time, *_stated_digests(about)))
         except OSError as error:
             if isinstance(error, FetchError):
                 raise
             raise self._storage_error(about, path, error) from error
-        if not is_own:
-            self._proven.add((path, *_length_and_time(os.stat(path))))
         return path
 
     def _publish(
@@ -407,13 +417,17 @@ class Cache:
             _make_folder(os.path.dirname(path))
         else:
             os.makedirs(os.path.dirname(path), exist_ok=True)
+            for name, *_ in _temporary_files(path):  # of a process that was killed
+                _sweep_one(os.path.join(os.path.dirname(path), name))
         # A person may be waiting for what is no errand.
         wants_progress = self.wants_progress if errand is None else False
         cancel = None if errand is None else errand.cancelled
         name = os.path.basename(urls.path_of(about.url)) or "a shard"
         bar = Bar(f"fetching {name}", about.nbytes, "B", wanted=wants_progress)
-        with bar, publish.replacing(path) as file:
+        with bar, publish.replacing(path, sync=False) as file:
             has_room = not is_own
+            if is_own:
+                _open_up(file.fileno(), os.path.dirname(path))
 
             def report(received_nbytes: int, total_nbytes: int | None) -> None:
                 nonlocal has_room
@@ -430,6 +444,8 @@ class Cache:
                 file.flush()
                 if prepare is not None:
                     keep(self.index_path(about, path), prepare(file))
+                # While it is still locked, for this can take long.
+                os.fsync(file.fileno())
             finally:
                 # A process that was forked meanwhile has the file open too, and so the lock.
                 locks.release(file.fileno())
@@ -470,9 +486,15 @@ class Cache:
 
     def _reserve(self, file: IO[bytes], nbytes: int, make_room: Callable[[], None]) -> None:
         """Evict the least recently used files, as far as a new one needs their room."""
+        folder = os.path.join(self.folder, "shards")
+        if nbytes > shutil.disk_usage(folder).free:
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} for {nbytes} bytes")
         limit = self.limits.nbytes
         if limit is None or self.limits.keep:
             return
+        # For what is too large in any case, nothing is evicted on the word of a server.
+        beyond = max(0, nbytes - limit)
+        nbytes = 0 if beyond else nbytes
         with _lock_file(os.path.join(self.folder, "locks", "evict.lock")) as handle:
             # One at a time, so that two do not each evict what one has to; but nobody waits long.
             until_s = time.monotonic() + 5
@@ -485,6 +507,7 @@ class Cache:
                 make_room()
                 excess = self._evict(limit - nbytes)
             file.truncate(nbytes)  # for others, who count what is in the cache
+        excess = max(excess, beyond)
         if excess > 0 and not self._has_warned:
             self._has_warned = True
             _logger.warning(
@@ -533,7 +556,7 @@ class Cache:
             except OSError:
                 continue
             for entry in entries:
-                if entry.name.startswith(".") and entry.name.endswith(".tmp"):
+                if _TEMPORARY_NAME.fullmatch(entry.name):
                     _sweep_one(entry.path)
 
     def _storage_error(self, about: RemoteFile, path: str, error: OSError) -> FetchError:
@@ -563,7 +586,7 @@ def _own_files(folder: str) -> list[_File]:
     files = []
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            is_temporary = entry.name.startswith(".") and entry.name.endswith(".tmp")
+            is_temporary = _TEMPORARY_NAME.fullmatch(entry.name) is not None
             if is_temporary or _OWN_NAME.fullmatch(entry.name):
                 with suppress(OSError):  # gone meanwhile
                     about = entry.stat(follow_symlinks=False)
@@ -629,7 +652,11 @@ def _lock_file(path: str) -> Iterator[int | None]:
     handle = None
     with suppress(OSError):
         _make_folder(os.path.dirname(path))
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            handle = os.open(path, os.O_RDWR)
+        except FileNotFoundError:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            _open_up(handle, os.path.dirname(path))
     try:
         yield handle
     finally:
@@ -657,7 +684,7 @@ def _length_and_time(status: os.stat_result) -> tuple[int, int]:
 def _stated_digests(about: RemoteFile) -> list[tuple[str, str]]:
     """Give name and value of the digests that a spec states."""
     stated = (("md5", about.md5sum), ("sha256", about.sha256))
-    return [(name, digest) for name, digest in stated if digest is not None]
+    return [(name, digest.lower()) for name, digest in stated if digest is not None]
 
 
 def _digest(path: str, name: str) -> str:

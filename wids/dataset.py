@@ -89,8 +89,8 @@ class ShardListDataset(_Dataset):
         dataset_name: The ``__dataset__`` of samples, instead of the spec's name.
         allow_pipe: Whether a spec may name ``pipe:`` commands.
         storage_options: ``headers`` and ``timeout`` for HTTP, and what fsspec's file systems take
-            for other schemes; or dicts of those by URL prefix. Options without a prefix go to all
-            URLs of a document on this machine, but only to its own server for one from a URL.
+            for other schemes; or dicts of those by URL prefix. Once a document is read from a URL,
+            options without a prefix go to its server only.
         handlers: For each scheme a callable that gives an open binary file for a URL.
         progress: Whether to show progress bars while shards are fetched or counted; None for
             ``$WIDS_PROGRESS``, or else in terminals and notebooks only.
@@ -135,9 +135,10 @@ class ShardListDataset(_Dataset):
         wanted = None if fields is None else frozenset(fields)
         if lru_size is not None and lru_size < 1:
             raise ValueError(f"lru_size: expected at least 1, found {lru_size}")
-        folder = default_folder() if cache_dir is None else os.path.abspath(os.fspath(cache_dir))
-        home = os.fspath(shards) if isinstance(shards, str | os.PathLike) else None
-        fetcher = fetch.Fetcher(storage_options, handlers, home, os.path.join(folder, "shards"))
+        folder = default_folder()
+        if cache_dir is not None:
+            folder = os.path.abspath(os.path.expanduser(os.fspath(cache_dir)))
+        fetcher = fetch.Fetcher(storage_options, handlers, os.path.join(folder, "shards"))
         self.spec = spec.load_spec(shards, base=base, allow_pipe=allow_pipe, read=fetcher.read)
         self.on_error = on_error
         self.dataset_name = self.spec.name if dataset_name is None else dataset_name
@@ -161,7 +162,7 @@ class ShardListDataset(_Dataset):
         missing = [number for number, count in enumerate(counts) if count is None]
         with Bar("counting samples", len(missing), "shard", wanted=progress) as bar:
             for num_counted, number in enumerate(missing, start=1):
-                counts[number] = len(self._pool.get(number))
+                counts[number] = len(self._pool.get(number, whole=self._batches_whole))
                 bar.reach(num_counted)
         if sum(count or 0 for count in counts) >= 1 << 63:
             raise SpecError(f"{self.spec.name or 'the spec'}: its counts add up to 2**63 or more")
@@ -248,7 +249,9 @@ class ShardListDataset(_Dataset):
             position = self._starts[number] + local_index
             if _contains(self._positions, position):
                 return self._sample(position, number, whole=False)
-        where = self.spec.shards[self._number(shard)].url if shard is not None else repr(self)
+        where = repr(self)
+        if shard is not None:
+            where = urls.redact(self.spec.shards[self._number(shard)].url)
         raise KeyError(f"{where}: no sample has the key {key!r}")
 
     def _places_of(self, key: str, shard: int | str | None) -> Iterator[tuple[int, int]]:

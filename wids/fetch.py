@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import random
 import threading
@@ -64,11 +65,10 @@ class Fetcher:
         storage_options: What servers want to know. ``headers`` (a dict) and ``timeout`` (seconds)
             are for HTTP; the rest goes to the fsspec file systems of other schemes. Or a dict of
             such dicts by URL prefix, ``{"https://host/": {"headers": …}, "s3://": {…}}``, of which
-            the longest that fits is used.
+            the longest that fits is used. Once a document was read from a URL, options that are not
+            for a prefix go to the server of the first such document only.
         handlers: For each scheme a callable that gives an open binary file for a URL, in place of
             what is used otherwise.
-        home: URL of the document that the URLs come from, where that is a remote one: options that
-            are not for a prefix are then for its server only.
         scratch: Folder for the files of ``pipe:`` commands; None for that of the system.
     """
 
@@ -76,10 +76,9 @@ class Fetcher:
         self,
         storage_options: Mapping[str, Any] | None = None,
         handlers: Mapping[str, Opener] | None = None,
-        home: str | None = None,
         scratch: str | None = None,
     ) -> None:
-        self._options = _by_prefix(storage_options or {}, urls.origin(home or ""))
+        self._options = _by_prefix(storage_options or {})
         self._handlers: dict[str, Transport] = {
             scheme.lower(): transports.from_opener(opener)
             for scheme, opener in (handlers or {}).items()
@@ -100,6 +99,9 @@ class Fetcher:
             NotFoundError: There is nothing.
             FetchError: It cannot be read, the server answers with an error, or it is too long.
         """
+        if "" in self._options and urls.origin(url):
+            # What a document from elsewhere names is not the caller's word.
+            self._options[urls.origin(url)] = self._options.pop("")
 
         def attempt() -> bytes:
             data = bytearray()
@@ -177,8 +179,14 @@ class Fetcher:
         download = _Download(url, file, expected, report, cancel)
 
         def attempt() -> None:
-            with self._open(url, download.resume_at, None, download.tag) as stream:
-                download.take(stream)
+            try:
+                with self._open(url, download.resume_at, None, download.tag) as stream:
+                    download.take(stream)
+            except transports.PastEndError as error:
+                if not download.resume_at:
+                    raise
+                download.start_over()
+                raise TransientError(str(error)) from error
 
         _persistently(attempt, lambda: download.received_nbytes, cancel)
         download.verify()
@@ -203,7 +211,8 @@ class Fetcher:
     def _transport(self, url: str, place: str) -> Transport:
         """Give the transport for a URL, which keeps its connections for the next one."""
         is_http = urls.scheme(place) in ("http", "https")
-        prefix = max((known for known in self._options if _fits(url, known)), key=len, default=None)
+        fitting = (p for p in self._options if not p or urls.is_below(url, p))
+        prefix = max(fitting, key=len, default=None)
         key = (is_http, prefix)
         if key not in self._transports:
             options = dict(self._options.get(prefix or "", {})) if prefix is not None else {}
@@ -256,11 +265,14 @@ class _Download:
         self.expected = expected
         self.report = report
         self.cancel = cancel
-        self.tag: str | None = None
-        self.total_nbytes: int | None = None
-        self._start_over()
+        self.tag: str | None
+        self.total_nbytes: int | None
+        self.start_over()
 
-    def _start_over(self) -> None:
+    def start_over(self) -> None:
+        """Forget what has arrived."""
+        self.tag = None
+        self.total_nbytes = None
         self.received_nbytes = 0
         self.digests = {
             name: hashlib.new(name, usedforsecurity=False)
@@ -277,12 +289,15 @@ class _Download:
     def take(self, stream: Stream) -> None:
         """Append what a stream has; it may begin anew."""
         if self.received_nbytes and stream.start != self.received_nbytes:
-            self._start_over()
-        if stream.start and (stream.tag, stream.total_nbytes) != (self.tag, self.total_nbytes):
-            self.tag = None
-            self._start_over()
+            self.start_over()
+        # A part may say less of the file than the whole did.
+        known = ((self.tag, stream.tag), (self.total_nbytes, stream.total_nbytes))
+        if stream.start and any(None not in pair and pair[0] != pair[1] for pair in known):
+            self.start_over()
             raise TransientError(f"{urls.redact(self.url)}: it changed while it was fetched")
-        self.tag, self.total_nbytes = stream.tag, stream.total_nbytes
+        self.tag = stream.tag or self.tag
+        if stream.total_nbytes is not None:
+            self.total_nbytes = stream.total_nbytes
         self._check_length(self.total_nbytes)
         self.report(self.received_nbytes, self.total_nbytes)
         for chunk in stream.chunks:
@@ -290,6 +305,8 @@ class _Download:
                 raise CancelledError(f"{urls.redact(self.url)}: the fetch was called off")
             self.file.write(chunk)
             self.received_nbytes += len(chunk)
+            if self.received_nbytes > (self.expected.nbytes or math.inf):
+                self._check_length(self.received_nbytes)
             for digest in self.digests.values():
                 digest.update(chunk)
             self.report(self.received_nbytes, self.total_nbytes)
@@ -342,6 +359,7 @@ def _persistently(
         except TransientError as error:
             if position() - reached >= _PROGRESS_NBYTES:
                 num_failures, reached = 0, position()
+            reached = min(reached, position())  # it may have had to start over
             num_failures += 1
             if num_failures >= MAX_FAILURES:
                 raise FetchError(f"{error}; tried {num_failures} times") from error
@@ -355,22 +373,14 @@ def _persistently(
             raise CancelledError("the fetch was called off")
 
 
-def _by_prefix(options: Mapping[str, Any], home: str) -> dict[str, dict[str, Any]]:
-    """Give options by the prefix of the URLs that they are for."""
+def _by_prefix(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Give options by the prefix of the URLs that they are for, ``""`` for all."""
     is_prefix = ["://" in name for name in options]
     if not any(is_prefix):
-        return {home: dict(options)}
+        return {"": dict(options)}
     if not all(is_prefix):
         raise ValueError(
             "storage_options: expected options, or options by URL prefix, found both: "
             + ", ".join(options)
         )
     return {prefix: dict(some) for prefix, some in options.items()}
-
-
-def _fits(url: str, prefix: str) -> bool:
-    """Tell whether a URL is of a prefix: of its scheme, or of its server and below its path."""
-    if not prefix or prefix.endswith("://"):
-        return url.lower().startswith(prefix.lower())
-    is_below = urls.path_of(url).startswith(urls.path_of(prefix))
-    return urls.origin(url) == urls.origin(prefix) and is_below

@@ -360,10 +360,13 @@ def _identity(data: bytes | mmap.mmap) -> TarIdentity | None:
     return TarIdentity(nbytes, mtime_ns) if magic == _MAGIC else None
 
 
-def _contents(path: str, small_nbytes: int = 0, *, own: bool = False) -> bytes | mmap.mmap | None:
+def _contents(
+    path: str, small_nbytes: int, *, own: bool = False, handle: int | None = None
+) -> bytes | mmap.mmap | None:
     """Read a small file, or map a larger one; None where that cannot be."""
     try:
-        handle = os.open(path, os.O_RDONLY)  # a third of the time that open() takes
+        if handle is None:
+            handle = os.open(path, os.O_RDONLY)  # a third of the time that open() takes
     except OSError:
         return None
     try:
@@ -392,7 +395,7 @@ class Pack:
         num_samples: Samples in each shard, shape ``(num_shards,)``.
     """
 
-    def __init__(self, path: str, data: mmap.mmap) -> None:
+    def __init__(self, path: str, data: bytes | mmap.mmap) -> None:
         self.path = path
         self._data = data
         (*_, num_shards, total, directory, names, names_nbytes, hashes, positions, keys_crc, width
@@ -438,7 +441,12 @@ class Pack:
 
     def _is_whole(self) -> bool:
         """Tell whether the file still has its length: to touch what it lost would be the end."""
-        return self._data.size() == len(self._data)
+        return not self.is_mapped or self._data.size() == len(self._data)  # type: ignore[union-attr]
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether it holds a descriptor: a small one is read."""
+        return isinstance(self._data, mmap.mmap)
 
     @cached_property
     def _has_sound_keys(self) -> bool:
@@ -450,10 +458,15 @@ class Pack:
 _SIDES: Final[tuple[Literal["left", "right"], ...]] = ("left", "right")
 
 
-def load_pack(path: str) -> Pack | None:
-    """Map a pack; None where there is none, or it is damaged or of another version."""
-    data = _contents(path)
-    if not isinstance(data, mmap.mmap) or len(data) < _PACK_HEADER.size:
+def load_pack(path: str, handle: int | None = None) -> Pack | None:
+    """Map a pack; None where there is none, or it is damaged or of another version.
+
+    Args:
+        path: Where it is.
+        handle: A descriptor of it, where it is open already; closed here.
+    """
+    data = _contents(path, _SMALL_NBYTES, handle=handle)
+    if data is None or len(data) < _PACK_HEADER.size:
         return None
     (magic, version, crc, nbytes, num_shards, total, directory, names, names_nbytes, hashes,
      positions, _, width) = _PACK_HEADER.unpack_from(data, 0)  # fmt: skip

@@ -245,11 +245,15 @@ class ShardOpener:
 
     def _pack(self, url: str) -> Pack | None:
         """Give a pack, fetched if need be, when it is first wanted."""
-        if url not in self._packs:
-            self._packs[url] = self._loaded_pack(url)
-            if self._packs[url] is None:
-                _logger.info("%s: no index that can be used", urls.redact(url))
-        return self._packs[url]
+        if url in self._packs:
+            return self._packs[url]
+        pack = self._loaded_pack(url)
+        if pack is None:
+            _logger.info("%s: no index that can be used", urls.redact(url))
+        # One that is mapped holds a descriptor: that of the dataset is kept, and no shard's own.
+        if pack is None or url == self._pack_url or not pack.is_mapped:
+            self._packs[url] = pack
+        return pack
 
     def _loaded_pack(self, url: str) -> Pack | None:
         place = fetch.where(url)
@@ -261,10 +265,7 @@ class ShardOpener:
         except WidsError as error:
             _logger.warning("%s; going on without it", str(error))
             return None
-        try:
-            return index.load_pack(copy.path)
-        finally:
-            os.close(copy.handle)
+        return index.load_pack(copy.path, copy.handle)  # leased as long as it is mapped
 
     def _packs_of(self, number: int) -> Iterator[tuple[Pack, int]]:
         """Give the packs that have a shard of this number and name, and where they have it."""
@@ -333,7 +334,9 @@ class ShardOpener:
             yield number
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_fetched_again": set()}
+        # A pack that was fetched may be gone by then, and is fetched again.
+        local = {url: pack for url, pack in self._packs.items() if urls.is_local(url)}
+        return {**self.__dict__, "_fetched_again": set(), "_packs": local}
 
 
 class _ReadRange:

@@ -20,7 +20,6 @@ from typing import Any, Final, Protocol
 from torch.utils.data import DistributedSampler, Sampler
 
 from wids.cache import Errand, parse_nbytes
-from wids.errors import WidsError
 from wids.samplers import ChunkedSampler
 
 _logger = logging.getLogger("wids")
@@ -106,6 +105,7 @@ class Prefetcher(Sampler[int]):
         # Nothing happens before the first index is asked for: by then, workers have been forked.
         window = _Window(self.dataset, ahead, self.ahead_nbytes, self.num_threads)
         try:
+            window.fill()
             for index in now:
                 window.reach(index)
                 yield index
@@ -166,7 +166,6 @@ class _Window:
         self._threads: list[threading.Thread] = []
         # A pass that an error broke off may be collected only when threads no longer run.
         atexit.register(self.close)
-        self._fill()
 
     def reach(self, index: int) -> None:
         """Take note that a sample is read now, or soon."""
@@ -176,7 +175,7 @@ class _Window:
         is_first, self._current = self._current < 0, number
         waiting = self._waiting.pop(number, None)
         if waiting is not None:
-            self._fill()
+            self.fill()
             # From here on a reader would wait for this errand, and not fetch by itself. In the
             # beginning there is nothing else to read.
             errand = waiting[1]
@@ -193,7 +192,7 @@ class _Window:
         for thread in self._threads:
             thread.join(max(0.0, until_s - time.monotonic()))
 
-    def _fill(self) -> None:
+    def fill(self) -> None:
         """Order the next shards until enough bytes are on their way."""
         while True:
             on_their_way = sum(nbytes for nbytes, _ in self._waiting.values())
@@ -245,9 +244,9 @@ class _Window:
             try:
                 if not errand.cancelled.is_set():
                     self.dataset.fetch_shard(number, errand)
-            except WidsError as error:
+            except Exception as error:  # noqa: BLE001 - a thread that ends would be waited for
                 # Whoever reads the shard tries again, and is told; here nobody would hear.
-                _logger.info("shard %d could not be fetched ahead: %s", number, str(error))
+                _logger.info("shard %d could not be fetched ahead: %r", number, str(error))
             finally:
                 errand.begun.set()
                 errand.done.set()

@@ -114,8 +114,12 @@ class RemoteShard:
         spans = _joined(sorted({self._span(m) for some in members.values() for m in some}))
         self.num_read_nbytes += sum(stop - start for start, stop in spans)
         if len(spans) > 1:
-            with ThreadPoolExecutor(min(len(spans), _MAX_REQUESTS)) as threads:
+            threads = ThreadPoolExecutor(min(len(spans), _MAX_REQUESTS))
+            try:
                 parts = list(threads.map(lambda span: self._read_range(*span), spans))
+            finally:
+                # After an error, or Ctrl-C, the other requests are not waited for.
+                threads.shutdown(wait=False, cancel_futures=True)
         else:
             parts = [self._read_range(*span) for span in spans]
         starts, views = [start for start, _ in spans], [memoryview(part) for part in parts]

@@ -328,7 +328,7 @@ class _Loader:
                 place, name=name_of_component, base=base, is_based=False, depth=place.depth + 1
             )
             shards += self.component(component, inner, join)
-        index = _text(document, "index", place.name)
+        index = _reference(document, "index", place.name)
         extras = {key: value for key, value in document.items() if key not in _DOCUMENT_KEYS}
         return DatasetSpec(tuple(shards), name, index and join(index), extras)
 
@@ -348,7 +348,7 @@ class _Loader:
                 component["weight"],
             )
         name = _text(component, "name", place.name)
-        source = _text(component, "source_url", place.name)
+        source = _reference(component, "source_url", place.name)
         if source is None:
             inner = self.document(component, place)
         else:
@@ -462,7 +462,7 @@ def _shard(
     if not isinstance(url, str) or not url:
         raise SpecError(f"{where}.url: expected a path or URL, found {_kind(url)}")
     _check_text(url, f"{where}.url")
-    index = _text(entry, "index", where)
+    index = _reference(entry, "index", where)
     return ShardSpec(
         join(url),
         _count(entry, "nsamples" if "nsamples" in entry else "num_samples", where),
@@ -521,6 +521,13 @@ def _text(entry: Mapping[str, Any], key: str, where: str) -> str | None:
     raise SpecError(f"{where}.{key}: expected text, found {_kind(value)}")
 
 
+def _reference(entry: Mapping[str, Any], key: str, where: str) -> str | None:
+    value = _text(entry, key, where)
+    if value is not None:
+        _check_text(value, f"{where}.{key}")
+    return value
+
+
 def _check_text(text: str, where: str) -> None:
     """Refuse what can be neither a path nor a URL."""
     try:
@@ -548,7 +555,8 @@ def _list(document: Mapping[str, Any], key: str, where: str) -> list[Any]:
 
 
 def _base(document: Mapping[str, Any], place: _Place) -> str:
-    stated = _text(document, "base", place.name) or _text(document, "base_path", place.name)
+    stated = _reference(document, "base", place.name)
+    stated = stated or _reference(document, "base_path", place.name)
     if place.is_based or not stated:
         return place.base
     base = urls.join(place.base, stated)

@@ -12,12 +12,15 @@ import os
 import re
 import shlex
 import signal
+import ssl
 import subprocess
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
+from urllib.parse import urljoin
+from urllib.request import getproxies, proxy_bypass
 
 from wids import urls
 from wids.errors import FetchError, NotFoundError
@@ -32,7 +35,7 @@ TIMEOUT_S: Final = 30.0
 _MAX_REDIRECTS: Final = 10
 _MAX_RETRY_AFTER_S: Final = 60.0
 _TRANSIENT_STATUSES: Final = frozenset((408, 425, 429, 500, 502, 503, 504))
-_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 
 _EXTRAS: Final = {
     "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure",
@@ -42,9 +45,9 @@ _EXTRAS: Final = {
 
 _INDIRECT: Final = frozenset(
     (
-        *("local", "file", "git", "reference", "dir", "zip", "tar", "libarchive", "data"),
-        *("jupyter", "jlab", "dask", "worker", "generic", "async_wrapper"),
-        *("cached", "blockcache", "filecache", "simplecache"),
+        *("local", "asynclocal", "file", "git", "dvc", "reference", "dir", "zip", "tar"),
+        *("libarchive", "data", "jupyter", "jlab", "dask", "worker", "generic"),
+        *("async_wrapper", "asyncwrapper", "filecache", "blockcache", "simplecache", "cached"),
     )
 )
 """Schemes of fsspec that read files of this machine, or anything by way of another URL, and so
@@ -61,6 +64,10 @@ class TransientError(FetchError):
     def __init__(self, message: str, wait_s: float | None = None) -> None:
         super().__init__(message)
         self.wait_s = wait_s
+
+
+class PastEndError(FetchError):
+    """A range that begins behind the end of the file."""
 
 
 @dataclass
@@ -114,66 +121,85 @@ class Http:
 
     def __call__(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:
         """Ask for a file from a position on; where ``tag`` is given, of the same file as before."""
-        import urllib3
-
-        if re.search(r"[#\\\s]", urls.origin(url)):  # where readers differ on what the server is
-            raise FetchError(f"{urls.redact(url)}: expected the name of a server, found another")
         # As stored: a compressed transfer would have other lengths and no ranges.
         headers = {"Accept-Encoding": "identity", "User-Agent": "wids", **self.headers}
-        try:
-            address = urllib3.util.parse_url(url)
-        except urllib3.exceptions.HTTPError as error:
-            raise _connection_error(url, error) from None
-        if address.auth and "authorization" not in {name.lower() for name in self.headers}:
-            headers |= urllib3.util.make_headers(basic_auth=urls.unquoted(address.auth))
         if start or stop is not None:
             headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
             if tag is not None:
                 headers["If-Range"] = tag
-        retries = urllib3.Retry(
-            _MAX_REDIRECTS,
-            connect=0,
-            read=0,
-            other=0,
-            status=0,
-            redirect=_MAX_REDIRECTS,
-            remove_headers_on_redirect=[*self.headers, *_SECRET_HEADERS],
-            respect_retry_after_header=False,
+        # Redirects are followed here: urllib3 would log their URLs, and read their bodies.
+        place = url
+        for _ in range(_MAX_REDIRECTS + 1):
+            answer = self._answer(url, place, headers)
+            target = answer.get_redirect_location()
+            if not target:
+                try:
+                    return self._stream(url, start, answer)
+                except BaseException:
+                    answer.close()
+                    raise
+            answer.close()
+            target = urljoin(place, target)
+            if urls.scheme(target) not in ("http", "https"):
+                raise FetchError(
+                    f"{urls.redact(url)}: expected an answer, found a redirect to "
+                    f"{urls.redact(target)}"
+                )
+            if urls.origin(target) != urls.origin(place):
+                ours = {name.lower() for name in self.headers}
+                headers = {n: value for n, value in headers.items() if n.lower() not in ours}
+            place = target
+        raise FetchError(
+            f"{urls.redact(url)}: expected an answer, found more than {_MAX_REDIRECTS} redirects; "
+            "they may lead in a circle"
         )
+
+    def _answer(self, url: str, place: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
+        """Send one request, to where redirects have led."""
+        import urllib3
+
+        _check_server(place)
         try:
-            answer = self._pool(url, address.host).request(
+            address = urllib3.util.parse_url(place)
+            if address.auth is not None:
+                place = address._replace(auth=None).url
+                if "authorization" not in {name.lower() for name in headers}:
+                    user = urllib3.util.make_headers(basic_auth=urls.unquoted(address.auth))
+                    headers = {**headers, **user}
+            return self._pool(place, address.host).request(
                 "GET",
-                url,
+                place,
                 headers=headers,
-                retries=retries,
+                redirect=False,
+                retries=False,
                 preload_content=False,
                 decode_content=False,
                 timeout=urllib3.Timeout(connect=self.timeout_s, read=self.timeout_s),
             )
         except urllib3.exceptions.HTTPError as error:
             raise _connection_error(url, error) from None
-        try:
-            return self._stream(url, start, answer)
-        except BaseException:
-            answer.close()
-            raise
+        except ValueError as error:  # what may not stand in a header
+            raise FetchError(f"{urls.redact(url)}: cannot be asked for: {error}") from None
 
     def _pool(self, url: str, host: str | None) -> urllib3.PoolManager:
         """Give this process's connections, by way of the proxy that the environment names."""
-        from urllib.request import getproxies, proxy_bypass
-
         import urllib3
 
         proxy = getproxies().get(urls.scheme(url))
         if proxy is not None and proxy_bypass(host or ""):
             proxy = None
         key = (os.getpid(), proxy)
-        pool = self._pools.get(key)
-        if pool is None:
+        if key not in self._pools:
             options: dict[str, Any] = {"num_pools": 20, "maxsize": 16}
-            pool = urllib3.ProxyManager(proxy, **options) if proxy else None
-            pool = self._pools[key] = pool or urllib3.PoolManager(**options)
-        return pool
+            if proxy:
+                address = urllib3.util.parse_url(proxy if "://" in proxy else f"http://{proxy}")
+                if address.auth is not None:
+                    auth = urls.unquoted(address.auth)
+                    options["proxy_headers"] = urllib3.util.make_headers(proxy_basic_auth=auth)
+                self._pools[key] = urllib3.ProxyManager(address._replace(auth=None).url, **options)
+            else:
+                self._pools[key] = urllib3.PoolManager(**options)
+        return self._pools[key]
 
     def _stream(self, url: str, start: int, answer: urllib3.BaseHTTPResponse) -> Stream:
         """Make a stream of an answer, or an error of it."""
@@ -201,7 +227,10 @@ class Http:
         return Stream(_http_chunks(url, answer), start, total_nbytes, tag, answer.close)
 
 
-_SECRET_HEADERS: Final = ("Authorization", "Cookie", "Proxy-Authorization")
+def _check_server(url: str) -> None:
+    """Refuse a URL of which readers differ on what its server is."""
+    if re.search(r"[#\\\s]", urls.authority(url)):
+        raise FetchError(f"{urls.redact(url)}: expected the name of a server, found another text")
 
 
 def _http_chunks(url: str, answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
@@ -223,17 +252,11 @@ def _connection_error(url: str, error: Exception) -> FetchError:
     import urllib3
 
     if isinstance(error, urllib3.exceptions.MaxRetryError):
-        if "redirect" in str(error.reason):
-            return FetchError(
-                f"{urls.redact(url)}: expected an answer, found more than {_MAX_REDIRECTS} "
-                "redirects; they may lead in a circle"
-            )
         error = error.reason or error
-    permanent = (
-        urllib3.exceptions.LocationValueError,  # another scheme, or no host
-        urllib3.exceptions.SSLError,
-    )
-    if isinstance(error, permanent):
+    causes = (error.__cause__, *error.args)
+    if isinstance(error, urllib3.exceptions.LocationValueError) or any(
+        isinstance(cause, ssl.SSLCertVerificationError) for cause in causes
+    ):
         return FetchError(f"{urls.redact(url)}: expected an answer, found: {_said(error, url)}")
     return TransientError(f"{urls.redact(url)}: the connection failed: {_said(error, url)}")
 
@@ -259,12 +282,12 @@ def _check_status(url: str, answer: urllib3.BaseHTTPResponse) -> None:
     if status in (401, 403):
         message += "; pass headers or tokens as storage_options, or sign the URL anew"
     if status == 416:
-        message += "; the file is shorter than it should be"
+        raise PastEndError(f"{message}; the file is shorter than it should be")
     raise FetchError(message)
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
+    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
 class Fsspec:
@@ -299,13 +322,14 @@ class Fsspec:
         import fsspec
 
         scheme = urls.scheme(url)
+        _check_server(url)
         if scheme in _INDIRECT or "::" in url:
             raise FetchError(
                 f"{urls.redact(url)}: expected a URL of a file, found one that leads to another by "
                 f'"{scheme}"; name the file itself'
             )
         try:
-            return fsspec.core.url_to_fs(url, **self.options)  # type: ignore[no-any-return]
+            system, path = fsspec.core.url_to_fs(url, **self.options)
         except (ImportError, ValueError) as error:
             extra = _EXTRAS.get(scheme)
             what = f"pip install 'wids[{extra}]'" if extra else "install its fsspec driver"
@@ -315,6 +339,9 @@ class Fsspec:
             ) from error
         except Exception as error:  # noqa: BLE001 - some connect at once
             raise _driver_error(url, error) from None
+        if getattr(system, "local_file", False):
+            raise FetchError(f"{urls.redact(url)}: reads files of this machine; name them by path")
+        return system, path
 
 
 def _driver_error(url: str, error: Exception) -> FetchError:
@@ -323,7 +350,8 @@ def _driver_error(url: str, error: Exception) -> FetchError:
     if isinstance(error, FileNotFoundError):
         return NotFoundError(f"{urls.redact(url)}: nothing there")
     message = f"{urls.redact(url)}: expected a readable file, found: {_said(error, url)}"
-    return (FetchError if isinstance(error, PermissionError) else TransientError)(message)
+    permanent = (PermissionError, IsADirectoryError, TypeError, AttributeError, LookupError)
+    return (FetchError if isinstance(error, permanent) else TransientError)(message)
 
 
 def _file_chunks(url: str, file: IO[bytes]) -> Iterator[bytes]:
@@ -343,18 +371,9 @@ def from_opener(open_file: Callable[[str], IO[bytes]]) -> Transport:
     def transport(url: str, start: int, stop: int | None, tag: str | None) -> Stream:  # noqa: ARG001
         try:
             file = open_file(url)
-            total_nbytes = None
-            if file.seekable():
-                total_nbytes = file.seek(0, os.SEEK_END)
-                file.seek(start)
-            else:
-                start = 0
         except Exception as error:
             raise _driver_error(url, error) from error
-        chunks = _file_chunks(url, file)
-        if stop is not None and file.seekable():
-            chunks = _limited(chunks, stop - start)
-        return Stream(chunks, start, total_nbytes, None, file.close)
+        return _file_stream(url, file, start, stop)
 
     return transport
 
@@ -374,16 +393,25 @@ def local(url: str, start: int, stop: int | None, tag: str | None) -> Stream:  #
         file = open(path, "rb")  # noqa: SIM115 - the stream closes it
     except OSError as error:
         raise local_error(path, error) from error
+    return _file_stream(url, file, start, stop)
+
+
+def _file_stream(url: str, file: IO[bytes], start: int, stop: int | None) -> Stream:
+    """Make a stream of an open file, which it closes."""
+    total_nbytes = None
     try:
-        nbytes = os.fstat(file.fileno()).st_size
-        file.seek(start)
-    except OSError as error:  # what cannot seek: a pipe with a name
+        if file.seekable():
+            total_nbytes = file.seek(0, os.SEEK_END)
+            file.seek(start)
+        else:
+            start = 0
+    except Exception as error:  # noqa: BLE001 - drivers raise what they like
         file.close()
-        raise local_error(path, error) from error
-    chunks: Iterator[bytes] = iter(lambda: file.read(CHUNK_NBYTES), b"")
-    if stop is not None:
+        raise _driver_error(url, error) from None
+    chunks = _file_chunks(url, file)
+    if stop is not None and total_nbytes is not None:
         chunks = _limited(chunks, stop - start)
-    return Stream(chunks, start, nbytes, None, file.close)
+    return Stream(chunks, start, total_nbytes, None, file.close)
 
 
 def local_error(path: str, error: OSError) -> FetchError:
@@ -432,6 +460,7 @@ def _output(url: str, command: str) -> Generator[bytes, None, None]:
 
 def _output_to_file(url: str, command: str, scratch: str | None) -> Generator[bytes, None, None]:
     if scratch is not None:
+        os.makedirs(os.path.dirname(scratch), mode=0o700, exist_ok=True)
         os.makedirs(scratch, mode=0o700, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".pipe-", suffix=".tmp", dir=scratch) as folder:
         path = os.path.join(folder, "shard.tar")

@@ -160,8 +160,20 @@ def origin(url: str) -> str:
     kind = scheme(url)
     if kind in ("", "file", "pipe"):
         return ""
-    server = _split(url)[0].partition("://")[2].rpartition("@")[2]
-    return f"{kind}://{server.lower()}"
+    return f"{kind}://{authority(url).rpartition('@')[2].lower()}"
+
+
+def authority(url: str) -> str:
+    """Give what stands between ``://`` and the path of a remote URL: user, server and port."""
+    return _split(url)[0].partition("://")[2]
+
+
+def is_below(url: str, prefix: str) -> bool:
+    """Tell whether a remote URL is of a scheme (``s3://``), or of a server and below a path."""
+    if prefix.endswith("://"):
+        return scheme(url) == scheme(prefix)
+    path, top = (_without_dots(unquote(path_of(u))).rstrip("/") for u in (url, prefix))
+    return origin(url) == origin(prefix) and f"{path}/".startswith(f"{top}/")
 
 
 def quoted(path: str) -> str:
@@ -191,6 +203,11 @@ def rewrite(url: str, rules: str) -> str:
             rewritten = re.sub(pattern, replacement, rewritten)
         except (re.error, IndexError) as error:
             raise SpecError(f"WDS_REWRITE: {rule!r} is no rule: {error}") from error
+    if is_local(rewritten) and not is_local(url) and ".." in re.split(r"[/\\\\]", unquote(url)):
+        raise SpecError(
+            f"{redact(url)}: expected a URL without .., since WDS_REWRITE makes a path of it; it "
+            "could lead anywhere"
+        )
     if scheme(rewritten) == "pipe" and scheme(url) != "pipe" and not _HARMLESS.fullmatch(url):
         raise SpecError(
             f"{redact(url)}: expected a URL of plain characters, since WDS_REWRITE makes a command "
@@ -208,9 +225,10 @@ def redact(url: str) -> str:
     if kind in ("", "file"):
         return url
     if kind == "pipe":
-        command = url[len("pipe:") :].strip()
-        word, space, _ = command.partition(" ")
-        return f"pipe:{word}{space and ' …'}"
+        words = url[len("pipe:") :].split(maxsplit=1)
+        # Not TOKEN=… before the command, either.
+        first = words[0] if words and re.fullmatch(r"[\w./-]+", words[0]) else "…"
+        return f"pipe:{first}{' …' if len(words) > 1 and first != '…' else ''}"
     origin, path, query = _split(url)
     host = origin.partition("://")[2].rpartition("@")[2]
     return f"{kind}://{host}{path}{'?…' if query else ''}"
