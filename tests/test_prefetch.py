@@ -74,7 +74,8 @@ def test_every_sample_once_and_each_shard_once(
     seen = Counter(sample[".txt"] for batch in loader for sample in batch)
 
     assert seen == Counter(f"text {n}" for n in range(NUM_SAMPLES))
-    assert Counter(server.requests) == Counter(f"/{n}.tar" for n in range(NUM_SHARDS))
+    expected = Counter(f"/{n}.tar" for n in range(NUM_SHARDS))
+    assert Counter(server.requests) == expected, server.log
     dataset.close()
 
 
