@@ -386,7 +386,7 @@ def _contents(
 
 
 class Pack:
-    """The indexes of all shards of a dataset, in one mapped file.
+    """The indexes of all shards of a dataset, in one file, which is mapped unless it is small.
 
     Safe to share between threads and forked processes; unpickled, it is mapped again.
 

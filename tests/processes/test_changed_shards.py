@@ -128,8 +128,10 @@ for take in (lambda: dataset.__getitems__([300, 399]), lambda: dataset[399]):
 @pytest.mark.parametrize("changed", ["a.tar", "a.index"])
 def test_noticed_truncation_stays_noticed(path: Path, changed: str) -> None:
     """After a batch met a shard or an index that was cut short, no single read is believed."""
-    spec = load_spec([(str(path), 400)])
+    write_tar(path, sample_members(0, 3000))
+    spec = load_spec([(str(path), 3000)])
     build_pack(spec, path.with_name("a.index"))
+    assert path.with_name("a.index").stat().st_size > 64 << 10  # smaller ones are not mapped
     replace(spec, index=str(path.with_name("a.index"))).save(path.with_name("a.json"))
 
     result = subprocess.run(
@@ -155,9 +157,10 @@ print(dataset.get_by_key("s00399")["__index__"])
 
 def test_pack_cut_short_is_done_without(path: Path) -> None:
     """A pack that loses its end is as none for the shards that are opened later (INDEX-8)."""
-    other = write_tar(path.with_name("b.tar"), sample_members(400, 800))
-    spec = load_spec([(str(path), 400), (str(other), 400)])
+    other = write_tar(path.with_name("b.tar"), sample_members(400, 3400))
+    spec = load_spec([(str(path), 400), (str(other), 3000)])
     build_pack(spec, path.with_name("a.index"))
+    assert path.with_name("a.index").stat().st_size > 64 << 10  # smaller ones are not mapped
     replace(spec, index=str(path.with_name("a.index"))).save(path.with_name("a.json"))
 
     result = subprocess.run(
