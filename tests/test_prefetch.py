@@ -365,6 +365,20 @@ def test_a_small_cache_is_respected(
     dataset.close()
 
 
+def test_one_shard_at_a_time(shards: list[dict[str, Any]], server: Server) -> None:
+    """Nothing to spare ahead still means one shard, and not the default."""
+    dataset = wids.ShardListDataset(shards)
+    prefetcher = wids.Prefetcher(SequentialSampler(dataset), dataset, ahead_nbytes=0)
+    indices = iter(prefetcher)
+    next(indices)
+    wait_for(lambda: len(server.requests) == 2)
+    time.sleep(0.1)
+
+    assert (prefetcher.ahead_nbytes, len(server.requests)) == (0, 2)
+    indices.close()
+    dataset.close()
+
+
 def test_unknown_lengths(shards: list[dict[str, Any]], server: Server) -> None:
     """Where no length is stated, a few shards are fetched ahead."""
     for shard in shards:

@@ -110,9 +110,7 @@ class ShardOpener:
     def fetch(self, number: int, errand: Errand) -> None:
         """Fetch a remote shard before it is opened; see `Cache.fetch`."""
         if self.local_path(number) is None:
-            about = self.shards[number]
-            prepare = partial(_dumped_index, urls.redact(about.url), self.key_split_of(number))
-            self.store.fetch(_remote_file(about), prepare, errand)
+            self.store.fetch(_remote_file(self.shards[number]), self._prepare(number), errand)
 
     def is_here(self, number: int) -> bool:
         """Tell whether a shard can be opened without fetching it."""
@@ -129,13 +127,16 @@ class ShardOpener:
     def _shard(self, path: str, find_index: Any, handle: int | None = None) -> Shard:
         return Shard(path, fields=self.fields, raw=self.raw, find_index=find_index, handle=handle)
 
+    def _prepare(self, number: int) -> cache.Prepare:
+        """Give what makes the index of a shard that was fetched."""
+        name = urls.redact(self.shards[number].url)
+        return partial(_dumped_index, name, self.key_split_of(number))
+
     def _copy(self, number: int, make_room: Callable[[], None]) -> Shard:
         """Open the copy of a remote shard. One that was there, and is damaged, is fetched again."""
-        about = self.shards[number]
-        remote_file = _remote_file(about)
-        prepare = partial(_dumped_index, urls.redact(about.url), self.key_split_of(number))
+        remote_file = _remote_file(self.shards[number])
         was_here = self.store.find(remote_file) is not None
-        copy = self.store.open(remote_file, prepare, make_room)
+        copy = self.store.open(remote_file, self._prepare(number), make_room)
         try:
             shard = self._shard(copy.path, partial(self._index_of_copy, number, copy), copy.handle)
             self._check_count(number, shard)

@@ -85,9 +85,10 @@ class Prefetcher(Sampler[int]):
             raise ValueError(f"num_threads: expected at least 1, found {num_threads}")
         self.sampler = sampler
         self.dataset = dataset
-        share = dataset.cache_share_nbytes
         stated = parse_nbytes(ahead_nbytes, "ahead_nbytes")
-        self.ahead_nbytes = min(stated or DEFAULT_NBYTES, share or stated or DEFAULT_NBYTES)
+        wanted = DEFAULT_NBYTES if stated is None else stated
+        share = dataset.cache_share_nbytes
+        self.ahead_nbytes = wanted if share is None else min(wanted, share)
         self.num_threads = num_threads
 
     def __len__(self) -> int:

@@ -178,8 +178,11 @@ class Http:
             )
         except urllib3.exceptions.HTTPError as error:
             raise _connection_error(url, error) from None
-        except ValueError as error:  # what may not stand in a header
-            raise FetchError(f"{urls.redact(url)}: cannot be asked for: {error}") from None
+        except ValueError:  # which quotes the value, a token perhaps
+            raise FetchError(
+                f"{urls.redact(url)}: expected headers of one line of Latin-1 text each, found "
+                "another; mend the headers in storage_options"
+            ) from None
 
     def _pool(self, url: str, host: str | None) -> urllib3.PoolManager:
         """Give this process's connections, by way of the proxy that the environment names."""
