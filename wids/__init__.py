@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wids.build import build_pack
+    from wids.cost import SamplingCost, sampling_cost
     from wids.dataset import ShardListDataset
     from wids.errors import (
         DecodeError,
@@ -45,6 +46,7 @@ __all__ = [
     "NotFoundError",
     "Prefetcher",
     "SampleError",
+    "SamplingCost",
     "Shard",
     "ShardFormatError",
     "ShardListDataset",
@@ -58,10 +60,12 @@ __all__ = [
     "WidsError",
     "build_pack",
     "load_spec",
+    "sampling_cost",
 ]
 
 _ROOMS = {
     "build": ("build_pack",),
+    "cost": ("SamplingCost", "sampling_cost"),
     "dataset": ("ShardListDataset",),
     "prefetch": ("Prefetcher",),
     "samplers": (

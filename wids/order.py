@@ -60,7 +60,7 @@ class Settings:
 
 def rank_length(settings: Settings, rank: int, num_replicas: int) -> int:
     """Give how many indices a rank yields in an epoch."""
-    return sum(_run_length(settings, run) for run in _runs_of(settings, rank, num_replicas))
+    return sum(_run_length(settings, run) for run in _numbers_of(settings, rank, num_replicas))
 
 
 def rank_blocks(
@@ -70,9 +70,9 @@ def rank_blocks(
 
     A rank takes ``num_runs / num_replicas`` neighbouring runs, one index of each in turn.
     """
-    runs = _runs_of(settings, rank, num_replicas)
-    round_, turn = divmod(position, len(runs))
-    blocks = [run_blocks(settings, seed, epoch, run, round_) for run in runs]
+    numbers = _numbers_of(settings, rank, num_replicas)
+    round_, turn = divmod(position, len(numbers))
+    blocks = [run.blocks(round_) for run in _runs(settings, seed, epoch, numbers)]
     for block in blocks[0] if len(blocks) == 1 else _interleaved(blocks):
         if turn:  # the first block has at least one whole round, of which a part is done
             yield block[turn:]
@@ -81,20 +81,24 @@ def rank_blocks(
             yield block
 
 
-def run_blocks(
-    settings: Settings, seed: int, epoch: int, run: int, position: int = 0
-) -> Iterator[IntArray]:
-    """Give the indices of one run from a position on, chunk by chunk."""
-    start, stop = _run_bounds(settings, run)
-    natural, length = stop - start, _run_length(settings, run)
-    chunks, offset = _chunks_of(settings, seed, epoch, run)
-    if position < min(natural, length):
-        yield from chunks.blocks(offset + position, offset + min(natural, length))
-    if position < length and natural < length:
-        if natural == 0:
-            # Fewer indices than runs: borrow the first index of the nearest run that has one.
-            chunks, offset = _chunks_of(settings, seed, epoch, _nearest_run(settings, run))
-        yield next(chunks.blocks(offset, offset + 1))
+def visits(settings: Settings, seed: int, epoch: int) -> Iterator[IntArray]:
+    """Give for each run the numbers of the shards that it reads, in the order of reading.
+
+    While a chunk is read, all its shards are open. A shard that the chunk before had open too is
+    not visited again; one that is come back to later is. Found from the chunks: only chunks that a
+    run has a part of are put into order.
+    """
+    for run in _runs(settings, seed, epoch, range(settings.num_runs)):
+        yield run.visits(settings.lengths)
+
+
+def num_chunks(settings: Settings) -> int:
+    """Give how many chunks an epoch has; one that two runs share counts once."""
+    if settings.redeal:
+        bounds = [(settings.start, settings.stop)]
+    else:
+        bounds = [_run_bounds(settings, run) for run in range(settings.num_runs)]
+    return sum(len(chunk_edges(settings.lengths, *b, settings.chunksize)) - 1 for b in bounds)
 
 
 def chunk_edges(lengths: IntArray, start: int, stop: int, chunksize: int | None) -> IntArray:
@@ -173,23 +177,93 @@ class _Chunks:
             start, at = chunk_stop, at + 1
 
 
-def _chunks_of(settings: Settings, seed: int, epoch: int, run: int) -> tuple[_Chunks, int]:
-    """Give the chunks that a run is made of, and its first position in their sequence."""
-    start, stop = _run_bounds(settings, run)
-    offset = 0
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """A stretch of a sequence of chunks, and perhaps one more index that makes it long enough.
+
+    Attributes:
+        chunks: The sequence.
+        start: First position in it.
+        stop: Position after the last one.
+        padding: Position of the index that is repeated at the end, or None.
+    """
+
+    chunks: _Chunks
+    start: int
+    stop: int
+    padding: int | None
+
+    def blocks(self, position: int) -> Iterator[IntArray]:
+        """Give the indices from a position of the run on, chunk by chunk."""
+        yield from self.chunks.blocks(self.start + position, self.stop)
+        if self.padding is not None and position <= self.stop - self.start:
+            yield from self.chunks.blocks(self.padding, self.padding + 1)
+
+    def visits(self, lengths: IntArray) -> IntArray:
+        """Give the shards that are read, as `wids.order.visits` does."""
+        filled = np.flatnonzero(lengths)
+        shard_ends = np.cumsum(lengths[filled])
+
+        def shards_of(indices: IntArray) -> IntArray:
+            shards: IntArray = np.searchsorted(shard_ends, indices, side="right")
+            return shards
+
+        # Chunks `first` to `stop` lie in the run as a whole, and so all their shards are read.
+        ends = np.append(0, self.chunks.ends)  # chunk c is at positions ends[c]:ends[c + 1]
+        first = int(np.searchsorted(ends[:-1], self.start))
+        stop = max(first, int(np.searchsorted(ends, self.stop, side="right")) - 1)
+        head_stop = min(int(ends[first]), self.stop)
+        tail_start = max(head_stop, int(ends[stop])) if stop > first else head_stop
+        starts = self.chunks.starts[first:stop]
+        low = shards_of(starts)
+        counts = shards_of(starts + np.diff(ends)[first:stop] - 1) - low + 1
+        inside = np.arange(counts.sum()) + np.repeat(low - np.cumsum(counts) + counts, counts)
+
+        head = self.chunks.blocks(self.start, head_stop)
+        tail = self.blocks(tail_start - self.start)
+        shards = np.concatenate(
+            [
+                *(np.unique(shards_of(block)) for block in head),
+                inside,
+                *(np.unique(shards_of(block)) for block in tail),
+            ]
+        )
+        visited: IntArray = filled[shards[np.diff(shards, prepend=-1) != 0]]
+        return visited
+
+
+def _runs(settings: Settings, seed: int, epoch: int, numbers: range) -> Iterator[_Run]:
+    # Runs that are dealt anew are slices of one sequence, which is made once for all of them.
+    dealt = None
     if settings.redeal:
-        offset, run = start - settings.start, 0
-        start, stop = settings.start, settings.stop
+        dealt = _chunks(settings, seed, epoch, 0, settings.start, settings.stop)
+    return (_run(settings, seed, epoch, number, dealt) for number in numbers)
+
+
+def _run(settings: Settings, seed: int, epoch: int, number: int, dealt: _Chunks | None) -> _Run:
+    start, stop = _run_bounds(settings, number)
+    length = _run_length(settings, number)
+    if start == stop and length:
+        # Fewer indices than runs: borrow the first index of the nearest run that has one.
+        near = _run(settings, seed, epoch, _nearest_run(settings, number), dealt)
+        return _Run(near.chunks, near.start, near.start, near.start)
+    offset = 0 if dealt is None else start - settings.start
+    chunks = dealt or _chunks(settings, seed, epoch, number, start, stop)
+    own = min(stop - start, length)
+    return _Run(chunks, offset, offset + own, offset if own < length else None)
+
+
+def _chunks(settings: Settings, seed: int, epoch: int, run: int, start: int, stop: int) -> _Chunks:
+    """Give the chunks of a range of indices, in their order."""
     edges = chunk_edges(settings.lengths, start, stop, settings.chunksize)
     numbers = np.arange(len(edges) - 1)
     if settings.shuffle and (settings.shufflefirst or epoch > 0):
         numbers = permutation(len(numbers), seed, epoch, _CHUNK_ORDER, run, 0)
     ends = np.cumsum(np.diff(edges)[numbers])
-    chunks = _Chunks(edges[:-1][numbers], ends, numbers, seed, (epoch, run), settings.shuffle)
-    return chunks, offset
+    return _Chunks(edges[:-1][numbers], ends, numbers, seed, (epoch, run), settings.shuffle)
 
 
-def _runs_of(settings: Settings, rank: int, num_replicas: int) -> range:
+def _numbers_of(settings: Settings, rank: int, num_replicas: int) -> range:
     per_rank = settings.num_runs // num_replicas
     return range(rank * per_rank, (rank + 1) * per_rank)
 

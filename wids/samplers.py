@@ -100,7 +100,9 @@ class ChunkedSampler(Sampler[int]):
         self._resume_at = 0
         self._pass: _Pass | None = None
 
-    def _settings(self) -> order.Settings:
+    @property
+    def settings(self) -> order.Settings:
+        """What the order depends on, beside seed, epoch and rank."""
         return order.Settings(
             self._lengths, *self._range, self.chunksize, self.shuffle, self.shufflefirst
         )
@@ -110,7 +112,7 @@ class ChunkedSampler(Sampler[int]):
         return 0, 1
 
     def __len__(self) -> int:
-        return order.rank_length(self._settings(), *self._replica())
+        return order.rank_length(self.settings, *self._replica())
 
     def __iter__(self) -> Iterator[int]:
         self._pass = _Pass(self.epoch, self._resume_at)
@@ -120,7 +122,7 @@ class ChunkedSampler(Sampler[int]):
         # Blocks of plain ints, chained in C: tens of nanoseconds for an index.
         rank, num_replicas = self._replica()
         for block in order.rank_blocks(
-            self._settings(), self.seed, this.epoch, rank, num_replicas, this.start
+            self.settings, self.seed, this.epoch, rank, num_replicas, this.start
         ):
             for start in range(0, len(block), _PART_LENGTH):
                 yield this.enter(block[start : start + _PART_LENGTH].tolist())
@@ -147,7 +149,7 @@ class ChunkedSampler(Sampler[int]):
                 may count a last, incomplete batch as full. None takes what the sampler handed out.
         """
         rank, num_replicas = self._replica()
-        length = order.rank_length(self._settings(), rank, num_replicas)
+        length = order.rank_length(self.settings, rank, num_replicas)
         epoch, position = self.epoch, self._resume_at
         if self._pass is not None:
             epoch, position = self._pass.epoch, self._pass.position
@@ -185,7 +187,7 @@ class ChunkedSampler(Sampler[int]):
                 + "; make the sampler with the settings that the state was saved with"
             )
         _, num_replicas = self._replica()
-        num_runs = self._settings().num_runs
+        num_runs = self.settings.num_runs
         try:
             position, epoch = (_at_least(0, state.get(k), k) for k in ("position", "epoch"))
             before = _at_least(1, state.get("num_replicas"), "num_replicas")
@@ -203,7 +205,7 @@ class ChunkedSampler(Sampler[int]):
         self._pass = None
 
     def _fingerprint(self) -> dict[str, Any]:
-        settings = self._settings()
+        settings = self.settings
         if not hasattr(self, "_lengths_digest"):
             digest = hashlib.sha256(np.ascontiguousarray(self._lengths, "<i8").tobytes())
             self._lengths_digest = digest.hexdigest()[:16]
@@ -324,7 +326,8 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             if rank is not None:
                 self._replica()
 
-    def _settings(self) -> order.Settings:
+    @property
+    def settings(self) -> order.Settings:  # noqa: D102 - the same as above
         num_replicas = self.num_replicas
         num_runs = self._num_canonical or num_replicas
         if num_runs % num_replicas:
@@ -374,7 +377,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
     @property
     def total_size(self) -> int:  # type: ignore[override]  # torch has a plain attribute
         """Indices that all ranks yield together, as torch's samplers call it."""
-        settings, num_replicas = self._settings(), self.num_replicas
+        settings, num_replicas = self.settings, self.num_replicas
         return sum(order.rank_length(settings, r, num_replicas) for r in range(num_replicas))
 
 

@@ -45,7 +45,8 @@ def samplers() -> None:
     ranked: DistributedSampler[Any] = wids.DistributedChunkedSampler(range(3))
     chunked: wids.ChunkedSampler = wids.DistributedChunkedSampler(range(3), num_samples=(1, 2))
     state: dict[str, Any] = chunked.state_dict(num_consumed=1)
-    del plain, ranked, state
+    cost: wids.SamplingCost = wids.sampling_cost(wids.load_spec("a.json"), chunked, num_nodes=2)
+    del plain, ranked, state, cost
 
 
 def remote() -> None:

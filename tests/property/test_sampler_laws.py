@@ -1,0 +1,430 @@
+"""The laws of an epoch, over thousands of datasets, settings and numbers of ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import reference_order as reference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wids import ChunkedSampler, DistributedChunkedSampler, ShardListSampler, StateError, order
+
+GOLDEN = json.loads(
+    (Path(__file__).parents[2] / "specs" / "sampler-order.golden.json").read_text(encoding="utf-8")
+)
+
+
+@dataclass(frozen=True)
+class Data:
+    """As much of a dataset as a sampler looks at."""
+
+    lengths: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return sum(self.lengths)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A dataset, the options of its sampler, and the number of canonical runs."""
+
+    data: Data
+    num_canonical: int
+    options: dict[str, Any]
+    epoch: int
+
+    def sampler(self, rank: int, num_replicas: int, **options: Any) -> DistributedChunkedSampler:
+        """Give the sampler of a rank, in the job's epoch."""
+        made = DistributedChunkedSampler(
+            self.data,
+            num_replicas=num_replicas,
+            rank=rank,
+            num_canonical=self.num_canonical,
+            **{**self.options, **options},
+        )
+        made.set_epoch(self.epoch)
+        return made
+
+    def ranks(self, num_replicas: int | None = None, **options: Any) -> list[list[int]]:
+        """Give the indices of all ranks; by default a rank for each canonical run."""
+        count = num_replicas or self.num_canonical
+        return [list(self.sampler(rank, count, **options)) for rank in range(count)]
+
+    @property
+    def range(self) -> range:
+        """The indices that an epoch has to read."""
+        return range(*self.options["num_samples"])
+
+    @property
+    def case(self) -> reference.Case:
+        """The same for the reference."""
+        options = self.options
+        return reference.Case(
+            list(self.data.lengths),
+            *options["num_samples"],
+            options["chunksize"],
+            options["shuffle"],
+            options["shufflefirst"],
+            self.num_canonical,
+            options["redeal"],
+            "drop" if options["drop_last"] else "pad" if options["even"] else "uneven",
+            options["seed"],
+            self.epoch,
+        )
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    lengths = tuple(draw(st.lists(st.integers(0, 14), min_size=1, max_size=7)))
+    total = sum(lengths)
+    start = draw(st.sampled_from([0, 0, 0, min(3, total)]))
+    stop = draw(st.sampled_from([total, total, total, max(start, total - 4)]))
+    drop_last, even = draw(st.sampled_from([(False, True), (True, True), (False, False)]))
+    options = {
+        "num_samples": (start, stop),
+        "chunksize": draw(st.sampled_from([1, 2, 3, 5, 8, 13, 2000])),
+        "seed": draw(st.integers(0, 2**40)),
+        "shuffle": draw(st.sampled_from([True, True, True, False])),
+        "shufflefirst": draw(st.booleans()),
+        "drop_last": drop_last,
+        "even": even,
+        "redeal": draw(st.booleans()),
+    }
+    num_canonical = draw(st.sampled_from([1, 2, 3, 4, 6, 8, 12]))
+    return Job(Data(lengths), num_canonical, options, draw(st.integers(0, 5)))
+
+
+def divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def cases(count: int) -> settings:
+    return settings(max_examples=count, deadline=None)
+
+
+# What an order is
+
+
+@cases(600)
+@given(jobs(), st.data())
+def test_order_is_the_one_of_the_specification(job: Job, data: st.DataObject) -> None:
+    """Every rank's order is that of a second implementation, made after the page.
+
+    ORDER-1, ORDER-2, ORDER-3, ORDER-4, ORDER-5, ORDER-6, ORDER-7.
+    """
+    num_replicas = data.draw(st.sampled_from(divisors(job.num_canonical)))
+
+    expected = [reference.rank(job.case, rank, num_replicas) for rank in range(num_replicas)]
+
+    assert job.ranks(num_replicas) == expected
+
+
+@pytest.mark.parametrize("vector", GOLDEN["permutations"])
+def test_golden_permutations(vector: dict[str, Any]) -> None:
+    """The same on any machine and with any numpy (ORDER-12)."""
+    found = order.permutation(vector["length"], vector["seed"], *vector["key"])
+    assert found.tolist() == vector["order"]
+
+
+def golden_ranks(vector: dict[str, Any]) -> list[list[int]]:
+    vector = {**vector, "lengths": np.array(vector["lengths"], np.int64)}
+    num_replicas, seed, epoch = (vector.pop(name) for name in ("num_replicas", "seed", "epoch"))
+    made = order.Settings(**vector)
+    return [
+        [int(i) for block in order.rank_blocks(made, seed, epoch, r, num_replicas) for i in block]
+        for r in range(num_replicas)
+    ]
+
+
+@pytest.mark.parametrize("vector", GOLDEN["orders"])
+def test_golden_orders(vector: dict[str, Any]) -> None:
+    """Every rank of a small order, index by index (ORDER-12)."""
+    vector = dict(vector)
+    expected = vector.pop("ranks")
+    assert golden_ranks(vector) == expected
+
+
+@pytest.mark.parametrize("vector", GOLDEN["digests"])
+def test_golden_digests(vector: dict[str, Any]) -> None:
+    """Every rank of a long order, by its digest (ORDER-12)."""
+    vector = dict(vector)
+    expected = vector.pop("sha256")
+    digests = [
+        hashlib.sha256(np.array(rank, "<i8").tobytes()).hexdigest() for rank in golden_ranks(vector)
+    ]
+    assert digests == expected
+
+
+def test_golden_vectors_are_those_of_the_reference() -> None:
+    """The file is what the second implementation writes."""
+    assert json.loads(json.dumps(reference.golden())) == GOLDEN
+
+
+# Exact epochs
+
+
+@cases(500)
+@given(jobs(), st.data())
+def test_ranks_together_are_the_dataset(job: Job, data: st.DataObject) -> None:
+    """All of it, disjoint before padding; equal lengths, which are ``len()``; few repeats."""
+    num_replicas = data.draw(st.sampled_from(divisors(job.num_canonical)))
+
+    ranks = job.ranks(num_replicas)
+
+    n, c = len(job.range), job.num_canonical
+    seen = Counter(index for rank in ranks for index in rank)
+    assert [len(job.sampler(rank, num_replicas)) for rank in range(num_replicas)] == [
+        len(rank) for rank in ranks
+    ]
+    if job.options["drop_last"]:
+        assert set(seen) <= set(job.range)
+        assert max(seen.values(), default=1) == 1
+        assert {len(rank) for rank in ranks} == {n // c * c // num_replicas}
+    elif job.options["even"]:
+        assert set(seen) == set(job.range)
+        assert {len(rank) for rank in ranks} == {-(-n // c) * c // num_replicas}
+    else:
+        assert seen == Counter(job.range)
+        assert max(map(len, ranks)) - min(map(len, ranks)) <= c // num_replicas
+
+
+@cases(500)
+@given(jobs())
+def test_padding_is_one_of_the_runs_own(job: Job) -> None:
+    """A run repeats at most one index, one of its own; an empty run, one of a neighbour's."""
+    own = job.ranks(even=False, drop_last=False)
+    padded = job.ranks(even=True, drop_last=False)
+
+    for number, (before, after) in enumerate(zip(own, padded, strict=True)):
+        assert after[: len(before)] == before
+        added = after[len(before) :]
+        assert len(added) <= 1
+        if before:
+            assert set(added) <= set(before)
+        elif added:
+            distance = {abs(other - number) for other, run in enumerate(own) if added[0] in run}
+            assert distance == {min(abs(o - number) for o, run in enumerate(own) if run)}
+
+
+@cases(300)
+@given(jobs())
+def test_same_settings_same_order(job: Job) -> None:
+    """Nothing but the settings counts: not the object, nor what was read before."""
+    first = job.sampler(0, 1)
+    used = job.sampler(0, 1)
+    for epoch in (7, job.epoch):
+        list(islice(used, 5))
+        used.set_epoch(epoch)
+    assert list(first) == list(used) == list(used)
+
+
+@cases(300)
+@given(st.integers(20, 2**40), st.integers(0, 1000), st.integers(1, 20), st.booleans())
+def test_seeds_and_epochs_differ(seed: int, epoch: int, step: int, redeal: bool) -> None:
+    """Neither a seed nor an epoch repeats another, not even where their sums are equal."""
+    job = Job(Data((30, 30)), 2, {"chunksize": 15, "seed": seed, "redeal": redeal}, epoch)
+    others = [
+        replace(job, epoch=epoch + step),
+        replace(job, options={**job.options, "seed": seed + step}),
+        replace(job, epoch=epoch + step, options={**job.options, "seed": seed - step}),
+    ]
+
+    ranks = [tuple(job.ranks()[0]), *(tuple(other.ranks()[0]) for other in others)]
+
+    assert len(set(ranks)) == 4
+
+
+@cases(300)
+@given(st.integers(0, 2**40), st.integers(0, 1000), st.integers(2, 6))
+def test_ranks_differ(seed: int, epoch: int, num_replicas: int) -> None:
+    """Ranks shuffle their equal shares each in its own way."""
+    job = Job(Data((40,) * num_replicas), num_replicas, {"seed": seed}, epoch)
+
+    shifted = {
+        tuple(index - 40 * rank for index in indices) for rank, indices in enumerate(job.ranks())
+    }
+
+    assert len(shifted) == num_replicas
+
+
+# Resumed anywhere
+
+
+@cases(150)
+@given(jobs(), st.data())
+def test_resume_at_every_position_is_the_tail(job: Job, data: st.DataObject) -> None:
+    """A state that went through JSON gives the rest of its epoch, wherever it was taken."""
+    num_replicas = data.draw(st.sampled_from(divisors(job.num_canonical)))
+    rank = data.draw(st.integers(0, num_replicas - 1))
+    sampler = job.sampler(rank, num_replicas)
+    whole = list(sampler)
+    for position in range(len(whole)):
+        list(islice(sampler, position))
+        state = json.loads(json.dumps(sampler.state_dict()))
+        resumed = job.sampler(rank, num_replicas)
+        resumed.load_state_dict(state)
+        assert list(resumed) == whole[position:]
+        assert list(resumed) == whole, "the epoch is fixed, and its next pass is a full one"
+
+
+@cases(200)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.booleans(), st.integers(0, 50))
+def test_all_samplers_resume(lengths: list[int], shard_by_shard: bool, position: int) -> None:
+    """The rest of the epoch and then the next ones, as if nothing had been."""
+
+    def made() -> ChunkedSampler:
+        if shard_by_shard:
+            return ShardListSampler(Data(tuple(lengths)))
+        return ChunkedSampler(Data(tuple(lengths)), chunksize=4)
+
+    sampler = made()
+    stream = [list(sampler) for _ in range(3)]
+    sampler = made()
+    done = list(islice(sampler, position))
+    resumed = made()
+    resumed.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
+
+    following = [list(resumed) for _ in range(2)]
+
+    if done == stream[0]:  # at the end of a pass, a state is the start of the next
+        assert following == stream[1:]
+    else:
+        assert [done + following[0], following[1]] == stream[:2]
+
+
+@cases(300)
+@given(jobs(), st.data())
+def test_global_steps_are_the_same_on_any_number_of_ranks(job: Job, data: st.DataObject) -> None:
+    """A step of the whole job takes the same samples, however many ranks share its work."""
+    if not job.options["even"]:
+        job = replace(job, options={**job.options, "even": True})
+    rounds = data.draw(st.integers(1, 4))  # a step takes so many of each canonical run
+
+    def steps(num_replicas: int) -> list[Counter[int]]:
+        width = rounds * job.num_canonical // num_replicas
+        ranks = job.ranks(num_replicas)
+        return [
+            Counter(index for rank in ranks for index in rank[start : start + width])
+            for start in range(0, len(ranks[0]), width)
+        ]
+
+    first, *others = (steps(num_replicas) for num_replicas in divisors(job.num_canonical))
+    assert all(other == first for other in others)
+
+
+@cases(150)
+@given(jobs(), st.data())
+def test_state_of_some_ranks_goes_on_with_others(job: Job, data: st.DataObject) -> None:
+    """Saved on R ranks after any round, restored on R': together each sample as often as without.
+
+    Where runs end unequal, the last round is not whole and belongs to the end of the epoch.
+    """
+    before, after = (data.draw(st.sampled_from(divisors(job.num_canonical))) for _ in "ba")
+    width = job.num_canonical // before
+    olds = [job.sampler(rank, before) for rank in range(before)]
+    expected = sorted(index for sampler in olds for index in sampler)
+    num_rounds = len(job.range) // job.num_canonical
+    for round_ in range(num_rounds):
+        done = [index for sampler in olds for index in islice(sampler, round_ * width)]
+        states = [sampler.state_dict() for sampler in olds]
+        assert all(state == states[0] for state in states)
+        news = [job.sampler(rank, after) for rank in range(after)]
+        for new in news:
+            new.load_state_dict(states[0])
+        assert sorted([*done, *(index for new in news for index in new)]) == expected
+
+
+@cases(100)
+@given(jobs(), st.integers(1, 30))
+def test_state_between_rounds_is_refused_elsewhere(job: Job, position: int) -> None:
+    """Other ranks would repeat or lose samples there, so that they are told instead."""
+    sampler = job.sampler(0, job.num_canonical)
+    if job.num_canonical == 1 or len(sampler) <= position:
+        return
+    whole = job.sampler(0, 1)
+    list(islice(whole, position))
+    state = whole.state_dict()
+
+    if position % job.num_canonical:
+        with pytest.raises(StateError):
+            sampler.load_state_dict(state)
+    else:
+        sampler.load_state_dict(state)
+
+
+# Epochs
+
+
+@cases(200)
+@given(jobs(), st.lists(st.sampled_from(["pass", "broken", "iter", "len", "state"]), max_size=6))
+def test_only_a_finished_pass_moves_on(job: Job, events: list[str]) -> None:
+    """A pass that its reader broke off does not advance the epoch; a finished one does."""
+    sampler = DistributedChunkedSampler(
+        job.data, num_replicas=1, rank=0, num_canonical=job.num_canonical, **job.options
+    )
+    finished = 0
+    for event in events:
+        expected = replace(job, epoch=finished).ranks(1)[0]
+        if event == "pass":
+            assert list(sampler) == expected
+            finished += 1
+        elif event == "broken":
+            width = max(len(sampler) - 1, 0)
+            assert list(islice(sampler, width)) == expected[:width]
+        elif event == "iter":
+            iter(sampler)
+        elif event == "len":
+            assert len(sampler) == len(expected)
+        else:
+            sampler.state_dict()
+        assert sampler.epoch == finished
+
+
+@cases(200)
+@given(jobs(), st.lists(st.integers(0, 3), max_size=5))
+def test_full_pass_never_changes_after_set_epoch(job: Job, positions: list[int]) -> None:
+    """Whatever was read, broken off or restored before, an epoch that is set is this order."""
+    sampler = job.sampler(0, 1)
+    expected = list(sampler)
+    for position in positions:
+        sampler.set_epoch(job.epoch + 1)
+        list(islice(sampler, position))
+        sampler.load_state_dict(sampler.state_dict())
+        sampler.set_epoch(job.epoch)
+        assert list(sampler) == list(sampler) == expected
+        assert sampler.epoch == job.epoch
+
+
+# What it costs
+
+
+@cases(400)
+@given(jobs())
+def test_visits_are_those_of_the_order(job: Job) -> None:
+    """The shards that runs visit, found from chunks, are those that their indices are in."""
+    made = job.sampler(0, 1).settings
+    shard_of = np.repeat(np.arange(len(job.data.lengths)), job.data.lengths)
+    seed = job.options["seed"]
+    for run, visits in enumerate(order.visits(made, seed, job.epoch)):
+        expected: list[int] = []
+        for block in order.rank_blocks(made, seed, job.epoch, run, made.num_runs):
+            shards = np.unique(shard_of[block]).tolist()
+            expected += shards[1:] if expected and expected[-1] == shards[0] else shards
+        assert visits.tolist() == expected
+
+
+def test_golden_cases_name_all_settings() -> None:
+    """A setting that is added later is in the vectors too, or this fails."""
+    names = {"num_replicas", "ranks", *asdict(reference.Case([], 0, 0, 1))}
+    assert all(set(vector) == names for vector in GOLDEN["orders"])
+    fields = set(order.Settings.__dataclass_fields__)
+    assert fields | {"seed", "epoch", "num_replicas", "ranks"} == names
