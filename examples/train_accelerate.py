@@ -1,0 +1,87 @@
+"""Training with accelerate: network and optimizer are prepared, the loader is not.
+
+    pip install accelerate torchdata
+    wids demo
+    torchrun --nproc-per-node 2 examples/train_accelerate.py wids-demo/shapes.json
+
+or with ``accelerate launch``, if accelerate is configured for the machine.
+
+``accelerator.prepare(loader)`` would deal out the batches to the processes a second time, and each
+would see a part of its share. The loader can be registered for checkpoints all the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import wids
+
+
+def main() -> None:
+    """Train, from a checkpoint if there is one."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("spec", help="a JSON spec, or its URL; samples have .jpg and .cls")
+    parser.add_argument("--checkpoints", type=Path, help="where to save, and to go on from")
+    parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--num-workers", type=int, default=2)
+    parser.add_argument("--trace", type=Path, help="folder for what each process used in each step")
+    options = parser.parse_args()
+
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    dataset = wids.ShardListDataset(options.spec, transformations="torch")
+    sampler = wids.DistributedChunkedSampler(dataset)
+    loader = StatefulDataLoader(
+        dataset, batch_size=24, sampler=sampler, num_workers=options.num_workers
+    )
+    network = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(3 * 8 * 8, 4))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    network, optimizer = accelerator.prepare(network, optimizer)  # not the loader
+    accelerator.register_for_checkpointing(loader)
+    step = 0
+    if options.checkpoints:
+        latest = max(options.checkpoints.glob("step-*"), default=None)
+        if latest:
+            accelerator.load_state(str(latest))
+            step = int(latest.name.removeprefix("step-"))
+
+    # A state after the last batch of an epoch is the start of the next one.
+    for epoch in range(step // len(loader), options.epochs):
+        sampler.set_epoch(epoch)
+        for batch in loader:
+            images = batch[".jpg"].to(accelerator.device) / 255  # prepared loaders would do this
+            labels = batch[".cls"].to(accelerator.device)
+            loss = nn.functional.cross_entropy(network(images), labels)
+            optimizer.zero_grad()
+            accelerator.backward(loss)
+            optimizer.step()
+            step += 1
+            if options.trace:
+                line = {"epoch": epoch, "step": step, "indices": batch["__index__"].tolist()}
+                with (options.trace / f"{accelerator.process_index}.jsonl").open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+            if options.checkpoints and step % options.save_every == 0:
+                save(accelerator, options.checkpoints, step)
+        accelerator.print(f"epoch {epoch}: step {step}, loss {loss.item():.3f}")
+    accelerator.end_training()
+
+
+def save(accelerator: Accelerator, folder: Path, step: int) -> None:
+    """Write a checkpoint aside and rename it, so that one with its name is complete."""
+    aside = folder / "new"
+    accelerator.save_state(str(aside))
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        aside.rename(folder / f"step-{step:09d}")
+    accelerator.wait_for_everyone()
+
+
+if __name__ == "__main__":
+    main()

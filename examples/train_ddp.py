@@ -1,0 +1,108 @@
+"""Training on many processes, exact to the sample, also when it is killed and started again.
+
+    wids demo
+    torchrun --nproc-per-node 2 examples/train_ddp.py wids-demo/shapes.json --checkpoint shapes.pt
+
+Kill it and start it again, on 1, 2, 3, 4, 6 or 12 processes: it goes on from the checkpoint, and
+each sample of the epoch is used exactly once all the same. On several nodes, start it on each of
+them (``torchrun --nnodes 2 …``), with a URL as the spec: a node fetches its share of the shards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+import wids
+
+# The epoch is cut into this many runs, whatever the number of processes, which has to divide it.
+NUM_CANONICAL = 12
+# Samples in a step of all processes together. A multiple of NUM_CANONICAL, so that any checkpoint
+# can be gone on with on another number of processes, and that a step has the same samples there.
+GLOBAL_BATCH_SIZE = 48
+
+
+def main() -> None:
+    """Train, from a checkpoint if there is one."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("spec", help="a JSON spec, or its URL; samples have .jpg and .cls")
+    parser.add_argument("--checkpoint", type=Path, help="where to save, and to go on from")
+    parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--num-workers", type=int, default=2)
+    parser.add_argument("--start-method", choices=["fork", "spawn", "forkserver"])
+    parser.add_argument("--trace", type=Path, help="folder for what each process used in each step")
+    options = parser.parse_args()
+
+    dist.init_process_group("gloo")  # "nccl" with GPUs
+    rank, num_replicas = dist.get_rank(), dist.get_world_size()
+
+    dataset = wids.ShardListDataset(options.spec, transformations="torch")
+    sampler = wids.DistributedChunkedSampler(dataset, num_canonical=NUM_CANONICAL)
+    loader = DataLoader(
+        dataset,
+        batch_size=GLOBAL_BATCH_SIZE // num_replicas,
+        sampler=wids.Prefetcher(sampler, dataset),  # remote shards are fetched ahead
+        num_workers=options.num_workers,
+        multiprocessing_context=options.start_method if options.num_workers else None,
+        persistent_workers=options.num_workers > 0,
+    )
+    network = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(3 * 8 * 8, 4))
+    model = DistributedDataParallel(network)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = 0
+
+    if options.checkpoint and options.checkpoint.exists():
+        checkpoint = torch.load(options.checkpoint, weights_only=True)
+        network.load_state_dict(checkpoint["network"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        sampler.load_state_dict(checkpoint["sampler"])
+        step = checkpoint["step"]
+
+    for epoch in range(sampler.epoch, options.epochs):  # after a restore, the epoch to go on with
+        sampler.set_epoch(epoch)
+        for num_batches, batch in enumerate(loader, 1):
+            loss = nn.functional.cross_entropy(model(batch[".jpg"] / 255), batch[".cls"])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            step += 1
+
+            if options.trace:
+                line = {"epoch": epoch, "step": step, "indices": batch["__index__"].tolist()}
+                with (options.trace / f"{rank}.jsonl").open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+            if options.checkpoint and rank == 0 and step % options.save_every == 0:
+                # Workers run ahead of training, so training says how many samples it has used.
+                state = sampler.state_dict(num_consumed=num_batches * loader.batch_size)
+                save(options.checkpoint, network, optimizer, state, step)
+        if rank == 0:
+            print(f"epoch {epoch}: step {step}, loss {loss.item():.3f}", flush=True)
+    dist.destroy_process_group()
+
+
+def save(
+    path: Path, network: nn.Module, optimizer: torch.optim.Optimizer, sampler: dict, step: int
+) -> None:
+    """Replace the checkpoint at once, so that a kill leaves the old one or the new one."""
+    checkpoint = {
+        "network": network.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "sampler": sampler,  # the same on all ranks
+        "step": step,
+    }
+    aside = path.with_suffix(".new")
+    torch.save(checkpoint, aside)
+    os.replace(aside, path)
+
+
+if __name__ == "__main__":
+    main()

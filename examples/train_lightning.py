@@ -1,0 +1,84 @@
+"""Training with Lightning on two processes: it leaves the sampler alone, and goes on where it was.
+
+    pip install lightning torchdata
+    wids demo
+    python examples/train_lightning.py wids-demo/shapes.json --checkpoints shapes-checkpoints
+
+Kill it and start it again: it goes on with the batch after the last checkpoint, since the loader
+has a state. With torch's own DataLoader it would begin the epoch anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import wids
+
+
+class Classifier(lightning.LightningModule):
+    """A classifier of the demo's pictures."""
+
+    def __init__(self, trace: Path | None) -> None:
+        super().__init__()
+        self.network = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(3 * 8 * 8, 4))
+        self.trace = trace
+
+    def training_step(self, batch: dict[str, Any], _: int) -> torch.Tensor:
+        """Give the loss of a batch."""
+        if self.trace:
+            line = {
+                "epoch": self.current_epoch,
+                "step": self.global_step + 1,
+                "indices": batch["__index__"].tolist(),
+            }
+            with (self.trace / f"{self.global_rank}.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        return nn.functional.cross_entropy(self.network(batch[".jpg"] / 255), batch[".cls"])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Give the optimizer."""
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def main() -> None:
+    """Train, from a checkpoint if there is one."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("spec", help="a JSON spec, or its URL; samples have .jpg and .cls")
+    parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"))
+    parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--devices", type=int, default=2, help="how many processes")
+    parser.add_argument("--num-workers", type=int, default=2)
+    parser.add_argument("--trace", type=Path, help="folder for what each process used in each step")
+    options = parser.parse_args()
+
+    dataset = wids.ShardListDataset(options.spec, transformations="torch")
+    sampler = wids.DistributedChunkedSampler(dataset)  # Lightning starts the processes later
+    loader = StatefulDataLoader(
+        dataset, batch_size=24, sampler=sampler, num_workers=options.num_workers
+    )
+    saving = ModelCheckpoint(options.checkpoints, every_n_train_steps=options.save_every)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        strategy="ddp",
+        devices=options.devices,
+        max_epochs=options.epochs,
+        logger=False,
+        callbacks=[saving],
+        enable_progress_bar=False,
+    )
+    latest = max(options.checkpoints.glob("*.ckpt"), key=lambda p: p.stat().st_mtime, default=None)
+    trainer.fit(Classifier(options.trace), loader, ckpt_path=latest)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Starting the examples as their users do, killing them, and reading what they used.
+
+``torchrun`` is ``python -m torch.distributed.run``, with gloo on loopback.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from conftest import write_tar
+from PIL import Image
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def write_pictures(folder: Path, lengths: Iterable[int]) -> Path:
+    """Write shards of small pictures and their classes, and a spec; give its path."""
+    pictures = []
+    for label in range(4):
+        stream = io.BytesIO()
+        Image.new("RGB", (64, 64), (60 * label, 128, 255 - 60 * label)).save(stream, "JPEG")
+        pictures.append(stream.getvalue())
+    shardlist, start = [], 0
+    for number, length in enumerate(lengths):
+        members = []
+        for sample in range(start, start + length):
+            members += [(f"{sample:06d}.jpg", pictures[sample % 4])]
+            members += [(f"{sample:06d}.cls", b"%d" % (sample % 4))]
+        path = write_tar(folder / f"pictures-{number:06d}.tar", members)
+        entry = {"url": path.name, "nsamples": length, "filesize": path.stat().st_size}
+        shardlist.append(entry)
+        start += length
+    spec = folder / "pictures.json"
+    spec.write_text(json.dumps({"shardlist": shardlist}))
+    return spec
+
+
+def torchrun(num_replicas: int, *arguments: object) -> list[str]:
+    """Give the command that runs an example on so many processes of one node."""
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *("--local-addr", "127.0.0.1", "--nproc-per-node", str(num_replicas)),
+        *map(str, arguments),
+    ]
+
+
+def environment(**others: str) -> dict[str, str]:
+    """Give the environment of a job: a thread for each process, as torchrun would choose."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", **others}
+
+
+def run(command: list[str], timeout_s: float = 200, **others: str) -> str:
+    """Run a job to its end; give what it printed."""
+    with started(command, **others) as job:
+        output, _ = job.communicate(timeout=timeout_s)
+    assert job.returncode == 0, output
+    return output
+
+
+@contextmanager
+def started(command: list[str], **others: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a job; whatever is left of it at the end is killed."""
+    with subprocess.Popen(
+        command,
+        env=environment(**others),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as job:
+        try:
+            yield job
+        finally:
+            kill(job)
+
+
+def kill(job: subprocess.Popen[str]) -> None:
+    """Kill -9 the agent, the ranks that it started, and their workers."""
+    family = _family(job.pid) if job.poll() is None else []
+    for pid in family:
+        # Stopped first, so that no parent sees a child die and cleans up.
+        _signal(pid, signal.SIGSTOP)
+    for pid in family:
+        _signal(pid, signal.SIGKILL)
+    job.wait()
+
+
+def _family(pid: int) -> list[int]:
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in task.read_text().split():
+            found += _family(int(child))
+    return found
+
+
+def _signal(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a rank used in a step."""
+
+    rank: int
+    epoch: int
+    number: int
+    indices: tuple[int, ...]
+
+
+def steps(folder: Path) -> list[Step]:
+    """Give all steps of all ranks of a job, from the log of an example; a torn line is none."""
+    found = []
+    for path in sorted(folder.glob("*.jsonl")):
+        lines = path.read_text().split("\n")[:-1]
+        for line in map(json.loads, lines):
+            step = Step(int(path.stem), line["epoch"], line["step"], tuple(line["indices"]))
+            found.append(step)
+    return found
+
+
+def used(found: Iterable[Step], epoch: int) -> list[int]:
+    """Give the samples that were used in an epoch, sorted."""
+    return sorted(index for step in found if step.epoch == epoch for index in step.indices)
+
+
+def wait_for_step(job: subprocess.Popen[str], folder: Path, number: int) -> None:
+    """Wait until a job has used the samples of a step on some rank."""
+    until_s = time.monotonic() + 120
+    while not any(step.number >= number for step in steps(folder)):
+        assert job.poll() is None, f"the job ended before step {number}: {job.communicate()[0]}"
+        assert time.monotonic() < until_s, f"step {number} did not come in two minutes"
+        time.sleep(0.01)

@@ -1,0 +1,304 @@
+"""The examples, run as their users run them: what training used is exact, whatever happened.
+
+Each test starts a program of ``examples/``, under ``torchrun`` with gloo on loopback where it has
+several processes, and looks at the samples that its training steps used.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import sys
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+import jobs
+import pytest
+from conftest import need
+from loopback import Server
+
+from wids import DistributedChunkedSampler
+
+DDP = jobs.EXAMPLES / "train_ddp.py"
+CANONICAL = 12  # as in train_ddp.py
+GLOBAL_BATCH_SIZE = 48
+
+
+def traced(folder: Path, command: list[str], **others: str) -> list[jobs.Step]:
+    """Run a job to its end; give what it used."""
+    folder.mkdir()
+    jobs.run([*command, "--trace", str(folder)], **others)
+    return jobs.steps(folder)
+
+
+def check_equal_steps(steps: list[jobs.Step], num_replicas: int, epochs: int, count: int) -> None:
+    """Every rank took each step once, and an epoch has so many."""
+    expected = [
+        (rank, epoch, epoch * count + number)
+        for rank in range(num_replicas)
+        for epoch in range(epochs)
+        for number in range(1, count + 1)
+    ]
+    assert sorted((step.rank, step.epoch, step.number) for step in steps) == expected
+
+
+CONFIGURATIONS = [
+    (num_replicas, workers)
+    for num_replicas in (1, 2, 3, 4)
+    for workers in (["0"], ["2", "fork"], ["2", "spawn"])
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("num_replicas", "workers"), CONFIGURATIONS)
+def test_every_rank_trains_equally(num_replicas: int, workers: list[str], tmp_path: Path) -> None:
+    """Equal steps on all ranks, and every sample; at most one a canonical run comes twice."""
+    check_training(num_replicas, workers, tmp_path)
+
+
+def test_two_ranks_train_equally(tmp_path: Path) -> None:
+    """The same for two ranks whose workers are forked."""
+    check_training(2, ["2", "fork"], tmp_path)
+
+
+def check_training(num_replicas: int, workers: list[str], tmp_path: Path) -> None:
+    spec = jobs.write_pictures(tmp_path, [700, 3, 850, 450])
+    arguments = ["--num-workers", workers[0]]
+    if workers[1:]:
+        arguments += ["--start-method", workers[1]]
+
+    steps = traced(tmp_path / "trace", jobs.torchrun(num_replicas, DDP, spec, *arguments))
+
+    per_rank = -(-2003 // CANONICAL) * CANONICAL // num_replicas
+    check_equal_steps(steps, num_replicas, 2, -(-per_rank // (GLOBAL_BATCH_SIZE // num_replicas)))
+    for epoch in range(2):
+        seen = Counter(jobs.used(steps, epoch))
+        assert set(seen) == set(range(2003))
+        assert max(seen.values()) <= 2
+        assert sum(seen.values()) == 2003 + 1, "2003 of 12 times 167"
+
+
+def test_killed_and_gone_on_with_by_others(tmp_path: Path) -> None:
+    """Killed twice in the middle of an epoch, and gone on with on another number of ranks.
+
+    Three ranks, then two, then four: of all samples that were used, up to a checkpoint before a
+    kill and after it in the next job, each comes exactly once in each epoch; and each step has the
+    samples that it would have had without a kill.
+    """
+    num_samples, num_epochs = 2400, 3  # 50 steps an epoch
+    spec = jobs.write_pictures(tmp_path, [700, 4, 1000, 696])
+    checkpoint = tmp_path / "checkpoint.pt"
+    done: list[jobs.Step] = []
+    for number, (num_replicas, kill_at) in enumerate([(3, 21), (2, 75), (4, None)]):
+        trace = tmp_path / f"trace{number}"
+        trace.mkdir()
+        command = jobs.torchrun(
+            *(num_replicas, DDP, spec, "--checkpoint", checkpoint, "--save-every", 8),
+            *("--epochs", num_epochs, "--trace", trace),
+        )
+        with jobs.started(command) as job:
+            if kill_at is None:
+                output, _ = job.communicate(timeout=200)
+                assert job.returncode == 0, output
+            else:
+                jobs.wait_for_step(job, trace, kill_at)
+                jobs.kill(job)
+        before = len(done) and max(step.number for step in done)
+        steps = [step for step in jobs.steps(trace) if step.number > before]
+        if kill_at is None:
+            done += steps
+        else:
+            saved = _saved_step(checkpoint)
+            assert saved % 50, "a checkpoint in the middle of an epoch"
+            assert before < saved <= max(step.number for step in steps) < 150
+            done += [step for step in steps if step.number <= saved]
+            assert {step.rank for step in steps} == set(range(num_replicas))
+
+    for epoch in range(num_epochs):
+        assert jobs.used(done, epoch) == list(range(num_samples))
+    expected = _steps_of_one_process(num_samples, num_epochs, [700, 4, 1000, 696])
+    found: dict[int, list[int]] = {}
+    for step in done:
+        found.setdefault(step.number, []).extend(step.indices)
+    assert {number: sorted(indices) for number, indices in found.items()} == expected
+
+
+def _saved_step(checkpoint: Path) -> int:
+    import torch
+
+    step: int = torch.load(checkpoint, weights_only=True)["step"]
+    return step
+
+
+def _steps_of_one_process(
+    num_samples: int, num_epochs: int, lengths: list[int]
+) -> dict[int, list[int]]:
+    class Data:
+        def __init__(self) -> None:
+            self.lengths = lengths
+
+        def __len__(self) -> int:
+            return num_samples
+
+    sampler = DistributedChunkedSampler(Data(), num_replicas=1, rank=0, num_canonical=CANONICAL)
+    steps: list[list[int]] = []
+    for epoch in range(num_epochs):
+        sampler.set_epoch(epoch)
+        indices = list(sampler)
+        width = GLOBAL_BATCH_SIZE
+        steps += [sorted(indices[at : at + width]) for at in range(0, len(indices), width)]
+    return dict(enumerate(steps, 1))
+
+
+def test_each_node_fetches_its_share(server: Server, tmp_path: Path) -> None:
+    """Two ``torchrun`` agents with a cache each: every sample once, each node fetches its part.
+
+    By default a rank has the same slice of the dataset in every epoch, so that a node asks for the
+    shards of its slices only, once in two epochs: its share and at most one shard at a boundary for
+    each rank. The nodes are told apart by the path under which they see the server.
+    """
+    num_shards, length = 10, 48
+    spec = jobs.write_pictures(tmp_path, [length] * num_shards)
+    for path in tmp_path.glob("pictures*"):
+        for node in range(2):
+            server.page(f"/node{node}/{path.name}", path.read_bytes())
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    trace = tmp_path / "trace"
+    trace.mkdir()
+    with ExitStack() as stack:
+        agents = []
+        for node in range(2):
+            command = [
+                *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"),
+                *("--node-rank", str(node), "--nproc-per-node", "2"),
+                *("--master-addr", "127.0.0.1", "--master-port", str(port)),
+                *(str(DDP), f"{server.url}/node{node}/{spec.name}", "--trace", str(trace)),
+            ]
+            cache = str(tmp_path / f"cache{node}")
+            agents.append(stack.enter_context(jobs.started(command, WIDS_CACHE=cache)))
+        for agent in agents:
+            output, _ = agent.communicate(timeout=200)
+            assert agent.returncode == 0, output
+
+    steps = jobs.steps(trace)
+    check_equal_steps(steps, 4, 2, num_shards * length // GLOBAL_BATCH_SIZE)
+    for epoch in range(2):
+        assert jobs.used(steps, epoch) == list(range(num_shards * length))
+    for node in range(2):
+        asked = [
+            request.path
+            for request in server.log
+            if request.path.startswith(f"/node{node}/") and request.path.endswith(".tar")
+        ]
+        needed = {
+            f"/node{node}/pictures-{index // length:06d}.tar"
+            for step in steps
+            if step.rank // 2 == node
+            for index in step.indices
+        }
+        assert Counter(asked) == Counter(needed)
+        assert len(asked) <= num_shards // 2 + 2
+
+
+# Other people's loaders and trainers
+
+
+def program(name: str, *packages: str) -> Path:
+    """Give an example that needs other packages."""
+    for package in packages:
+        need(importlib.util.find_spec(package), f"pip install {package}")
+    return jobs.EXAMPLES / name
+
+
+def killed_and_restarted(
+    tmp_path: Path, command: list[str], checkpoints: str, kill_at: int
+) -> tuple[list[jobs.Step], list[jobs.Step]]:
+    """Kill a job at a step and start it again; give the steps of both."""
+    traces = [tmp_path / "trace0", tmp_path / "trace1"]
+    command = [*command, checkpoints, str(tmp_path / "saved"), "--save-every", "7"]
+    traces[0].mkdir()
+    with jobs.started([*command, "--trace", str(traces[0])]) as job:
+        jobs.wait_for_step(job, traces[0], kill_at)
+        jobs.kill(job)
+    return jobs.steps(traces[0]), traced(traces[1], command)
+
+
+def check_exact(
+    before: list[jobs.Step], after: list[jobs.Step], num_samples: int, count: int
+) -> None:
+    """Together, up to the checkpoint and after it, every sample of two epochs was used once."""
+    begin = min(step.number for step in after)
+    assert (begin - 1) % count, "it went on in the middle of an epoch"
+    assert 1 < begin <= max(step.number for step in before) + 1
+    steps = [step for step in before if step.number < begin] + after
+    num_replicas = len({step.rank for step in after})
+    check_equal_steps(steps, num_replicas, 2, count)
+    for epoch in range(2):
+        assert jobs.used(steps, epoch) == list(range(num_samples))
+
+
+@pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.long), 2])
+def test_stateful_dataloader(num_workers: int, tmp_path: Path) -> None:
+    """Killed in its second epoch, it goes on with the batch after the checkpoint."""
+    spec = jobs.write_pictures(tmp_path, [500, 3, 500, 197])
+    script = program("train_stateful.py", "torchdata")
+    command = [sys.executable, str(script), str(spec), "--num-workers", str(num_workers)]
+
+    before, after = killed_and_restarted(tmp_path, command, "--checkpoint", 65)
+
+    check_exact(before, after, 1200, 50)
+
+
+@pytest.mark.long
+def test_lightning(tmp_path: Path) -> None:
+    """``Trainer(strategy="ddp")`` on two processes leaves the sampler alone, also after a kill."""
+    spec = jobs.write_pictures(tmp_path, [700, 3, 700, 997])
+    script = program("train_lightning.py", "lightning", "torchdata")
+    command = [sys.executable, str(script), str(spec)]
+
+    before, after = killed_and_restarted(tmp_path, command, "--checkpoints", 65)
+
+    check_exact(before, after, 2400, 50)
+
+
+@pytest.mark.long
+def test_accelerate(tmp_path: Path) -> None:
+    """Two processes, the loader not prepared: each sample once, also after a kill."""
+    spec = jobs.write_pictures(tmp_path, [700, 3, 700, 997])
+    script = program("train_accelerate.py", "accelerate", "torchdata")
+    command = jobs.torchrun(2, script, spec)
+
+    before, after = killed_and_restarted(tmp_path, command, "--checkpoints", 65)
+
+    check_exact(before, after, 2400, 50)
+
+
+def test_prepared_loader_would_be_dealt_out_twice(tmp_path: Path) -> None:
+    """Why README says what it says: accelerate shards what a sampler has sharded already."""
+    need(importlib.util.find_spec("accelerate"), "pip install accelerate")
+    script = tmp_path / "prepared.py"
+    script.write_text(
+        "from accelerate import Accelerator\n"
+        "from torch.utils.data import DataLoader\n"
+        "import wids\n"
+        "accelerator = Accelerator(cpu=True)\n"
+        "sampler = wids.DistributedChunkedSampler(range(80))\n"
+        "loader = DataLoader(range(80), batch_size=4, sampler=sampler)\n"
+        "prepared = accelerator.prepare(loader)\n"
+        "import sys\n"
+        "sys.stdout.write(f'batches {len(list(loader))} {len(list(prepared))}\\n')\n"
+        "accelerator.end_training()\n"
+    )
+
+    printed = jobs.run(jobs.torchrun(2, script))
+
+    assert printed.count("batches 10 5") == 2
+
+
+def test_examples_are_all_here() -> None:
+    """An example that no test runs would rot."""
+    source = Path(__file__).read_text(encoding="utf-8")
+    assert [path.name for path in jobs.EXAMPLES.glob("*.py") if path.name not in source] == []
