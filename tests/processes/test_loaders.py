@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import random
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import write_shards, write_tar
+from conftest import need, write_shards, write_tar
 from torch.utils.data import BatchSampler, DataLoader
 
-from wids import ChunkedSampler, DecodeError, ShardListDataset
+from wids import (
+    ChunkedSampler,
+    DecodeError,
+    DistributedChunkedSampler,
+    Prefetcher,
+    ShardListDataset,
+)
 
 
 @pytest.fixture
@@ -56,3 +67,89 @@ def test_error_keeps_its_type_on_the_way_home(tmp_path: Path) -> None:
 
         with pytest.raises(DecodeError, match=r'a\.tar: sample "b" \(index 1\): field "\.cls"'):
             list(loader)
+
+
+# torchdata's loader with a state
+
+
+def stateful(dataset: ShardListDataset, sampler: Any, num_workers: int) -> Any:
+    need(importlib.util.find_spec("torchdata"), "pip install torchdata")
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return StatefulDataLoader(dataset, batch_size=7, sampler=sampler, num_workers=num_workers)
+
+
+def indices(batches: Iterable[Any]) -> list[list[int]]:
+    return [batch["__index__"].tolist() for batch in batches]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's own business
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_stateful_loader_resumes_at_any_batch(spec: Path, num_workers: int, is_ahead: bool) -> None:
+    """After a state, the rest of the epoch comes and then the next ones, workers or none."""
+    with ShardListDataset(spec) as dataset:
+
+        def loader() -> Any:
+            sampler = DistributedChunkedSampler(dataset, num_replicas=2, rank=1, chunksize=20)
+            return stateful(
+                dataset, Prefetcher(sampler, dataset) if is_ahead else sampler, num_workers
+            )
+
+        reference = loader()
+        epochs = [indices(reference) for _ in range(3)]
+        for stop in random.Random(num_workers).sample(range(1, 8), 4):
+            interrupted = loader()
+            indices(islice(interrupted, stop))
+            state = json.loads(json.dumps(interrupted.state_dict()))
+            del interrupted
+            resumed = loader()
+            resumed.load_state_dict(state)
+            assert indices(resumed) == epochs[0][stop:]
+            assert indices(resumed) == epochs[1]
+            assert indices(resumed) == epochs[2]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_state_after_an_epoch_is_the_next_one(spec: Path) -> None:
+    """After the last batch, read to the end or not, the next epoch comes, and none is lost."""
+    with ShardListDataset(spec) as dataset:
+
+        def loader() -> Any:
+            return stateful(dataset, ChunkedSampler(dataset, chunksize=20), 2)
+
+        reference = loader()
+        epochs = [indices(reference) for _ in range(3)]
+        for count in (len(epochs[0]), None):
+            interrupted = loader()
+            indices(islice(interrupted, count))
+            resumed = loader()
+            resumed.load_state_dict(interrupted.state_dict())
+            assert indices(resumed) == epochs[1]
+            assert indices(resumed) == epochs[2]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_state_of_a_loader_goes_to_other_ranks(spec: Path) -> None:
+    """What one of two ranks saved is gone on with by one process, or by four."""
+    with ShardListDataset(spec) as dataset:
+
+        def loaders(num_replicas: int) -> list[Any]:
+            return [
+                stateful(
+                    dataset,
+                    DistributedChunkedSampler(
+                        dataset, num_replicas=num_replicas, rank=rank, num_canonical=4
+                    ),
+                    0,
+                )
+                for rank in range(num_replicas)
+            ]
+
+        for num_replicas in (1, 2, 4):
+            before, after = loaders(2), loaders(num_replicas)
+            done = [index for loader in before for b in indices(islice(loader, 2)) for index in b]
+            for loader in after:
+                loader.load_state_dict(before[0].state_dict())
+                done += [index for batch in indices(loader) for index in batch]
+            assert sorted(done) == list(range(100))
