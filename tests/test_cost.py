@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,11 @@ SPEC = wids.DatasetSpec(tuple(ShardSpec(f"/{i}.tar", LENGTHS[i], 10**i) for i in
 class Data:
     """As much of a dataset as a sampler looks at."""
 
-    lengths = LENGTHS
+    def __init__(self, lengths: list[int] = LENGTHS) -> None:
+        self.lengths = lengths
 
     def __len__(self) -> int:
-        return sum(LENGTHS)
+        return sum(self.lengths)
 
 
 def samplers(num_replicas: int, **options: Any) -> list[DistributedChunkedSampler]:
@@ -110,6 +112,21 @@ def test_cost_prints_as_a_table() -> None:
     assert len(lines) == 5
     assert lines[4].split()[0] == "1"
     assert lines[4].split()[-1] == "0.00B"
+
+
+def test_table_of_the_readme_is_computed() -> None:
+    """What README says of ways to deal, for a dataset and a cluster, is what comes out."""
+    spec = wids.DatasetSpec(tuple(ShardSpec(f"/{i}.tar", 8716, 950_000_000) for i in range(147)))
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(.*?)`.*? \| (\d.*?) \| [^|]* \|$", readme, re.MULTILINE)
+    assert len(rows) == 6
+    for options, numbers in rows:
+        arguments = eval(f"dict({options})")  # noqa: S307 - of our own page
+        sampler = DistributedChunkedSampler(Data([8716] * 147), num_replicas=32, **arguments)
+        cost = sampling_cost(spec, sampler, num_nodes=4)
+
+        first, second = (line.split() for line in str(cost).splitlines()[-2:])
+        assert numbers.split(" | ") == [*first[1:3], first[-2], second[-1], f"{cost.num_mixed:,}"]
 
 
 def test_unstated_lengths_are_unknown(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+from conftest import need
 from loopback import Server
 
 from wids import demo
@@ -39,6 +41,8 @@ def test_python_block_runs(
     for path in (folder / "wids-demo").iterdir():
         server.page(f"/{path.name}", path.read_bytes())
     code = PYTHON[number].replace("https://example.com", server.url)
+    has_accelerate = importlib.util.find_spec("accelerate")
+    need("accelerate" not in code or has_accelerate, "pip install accelerate")
     # A module of its own, as if it were typed into a new file.
     exec(compile(code, f"README block {number}", "exec"), {"__name__": "readme"})  # noqa: S102
 
