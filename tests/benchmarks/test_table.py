@@ -6,6 +6,7 @@ import os
 
 import pytest
 import remote
+import samplers
 from conftest import miss
 from table import ROWS, main
 
@@ -36,3 +37,19 @@ def test_remote_rows_can_be_measured() -> None:
     assert list(ratios) == ["new, with Prefetcher", "new, without", "old", "by range"]
     assert all(len(values) == 1 for values in ratios.values())
     assert min(ratios["new, with Prefetcher"]) >= 0.9  # the server keeps to its rate
+
+
+@pytest.mark.long
+def test_sampler_rows_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every sampler has its line; a resumed one need not come by all indices before."""
+    old_python = os.environ.get("WIDS_OLD_PYTHON")
+    if not old_python:
+        miss("set WIDS_OLD_PYTHON to the interpreter of an environment with wids==0.1.11")
+
+    rows = samplers.main(["--toy", "--rounds", "1", "--old", old_python])
+
+    assert tuple(rows) == samplers.CELLS
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 1 + len(rows)
+    assert rows["new"][0].resume_s < rows["old"][0].resume_s
+    assert rows["new"][0].peak_nbytes < rows["torch"][0].peak_nbytes + 5e6
