@@ -190,7 +190,8 @@ def test_transformations_are_applied_in_order(dataset: ShardListDataset) -> None
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
-        ({"transformations": "jax"}, ValueError, 'transformations: expected "PIL"'),
+        ({"transformations": "jax"}, ValueError, "transformations: expected a list"),
+        ({"transformations": [], "allow_pickle": True}, ValueError, "wids.Decoder(allow_pickle"),
         ({"transformations": [3]}, TypeError, "transformations: expected callables, found 3"),
         ({"raw": "text"}, ValueError, 'raw: expected "stream", "bytes" or "view", found \'text\''),
         ({"lru_size": 0}, ValueError, "lru_size: expected at least 1, found 0"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
+import pickle
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,8 +15,9 @@ import torch
 from conftest import raises
 from PIL import Image
 
+from wids import tenbin
 from wids.decode import Decoder
-from wids.encode import encode
+from wids.encode import ENCODERS, encode
 from wids.errors import DecodeError
 
 
@@ -130,33 +134,237 @@ def test_pickled_arrays_are_refused() -> None:
 
 
 def test_unknown_target_is_refused() -> None:
-    """There are three targets for pictures."""
-    with raises(ValueError, 'images: expected "PIL", "numpy" or "torch", found \'jax\''):
-        Decoder("jax")  # type: ignore[arg-type]
+    """The error lists what pictures can become."""
+    with raises(ValueError, 'images: expected "PIL"', "torchrgb8", "found 'jax'"):
+        Decoder("jax")
+    with raises(ValueError, "found 3"):
+        Decoder(3)  # type: ignore[arg-type]
+
+
+FLOATS, BYTES = (np.float32, torch.float32), (np.uint8, torch.uint8)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "1", "LA"])
+@pytest.mark.parametrize(
+    ("images", "shape", "dtypes"),
+    [
+        ("l8", (3, 5), BYTES),
+        ("rgb8", (3, 5, 3), BYTES),
+        ("rgba8", (3, 5, 4), BYTES),
+        ("l", (3, 5), FLOATS),
+        ("rgb", (3, 5, 3), FLOATS),
+        ("rgba", (3, 5, 4), FLOATS),
+        ("torchl8", (3, 5), BYTES),
+        ("torchrgb8", (3, 3, 5), BYTES),
+        ("torchrgba8", (4, 3, 5), BYTES),
+        ("torchl", (3, 5), FLOATS),
+        ("torchrgb", (3, 3, 5), FLOATS),
+        ("torchrgba", (4, 3, 5), FLOATS),
+    ],
+)
+def test_specifications_of_webdataset(
+    mode: str, images: str, shape: tuple[int, ...], dtypes: tuple[Any, Any]
+) -> None:
+    """Whatever is stored, a specification gives one shape and type; floats are from 0 to 1."""
+    data = picture(mode, "PNG")
+
+    found = Decoder(images)({".png": data})[".png"]
+
+    assert (tuple(found.shape), found.dtype) == (shape, dtypes[images.startswith("torch")])
+    stored = Image.open(io.BytesIO(data))
+    if mode == "P":
+        stored = stored.convert("RGBA")  # or Pillow warns
+    expected = np.asarray(stored.convert(images.removeprefix("torch").removesuffix("8").upper()))
+    if images.startswith("torch") and expected.ndim == 3:
+        expected = expected.transpose(2, 0, 1)
+    scale = 255 if dtypes is FLOATS else 1
+    np.testing.assert_allclose(np.asarray(found), expected / np.float32(scale), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("images", "mode"), [("pil", "RGB"), ("pill", "L"), ("pilrgb", "RGB"), ("pilrgba", "RGBA")]
+)
+def test_specifications_of_images(images: str, mode: str) -> None:
+    """``pil`` and a mode give images of that mode."""
+    assert Decoder(images)({".png": picture("P", "PNG")})[".png"].mode == mode
+
+
+def test_sixteen_bits_are_scaled_to_eight() -> None:
+    """A specification does not cut off what is brighter than 255."""
+    values = np.array([[0, 1, 257, 32768, 65535]], np.uint16)
+    data = encode(".png", values)
+
+    assert Decoder("l8")({".png": data})[".png"].tolist() == [[0, 0, 1, 127, 255]]
+    assert Decoder("rgb")({".png": data})[".png"].max() == 1
+    np.testing.assert_array_equal(Decoder("numpy")({".png": data})[".png"], values)
+
+
+def test_pictures_of_other_kinds_are_refused() -> None:
+    """What claims to be a JPEG and is PostScript would start another program (SEC-5)."""
+    stream = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(stream, "EPS")
+
+    with raises(DecodeError, "UnidentifiedImageError"):
+        Decoder()({".jpg": stream.getvalue()})
+
+
+@pytest.mark.parametrize("extension", ["pkl", "pickle", "pyd", "PKL", "pkl.gz"])
+def test_pickles_are_refused_unless_allowed(extension: str) -> None:
+    """The error says how to allow them (SEC-5)."""
+    data = pickle.dumps({"a": 1})
+    if extension.endswith("gz"):
+        data = gzip.compress(data)
+
+    with raises(DecodeError, f'".{extension}"', "executes code", "allow_pickle=True", "`fields`"):
+        Decoder()({f".{extension}": data})
+    assert Decoder(allow_pickle=True)({f".{extension}": data}) == {f".{extension}": {"a": 1}}
+
+
+def test_weights_execute_nothing() -> None:
+    """A ``.pt`` with anything but tensors and plain values is refused (SEC-5)."""
+
+    class Command:
+        def __reduce__(self) -> Any:
+            return print, ("executed",)
+
+    stream = io.BytesIO()
+    torch.save(Command(), stream)
+
+    with raises(DecodeError, 'field ".pt"', "UnpicklingError"):
+        Decoder()({".pt": stream.getvalue()})
+
+
+def test_gzip_bombs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small field that would fill the memory is an error, as is one that is cut (SEC-12)."""
+    monkeypatch.setattr("wids.decode.MAX_UNZIPPED_NBYTES", 1000)
+    assert len(Decoder()({".txt.gz": gzip.compress(bytes(1000))})[".txt.gz"]) == 1000
+    two = gzip.compress(b"a") + gzip.compress(b"b")
+    assert Decoder()({".txt.gz": two}) == {".txt.gz": "ab"}
+
+    for data, reason in (
+        (gzip.compress(bytes(1001)), "longer than 1000 bytes"),
+        (gzip.compress(bytes(600)) * 2, "longer than 1000 bytes"),
+        (gzip.compress(b"abc")[:-3], "cut short"),
+        (b"", "empty"),
+        (b"text", "incorrect header"),
+    ):
+        with raises(DecodeError, 'field ".txt.gz": expected gz data', reason):
+            Decoder()({".txt.gz": data})
+
+
+def test_unknown_zipped_fields_stay_as_they_are() -> None:
+    """Nothing is decompressed for nobody."""
+    assert Decoder()({".bin.gz": b"?", ".gz": b"?"}) == {".bin.gz": b"?", ".gz": b"?"}
+
+
+def test_decoders_of_your_own() -> None:
+    """By extension, in any case, the longest first; None leaves fields alone."""
+    decoder = Decoder(
+        decoders={"FLAC": len, ".seg.png": lambda _: "mask", "json": None, "txt": bytes.upper}
+    )
+
+    sample = decoder(
+        {".flac": b"123", ".a.SEG.png": b"", ".json": b"{", ".txt.gz": gzip.compress(b"a")}
+    )
+
+    assert sample == {".flac": 3, ".a.SEG.png": "mask", ".json": b"{", ".txt.gz": b"A"}
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what to install."""
+    for package, field, extra in (
+        ("msgpack", ".mp", "wids[msgpack]"),
+        ("cbor2", ".cbor", "wids[cbor]"),
+        ("safetensors.torch", ".safetensors", "wids[safetensors]"),
+    ):
+        monkeypatch.setitem(sys.modules, package, None)
+        with raises(DecodeError, f'field "{field}"', f"pip install '{extra}'"):
+            Decoder()({field: b""})
+        with raises(ModuleNotFoundError):
+            encode(field, {})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "kind", "message"),
     [
-        (".txt", "é\n"),
-        (".cls", -3),
-        (".json", {"a": [1, 2.5, None, "é"]}),
-        (".npy", np.arange(6, dtype=np.int16).reshape(2, 3)),
-        (".png", np.arange(12, dtype=np.uint8).reshape(2, 2, 3)),
+        (".bin", 3, TypeError, "expected bytes or text, found int; there are encoders for txt"),
+        (".cls", 1.5, TypeError, 'field ".cls": float could not be encoded'),
+        (".cls", True, TypeError, "expected an integer, found True"),
+        (".txt", 3, TypeError, "expected text, found 3"),
+        (".txt", "\ud800", ValueError, "surrogates not allowed"),
+        (".json", {1j}, TypeError, "not JSON serializable"),
+        (".npy", np.array([{}]), ValueError, "allow_pickle=False"),
+        (".npz", {"a": np.array([{}])}, ValueError, "found one of objects"),
+        (".ten", [np.array(1j)], ValueError, "of complex128"),
+        (".png", np.zeros((2, 2), np.int64), ValueError, "found (2, 2) of int64"),
+        (".png", np.zeros((2, 2, 5), np.uint8), ValueError, "found (2, 2, 5) of uint8"),
+        (".png", np.zeros(3, np.uint8), ValueError, "2 or 3 dimensions, found 1"),
+        (".png", np.full((2, 2), 1.5), ValueError, "floats from 0 to 1, found 1.5 to 1.5"),
+        (".png", np.full((2, 2), np.nan), ValueError, "floats from 0 to 1, found nan"),
+        (".jpg", Image.new("RGBA", (2, 2)), ValueError, "cannot write mode RGBA as JPEG"),
+        (".pkl", {}, TypeError, "readers refuse it; store json"),
     ],
 )
-def test_lossless_types_come_back(field: str, value: Any) -> None:
-    """Encode, then decode, gives the value back."""
-    found = Decoder("numpy")({field: encode(field, value)})[field]
-
-    np.testing.assert_equal(found, value)
-    assert type(found) is type(value)
+def test_values_that_cannot_be_encoded(field: str, value: Any, kind: type, message: str) -> None:
+    """The error names the field and what would have been right."""
+    with raises(kind, f'field "{field}"', message):
+        encode(field, value)
 
 
-def test_bytes_are_stored_as_they_are() -> None:
-    """Bytes need no encoder; other values do."""
+def test_bytes_and_text_are_stored_as_they_are() -> None:
+    """Bytes under every name; text where there is no other encoder."""
     assert encode(".bin", bytearray(b"x")) == b"x"
     assert encode(".jpg", b"x") == b"x"
+    zipped = encode(".txt.gz", b"x")
+    assert gzip.decompress(zipped) == b"x"
+    assert encode(".txt.gz", zipped) == zipped
+    assert encode(".html", "é") == "é".encode()
     assert json.loads(encode(".json", "x")) == "x"
-    with raises(TypeError, 'field ".bin": expected bytes, found int; there are encoders for txt'):
-        encode(".bin", 3)
+
+
+def test_encoders_of_your_own() -> None:
+    """By extension, the longest first, in front of the table."""
+    encoders = {"flac": lambda _: b"flac", "seg.png": lambda _: b"mask"}
+    assert encode(".a.seg.png", 1, encoders) == b"mask"
+    assert encode("flac", 1, encoders) == b"flac"
+    assert encode(".cls", 1, encoders) == b"1"
+
+
+def test_tables_are_mirror_images() -> None:
+    """Whatever is decoded can be encoded."""
+    assert set(ENCODERS) == set(Decoder().table)
+
+
+def test_tensors_and_greys_are_pictures() -> None:
+    """A tensor has its channels in front, an array behind; one channel is grey."""
+    pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+    data = encode(".png", pixels)
+    assert encode(".png", torch.from_numpy(pixels).permute(2, 0, 1)) == data
+    assert encode(".png", pixels / 255) == data
+    assert encode(".png", pixels[:, :, :1]) == encode(".png", pixels[:, :, 0])
+
+
+# tenbin
+
+
+def test_tenbin_is_checked() -> None:
+    """No number is believed: not a length, a shape or a type."""
+    good = tenbin.dumps([np.arange(6.0).reshape(2, 3)])
+    assert len(good) == 2 * (16 + 64)
+    for offset, value, reason in (
+        (0, b"X", "expected a chunk at byte 0"),
+        (8, b"\xff" * 8, "found the length -1"),
+        (8, b"\xff" * 7 + b"\x7f", "found the length 9223372036854775807"),
+        (16, b"f3", "found 'f3'"),
+        (32, b"\x03", "expected 3 dimensions"),
+        (40, b"\xff" * 8, "expected 2 dimensions, found [-1, 3]"),
+        (40, b"\x00" * 7 + b"\x40", "expected 110680464442257309696 bytes"),
+        (80, b"?", "expected a chunk at byte 80"),
+    ):
+        bad = good[:offset] + value + good[offset + len(value) :]
+        with raises(ValueError, reason):
+            tenbin.loads(bad)
+    for length in range(1, 144):  # beyond, only padding is missing
+        with raises(ValueError, "expected"):
+            tenbin.loads(good[:length])
+    assert tenbin.loads(b"") == []

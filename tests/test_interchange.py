@@ -7,11 +7,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
+import torch
 from conftest import need
+from PIL import Image
 
-from wids import ShardListDataset
+from wids import Decoder, ShardListDataset, tenbin
 
 Sample = dict[str, bytes | str]
 
@@ -45,6 +49,35 @@ with webdataset.ShardWriter(sys.argv[1], maxcount=17, verbose=0) as writer:
             "__key__": f"sub/{i:06d}", "png": pixels, "seg.npy": numpy.full(3, i),
             "json": {"i": i, "text": "é"}, "cls": i,
         })
+"""
+
+FIELDS = """
+import sys, numpy, torch, webdataset
+with webdataset.TarWriter(sys.argv[1], mtime=0) as writer:
+    writer.write({
+        "__key__": "a", "txt": "é", "text": "t", "transcript": "w", "cls": 3, "cls2": -4, "inx": 5,
+        "id": 6, "index": 7, "json": [1, None], "jsn": {"a": 1.5}, "json.gz": {"b": 2},
+        "npy": numpy.arange(6.0).reshape(2, 3), "npz": {"x": numpy.arange(3), "y": numpy.eye(2)},
+        "ten": [numpy.arange(4, dtype="u1"), numpy.ones((2, 3), "f2")],
+        "tb": numpy.eye(3, dtype="i2"), "mp": {"k": [1, b"x", "y"]}, "pth": torch.arange(3),
+        "png": numpy.arange(48, dtype=numpy.uint8).reshape(4, 4, 3),
+        "ppm": numpy.arange(48, dtype=numpy.uint8).reshape(4, 4, 3),
+        "tiff": numpy.arange(16, dtype=numpy.uint8).reshape(4, 4),
+    })
+"""
+
+DECODE = """
+import pickle, sys, webdataset
+for path in sys.argv[1:]:
+    for sample in webdataset.WebDataset(path, shardshuffle=False).decode("rgb8"):
+        pickle.dump(dict(sample), sys.stdout.buffer)
+"""
+
+PICTURES = """
+import pickle, sys
+from webdataset.autodecode import ImageHandler, imagespecs
+data = open(sys.argv[1], "rb").read()
+pickle.dump({spec: ImageHandler(spec)("png", data) for spec in imagespecs}, sys.stdout.buffer)
 """
 
 
@@ -100,3 +133,60 @@ def test_shards_of_webdatasets_writer(tmp_path: Path) -> None:
     np.testing.assert_array_equal(sample[".png"], pixels)
     assert (sample[".json"], sample[".cls"]) == ({"i": 31, "text": "é"}, 31)
     assert sample[".seg.npy"].tolist() == [31, 31, 31]
+
+
+def check_equal(found: Any, expected: Any) -> None:
+    if isinstance(expected, torch.Tensor):
+        found, expected = found.numpy(), expected.numpy()
+    assert type(found) is type(expected)
+    np.testing.assert_equal(found, expected)
+    if isinstance(expected, np.ndarray):
+        assert found.dtype == expected.dtype
+
+
+def test_fields_of_webdatasets_writer(tmp_path: Path) -> None:
+    """Every kind of field that its writer writes decodes to what its own decoder gives."""
+    shard = tmp_path / "fields.tar"
+    run_webdataset(FIELDS, str(shard))
+    expected = pickle.loads(run_webdataset(DECODE, str(shard)))  # noqa: S301 - made here
+
+    with ShardListDataset(shard, transformations="rgb8") as dataset:
+        sample = dataset[0]
+
+    fields = {name.removeprefix("."): v for name, v in sample.items() if name.startswith(".")}
+    names = {name for name in expected if not name.startswith("__")}
+    assert set(fields) == names
+    assert len(names) == 20
+    for name, value in fields.items():
+        check_equal(value, expected[name])
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "1"])
+def test_pictures_as_webdataset_decodes_them(mode: str, tmp_path: Path) -> None:
+    """Its specifications of pictures give the same values, types and shapes here."""
+    path = tmp_path / "picture.png"
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 7, 4), np.uint8)
+    Image.fromarray(pixels).convert(mode).save(path)
+    expected = pickle.loads(run_webdataset(PICTURES, str(path)))  # noqa: S301 - made here
+
+    assert expected.keys() >= {"rgb8", "torchl", "pilrgba"}
+    for specification, value in expected.items():
+        ours = "torchrgb" if specification == "torch" else specification
+        found = Decoder(ours)({".png": path.read_bytes()})[".png"]
+        if specification.startswith("pil"):
+            assert found.mode == value.mode
+            check_equal(np.asarray(found), np.asarray(value))
+        else:
+            check_equal(found, value)
+
+
+def test_tenbin_is_the_format_of_webdataset() -> None:
+    """The same arrays give the same bytes."""
+    code = """
+import sys, numpy, webdataset.tenbin
+arrays = [numpy.arange(6.0).reshape(2, 3), numpy.zeros((0, 2), "u1"), numpy.array(3, "i8")]
+sys.stdout.buffer.write(webdataset.tenbin.encode_buffer(arrays))
+"""
+    arrays = [np.arange(6.0).reshape(2, 3), np.zeros((0, 2), "u1"), np.array(3, "i8")]
+
+    assert tenbin.dumps(arrays) == run_webdataset(code)

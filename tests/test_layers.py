@@ -10,7 +10,7 @@ import pytest
 import wids
 
 LAYERS = """
-errors    keys     publish  progress locks raw
+errors    keys     publish  progress locks raw tenbin
 urls      order     tar      decode
 transports index  samplers encode
 fetch

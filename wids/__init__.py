@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from wids.build import build_pack
     from wids.cost import SamplingCost, sampling_cost
     from wids.dataset import ShardListDataset
+    from wids.decode import Decoder
     from wids.errors import (
         DecodeError,
         FetchError,
@@ -40,6 +41,7 @@ __all__ = [
     "ChunkedSampler",
     "DatasetSpec",
     "DecodeError",
+    "Decoder",
     "DistributedChunkedSampler",
     "FetchError",
     "MismatchError",
@@ -67,6 +69,7 @@ _ROOMS = {
     "build": ("build_pack",),
     "cost": ("SamplingCost", "sampling_cost"),
     "dataset": ("ShardListDataset",),
+    "decode": ("Decoder",),
     "prefetch": ("Prefetcher",),
     "samplers": (
         "ChunkedSampler",

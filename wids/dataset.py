@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -76,9 +76,9 @@ class ShardListDataset(_Dataset):
             only, and needs an index that was published or is left in the cache. ``"auto"`` reads
             single samples by range where it can, until a quarter of the shard was read, and
             fetches the shards of batches.
-        transformations: ``"PIL"``, ``"numpy"`` or ``"torch"`` to decode fields by extension, with
-            pictures as those; or a list of callables, each from a sample to a sample; ``[]`` or
-            None to leave every field undecoded.
+        transformations: ``"PIL"``, ``"numpy"``, ``"torch"`` or another name that `wids.Decoder`
+            knows, to decode fields by extension, with pictures as that; or a list of callables,
+            each from a sample to a sample; ``[]`` or None to leave every field undecoded.
         raw: What an undecoded field is: ``"stream"`` (``io.BytesIO``), ``"bytes"``, or ``"view"``
             (``memoryview`` without a copy).
         fields: The only fields to read, with their leading dots; None for all.
@@ -88,6 +88,7 @@ class ShardListDataset(_Dataset):
             in for the sample. None raises the error.
         dataset_name: The ``__dataset__`` of samples, instead of the spec's name.
         allow_pipe: Whether a spec may name ``pipe:`` commands.
+        allow_pickle: Whether to decode pickles, and with that execute the code in them.
         storage_options: ``headers`` and ``timeout`` for HTTP, and what fsspec's file systems take
             for other schemes; or dicts of those by URL prefix. Once a document is read from a URL,
             options without a prefix go to its server only.
@@ -116,13 +117,14 @@ class ShardListDataset(_Dataset):
         localname: Localname | None = None,
         lru_size: int | None = None,
         access: Access = "auto",
-        transformations: Literal["PIL", "numpy", "torch"] | Sequence[Transformation] | None = "PIL",
+        transformations: str | Sequence[Transformation] | None = "PIL",
         raw: Raw = "stream",
         fields: Collection[str] | None = None,
         key_split: KeySplit | None = None,
         on_error: OnError | None = None,
         dataset_name: str | None = None,
         allow_pipe: bool = False,
+        allow_pickle: bool = False,
         storage_options: Mapping[str, Any] | None = None,
         handlers: Mapping[str, fetch.Opener] | None = None,
         progress: bool | None = None,
@@ -142,7 +144,7 @@ class ShardListDataset(_Dataset):
         self.spec = spec.load_spec(shards, base=base, allow_pipe=allow_pipe, read=fetcher.read)
         self.on_error = on_error
         self.dataset_name = self.spec.name if dataset_name is None else dataset_name
-        self.transformations = _transformations(transformations)
+        self.transformations = _transformations(transformations, allow_pickle=allow_pickle)
         limits = _limits(cache_size, keep=keep, shards=self.spec.shards)
         store = Cache(
             folder,
@@ -478,21 +480,24 @@ def _unique_names(shards: Sequence[ShardSpec]) -> frozenset[str]:
     return frozenset(name for name, count in counts.items() if count == 1 and name)
 
 
-def _transformations(given: Any) -> list[Transformation]:
-    if given is None:
-        return []
+def _transformations(given: Any, *, allow_pickle: bool) -> list[Transformation]:
     if isinstance(given, str):
         try:
-            return [Decoder(given)]  # type: ignore[arg-type]
-        except ValueError:
+            return [Decoder(given, allow_pickle=allow_pickle)]
+        except ValueError as error:
             raise ValueError(
-                f'transformations: expected "PIL", "numpy", "torch", a list of callables or None, '
-                f"found {given!r}"
+                f"transformations: expected a list of callables, None, or the name of what "
+                f"pictures become; {error}"
             ) from None
-    transformations = [given] if callable(given) else list(given)
+    transformations = [given] if callable(given) else list(given or ())
     for transformation in transformations:
         if not callable(transformation):
             raise TypeError(f"transformations: expected callables, found {transformation!r:.80}")
+    if allow_pickle:
+        raise ValueError(
+            "allow_pickle: expected transformations by name, found callables of your own; put "
+            "wids.Decoder(allow_pickle=True) among them"
+        )
     return transformations
 
 
