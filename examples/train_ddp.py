@@ -4,8 +4,10 @@
     torchrun --nproc-per-node 2 examples/train_ddp.py wids-demo/shapes.json --checkpoint shapes.pt
 
 Kill it and start it again, on 1, 2, 3, 4, 6 or 12 processes: it goes on from the checkpoint, and
-each sample of the epoch is used exactly once all the same. On several nodes, start it on each of
-them (``torchrun --nnodes 2 …``), with a URL as the spec: a node fetches its share of the shards.
+uses what it would have used without the kill: every sample once, and a few twice where 12 does not
+divide their number (``drop_last=True`` of the sampler leaves them out instead). On several nodes,
+start it on each of them (``torchrun --nnodes 2 …``), with a URL as the spec: a node fetches its
+share of the shards.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
     python examples/train_lightning.py wids-demo/shapes.json --checkpoints shapes-checkpoints
 
 Kill it and start it again: it goes on with the batch after the last checkpoint, since the loader
-has a state. With torch's own DataLoader it would begin the epoch anew.
+has a state. With torch's own DataLoader it would use the first batches of the epoch a second time
+in place of the rest.
 """
 
 from __future__ import annotations

@@ -150,6 +150,11 @@ def test_what_does_not_fit_is_refused() -> None:
     """A sampler over something else, and nodes that would share a rank."""
     with raises(ValueError, "over the 8 shards of the spec, found one over 1"):
         sampling_cost(SPEC, ChunkedSampler(range(9)))
+    other = Data([1, *LENGTHS[1:]])
+    with raises(ValueError, "found one over 8 of other lengths"):
+        sampling_cost(SPEC, ChunkedSampler(other))
+    with raises(ValueError, "epochs: expected numbers from 0 on, found -1"):
+        sampling_cost(SPEC, samplers(4)[0], epochs=[-1, 0])
     with raises(ValueError, "num_nodes: expected a divisor of the 4 ranks, found 3"):
         sampling_cost(SPEC, samplers(4)[0], num_nodes=3)
 

@@ -131,3 +131,11 @@ def test_streams_differ() -> None:
     two = made([128], chunksize=64, num_runs=2)
     first, second = (indices(two, 0, 0, rank, 2) for rank in (0, 1))
     assert first != [index - 64 for index in second]
+
+
+def test_very_long_ranges_are_cut_exactly() -> None:
+    """Products of lengths that do not fit into 64 bits."""
+    edges = chunk_edges(np.array([10**12], np.int64), 0, 10**12, 10**5)
+
+    assert (edges[0], edges[-1], len(edges)) == (0, 10**12, 10**7 + 1)
+    assert (np.diff(edges) == 10**5).all()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -15,7 +17,13 @@ from typing import Any, BinaryIO
 import pytest
 from conftest import raises, sample_members, write_tar
 from loopback import Fault, Server
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+)
 
 import wids
 from wids import cache, fetch
@@ -320,7 +328,7 @@ def test_any_sampler(shards: list[dict[str, Any]]) -> None:
     prefetcher = wids.Prefetcher(RandomSampler(dataset), dataset)
 
     assert sorted(prefetcher) == list(range(NUM_SAMPLES))
-    with raises(TypeError, "RandomSampler: expected a sampler with a state"):
+    with raises(TypeError, "RandomSampler: expected one of wids' own samplers"):
         prefetcher.state_dict()
     with pytest.raises(AttributeError):
         prefetcher.set_epoch(1)
@@ -402,3 +410,71 @@ def test_arguments(shards: list[dict[str, Any]]) -> None:
     with raises(ValueError, "ahead_nbytes", "'much'"):
         wids.Prefetcher(SequentialSampler(dataset), dataset, ahead_nbytes="much")
     dataset.close()
+    with raises(TypeError, "dataset: expected a wids.ShardListDataset, found Subset", "a view"):
+        wids.Prefetcher(wids.ChunkedSampler(range(5)), Subset(range(5), [1]))  # type: ignore[arg-type]
+
+
+class Catalog:
+    """As much of a dataset as a prefetcher asks; counts how often it is asked where a sample is."""
+
+    cache_share_nbytes = None
+
+    def __init__(self, num_samples: int, length: int, missing: int = -1) -> None:
+        self.num_samples, self.length, self.missing = num_samples, length, missing
+        self.num_asked = 0
+        self.fetched: list[int] = []
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def shard_number(self, index: int) -> int:
+        self.num_asked += 1
+        return index // self.length
+
+    def is_here(self, number: int) -> bool:
+        return number != self.missing
+
+    def shard_nbytes(self, number: int) -> int:
+        return number + 1
+
+    def fetch_shard(self, number: int, errand: Any) -> None:
+        errand.begun.set()
+        self.fetched.append(number)
+
+
+def test_a_pass_over_shards_that_are_here_begins_at_once() -> None:
+    """The rest of the epoch is not looked through before the first index, nor ever at once."""
+    catalog = Catalog(10**8, 10**5)
+    indices = iter(wids.Prefetcher(wids.ChunkedSampler(catalog), catalog))
+
+    next(indices)
+    assert catalog.num_asked < 100_000
+    for _ in zip(range(10_000), indices, strict=False):
+        pass
+    assert catalog.num_asked < 200_000
+    indices.close()  # type: ignore[attr-defined]
+
+
+def test_a_shard_far_ahead_is_found_in_time() -> None:
+    """Behind many indices that are here, a shard is fetched long before it is reached."""
+    catalog = Catalog(1_000_000, 500_000, missing=1)
+    sampler = wids.ChunkedSampler(catalog, shuffle=False)
+    indices = iter(wids.Prefetcher(sampler, catalog))
+
+    for _ in zip(range(60_000), indices, strict=False):
+        pass
+
+    wait_for(lambda: catalog.fetched == [1])
+    indices.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", [wids.ChunkedSampler, wids.DistributedChunkedSampler])
+def test_it_can_be_copied_and_pickled(kind: Any, tmp_path: Path) -> None:
+    """As trainers do that start their processes by ``spawn``."""
+    path = write_tar(tmp_path / "a.tar", sample_members(0, 20))
+    with wids.ShardListDataset(path) as dataset:
+        ahead = wids.Prefetcher(kind(dataset, seed=3), dataset, ahead_nbytes=5)
+        for again in (copy.copy(ahead), copy.deepcopy(ahead), pickle.loads(pickle.dumps(ahead))):  # noqa: S301
+            assert type(again) is type(ahead)
+            assert list(again) == list(kind(dataset, seed=3))
+            assert again.ahead_nbytes == 5

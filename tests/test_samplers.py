@@ -6,7 +6,9 @@ import json
 from itertools import islice, pairwise
 from typing import Any
 
+import numpy as np
 import pytest
+import torch.distributed as dist
 import torch.utils.data
 from conftest import raises
 
@@ -93,6 +95,10 @@ def test_num_samples_is_a_count_or_a_range(num_samples: Any, expected: Any) -> N
         ({"num_samples": (9, 3)}, "found (9, 3)"),
         ({"num_samples": -1}, "num_samples: expected a whole number from 0 on, found -1"),
         ({"num_samples": 1.5}, "found 1.5"),
+        ({"num_samples": True}, "found True"),
+        ({"num_samples": (1, 2, 3)}, "found (1, 2, 3)"),
+        ({"num_samples": (1,)}, "num_samples: expected a whole number from 0 on, found None"),
+        ({"chunksize": True}, "chunksize: expected a whole number from 1 on, found True"),
         ({"chunksize": 0}, "chunksize: expected a whole number from 1 on, found 0"),
         ({"seed": -1}, "seed: expected a whole number from 0 on, found -1"),
     ],
@@ -111,8 +117,49 @@ def test_lengths_have_to_add_up() -> None:
         def __len__(self) -> int:
             return 21
 
-    with raises(ValueError, "lengths that add up to its 21 samples, found 20"):
+    with raises(ValueError, "numbers that add up to the dataset's 21 samples, found 20"):
         ChunkedSampler(Wrong(8, 5, 7))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "found"),
+    [
+        ([15, -10], "found [15, -10]"),
+        ([2.5, 3.5], "found [2.5, 3.5]"),
+        ([[1, 2], [3, 4]], "found [[1, 2], [3, 4]]"),
+        ([[1, 2], [3]], "found [[1, 2], [3]]"),
+        ([None, 3], "found [None, 3]"),
+        (len, "found <built-in function len>"),
+        ([30], "found 30"),
+    ],
+)
+def test_lengths_are_counts(lengths: Any, found: str) -> None:
+    """What cannot be the samples of each shard is refused, with a way out."""
+    with raises(ValueError, "lengths: expected", found, "range(len(dataset))"):
+        ShardListSampler(range(20), lengths=lengths)
+
+    class Odd:
+        def __init__(self) -> None:
+            self.lengths = lengths
+
+        def __len__(self) -> int:
+            return 20
+
+    with raises(ValueError, "lengths: expected"):
+        ChunkedSampler(Odd())
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """The state stays JSON, whatever kind of number or flag the settings were."""
+    one, two, yes = np.int64(1), np.int64(2), np.bool_(1)
+    sampler = DistributedChunkedSampler(
+        DATA, num_replicas=two, rank=one, num_canonical=two, seed=one, shuffle=yes
+    )
+    plain = DistributedChunkedSampler(DATA, num_replicas=2, rank=1, num_canonical=2, seed=1)
+
+    assert json.loads(json.dumps(sampler.state_dict())) == plain.state_dict()
+    assert list(sampler) == list(plain)
+    assert list(ChunkedSampler(DATA, chunksize=10**30)) == list(ChunkedSampler(DATA, chunksize=20))
 
 
 def test_any_sized_dataset_will_do() -> None:
@@ -182,12 +229,37 @@ def test_ranks_need_no_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(explicit) == distributed(4)[0]
 
 
+def test_process_group_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launchers set variables; the group is what the job has."""
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    sampler = DistributedChunkedSampler(DATA)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert (sampler.rank, sampler.num_replicas, len(sampler)) == (0, 1, 20)
+    finally:
+        dist.destroy_process_group()
+    assert (sampler.rank, sampler.num_replicas) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("WORLD_SIZE", "0"), ("WORLD_SIZE", ""), ("RANK", "a")]
+)
+def test_bad_environment_is_named(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that is no number is refused under its name."""
+    monkeypatch.setenv(name, value)
+    with raises(ValueError, f"${name}: expected a whole number"):
+        len(DistributedChunkedSampler(DATA))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"num_replicas": 2, "rank": 2}, "rank: expected 0 to 1, found 2"),
-        ({"num_replicas": 2, "rank": -1}, "rank: expected 0 to 1, found -1"),
+        ({"num_replicas": 2, "rank": -1}, "rank: expected a whole number from 0 on, found -1"),
         ({"num_replicas": 0}, "num_replicas: expected a whole number from 1 on, found 0"),
+        ({"rank": "1"}, "rank: expected a whole number from 0 on, found '1'"),
+        ({"rank": 1.0}, "found 1.0"),
         ({"drop_last": True, "even": False}, "choose one"),
         ({"num_canonical": 0}, "num_canonical: expected a whole number from 1 on, found 0"),
     ],
@@ -339,6 +411,59 @@ def test_state_of_other_settings_is_refused() -> None:
         ChunkedSampler(DATA).load_state_dict({})
 
 
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        ({"redeal": True}, {"redeal": False}),
+        ({"drop_last": True}, {}),
+        ({"even": False}, {}),
+        ({"num_canonical": 4}, {"num_canonical": 2}),
+        ({"num_samples": (0, 18)}, {"num_samples": (2, 20)}),
+        ({"seed": 1}, {"seed": 2}),
+        ({"chunksize": 3}, {"chunksize": 4}),
+        ({"shuffle": False}, {}),
+        ({"shufflefirst": False}, {}),
+    ],
+)
+def test_every_setting_is_in_the_state(here: dict[str, Any], there: dict[str, Any]) -> None:
+    """No setting that changes the order is overlooked (ORDER-10)."""
+    state = DistributedChunkedSampler(DATA, num_replicas=2, rank=0, **here).state_dict()
+    with raises(StateError, "of another order"):
+        DistributedChunkedSampler(DATA, num_replicas=2, rank=0, **there).load_state_dict(state)
+
+
+def test_state_after_a_restore_is_the_restored_one() -> None:
+    """Whatever was read before, and whatever an old iterator does after."""
+    sampler = ChunkedSampler(DATA)
+    list(islice(sampler, 5))
+    state = sampler.state_dict()
+    old = iter(sampler)
+    next(old)
+
+    sampler.load_state_dict(state)
+    assert sampler.state_dict() == state
+    sampler.set_epoch(0)
+    assert len(list(old)) == 19, "an iterator from before goes on"
+    sampler.load_state_dict({**state, "epoch": 3, "position": 5})
+    old = iter(sampler)
+    next(old)
+    sampler.load_state_dict(state)
+    list(old)
+    assert sampler.state_dict() == state, "its end is not that of another epoch"
+
+
+def test_state_is_of_the_epoch_that_was_set() -> None:
+    """After ``set_epoch`` of another epoch, a state is at its start."""
+    sampler = ChunkedSampler(DATA)
+    for count in (7, None):
+        sampler.set_epoch(0)
+        list(islice(sampler, count))
+        sampler.set_epoch(5)
+        state = sampler.state_dict()
+        assert (state["epoch"], state["position"]) == (5, 0)
+    assert sampler.state_dict(num_consumed=3)["position"] == 3, "counted from the start to come"
+
+
 def test_state_is_carried_over_to_other_ranks() -> None:
     """At a multiple of the canonical number, a state restores on any number that divides it.
 
@@ -381,7 +506,14 @@ def test_state_between_rounds_stays_on_its_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [{"position": None}, {"position": "x"}, {"epoch": -1}, {"num_replicas": 0}]
+    "damage",
+    [
+        {"position": None},
+        {"position": "x"},
+        {"position": 10**6},
+        {"epoch": -1},
+        {"num_replicas": 0},
+    ],
 )
 def test_damaged_state_is_refused(damage: dict[str, Any]) -> None:
     """A state that lost a part, or is none at all, is a ``StateError``."""

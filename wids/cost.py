@@ -82,7 +82,7 @@ def sampling_cost(
 ) -> SamplingCost:
     """Compute what each rank and node reads, to choose ``chunksize`` and ``redeal`` by looking.
 
-    Takes a second or two for an epoch of a billion samples on a thousand ranks.
+    Takes seconds for an epoch of a billion samples on a thousand ranks.
 
     Args:
         spec: Spec of the dataset, for the lengths of the shards in bytes.
@@ -94,18 +94,25 @@ def sampling_cost(
         ValueError: The sampler is of another dataset, or the nodes cannot share its ranks.
     """
     settings, num_replicas = sampler.settings, getattr(sampler, "num_replicas", 1)
-    if len(settings.lengths) != len(spec.shards):
+    counts = [shard.num_samples for shard in spec.shards]
+    lengths = settings.lengths.tolist()
+    if len(lengths) != len(counts) or any(
+        count not in (None, length) for count, length in zip(counts, lengths, strict=True)
+    ):
         raise ValueError(
-            f"sampler: expected one over the {len(spec.shards)} shards of the spec, found one over "
-            f"{len(settings.lengths)}; make it from the whole dataset, with num_samples for a part"
+            f"sampler: expected one over the {len(counts)} shards of the spec, found one over "
+            f"{len(lengths)} of other lengths; make it from the whole dataset, with num_samples "
+            "for a part"
         )
-    if num_nodes < 1 or num_replicas % num_nodes:
+    if not isinstance(num_nodes, int) or num_nodes < 1 or num_replicas % num_nodes:
         raise ValueError(
-            f"num_nodes: expected a divisor of the {num_replicas} ranks, found {num_nodes}"
+            f"num_nodes: expected a divisor of the {num_replicas} ranks, found {num_nodes!r}"
         )
     stated = [np.nan if shard.nbytes is None else shard.nbytes for shard in spec.shards]
     sizes = np.asarray(stated, np.float64)
     epochs = tuple(sorted(epochs))
+    if epochs and epochs[0] < 0:
+        raise ValueError(f"epochs: expected numbers from 0 on, found {epochs[0]}")
     num_shards, num_visits = np.zeros((2, len(epochs), num_replicas), np.int64)
     nbytes, visited_nbytes = np.zeros((2, len(epochs), num_replicas))
     node_nbytes, new_nbytes = np.zeros((2, len(epochs), num_nodes))
@@ -113,12 +120,12 @@ def sampling_cost(
     for row, epoch in enumerate(epochs):
         runs = list(order.visits(settings, sampler.seed, epoch))
         shards = []
-        for rank, visits in enumerate(_joined(runs, num_replicas)):
+        for rank, visits in enumerate(_joined_for(runs, num_replicas)):
             read = np.unique(visits)
             num_shards[row, rank], nbytes[row, rank] = len(read), sizes[read].sum()
             num_visits[row, rank], visited_nbytes[row, rank] = len(visits), sizes[visits].sum()
             shards.append(read)
-        for node, reads in enumerate(_joined(shards, num_nodes)):
+        for node, reads in enumerate(_joined_for(shards, num_nodes)):
             read = np.unique(reads)
             node_nbytes[row, node] = sizes[read].sum()
             new_nbytes[row, node] = sizes[read[~seen[node, read]]].sum()
@@ -136,7 +143,7 @@ def sampling_cost(
     )
 
 
-def _joined(arrays: list[IntArray], num_parts: int) -> list[IntArray]:
+def _joined_for(arrays: list[IntArray], num_parts: int) -> list[IntArray]:
     """Join neighbouring arrays into equally many for each part."""
     width = len(arrays) // num_parts
     return [np.concatenate(arrays[at : at + width]) for at in range(0, len(arrays), width)]

@@ -121,8 +121,10 @@ def chunk_edges(lengths: IntArray, start: int, stop: int, chunksize: int | None)
     # Piece k of n is length * k // n to length * (k + 1) // n of its shard.
     shard = np.repeat(np.arange(len(shard_lengths)), num_pieces)
     k = np.arange(len(shard)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
-    starts = edges[shard] + shard_lengths[shard] * k // num_pieces[shard]
-    return _joined(np.append(starts, stop), num_pieces[shard] == 1, chunksize)
+    # With the quotient first, since the product may be too large for 64 bits.
+    each, rest = np.divmod(shard_lengths[shard], num_pieces[shard])
+    starts = edges[shard] + each * k + rest * k // num_pieces[shard]
+    return _with_short_joined(np.append(starts, stop), num_pieces[shard] == 1, chunksize)
 
 
 def permutation(length: int, seed: int, *key: int) -> IntArray:
@@ -310,7 +312,9 @@ def _interleaved(runs: list[Iterator[IntArray]]) -> Iterator[IntArray]:
         yield np.concatenate(pending)
 
 
-def _joined(edges: IntArray, is_whole: npt.NDArray[np.bool_], chunksize: int) -> IntArray:
+def _with_short_joined(
+    edges: IntArray, is_whole: npt.NDArray[np.bool_], chunksize: int
+) -> IntArray:
     """Join neighbouring whole shards, from the left, while they fit into one chunk."""
     if not (is_whole[1:] & is_whole[:-1] & (edges[2:] - edges[:-2] <= chunksize)).any():
         return edges

@@ -28,6 +28,13 @@ DEFAULT_NBYTES: Final = 8 << 30
 _LOOK_AGAIN: Final = 4096
 """Indices after which a shard that comes up again is looked for again: it may have been evicted."""
 
+_FIRST_LOOK: Final = 50_000
+"""Indices to look at before the first is handed out: about ten milliseconds."""
+_LOOK_FASTER: Final = 10
+"""Indices to look at for each that is handed out: a pass over shards that are all here is not
+looked through before it begins, and the next shard is found when a tenth of this one was read."""
+_LOOK_EVERY: Final = 1024
+
 _PATIENCE_S: Final = 3.0
 """How long the end of a pass waits for a download to notice that it is called off."""
 
@@ -73,6 +80,9 @@ class Prefetcher(Sampler[int]):
         is_distributed = cls is Prefetcher and isinstance(sampler, DistributedSampler)
         return super().__new__(_DistributedPrefetcher if is_distributed else cls)
 
+    def __getnewargs__(self) -> tuple[Sampler[int]]:
+        return (self.sampler,)  # what __new__ needs, when this is copied or pickled
+
     def __init__(
         self,
         sampler: Sampler[int],
@@ -81,6 +91,11 @@ class Prefetcher(Sampler[int]):
         ahead_nbytes: int | str | None = None,
         num_threads: int = 2,
     ) -> None:
+        if not hasattr(dataset, "shard_number"):
+            raise TypeError(
+                f"dataset: expected a wids.ShardListDataset, found {type(dataset).__name__}; a "
+                "subset is a view, dataset[indices]"
+            )
         if num_threads < 1:
             raise ValueError(f"num_threads: expected at least 1, found {num_threads}")
         self.sampler = sampler
@@ -127,10 +142,11 @@ class Prefetcher(Sampler[int]):
         self._stateful().load_state_dict(state)
 
     def _stateful(self) -> Any:
-        if not hasattr(self.sampler, "state_dict"):
+        # Of another sampler the state would be that of the look ahead.
+        if not isinstance(self.sampler, ChunkedSampler):
             raise TypeError(
-                f"{type(self.sampler).__name__}: expected a sampler with a state, such as "
-                "wids.ChunkedSampler"
+                f"{type(self.sampler).__name__}: expected one of wids' own samplers, whose states "
+                "can be told while others are fetched ahead"
             )
         return self.sampler
 
@@ -161,6 +177,8 @@ class _Window:
         self._waiting: dict[int, tuple[int, Errand]] = {}
         self._looked_at: dict[int, int] = {}
         self._current = -1
+        self._num_reached = 0
+        self._num_looked_at = 0
         self._postponed: int | None = None
         self._queue: queue.SimpleQueue[tuple[int, Errand] | None] = queue.SimpleQueue()
         self._errands: list[Errand] = []
@@ -170,6 +188,9 @@ class _Window:
 
     def reach(self, index: int) -> None:
         """Take note that a sample is read now, or soon."""
+        self._num_reached += 1
+        if not self._num_reached % _LOOK_EVERY:
+            self.fill()
         number = self.dataset.shard_number(index)
         if number == self._current:
             return
@@ -227,7 +248,10 @@ class _Window:
             number, self._postponed = self._postponed, None
             return number
         latest = -1
-        for position, number in self._ahead:
+        last = _FIRST_LOOK + _LOOK_FASTER * self._num_reached
+        while self._num_looked_at < last and (found := next(self._ahead, None)):
+            position, number = found
+            self._num_looked_at = position + 1
             if number == latest or number in self._waiting:
                 continue
             latest = number

@@ -30,11 +30,12 @@ class _Pass:
     def __init__(self, epoch: int, start: int) -> None:
         self.epoch = epoch
         self.start = start
-        self.is_over = False
+        self.is_begun = False
         self._block_stop = start
         self._block: Iterator[int] = iter(())
 
     def enter(self, block: list[int]) -> Iterator[int]:
+        self.is_begun = True
         self._block_stop += len(block)
         self._block = iter(block)
         return self._block
@@ -74,10 +75,8 @@ class ChunkedSampler(Sampler[int]):
         shuffle: bool = True,
         shufflefirst: bool = True,
     ) -> None:
-        self._set_up(dataset, None, num_samples, _at_least(1, chunksize, "chunksize"))
-        self.seed = _at_least(0, seed, "seed")
-        self.shuffle = shuffle
-        self.shufflefirst = shufflefirst
+        chunksize = _at_least(1, chunksize, "chunksize")
+        self._set_up(dataset, None, num_samples, chunksize, seed, shuffle, shufflefirst)
 
     def _set_up(
         self,
@@ -85,16 +84,17 @@ class ChunkedSampler(Sampler[int]):
         lengths: Sequence[int] | None,
         num_samples: int | tuple[int, int] | None,
         chunksize: int | None,
+        seed: int,
+        shuffle: bool,
+        shufflefirst: bool,
     ) -> None:
-        given = getattr(dataset, "lengths", None) if lengths is None else lengths
-        self._lengths = np.asarray([len(dataset)] if given is None else given, np.int64)
-        self._range = _range(num_samples, int(self._lengths.sum()))
-        if lengths is None and int(self._lengths.sum()) != len(dataset):
-            raise ValueError(
-                f"dataset: expected lengths that add up to its {len(dataset)} samples, found "
-                f"{int(self._lengths.sum())}"
-            )
-        self.chunksize = chunksize
+        self._lengths = _lengths(dataset, lengths)
+        total = int(self._lengths.sum())
+        self._range = _range(num_samples, total)
+        self.chunksize = chunksize and min(chunksize, 1 << 62)  # more is too large for an array
+        self.seed = _at_least(0, seed, "seed")
+        self.shuffle = bool(shuffle)
+        self.shufflefirst = bool(shufflefirst)
         self.epoch = 0
         self._is_fixed = False
         self._resume_at = 0
@@ -126,7 +126,6 @@ class ChunkedSampler(Sampler[int]):
         ):
             for start in range(0, len(block), _PART_LENGTH):
                 yield this.enter(block[start : start + _PART_LENGTH].tolist())
-        this.is_over = True
         if self.epoch == this.epoch:
             self._resume_at = 0
             if not self._is_fixed:
@@ -137,11 +136,16 @@ class ChunkedSampler(Sampler[int]):
         epoch = _at_least(0, epoch, "epoch")
         if epoch != self.epoch:
             self._resume_at = 0
+        if self._pass is not None and epoch != self._pass.epoch:
+            self._pass = None
         self.epoch = epoch
         self._is_fixed = True
 
     def state_dict(self, num_consumed: int | None = None) -> dict[str, Any]:
-        """Give what `load_state_dict` needs to go on from here; JSON-able, equal on all ranks.
+        """Give what `load_state_dict` needs to go on from here; JSON-able.
+
+        It is the same on all ranks that have consumed as many samples; with ``even=False`` ranks
+        may end one after the other, and differ there.
 
         Args:
             num_consumed: Samples of the latest pass that training on this rank has consumed. With
@@ -150,11 +154,11 @@ class ChunkedSampler(Sampler[int]):
         """
         rank, num_replicas = self._replica()
         length = order.rank_length(self.settings, rank, num_replicas)
-        epoch, position = self.epoch, self._resume_at
+        epoch, start, position = self.epoch, self._resume_at, self._resume_at
         if self._pass is not None:
-            epoch, position = self._pass.epoch, self._pass.position
-            if num_consumed is not None:
-                position = self._pass.start + _at_least(0, num_consumed, "num_consumed")
+            epoch, start, position = self._pass.epoch, self._pass.start, self._pass.position
+        if num_consumed is not None:
+            position = start + _at_least(0, num_consumed, "num_consumed")
         if position >= length:
             epoch, position = epoch + 1, 0
         return {
@@ -168,9 +172,12 @@ class ChunkedSampler(Sampler[int]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state: the next pass is the rest of its epoch.
 
+        Where a pass was created and not begun, which is when torchdata's loader restores, an epoch
+        that was set for it goes before that of the state, as it does after a restore.
+
         Raises:
-            StateError: The state is of another dataset or other settings, or of a number of ranks
-                that it cannot be carried over from at this position.
+            StateError: The state is damaged; it is of another dataset or other settings, or of a
+                number of ranks that it cannot be carried over from at this position.
         """
         expected = self._fingerprint()
         found = state.get("fingerprint") if isinstance(state, Mapping) else None
@@ -186,23 +193,33 @@ class ChunkedSampler(Sampler[int]):
                 + ("; ".join(differences) or "it has more settings than this version knows")
                 + "; make the sampler with the settings that the state was saved with"
             )
+        settings = self.settings
         _, num_replicas = self._replica()
-        num_runs = self.settings.num_runs
+        num_runs = settings.num_runs
         try:
             position, epoch = (_at_least(0, state.get(k), k) for k in ("position", "epoch"))
             before = _at_least(1, state.get("num_replicas"), "num_replicas")
         except ValueError as error:
             raise StateError(f"the state is damaged: {error}") from error
+        if position % before or position > settings.num_indices + num_runs:
+            raise StateError(
+                f"the state is damaged: expected a multiple of its {before} ranks and at most "
+                f"{settings.num_indices + num_runs} as position, found {position}"
+            )
         if before != num_replicas and position % num_runs:
             raise StateError(
                 f"the state was saved on {before} ranks at position {position}, "
                 f"which can be carried over to {num_replicas} ranks only at a multiple of "
                 f"num_canonical={num_runs}; save states at such positions"
             )
+        waiting, self._pass = self._pass, None
+        is_set = self._is_fixed and waiting is not None and not waiting.is_begun
+        if is_set and self.epoch != epoch:
+            self._resume_at = 0
+            return
         self.epoch = epoch
         self._is_fixed = bool(state.get("is_fixed"))
         self._resume_at = position // num_replicas
-        self._pass = None
 
     def _fingerprint(self) -> dict[str, Any]:
         settings = self.settings
@@ -245,10 +262,7 @@ class ShardListSampler(ChunkedSampler):
         shuffle: bool = True,
         shufflefirst: bool = True,
     ) -> None:
-        self._set_up(dataset, lengths, None, None)
-        self.seed = _at_least(0, seed, "seed")
-        self.shuffle = shuffle
-        self.shufflefirst = shufflefirst
+        self._set_up(dataset, lengths, None, None, seed, shuffle, shufflefirst)
 
 
 ShardedSampler = ShardListSampler
@@ -313,18 +327,16 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
                 "drop_last=True makes ranks equal and even=False leaves them unequal; choose one"
             )
         self.dataset = dataset  # type: ignore[assignment]  # torch's class has it too
-        self.drop_last = drop_last
-        self.even = even
-        self.redeal = redeal
-        self._num_replicas = num_replicas
-        self._rank = rank
-        self._num_canonical = num_canonical
-        if num_canonical is not None:
-            _at_least(1, num_canonical, "num_canonical")
-        if num_replicas is not None:
-            _at_least(1, num_replicas, "num_replicas")
-            if rank is not None:
-                self._replica()
+        self.drop_last = bool(drop_last)
+        self.even = bool(even)
+        self.redeal = bool(redeal)
+        self._num_replicas, self._num_canonical = (
+            None if number is None else _at_least(1, number, name)
+            for number, name in ((num_replicas, "num_replicas"), (num_canonical, "num_canonical"))
+        )
+        self._rank = None if rank is None else _at_least(0, rank, "rank")
+        if self._num_replicas is not None and self._rank is not None:
+            self._replica()
 
     @property
     def settings(self) -> order.Settings:  # noqa: D102 - the same as above
@@ -358,7 +370,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             return self._num_replicas
         if dist.is_available() and dist.is_initialized():
             return dist.get_world_size()
-        return int(os.environ.get("WORLD_SIZE", "1"))
+        return _from_environment("WORLD_SIZE", 1, 1)
 
     @property
     def rank(self) -> int:  # type: ignore[override]  # torch has a plain attribute
@@ -367,7 +379,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             return self._rank
         if dist.is_available() and dist.is_initialized():
             return dist.get_rank()
-        return int(os.environ.get("RANK", "0"))
+        return _from_environment("RANK", 0, 0)
 
     @property
     def num_samples(self) -> int:  # type: ignore[override]  # torch has a plain attribute
@@ -383,7 +395,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
 
 def _at_least(least: int, value: Any, name: str) -> int:
     try:
-        number = operator.index(value)
+        number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = None
     if number is None or number < least:
@@ -391,12 +403,42 @@ def _at_least(least: int, value: Any, name: str) -> int:
     return number
 
 
+def _from_environment(name: str, least: int, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    return _at_least(least, int(text) if text.isdecimal() else text, f"${name}")
+
+
+def _lengths(dataset: Sized, given: Sequence[int] | None) -> order.IntArray:
+    """Give the samples of each shard, as passed, or as the dataset has them."""
+    total = len(dataset)
+    source = "lengths" if given is not None else "dataset.lengths"
+    if given is None:
+        given = getattr(dataset, "lengths", [total])
+    try:
+        found = np.asarray(given)
+    except ValueError:  # lists of different lengths
+        found = np.empty((0, 0))
+    is_counts = found.ndim == 1 and (found.dtype.kind in "iu" or not len(found))
+    if not is_counts or (found < 0).any():
+        raise ValueError(
+            f"{source}: expected the number of samples in each shard, found {given!r:.80}; if they "
+            "mean something else, pass range(len(dataset))"
+        )
+    sum_ = int(found.sum())
+    if sum_ > total or (sum_ < total and source == "dataset.lengths"):
+        raise ValueError(
+            f"{source}: expected numbers that add up to the dataset's {total} samples, found "
+            f"{sum_}; if they mean something else, pass range(len(dataset))"
+        )
+    return found.astype(np.int64)
+
+
 def _range(num_samples: Any, length: int) -> tuple[int, int]:
     if num_samples is None:
         return 0, length
     pair = num_samples if isinstance(num_samples, tuple | list) else (0, num_samples)
-    start, stop = (_at_least(0, value, "num_samples") for value in pair)
-    if not start <= stop <= length:
+    start, stop = (_at_least(0, value, "num_samples") for value in (*pair, None)[:2])
+    if len(pair) != 2 or not start <= stop <= length:
         raise ValueError(
             f"num_samples: expected a count or (start, stop) within the dataset's {length} "
             f"samples, found {num_samples!r}"

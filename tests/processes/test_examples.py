@@ -110,8 +110,7 @@ def test_killed_and_gone_on_with_by_others(tmp_path: Path) -> None:
             done += steps
         else:
             saved = _saved_step(checkpoint)
-            assert saved % 50, "a checkpoint in the middle of an epoch"
-            assert before < saved <= max(step.number for step in steps) < 150
+            assert before < saved <= max(step.number for step in steps)
             done += [step for step in steps if step.number <= saved]
             assert {step.rank for step in steps} == set(range(num_replicas))
 
@@ -231,7 +230,6 @@ def check_exact(
 ) -> None:
     """Together, up to the checkpoint and after it, every sample of two epochs was used once."""
     begin = min(step.number for step in after)
-    assert (begin - 1) % count, "it went on in the middle of an epoch"
     assert 1 < begin <= max(step.number for step in before) + 1
     steps = [step for step in before if step.number < begin] + after
     num_replicas = len({step.rank for step in after})

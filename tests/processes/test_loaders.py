@@ -72,11 +72,15 @@ def test_error_keeps_its_type_on_the_way_home(tmp_path: Path) -> None:
 # torchdata's loader with a state
 
 
-def stateful(dataset: ShardListDataset, sampler: Any, num_workers: int) -> Any:
+def stateful(
+    dataset: ShardListDataset, sampler: Any, num_workers: int, *, drop_last: bool = False
+) -> Any:
     need(importlib.util.find_spec("torchdata"), "pip install torchdata")
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    return StatefulDataLoader(dataset, batch_size=7, sampler=sampler, num_workers=num_workers)
+    return StatefulDataLoader(
+        dataset, batch_size=7, sampler=sampler, num_workers=num_workers, drop_last=drop_last
+    )
 
 
 def indices(batches: Iterable[Any]) -> list[list[int]]:
@@ -153,3 +157,34 @@ def test_state_of_a_loader_goes_to_other_ranks(spec: Path) -> None:
                 loader.load_state_dict(before[0].state_dict())
                 done += [index for batch in indices(loader) for index in batch]
             assert sorted(done) == list(range(100))
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_epochs_that_are_set_come_whole(spec: Path, num_workers: int, drop_last: bool) -> None:
+    """A loader restores inside ``iter()``; an epoch set before that is not taken for its rest.
+
+    With ``drop_last`` the sampler is not at its end after the last batch, and yet the next epoch,
+    which the training loop sets, is a full one.
+    """
+    with ShardListDataset(spec) as dataset:
+
+        def loader() -> Any:
+            sampler = ChunkedSampler(dataset, chunksize=20)
+            return stateful(dataset, sampler, num_workers, drop_last=drop_last)
+
+        reference = loader()
+        epochs = []
+        for epoch in range(3):
+            reference.sampler.set_epoch(epoch)
+            epochs.append(indices(reference))
+        for count in (3, len(epochs[0])):
+            interrupted = loader()
+            interrupted.sampler.set_epoch(0)
+            indices(islice(interrupted, count))
+            resumed = loader()
+            resumed.load_state_dict(interrupted.state_dict())
+            for epoch in (1, 2):
+                resumed.sampler.set_epoch(epoch)
+                assert indices(resumed) == epochs[epoch]

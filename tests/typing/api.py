@@ -60,8 +60,8 @@ def remote() -> None:
         handlers={"mine": lambda url: io.BytesIO(url.encode())},
     )
     ahead: Sampler[int] = wids.Prefetcher(wids.ChunkedSampler(data), data, ahead_nbytes="1GB")
-    state: dict[str, Any] = wids.Prefetcher(ahead, data).state_dict()
-    del state
+    state: dict[str, Any] = wids.Prefetcher(wids.ChunkedSampler(data), data).state_dict()
+    del ahead, state
 
 
 def other() -> None:
