@@ -15,8 +15,8 @@ urls      order     tar      decode
 transports index  samplers encode
 fetch
 spec      shard     remote
-cache     writer    display
-pool      opener    build    verify   prefetch cost
+cache     build     display
+pool      opener    writer   verify   prefetch cost
 dataset
 demo      browse
 cli

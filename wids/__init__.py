@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wids.build import build_pack
+    from wids.build import build_pack, build_spec
     from wids.cost import SamplingCost, sampling_cost
     from wids.dataset import ShardListDataset
     from wids.decode import Decoder
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     )
     from wids.shard import Shard
     from wids.spec import DatasetSpec, ShardSpec, load_spec
-    from wids.writer import TarWriter
+    from wids.writer import ShardWriter, TarWriter
 
 __all__ = [
     "ChunkedSampler",
@@ -54,6 +54,7 @@ __all__ = [
     "ShardListDataset",
     "ShardListSampler",
     "ShardSpec",
+    "ShardWriter",
     "ShardedSampler",
     "SpecError",
     "StateError",
@@ -61,12 +62,13 @@ __all__ = [
     "TransformError",
     "WidsError",
     "build_pack",
+    "build_spec",
     "load_spec",
     "sampling_cost",
 ]
 
 _ROOMS = {
-    "build": ("build_pack",),
+    "build": ("build_pack", "build_spec"),
     "cost": ("SamplingCost", "sampling_cost"),
     "dataset": ("ShardListDataset",),
     "decode": ("Decoder",),
@@ -79,7 +81,7 @@ _ROOMS = {
     ),
     "shard": ("Shard",),
     "spec": ("DatasetSpec", "ShardSpec", "load_spec"),
-    "writer": ("TarWriter",),
+    "writer": ("ShardWriter", "TarWriter"),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 

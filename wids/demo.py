@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final
 
-from wids.build import save_pack
 from wids.dataset import ShardListDataset
-from wids.spec import DatasetSpec, ShardSpec
-from wids.writer import TarWriter
+from wids.writer import ShardWriter
 
 NUM_SHARDS: Final = 4
 SAMPLES_PER_SHARD: Final = 250
@@ -36,21 +34,11 @@ _SHAPES: Final = ("circle", "square", "triangle", "cross")
 def write_dataset(folder: str) -> str:
     """Write the demo's shards, index and spec into a folder; give the path of the spec."""
     os.makedirs(folder, exist_ok=True)
-    shards, indexes = [], []
-    for shard in range(NUM_SHARDS):
-        path = os.path.join(os.path.abspath(folder), f"shapes-{shard:06d}.tar")
-        with TarWriter(path) as writer:
-            for number in range(shard * SAMPLES_PER_SHARD, (shard + 1) * SAMPLES_PER_SHARD):
-                writer.write(_sample(number))
-        shards.append(ShardSpec(path, writer.num_samples, writer.nbytes))
-        if writer.index is not None:
-            indexes.append((os.path.basename(path), writer.nbytes, writer.index))
-    index_path = os.path.join(os.path.abspath(folder), "shapes.index")
-    save_pack(index_path, indexes)
-    spec = DatasetSpec(tuple(shards), name="shapes", index=index_path)
-    spec_path = os.path.join(folder, "shapes.json")
-    spec.save(spec_path)
-    return spec_path
+    pattern = os.path.join(folder, "shapes-%06d.tar")
+    with ShardWriter(pattern, maxcount=SAMPLES_PER_SHARD, if_exists="replace") as writer:
+        for number in range(NUM_SHARDS * SAMPLES_PER_SHARD):
+            writer.write(_sample(number))
+    return os.path.join(folder, "shapes.json")
 
 
 def _sample(number: int) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 import pytest
 import remote
 import samplers
-from conftest import miss
+import writers
+from conftest import miss, need
 from table import ROWS, main
 
 
@@ -53,3 +55,12 @@ def test_sampler_rows_can_be_measured(capsys: pytest.CaptureFixture[str]) -> Non
     assert len(printed) == 1 + len(rows)
     assert rows["new"][0].resume_s < rows["old"][0].resume_s
     assert rows["new"][0].peak_nbytes < rows["torch"][0].peak_nbytes + 5e6
+
+
+def test_writer_rows_can_be_measured() -> None:
+    """Shards are written no slower than by webdataset, with few samples too."""
+    need(importlib.util.find_spec("webdataset"), "pip install webdataset")
+
+    ratios = writers.main(["--toy", "--rounds", "1"])
+
+    assert list(ratios) == list(writers.ROWS)
