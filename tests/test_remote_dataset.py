@@ -422,7 +422,7 @@ def test_what_reads_much_fetches_the_whole(site: Site, read: str) -> None:
 def test_only_by_range(site: Site, own_cache: Path) -> None:
     """access="range" never fetches a shard, and refuses what it has no index for (CACHE-15)."""
     with wids.ShardListDataset(site.spec(), access="range") as dataset:
-        with raises(FetchError, "/train-0.tar: expected an index", "build_pack"):
+        with raises(FetchError, "/train-0.tar: expected an index", "wids create"):
             dataset[0]
     site.pack()
     with wids.ShardListDataset(site.spec(index="train.index"), access="range") as dataset:
@@ -565,7 +565,7 @@ def test_a_pack_that_is_missing_or_broken(site: Site, caplog: pytest.LogCaptureF
 def test_get_by_key(site: Site) -> None:
     """With a pack a search; without one, no dataset is fetched for a key (CACHE-15)."""
     with wids.ShardListDataset(site.spec()) as dataset:
-        with raises(FetchError, "/train-0.tar: expected its index", "build_pack", "'s00010'"):
+        with raises(FetchError, "/train-0.tar: expected its index", "wids create", "'s00010'"):
             dataset.get_by_key("s00010")
         assert site.asked() == []
         assert dataset.get_by_key("s00010", shard=1)[".txt"] == "text 10"

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from wids.shard import Shard
     from wids.spec import DatasetSpec, ShardSpec, load_spec
+    from wids.verify import Problem, verify_spec
     from wids.writer import ShardWriter, TarWriter
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "MismatchError",
     "NotFoundError",
     "Prefetcher",
+    "Problem",
     "SampleError",
     "SamplingCost",
     "Shard",
@@ -65,6 +67,7 @@ __all__ = [
     "build_spec",
     "load_spec",
     "sampling_cost",
+    "verify_spec",
 ]
 
 _ROOMS = {
@@ -81,6 +84,7 @@ _ROOMS = {
     ),
     "shard": ("Shard",),
     "spec": ("DatasetSpec", "ShardSpec", "load_spec"),
+    "verify": ("Problem", "verify_spec"),
     "writer": ("ShardWriter", "TarWriter"),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}

@@ -162,7 +162,7 @@ def describe(path: str, key_split: KeySplit = "first") -> tuple[ShardSpec, Shard
         ShardFormatError: It is not a complete, plain tar.
     """
     with Shard(path, find_index=partial(_checked_index, key_split)) as shard:
-        about = ShardSpec(path, len(shard), shard.nbytes, sha256=_sha256(path))
+        about = ShardSpec(path, len(shard), shard.nbytes, sha256=sha256_of(path))
         return about, shard.index
 
 
@@ -179,12 +179,13 @@ def _checked_index(
     return index.with_checksums(index.build(tar.scan(data, path), key_split, path), data)
 
 
-def _sha256(path: str) -> str:
-    digest = hashlib.sha256()
+def sha256_of(path: str, digest: Any = None) -> str:
+    """Give the digest of a file in hexadecimal digits; by SHA-256, or another hash object."""
+    digest = digest or hashlib.sha256()
     with open(path, "rb") as file:
         while piece := file.read(_PIECE_NBYTES):
             digest.update(piece)
-    return digest.hexdigest()
+    return str(digest.hexdigest())
 
 
 def _examined(fetcher: fetch.Fetcher, asked: tuple[str, KeySplit]) -> _Found:

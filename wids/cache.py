@@ -572,7 +572,7 @@ class Cache:
         return FetchError(f"{what}; set cache_dir (now {self.folder}) to a folder of your own")
 
 
-class _File(NamedTuple):
+class File(NamedTuple):
     """A file that the cache has made."""
 
     path: str
@@ -582,7 +582,7 @@ class _File(NamedTuple):
     is_temporary: bool
 
 
-def _own_files(folder: str) -> list[_File]:
+def _own_files(folder: str) -> list[File]:
     files = []
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -591,10 +591,24 @@ def _own_files(folder: str) -> list[_File]:
                 with suppress(OSError):  # gone meanwhile
                     about = entry.stat(follow_symlinks=False)
                     used_ns = about.st_atime_ns
-                    files.append(
-                        _File(entry.path, entry.name, about.st_size, used_ns, is_temporary)
-                    )
+                    files.append(File(entry.path, entry.name, about.st_size, used_ns, is_temporary))
     return files
+
+
+def contents(folder: str) -> list[File]:
+    """Give the copies, their indexes and unfinished files of a cache folder."""
+    return _own_files(os.path.join(folder, "shards"))
+
+
+def clear(folder: str) -> tuple[int, int, int]:
+    """Delete the copies that no process uses, and the indexes of local shards.
+
+    Returns:
+        How many files were deleted, of how many bytes, and how many are in use.
+    """
+    files = [*contents(folder), *_own_files(os.path.join(folder, "indexes"))]
+    gone = [file for file in files if _was_evicted(file.path)]
+    return len(gone), sum(file.nbytes for file in gone), len(files) - len(gone)
 
 
 def _was_evicted(path: str) -> bool:

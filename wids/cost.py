@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from wids import order
+from wids.display import nbytes_text
 from wids.samplers import ChunkedSampler
 from wids.spec import DatasetSpec
 
@@ -65,7 +65,7 @@ class SamplingCost:
         for number, epoch in enumerate(self.epochs):
             counts = (self.num_shards[number].max(), self.num_visits[number].max())
             sizes = (self.nbytes, self.visited_nbytes, self.node_nbytes, self.new_nbytes)
-            rank, visited, node, new = (_text(size[number].max()) for size in sizes)
+            rank, visited, node, new = (nbytes_text(size[number].max()) for size in sizes)
             lines.append(
                 f"{epoch:5} {counts[0]:9,} {counts[1]:9,} {rank:>9} {visited:>10} | {node:>9} "
                 f"{new:>9}"
@@ -147,7 +147,3 @@ def _joined_for(arrays: list[IntArray], num_parts: int) -> list[IntArray]:
     """Join neighbouring arrays into equally many for each part."""
     width = len(arrays) // num_parts
     return [np.concatenate(arrays[at : at + width]) for at in range(0, len(arrays), width)]
-
-
-def _text(nbytes: float) -> str:
-    return "?" if np.isnan(nbytes) else str(tqdm.format_sizeof(nbytes, "B"))

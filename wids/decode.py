@@ -245,10 +245,15 @@ _TABLE: Final[Mapping[str, Decode]] = {
 # Pictures
 
 
-def _opened(data: bytes) -> Any:
+def opened_image(data: bytes) -> Any:
+    """Give a PIL image of which only the header was read."""
     from PIL import Image
 
-    image = Image.open(io.BytesIO(data), formats=_PIL_FORMATS)
+    return Image.open(io.BytesIO(data), formats=_PIL_FORMATS)
+
+
+def _opened(data: bytes) -> Any:
+    image = opened_image(data)
     image.load()  # now, so that a corrupt picture is an error here, where its sample is known
     return image
 

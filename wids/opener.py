@@ -110,13 +110,13 @@ class ShardOpener:
     def fetch(self, number: int, errand: Errand) -> None:
         """Fetch a remote shard before it is opened; see `Cache.fetch`."""
         if self.local_path(number) is None:
-            self.store.fetch(_remote_file(self.shards[number]), self._prepare(number), errand)
+            self.store.fetch(remote_file(self.shards[number]), self._prepare(number), errand)
 
     def is_here(self, number: int) -> bool:
         """Tell whether a shard can be opened without fetching it."""
         if self.local_path(number) is not None:
             return True
-        return self.store.find(_remote_file(self.shards[number])) is not None
+        return self.store.find(remote_file(self.shards[number])) is not None
 
     def key_split_of(self, number: int) -> KeySplit:
         """Give the rule for a shard: the caller's, else the spec's, else the first dot."""
@@ -134,9 +134,9 @@ class ShardOpener:
 
     def _copy(self, number: int, make_room: Callable[[], None]) -> Shard:
         """Open the copy of a remote shard. One that was there, and is damaged, is fetched again."""
-        remote_file = _remote_file(self.shards[number])
-        was_here = self.store.find(remote_file) is not None
-        copy = self.store.open(remote_file, self._prepare(number), make_room)
+        about = remote_file(self.shards[number])
+        was_here = self.store.find(about) is not None
+        copy = self.store.open(about, self._prepare(number), make_room)
         try:
             shard = self._shard(copy.path, partial(self._index_of_copy, number, copy), copy.handle)
             self._check_count(number, shard)
@@ -146,7 +146,7 @@ class ShardOpener:
                 raise
             self._fetched_again.add(number)
             _logger.warning("%s; fetching it again", str(error))
-            self.store.discard(remote_file)
+            self.store.discard(about)
             return self._copy(number, make_room)
         return shard
 
@@ -202,14 +202,14 @@ class ShardOpener:
             FetchError: Its index is not known, and nothing but ranges is wanted.
         """
         about = self.shards[number]
-        if self.store.find(_remote_file(about)) is not None:
+        if self.store.find(remote_file(about)) is not None:
             return None
         known = self._index_for_ranges(number)
         if known is None:
             if self.access == "range":
                 raise FetchError(
                     f"{urls.redact(about.url)}: expected an index to read it by range, found none; "
-                    'make one for the dataset with `wids.build_pack`, or use access="download"'
+                    'make one for the dataset with `wids create`, or use access="download"'
                 )
             return None
         found, nbytes = known
@@ -232,7 +232,7 @@ class ShardOpener:
             found = pack.index(at, nbytes, key_split)
             if found is not None and about.nbytes in (None, nbytes):
                 return found, nbytes
-        left = index.load_for_ranges(self.store.index_path(_remote_file(about)), key_split)
+        left = index.load_for_ranges(self.store.index_path(remote_file(about)), key_split)
         if left is not None and about.nbytes in (None, left[1].nbytes):
             return left[0], left[1].nbytes
         return None
@@ -330,7 +330,7 @@ class ShardOpener:
                 raise FetchError(
                     f"{urls.redact(self.shards[number].url)}: expected its index, to search for "
                     f"the key {key!r}, found none; make one for the dataset with "
-                    "`wids.build_pack`, or name the shard, which is then fetched"
+                    "`wids create`, or name the shard, which is then fetched"
                 )
             yield number
 
@@ -352,7 +352,8 @@ class _ReadRange:
         return self.fetcher.read_range(self.url, start, stop, self.nbytes)
 
 
-def _remote_file(about: ShardSpec) -> RemoteFile:
+def remote_file(about: ShardSpec) -> RemoteFile:
+    """Give what the cache has to know of a remote shard."""
     return RemoteFile(about.url, about.nbytes, about.md5sum, about.sha256)
 
 

@@ -1,0 +1,166 @@
+"""A spec against its shards."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import sample_members, write_tar
+from loopback import Server
+
+import wids
+from wids import build_spec, load_spec, verify_spec
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    """A spec of six shards with everything stated, and its pack."""
+    paths = [
+        write_tar(tmp_path / f"{number}.tar", sample_members(10 * number, 10 * number + 10))
+        for number in range(6)
+    ]
+    build_spec(paths, name="train", pack=tmp_path / "train.index").save(tmp_path / "train.json")
+    return tmp_path / "train.json"
+
+
+def problems(spec: Any, **options: Any) -> list[str]:
+    return [str(problem) for problem in verify_spec(spec, **options)]
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def edit(spec: Path, number: int, **changes: Any) -> None:
+    document = json.loads(spec.read_text())
+    entry = document["shardlist"][number] | changes
+    document["shardlist"][number] = {k: v for k, v in entry.items() if v is not None}
+    spec.write_text(json.dumps(document))
+
+
+def test_a_whole_dataset_has_no_problems(spec: Path) -> None:
+    """Nothing is said about what is well, with the fields decoded too."""
+    assert problems(spec) == problems(spec, decode=True) == []
+    assert problems(sorted(spec.parent.glob("*.tar"))) == []
+
+
+def test_each_damage_is_named_and_nothing_else(spec: Path) -> None:
+    """A flipped byte, a cut, a missing shard and a wrong count: a line for each."""
+    folder = spec.parent
+    flip(folder / "1.tar", 600)  # in the data of a member
+    data = (folder / "2.tar").read_bytes()
+    (folder / "2.tar").write_bytes(data[:5000])
+    (folder / "3.tar").unlink()
+    edit(spec, 4, nsamples=8)
+
+    found = problems(spec)
+
+    assert len(found) == 4
+    assert found[0].startswith(f"{folder}/1.tar: the spec says the sha256 ")
+    assert found[1].startswith(f"{folder}/2.tar: the spec says {len(data)} bytes, it has 5000; ")
+    assert found[2] == f"{folder}/3.tar: it cannot be read: No such file or directory"
+    assert found[3] == f"{folder}/4.tar: the spec says 8 samples, it has 10"
+
+
+def test_a_damaged_header_is_found_without_a_digest(spec: Path) -> None:
+    """The tar's own checksums are verified."""
+    edit(spec, 1, sha256=None)
+    flip(spec.parent / "1.tar", 3)
+
+    found = problems(spec)
+
+    assert len(found) == 1
+    assert found[0].startswith(f"{spec.parent}/1.tar: ")
+    assert "at byte 0: expected the header of a member" in found[0]
+
+
+def test_md5_is_compared(spec: Path) -> None:
+    """As older specs have it."""
+    edit(spec, 1, sha256=None, md5sum="0" * 32)
+    assert [f"the spec says the md5sum {'0' * 32}" in line for line in problems(spec)] == [True]
+
+
+def test_odd_names_are_listed(tmp_path: Path) -> None:
+    """Names that belong to no sample, and names that come twice."""
+    members = [*sample_members(0, 3), *sample_members(1, 2)]
+    members += [(f"README{n}", b"") for n in range(5)]
+    path = write_tar(tmp_path / "a.tar", members)
+
+    assert problems([path]) == [
+        f"{path}: 5 members belong to no sample: README0, README1, README2, …",
+        f"{path}: 2 names come more than once: s00001.txt, s00001.cls",
+    ]
+
+
+def test_bytes_behind_the_end_are_told(spec: Path) -> None:
+    """What a reader would never see."""
+    edit(spec, 1, sha256=None, filesize=None)
+    with (spec.parent / "1.tar").open("ab") as file:
+        file.write(b"?" * 512)
+
+    found = problems(spec)
+
+    assert len(found) == 2
+    assert "1.tar" in found[0]
+    assert (
+        found[1]
+        == f"{spec.parent}/train.index: its index of 1.tar is not that of the shard; make it anew"
+    )
+
+
+def test_fields_are_decoded_if_wanted(tmp_path: Path) -> None:
+    """Each that cannot be, with its sample."""
+    path = write_tar(tmp_path / "a.tar", [("a.cls", b"1"), ("b.cls", b"cat"), ("c.jpg", b"?")])
+
+    assert problems([path]) == []
+    found = problems([path], decode=True)
+    assert len(found) == 2
+    assert found[0].startswith(f'{path}: sample "b" (its number 1): field ".cls": expected cls')
+    assert '"c" (its number 2)' in found[1]
+
+
+def test_the_pack_is_compared(spec: Path) -> None:
+    """With shards that it is not of, with their number, and with nothing."""
+    folder = spec.parent
+    pack = folder / "train.index"
+    wids.build_pack(load_spec([folder / "0.tar"]), pack)
+    assert problems(spec) == [
+        f"{pack}: expected the indexes of 6 shards, found 1",
+    ]
+    wids.build_pack(load_spec([folder / f"{n}.tar" for n in (1, 0, 2, 3, 4, 5)]), pack)
+    assert [line.split("of ")[1][:5] for line in problems(spec)] == ["0.tar", "1.tar"]
+    pack.write_bytes(b"?")
+    assert "found something else" in problems(spec)[0]
+    pack.unlink()
+    assert problems(spec)[0].startswith(f"{pack}: ")
+    assert len(problems(spec)) == 1
+
+
+def test_remote_shards_are_verified(server: Server, spec: Path) -> None:
+    """By URL, with the same words; no secret is shown."""
+    flip(spec.parent / "1.tar", 600)
+    for path in spec.parent.iterdir():
+        if path.name != "3.tar":
+            server.page(f"/{path.name}", path.read_bytes())
+
+    found = problems(f"{server.url}/train.json?t=secret")
+
+    assert len(found) == 2
+    assert found[0].startswith(f"{server.url}/1.tar?…: the spec says the sha256")
+    assert found[1].startswith(f"{server.url}/3.tar?…: ")
+    assert "404" in found[1]
+    assert "secret" not in "".join(found)
+
+
+def test_processes_give_the_same(spec: Path) -> None:
+    """The same lines in the same order."""
+    flip(spec.parent / "1.tar", 600)
+    flip(spec.parent / "4.tar", 3)
+    with ProcessPoolExecutor(2) as executor:
+        assert problems(spec, executor=executor) == problems(spec)
+    assert len(problems(spec)) == 2

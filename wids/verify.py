@@ -1,0 +1,238 @@
+"""A spec against its shards → the list of what is wrong, one problem a line.
+
+Every shard is read from its first byte to its last, wherever it is. This room mends nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from wids import fetch, index, keys, tar, urls
+from wids.build import sha256_of
+from wids.decode import Decoder
+from wids.errors import FetchError, SampleError, ShardFormatError
+from wids.index import ShardIndex, TarIdentity
+from wids.keys import KeySplit, to_text
+from wids.progress import Bar
+from wids.shard import Shard
+from wids.spec import Shards, ShardSpec, load_spec
+from wids.tar import TarIndex
+
+_MAX_NAMES: Final = 3
+
+Locate = Callable[[ShardSpec], "str | None"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that is wrong.
+
+    Attributes:
+        shard: Path or URL of the shard, or of the pack.
+        text: What was expected and what was found.
+    """
+
+    shard: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.shard}: {self.text}"
+
+
+def verify_spec(
+    shards: Shards,
+    *,
+    base: str | os.PathLike[str] | None = None,
+    decode: bool = False,
+    locate: Locate | None = None,
+    executor: Executor | None = None,
+    allow_pipe: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+) -> list[Problem]:
+    """Compare shards with what a spec and its pack say of them.
+
+    Lengths, digests, counts, the checksums of headers, names that belong to no sample or come
+    twice, bytes behind the end, the index in the pack; and the fields, if wanted.
+
+    Args:
+        shards: The shards, in any form that a dataset takes.
+        base: Folder or URL that relative references start from.
+        decode: Whether to decode every field too.
+        locate: Gives the path of a local file to look at for a shard, or None to leave it out. By
+            default local shards are read in place, and remote ones fetched, and not kept.
+        executor: Where to do the work, as for `build_spec`.
+        allow_pipe: Whether a document may name ``pipe:`` commands.
+        storage_options: As for `ShardListDataset`.
+        progress: Whether to show a progress bar; None for in terminals and notebooks only.
+
+    Returns:
+        The problems, in the order of the shards; none if all is well.
+
+    Raises:
+        SpecError: ``shards`` is malformed.
+        FetchError: A document cannot be read. (A shard that cannot be read is a problem.)
+    """
+    fetcher = fetch.Fetcher(storage_options)
+    spec = load_spec(shards, base=base, allow_pipe=allow_pipe, read=fetcher.read)
+    problems: list[Problem] = []
+    with Bar("verifying", len(spec.shards), "shard", wanted=progress) as bar:
+        examine = partial(_examined, fetcher, locate, decode)
+        results = (
+            map(examine, spec.shards) if executor is None else executor.map(examine, spec.shards)
+        )
+        blobs: list[tuple[int, bytes] | None] = []
+        for number, (found, blob) in enumerate(results, start=1):
+            problems += found
+            blobs.append(blob)
+            bar.reach(number)
+    if spec.index is not None and locate is None:
+        problems += _pack_problems(fetcher, spec.index, spec.shards, blobs)
+    return problems
+
+
+def _examined(
+    fetcher: fetch.Fetcher, locate: Locate | None, decode: bool, about: ShardSpec
+) -> tuple[list[Problem], tuple[int, bytes] | None]:
+    """Give the problems of a shard; and its length and index, where it has any. For executors."""
+    name = urls.redact(about.url)
+    if locate is not None:
+        path = locate(about)
+        return ([], None) if path is None else _problems(about, path, path, decode)
+    if urls.is_local(about.url):
+        path = urls.local_path(about.url)
+        return _problems(about, path, name, decode)
+    with tempfile.NamedTemporaryFile(prefix="wids-", suffix=".tar") as file:
+        try:
+            fetcher.save(about.url, file)
+        except FetchError as error:
+            return [Problem(name, _without(name, error))], None
+        file.flush()
+        return _problems(about, file.name, name, decode)
+
+
+def _problems(
+    about: ShardSpec, path: str, name: str, decode: bool
+) -> tuple[list[Problem], tuple[int, bytes] | None]:
+    try:
+        nbytes = os.stat(path).st_size
+    except OSError as error:
+        return [Problem(name, f"it cannot be read: {error.strerror or error}")], None
+    seen: list[TarIndex] = []
+    find_index = partial(_indexed, about.key_split or "first", seen)
+    try:
+        shard = Shard(path, find_index=find_index)
+    except (FetchError, ShardFormatError) as error:
+        reason = _without(path, error)
+        mismatch = _mismatch(about, path, nbytes)
+        return [Problem(name, f"{mismatch}; {reason}" if mismatch else reason)], None
+    with shard:
+        mismatch = _mismatch(about, path, nbytes)
+        texts = []
+        if about.num_samples not in (None, len(shard)):
+            texts.append(f"the spec says {about.num_samples} samples, it has {len(shard)}")
+        texts += _odd_names(seen[0], about.key_split or "first")
+        texts += seen[0].remarks
+        if decode:
+            texts += _decode_problems(shard)
+        blob = index.dump(shard.index, TarIdentity(nbytes))
+    if mismatch:
+        # The file is not the one that was meant: one problem, and what else is odd are its details.
+        return [Problem(name, "; ".join([mismatch, *texts]))], None
+    return [Problem(name, text) for text in texts], (nbytes, blob)
+
+
+def _indexed(
+    key_split: KeySplit, seen: list[TarIndex], path: str, data: tar.TarBytes, _: TarIdentity
+) -> ShardIndex:
+    found = tar.scan(data, path)
+    seen.append(found)
+    return index.with_checksums(index.build(found, key_split, path), data)
+
+
+def _mismatch(about: ShardSpec, path: str, nbytes: int) -> str:
+    """Tell how a file differs from the one that the spec describes, or give ``""``."""
+    if about.nbytes not in (None, nbytes):
+        return f"the spec says {about.nbytes} bytes, it has {nbytes}"
+    if about.sha256 is not None:
+        found = sha256_of(path)
+        if found != about.sha256.lower():
+            return f"the spec says the sha256 {about.sha256}, it has {found}"
+    elif about.md5sum is not None:
+        found = sha256_of(path, hashlib.md5(usedforsecurity=False))
+        if found != about.md5sum.lower():
+            return f"the spec says the md5sum {about.md5sum}, it has {found}"
+    return ""
+
+
+def _odd_names(found: TarIndex, key_split: KeySplit) -> list[str]:
+    dots = keys.split_names(found.names, key_split).dots.tolist()
+    orphans = [name for name, dot in zip(found.names, dots, strict=True) if not dot]
+    counts: dict[bytes, int] = {}
+    for name in found.names:
+        counts[name] = counts.get(name, 0) + 1
+    twice = [name for name, count in counts.items() if count > 1]
+    texts = []
+    if orphans:
+        texts.append(f"{len(orphans)} members belong to no sample: {_listed(orphans)}")
+    if twice:
+        texts.append(f"{len(twice)} names come more than once: {_listed(twice)}")
+    return texts
+
+
+def _listed(names: list[bytes]) -> str:
+    shown = ", ".join(to_text(name) for name in names[:_MAX_NAMES])
+    return shown + (", …" if len(names) > _MAX_NAMES else "")
+
+
+def _decode_problems(shard: Shard) -> list[str]:
+    decoder, texts = Decoder(), []
+    for local_index, sample in enumerate(shard):
+        try:
+            decoder(dict(sample))
+        except SampleError as error:
+            texts.append(f'sample "{sample["__key__"]}" (its number {local_index}): {error}')
+    return texts
+
+
+def _pack_problems(
+    fetcher: fetch.Fetcher,
+    url: str,
+    shards: tuple[ShardSpec, ...],
+    blobs: list[tuple[int, bytes] | None],
+) -> list[Problem]:
+    name = urls.redact(url)
+    with tempfile.NamedTemporaryFile(prefix="wids-", suffix=".index") as file:
+        try:
+            fetcher.save(url, file)
+        except FetchError as error:
+            return [Problem(name, _without(name, error))]
+        file.flush()
+        pack = index.load_pack(file.name)
+        if pack is None:
+            return [Problem(name, "expected a pack of indexes, found something else, or damaged")]
+        problems = []
+        if len(pack) != len(shards):
+            text = f"expected the indexes of {len(shards)} shards, found {len(pack)}"
+            problems.append(Problem(name, text))
+        for number, (about, blob) in enumerate(zip(shards, blobs, strict=True)):
+            if blob is None or number >= len(pack):
+                continue
+            shard_name = os.path.basename(urls.path_of(about.url))
+            found = pack.index(number, blob[0], about.key_split or "first")
+            is_same = found is not None and index.dump(found, TarIdentity(blob[0])) == blob[1]
+            if not (is_same and pack.is_named(number, shard_name)):
+                text = f"its index of {shard_name} is not that of the shard; make it anew"
+                problems.append(Problem(name, text))
+        return problems
+
+
+def _without(prefix: str, error: Exception) -> str:
+    return str(error).removeprefix(prefix).removeprefix(": ")
