@@ -15,8 +15,9 @@ urls      order     tar      decode
 transports index  samplers encode
 fetch
 spec      shard     remote
-cache     build     display
-pool      opener    writer   verify   prefetch cost
+cache     build     display  catalog
+pool      opener    writer   verify   prefetch cost   markup
+preview
 dataset
 demo      browse
 cli

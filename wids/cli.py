@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (_add_create, _add_info, _add_sample, _add_verify, _add_update):
         add(commands)
-    for add in (_add_prefetch, _add_cache, _add_demo):
+    for add in (_add_browse, _add_prefetch, _add_cache, _add_demo):
         add(commands)
     return parser
 
@@ -410,6 +410,45 @@ def _update(options: argparse.Namespace) -> int:
     )
     _write_json(options.filename + ".bak", json.loads(before))
     _write_json(options.filename, document)
+    return 0
+
+
+# browse
+
+
+def _add_browse(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "browse",
+        _browse,
+        "look at a dataset in a browser; the page is for this machine, and ends with Ctrl-C",
+        "  wids browse train.json\n"
+        "  wids browse https://example.com/train.json   # fetches what is shown, and no shard",
+    )
+    _add_spec(parser)
+    parser.add_argument("-p", "--port", type=int, default=0, help="(default: one that is free)")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+    _add_remote(parser)
+
+
+def _browse(options: argparse.Namespace) -> int:
+    from wids.browse import Browser
+    from wids.dataset import ShardListDataset
+
+    with ShardListDataset(options.spec, access="range", allow_pipe=options.allow_pipe) as dataset:
+        browser = Browser(dataset, options.port)
+        print(browser.url, flush=True)
+        print("Whoever has this address can look; Ctrl-C ends it.", file=sys.stderr)
+        if options.open:
+            import webbrowser
+
+            webbrowser.open(browser.url)
+        try:
+            browser.serve()
+        except KeyboardInterrupt:
+            print(file=sys.stderr)  # below the ^C
+        finally:
+            browser.close()
     return 0
 
 

@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args, overload
 import numpy as np
 import numpy.typing as npt
 
-from wids import fetch, spec, urls
+from wids import fetch, preview, spec, urls
 from wids.cache import Cache, Errand, Limits, Localname, default_folder, parse_nbytes
 from wids.decode import Decoder
 from wids.errors import SampleError, SpecError, TransformError, WidsError
+from wids.index import ShardIndex
 from wids.keys import KeySplit
 from wids.opener import Access, ShardOpener
 from wids.pool import ShardPool, default_size
+from wids.preview import Gallery
 from wids.progress import Bar
 from wids.raw import Raw, check_raw
 from wids.shard import Shard
@@ -170,6 +172,7 @@ class ShardListDataset(_Dataset):
             raise SpecError(f"{self.spec.name or 'the spec'}: its counts add up to 2**63 or more")
         self._set_edges(np.concatenate(([0], np.cumsum(np.array(counts, np.int64)))))
         self._positions: range | IntArray = range(int(self._edges[-1]))
+        preview.show_samples_in_notebooks()
 
     def _set_edges(self, edges: IntArray) -> None:
         """Set where shards begin and end in the dataset; views give plain ints, and fast."""
@@ -247,10 +250,23 @@ class ShardListDataset(_Dataset):
         Raises:
             KeyError: There is none.
         """
+        position, number = self._place_of(key, shard)
+        return self._sample(position, number, whole=False)
+
+    def find_key(self, key: str) -> int:
+        """Give the index of the first sample with a key, as `get_by_key` finds it."""
+        position, _ = self._place_of(key, None)
+        positions = self._positions
+        if isinstance(positions, range):
+            return positions.index(position)
+        return int(np.flatnonzero(positions == position)[0])
+
+    def _place_of(self, key: str, shard: int | str | None) -> tuple[int, int]:
+        """Give the position in the full dataset of a key, and the number of its shard."""
         for number, local_index in self._places_of(key, shard):
             position = self._starts[number] + local_index
             if _contains(self._positions, position):
-                return self._sample(position, number, whole=False)
+                return position, number
         where = repr(self)
         if shard is not None:
             where = urls.redact(self.spec.shards[self._number(shard)].url)
@@ -336,6 +352,55 @@ class ShardListDataset(_Dataset):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    # What people look at.
+
+    def show(
+        self,
+        num_samples: int = 12,
+        *,
+        seed: int | None = None,
+        where: Callable[[Any], Any] | None = None,
+    ) -> Gallery:
+        """Give a gallery, which shows itself in a notebook. ``dataset[1000:2000].show()`` is one.
+
+        Only small pictures and texts are read, by range where shards are remote.
+
+        Args:
+            num_samples: Most samples to show.
+            seed: None for the first ones, a number for random ones.
+            where: Takes a sample, and tells whether to show it; a thousand are looked at.
+        """
+        return preview.gallery(self, num_samples, seed, where)
+
+    def _repr_html_(self) -> str:
+        return preview.summary_html(self)
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Give the number of a sample's shard, and the sample's index in it."""
+        position = int(self._positions[self._wrapped(operator.index(index))])
+        number = bisect_right(self._ends, position)
+        return number, position - self._starts[number]
+
+    def shard_index(self, number: int) -> ShardIndex | None:
+        """Give the index of a shard, or None where it would have to be fetched for that."""
+        if number not in self._pool and not self._opener.has_index(number):
+            return None
+        return self._pool.get(number, whole=False).index
+
+    def only(self, fields: Collection[str]) -> ShardListDataset:
+        """Give a view with these fields only, as undecoded bytes, that fetches no whole shards."""
+        view = copy(self)
+        view.transformations = []
+        view._singles_whole = view._batches_whole = False  # noqa: SLF001 - another of us
+        view._opener = self._opener.only(frozenset(fields))  # noqa: SLF001 - another of us
+        view._pool = ShardPool(view._opener, self._pool.size, self._pool.limit_nbytes)  # noqa: SLF001
+        return view
+
+    @property
+    def cache_folder(self) -> str:
+        """The cache folder."""
+        return self._opener.store.folder
 
     def __repr__(self) -> str:
         name = f" {self.dataset_name!r}" if self.dataset_name else ""

@@ -1,4 +1,4 @@
-"""Values of fields, and specs → text that a person reads.
+"""Values of fields, samples and specs → text that a person reads.
 
 Nothing is read here: bytes come in, text goes out. Whatever the bytes are, no terminal obeys them.
 """
@@ -6,10 +6,9 @@ Nothing is read here: bytes come in, text goes out. Whatever the bytes are, no t
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
-
-from tqdm import tqdm
 
 from wids import urls
 from wids.decode import IMAGE_EXTENSIONS, Decoder, extension, opened_image
@@ -22,7 +21,9 @@ _SHORTEST: Final = 20
 
 def nbytes_text(nbytes: float) -> str:
     """Give a number of bytes in three digits and a unit: ``1.25MB``; ``?`` for NaN."""
-    return "?" if nbytes != nbytes else str(tqdm.format_sizeof(nbytes, "B"))  # noqa: PLR0124 - NaN
+    from tqdm import tqdm
+
+    return "?" if math.isnan(nbytes) else str(tqdm.format_sizeof(nbytes, "B"))
 
 
 def sample_text(sample: Mapping[str, Any], width: int = 80) -> str:
@@ -51,18 +52,19 @@ def value_text(field: str, value: Any) -> str:
         return printable(f"{size} that cannot be decoded: {error}")
     except Exception as error:  # noqa: BLE001 - a corrupt picture, in any of Pillow's ways
         return printable(f"{size} that cannot be decoded: {type(error).__name__}: {error}")
-    return f"{printable(_plain_text(decoded))}{_size_of(decoded, size)}"
+    return f"{printable(plain_text(decoded))}{_size_of(decoded, size)}"
 
 
-def _plain_text(value: Any) -> str:
+def plain_text(value: Any) -> str:
+    """Give a decoded value as text; arrays by type, shape and dtype."""
     if isinstance(value, str | bytes):
         return value if isinstance(value, str) else repr(value[:60])
     if hasattr(value, "dtype"):
         return f"{type(value).__name__} {tuple(value.shape)} {value.dtype}"
     if isinstance(value, Mapping) and any(hasattr(item, "dtype") for item in value.values()):
-        return ", ".join(f"{name}: {_plain_text(item)}" for name, item in value.items())
+        return ", ".join(f"{name}: {plain_text(item)}" for name, item in value.items())
     if isinstance(value, list) and any(hasattr(item, "dtype") for item in value):
-        return ", ".join(map(_plain_text, value))
+        return ", ".join(map(plain_text, value))
     return json.dumps(value, ensure_ascii=False, default=repr)
 
 

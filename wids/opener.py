@@ -13,6 +13,7 @@ import mmap
 import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from copy import copy
 from functools import partial
 from typing import IO, Any, Final, Literal
 
@@ -117,6 +118,16 @@ class ShardOpener:
         if self.local_path(number) is not None:
             return True
         return self.store.find(remote_file(self.shards[number])) is not None
+
+    def has_index(self, number: int) -> bool:
+        """Tell whether the index of a shard can be had without fetching the shard."""
+        return self.is_here(number) or self._index_for_ranges(number) is not None
+
+    def only(self, fields: frozenset[str]) -> ShardOpener:
+        """Give one that opens the same shards for these fields only, as bytes, and fetches none."""
+        other = copy(self)
+        other.fields, other.raw, other.access = fields, "bytes", "range"
+        return other
 
     def key_split_of(self, number: int) -> KeySplit:
         """Give the rule for a shard: the caller's, else the spec's, else the first dot."""

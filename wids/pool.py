@@ -92,6 +92,9 @@ class ShardPool:
         """Let go of all shards; the next `get` opens them again."""
         self._entries.clear()
 
+    def __contains__(self, number: int) -> bool:
+        return number in self._entries
+
     def __len__(self) -> int:
         return len(self._entries)
 

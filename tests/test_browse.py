@@ -1,0 +1,256 @@
+"""A dataset as pages, asked for without a browser: what is served, to whom, and what it costs."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import numpy as np
+import pytest
+from loopback import Server
+from PIL import Image
+
+import wids
+from wids.browse import Browser
+
+HOSTILE = '<script>document.title="owned"</script>'
+
+
+def picture(number: int) -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (40, 30), (number % 256, 80, 160)).save(stream, "JPEG")
+    return stream.getvalue()
+
+
+def write(folder: Path, count: int = 100) -> Path:
+    """Write samples with pictures, texts, some large and odd fields; give the spec."""
+    with wids.ShardWriter(folder / "looks-%06d.tar", maxcount=40) as writer:
+        for number in range(count):
+            sample: dict[str, Any] = {
+                "__key__": f"k/{number:04d}",
+                ".jpg": picture(number) if number != 5 else b"not a jpeg",
+                ".txt": HOSTILE if number == 3 else f"caption {number}",
+                ".json": {"n": number, "text": HOSTILE},
+            }
+            if number % 7 == 0:
+                sample[".npy"] = np.zeros((16, 16), np.float32)
+            if number == 60:
+                sample[".mp4"] = bytes(3_000_000)
+                sample[f".{HOSTILE.replace('/', '')}"] = b"x"
+            writer.write(sample)
+    return folder / "looks.json"
+
+
+class Client:
+    """Asks a browser's server, with any path and host."""
+
+    def __init__(self, url: str) -> None:
+        self.parts = urlsplit(url)
+
+    def get(self, path: str = "", **headers: str) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection(self.parts.hostname or "", self.parts.port)
+        try:
+            where = path if path.startswith("/") else self.parts.path + path
+            connection.request("GET", where, headers=headers)
+            response = connection.getresponse()
+            return response.status, dict(response.headers), response.read()
+        finally:
+            connection.close()
+
+    def json(self, path: str) -> Any:
+        return json.loads(self.get(path)[2])
+
+
+@contextmanager
+def browsing(spec: str | Path, **options: Any) -> Iterator[Client]:
+    with wids.ShardListDataset(spec, access="range", **options) as dataset:
+        browser = Browser(dataset)
+        thread = threading.Thread(target=browser.serve)
+        thread.start()
+        try:
+            yield Client(browser.url)
+        finally:
+            browser.close()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("looks"))
+
+
+def test_page_and_script_come_from_here(spec: Path) -> None:
+    """The page loads its own script and nothing else, and says so to the browser."""
+    with browsing(spec) as client:
+        status, headers, page = client.get()
+        assert status == 200
+        assert client.get("app.js")[0] == 200
+    assert re.findall(rb'(?:src|href)="([^"]+)"', page) == [b"data:,", b"app.js"]
+    assert b"http" not in page
+    policy = headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'self'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert (headers["X-Content-Type-Options"], headers["Cache-Control"]) == ("nosniff", "no-store")
+
+
+def test_only_who_has_the_address_may_look(spec: Path) -> None:
+    """Without the token, or by another name of this machine, there is nothing (SEC-13)."""
+    with browsing(spec) as client:
+        token = client.parts.path
+        assert len(token) > 20
+        for path in (
+            "/",
+            "/about",
+            "/x/about",
+            token[:-2] + "/about",
+            token.rstrip("/") + "x/about",
+        ):
+            assert client.get(path)[0] == 404, path
+        assert client.get("about", Host="evil.example")[0] == 404
+        assert client.get("about", Host=f"localhost:{client.parts.port}")[0] == 200
+    with browsing(spec) as other:
+        assert other.parts.path != token
+
+
+def test_about(spec: Path) -> None:
+    """Name, counts, and the fields, by the indexes."""
+    with browsing(spec) as client:
+        about = client.json("about")
+    assert (about["name"], about["num_samples"], about["num_shards"]) == ("looks", 100, 3)
+    fields = {field["name"]: field["share"] for field in about["fields"]}
+    assert fields[".jpg"] == fields[".txt"] == "100%"
+    assert fields[".npy"] == "15%"
+
+
+def test_pages_of_samples(spec: Path) -> None:
+    """From any start on, and where the next page begins; the last is short."""
+    with browsing(spec) as client:
+        first = client.json("samples?start=0&count=24")
+        assert [card["index"] for card in first["cards"]] == list(range(24))
+        assert first["next"] == 24
+        last = client.json("samples?start=96&count=24")
+        assert [card["index"] for card in last["cards"]] == [96, 97, 98, 99]
+        assert last["next"] is None
+        assert client.json("samples?start=500")["cards"] == []
+        assert len(client.json("samples?count=100000")["cards"]) == 100
+    assert "caption 1" in first["cards"][1]["html"]
+    assert "data:image/jpeg;base64," in first["cards"][1]["html"]
+
+
+def test_filter_by_field(spec: Path) -> None:
+    """Samples that have a field, over the edges of shards, by indexes alone."""
+    with browsing(spec) as client:
+        found = client.json("samples?field=.npy&count=10")
+        assert [card["index"] for card in found["cards"]] == list(range(0, 70, 7))
+        rest = client.json(f"samples?field=.npy&count=10&start={found['next']}")
+        assert [card["index"] for card in rest["cards"]] == [70, 77, 84, 91, 98]
+        assert rest["next"] is None
+        assert client.json("samples?field=.none") == {"cards": [], "next": None}
+
+
+def test_nothing_of_a_dataset_is_run(spec: Path) -> None:
+    """Texts, names of fields and keys are escaped wherever they are shown (SEC-13)."""
+    with browsing(spec) as client:
+        shown = [card["html"] for card in client.json("samples?count=100")["cards"]]
+        shown += [client.json(f"sample/{index}")["html"] for index in (3, 60)]
+        _, headers, body = client.get(f"field/3/{quote('.txt')}")
+    assert not [html for html in shown if "<script" in html]
+    assert "&lt;script&gt;" in shown[3]
+    assert headers["Content-Type"] == "application/octet-stream"
+    assert body == HOSTILE.encode()
+
+
+def test_a_sample(spec: Path) -> None:
+    """Small fields are shown, large ones can be played and saved; a corrupt one is told."""
+    with browsing(spec) as client:
+        sample = client.json("sample/60")
+        assert (sample["index"], sample["key"]) == (60, "k/0060")
+        assert "<video" in sample["html"]
+        assert "its number 20" in sample["html"]
+        status, headers, body = client.get(f"field/60/{quote('.mp4')}")
+        assert (status, headers["Content-Type"], len(body)) == (200, "video/mp4", 3_000_000)
+        assert "not a picture that can be shown, 10.0B" in client.json("sample/5")["html"]
+        assert "not a picture" in client.json("samples?start=5&count=1")["cards"][0]["html"]
+        assert "ndarray (16, 16) float32" in client.json("sample/7")["html"]
+
+
+def test_find(spec: Path) -> None:
+    """A key gives its index; one that is not there says so."""
+    with browsing(spec) as client:
+        assert client.json("find?key=k/0077") == {"index": 77}
+        status, _, body = client.get("find?key=none")
+    assert status == 404
+    assert "no sample has the key 'none'" in json.loads(body)["error"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["sample/100", "sample/-1", "sample/x", "field/0/.none", "field/0", "none", "samples?start=x"],
+)
+def test_what_is_not_there_is_an_answer(path: str, spec: Path) -> None:
+    """No address ends the server or a request without an answer."""
+    with browsing(spec) as client:
+        status, _, body = client.get(path)
+        assert status == 404
+        assert json.loads(body)["error"]
+        assert client.get("about")[0] == 200
+
+
+def test_a_broken_shard_does_not_break_the_page(tmp_path: Path) -> None:
+    """Its samples are told, the others shown."""
+    spec = write(tmp_path, 60)
+    (tmp_path / "looks-000000.tar").write_bytes(b"?" * 10240)
+    with browsing(spec) as client:
+        cards = client.json("samples?start=38&count=4")["cards"]
+        assert client.get("sample/0")[0] == 502
+    assert "caption 41" in cards[3]["html"]
+    assert 'class="bad"' in cards[0]["html"]
+
+
+def test_remote_pages_cost_what_they_show(server: Server, tmp_path: Path) -> None:
+    """Of remote shards only the fields of a page are fetched, not the film beside them.
+
+    The bytes are those that the server sent.
+    """
+    write(tmp_path)
+    for path in tmp_path.iterdir():
+        server.page(f"/{path.name}", path.read_bytes())
+    small = sum(len(picture(n)) + 2048 for n in range(24))
+
+    with browsing(f"{server.url}/looks.json") as client:
+        client.json("about")
+        before = server.num_sent
+        client.json("samples?start=0&count=24")
+        first = server.num_sent - before
+        client.json("samples?start=48&count=24")
+        second = server.num_sent - before - first
+        client.json("sample/7")
+        sample = server.num_sent - before - first - second
+
+    assert first < 2 * small + 24 * 2048
+    assert second < 2 * small + 24 * 2048, "one of them has a film of 3 MB"
+    assert sample < 8000
+    assert not [r for r in server.log if r.path.endswith(".tar") and r.range is None]
+
+
+def test_remote_shards_without_an_index_are_not_fetched(server: Server, tmp_path: Path) -> None:
+    """The page says what is missing instead."""
+    spec = write(tmp_path, 10)
+    document = json.loads(spec.read_text())
+    del document["index"]
+    url = server.page("/looks.json", document)
+    server.page("/looks-000000.tar", (tmp_path / "looks-000000.tar").read_bytes())
+    with browsing(url) as client:
+        assert client.json("about")["fields"] == []
+        assert "wids create" in client.json("sample/0")["error"]
+        assert "wids create" in client.json("samples")["cards"][0]["html"]
+    assert [r.path for r in server.log] == ["/looks.json"]
