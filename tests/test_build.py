@@ -21,6 +21,7 @@ from wids import (
     ShardListDataset,
     build_pack,
     build_spec,
+    fetch,
     load_spec,
 )
 from wids import build as room
@@ -118,19 +119,58 @@ def test_an_interrupted_run_goes_on(
 
     monkeypatch.setattr(room, "describe", noted)
     data = journal.read_bytes()
-    for cut, expected in ((len(data), shards[2:]), (len(data) - 1, shards[1:]), (10, shards)):
+    for cut, expected in ((len(data), shards[2:]), (len(data) - 1, shards[1:]), (20, shards)):
         journal.write_bytes(data[:cut])
         asked.clear()
         spec = build_spec(shards, journal=journal, pack=tmp_path / "a.index")
         assert asked == list(map(str, expected))
         assert [shard.num_samples for shard in spec.shards] == [8, 5, 7]
-        assert not journal.exists()
     damaged = bytearray(data)
-    damaged[40] ^= 1
+    damaged[60] ^= 1
     journal.write_bytes(damaged)
     asked.clear()
     build_spec(shards, journal=journal)
     assert len(asked) == 3
+
+
+def test_journals_are_not_mistaken(shards: list[Path], tmp_path: Path) -> None:
+    """Another file of that name stays as it is; one that another process writes is not touched."""
+    other = tmp_path / "notes"
+    other.write_text("something of the user's own" * 10)
+    with raises(FileExistsError, "notes: expected a journal", "move it away"):
+        build_spec(shards, journal=other)
+    assert other.read_text() == "something of the user's own" * 10
+
+    journal = tmp_path / "journal"
+    with room._Journal(journal) as first:
+        first.add(room._examined(fetch.Fetcher(), (str(shards[0]), "first")))
+        with raises(OSError, "another process is describing these shards"):
+            build_spec(shards, journal=journal)
+    assert journal.exists()
+
+
+def test_what_is_done_is_kept_when_another_shard_fails(tmp_path: Path, shards: list[Path]) -> None:
+    """Whatever its place: shards that were read are not read again."""
+    bad = tmp_path / "a-bad.tar"
+    bad.write_bytes(b"<html>" * 200)
+    journal = tmp_path / "journal"
+    with ThreadPoolExecutor(1) as executor, raises(ShardFormatError, "a-bad.tar"):
+        build_spec([*shards, bad], journal=journal, executor=executor)
+    with room._Journal(journal) as log:
+        assert all((str(path), "first") in log for path in shards)
+    journal.unlink()
+    with raises(ShardFormatError, "a-bad.tar"):
+        build_spec([bad], journal=journal)
+    assert not journal.exists(), "nothing was done"
+
+
+def test_names_that_are_no_text(tmp_path: Path) -> None:
+    """A file name of any bytes can be described and read."""
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.tar")
+    write_tar(Path(path), sample_members(0, 3))
+    build_spec([{"url": path}]).save(tmp_path / "a.json")
+    with ShardListDataset(tmp_path / "a.json") as dataset:
+        assert dataset[2][".txt"] == "text 2"
 
 
 def test_a_shard_that_changed_meanwhile_is_read_again(shards: list[Path], tmp_path: Path) -> None:
@@ -147,8 +187,11 @@ def test_a_shard_that_changed_meanwhile_is_read_again(shards: list[Path], tmp_pa
     assert [shard.num_samples for shard in spec.shards] == [3, 5, 7]
 
 
-def test_errors_name_the_shard(server: Server, tmp_path: Path) -> None:
+def test_errors_name_the_shard(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Local or remote, and without secrets."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with raises(NotFoundError, "missing.tar"):
         build_spec([tmp_path / "missing.tar"])
     url = server.page("/bad.tar", b"<html>" * 200) + "?token=secret"
@@ -156,7 +199,7 @@ def test_errors_name_the_shard(server: Server, tmp_path: Path) -> None:
         build_spec([url])
     assert str(caught.value).startswith(f"{server.url}/bad.tar")
     assert "secret" not in str(caught.value)
-    assert not [name for name in os.listdir(tmp_path) if name.startswith("wids-")]
+    assert os.listdir(tmp_path) == []
 
 
 def test_keys_split_at_the_last_dot(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from conftest import need, sample_members, write_shards, write_tar
-from loopback import Server
+from loopback import Fault, Server
 
 from wids import ShardListDataset, SpecError, cli, demo, load_spec
 
@@ -180,7 +180,7 @@ def test_an_interrupted_create_goes_on(tmp_path: Path) -> None:
     )
     journal = tmp_path / "a.partial"
     until_s = time.monotonic() + 60
-    while not journal.exists() or not journal.stat().st_size:
+    while not journal.exists() or journal.stat().st_size < 1000:
         assert time.monotonic() < until_s
         time.sleep(0.001)
     os.killpg(process.pid, signal.SIGINT)
@@ -425,15 +425,115 @@ def test_it_starts_quickly_and_without_torch(train: Path) -> None:
         "assert not {'torch', 'PIL', 'urllib3'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(train)], capture_output=True, check=True)
-    assert sorted(times)[2] < 1, "0.2 s on a machine that is not busy"
+    assert min(times) < 0.6, "0.2 s on a machine that is not busy"
 
 
-def test_progress_is_for_people(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results on standard output alone, whatever progress shows."""
-    monkeypatch.setenv("WIDS_PROGRESS", "1")
-    status, out, err = run("create", shards, "-o", shards / "a.json")
-    assert (status, err) == (0, "")  # it took less than two seconds
-    assert out.count("\n") == 1
+def test_progress_is_for_people(
+    shards: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bar on standard error, where one is wanted; results alone on standard output."""
+    monkeypatch.setattr("wids.progress.DELAY_S", 0)
+    for wanted, is_shown in (("1", True), ("0", False)):
+        monkeypatch.setenv("WIDS_PROGRESS", wanted)
+        assert cli.main(["create", str(shards), "-o", str(shards / "a.json"), "-j", "1"]) == 0
+        out, err = capsys.readouterr()
+        assert out == f"{shards}/a.json: 3 shards, 20 samples\n"
+        assert ("reading shards" in err) is is_shown
+
+
+def test_terminals_get_no_control_characters(tmp_path: Path) -> None:
+    """Names in a hostile shard or spec stay on their line, and command nothing."""
+    members = [*sample_members(0, 2), ("README\x1b]0;pwn\x07\nsecond", b"")]
+    path = write_tar(tmp_path / "a.tar", members)
+    status, out, _ = run("verify", path)
+    assert (status, len(out.splitlines())) == (1, 1)
+    assert "README\\x1b]0;pwn\\x07\\nsecond" in out
+    spec = tmp_path / "a.json"
+    spec.write_text(json.dumps({"shardlist": [{"url": "x\x1b[2J.tar", "nsamples": 1}]}))
+    assert run("sample", spec)[2].isprintable() is False  # its end of line
+    assert run("sample", spec)[2].strip().isprintable()
+    assert run("info", "--json", spec)[1].strip().isprintable()
+
+
+def test_downloads_end_with_ctrl_c(server: Server, shards: Path) -> None:
+    """Whatever is being fetched, and a server that is slow, are not waited for."""
+    spec = shards / "train.json"
+    run("create", shards, "-o", spec, "--base", f"{server.url}/")
+    for path in shards.iterdir():
+        faults = [Fault(after_nbytes=100, how="stall")] * 9 if path.suffix == ".tar" else []
+        server.page(f"/{path.name}", path.read_bytes(), faults=faults)
+    urls = [f"{server.url}/train-00000{number}.tar" for number in range(3)]
+    for arguments in (
+        ["prefetch", spec],
+        ["verify", spec, "-j2"],
+        ["create", *urls, "-j2", "-o", shards / "b.json"],
+    ):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "wids.cli", *map(str, arguments)],
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        num_before = len(server.log)
+        until_s = time.monotonic() + 30
+        while len(server.log) == num_before:
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        time.sleep(0.3)
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=15)
+        assert process.returncode == 130, (arguments, err)
+
+
+@pytest.mark.parametrize("output", ["a.tar", "a.index", "a"])
+def test_outputs_that_would_hit_something_else(output: str, shards: Path) -> None:
+    """A spec has a name of its own; a pack and a journal are made from it."""
+    status, _, err = run("create", shards, "-o", shards / output)
+    assert status == 1
+    assert "expected a name that ends in .json" in err
+    (shards / "b.partial").write_text("mine")
+    assert run("create", shards, "-o", shards / "b.json")[0] == 1
+    assert (shards / "b.partial").read_text() == "mine"
+
+
+def test_bases(shards: Path) -> None:
+    """Shards of one name have no base in common; a local base leaves the index where it is."""
+    (shards / "x").mkdir()
+    shutil.copy(shards / "train-000000.tar", shards / "x")
+    names = [shards / "train-000000.tar", shards / "x" / "train-000000.tar"]
+    status, _, err = run("create", *names, "-o", shards / "a.json", "-b", "https://h/d/")
+    assert status == 1
+    assert "found train-000000.tar more than once" in err
+    (shards / "specs").mkdir()
+    assert run("create", shards, "-o", shards / "specs" / "a.json", "-b", shards)[0] == 0
+    assert run("verify", shards / "specs" / "a.json")[0] == 0
+
+
+def test_names_with_braces(tmp_path: Path) -> None:
+    """What a folder has is taken as it is, once."""
+    for name in ("w{1,2}.tar", "w{1.tar"):
+        write_tar(tmp_path / name, sample_members(0, 2))
+    assert run("create", tmp_path, "-o", tmp_path / "a.json")[0] == 0
+    assert load_spec(tmp_path / "a.json").shards[0].num_samples == 2
+    both = [tmp_path, f"{tmp_path}/."]
+    assert "2 shards" in run("create", *both, "-o", tmp_path / "b.json")[1]
+
+
+def test_update_keeps_the_file_what_it_was(shards: Path) -> None:
+    """Its permissions, the link that leads to it, and in .bak its bytes."""
+    spec = shards / "train.json"
+    run("create", shards, "-o", spec)
+    spec.chmod(0o600)
+    before = spec.read_bytes()
+    link = shards / "link.json"
+    link.symlink_to(spec)
+
+    assert run("update", link, "--name", "x")[0] == 0
+
+    assert link.is_symlink()
+    assert load_spec(spec).name == "x"
+    assert spec.stat().st_mode & 0o777 == 0o600
+    assert (shards / "train.json.bak").read_bytes() == before
 
 
 def test_stdout_of_cat_is_bytes(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,18 +238,76 @@ def test_gzip_bombs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small field that would fill the memory is an error, as is one that is cut (SEC-12)."""
     monkeypatch.setattr("wids.decode.MAX_UNZIPPED_NBYTES", 1000)
     assert len(Decoder()({".txt.gz": gzip.compress(bytes(1000))})[".txt.gz"]) == 1000
-    two = gzip.compress(b"a") + gzip.compress(b"b")
+    two = gzip.compress(b"a") + gzip.compress(b"b") + bytes(100)
     assert Decoder()({".txt.gz": two}) == {".txt.gz": "ab"}
 
     for data, reason in (
         (gzip.compress(bytes(1001)), "longer than 1000 bytes"),
         (gzip.compress(bytes(600)) * 2, "longer than 1000 bytes"),
-        (gzip.compress(b"abc")[:-3], "cut short"),
+        (gzip.compress(b"abc")[:-3], "ended before the end-of-stream marker"),
         (b"", "empty"),
-        (b"text", "incorrect header"),
+        (b"text", "Not a gzipped file"),
     ):
         with raises(DecodeError, 'field ".txt.gz": expected gz data', reason):
             Decoder()({".txt.gz": data})
+
+
+def test_archives_that_would_fill_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ``.npz`` or a ``.pt`` of zeros is small, and large when read (SEC-12)."""
+    arrays = io.BytesIO()
+    np.savez_compressed(arrays, a=np.zeros(100_000))
+    assert Decoder()({".npz": arrays})[".npz"]["a"].shape == (100_000,)
+    monkeypatch.setattr("wids.decode.MAX_UNZIPPED_NBYTES", 1000)
+    for field in (".npz", ".pt"):
+        with raises(DecodeError, f'field "{field}"', "longer than 1000 bytes"):
+            Decoder()({field: arrays})
+
+
+def test_weights_need_a_torch_that_is_safe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 2.6 ``weights_only`` could be deceived (SEC-5)."""
+    monkeypatch.setattr(torch, "__version__", "2.5.1+cpu")
+    with raises(DecodeError, 'field ".pt"', "torch 2.6 or later", "CVE-2025-32434"):
+        Decoder()({".pt": encode(".pt", {"a": torch.zeros(2)})})
+
+
+@pytest.mark.parametrize("field", [".ppm", ".pgm", ".tiff", ".png"])
+def test_deep_grey_is_not_cut_off(field: str) -> None:
+    """Grey of 16 bits, in whatever mode Pillow opens it."""
+    values = np.array([[0, 255, 256, 40_000, 65_535]], np.uint16)
+    found = Decoder("numpy")({field: encode(field, values)})[field]
+    assert found.dtype == np.uint16
+    np.testing.assert_array_equal(found, values)
+
+
+def test_floating_grey_is_kept() -> None:
+    """A TIFF of floats, or of large integers."""
+    for values in (np.array([[0.5, 1e9]], np.float32), np.array([[-1, 1 << 30]], np.int32)):
+        stream = io.BytesIO()
+        Image.fromarray(values).save(stream, "TIFF")
+        found = Decoder("numpy")({".tiff": stream})[".tiff"]
+        np.testing.assert_array_equal(found, values)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (".webp", np.zeros((2, 2), np.uint16)),
+        (".gif", np.zeros((2, 2), np.uint16)),
+        (".bmp", np.zeros((2, 2, 4), np.uint8)),
+        (".ppm", np.zeros((2, 2, 4), np.uint8)),
+    ],
+)
+def test_pictures_that_a_format_would_cut_are_refused(field: str, value: Any) -> None:
+    """An error, and not another picture."""
+    with raises(ValueError, f'field "{field}"', "would lose some of a picture of mode"):
+        encode(field, value)
+
+
+def test_odd_names_and_keys_come_back() -> None:
+    """Maps with keys that are no text, and an array whose name numpy's own writer has not."""
+    assert Decoder()({".mp": encode(".mp", {1: 2})}) == {".mp": {1: 2}}
+    found = Decoder()({".npz": encode(".npz", {"file": np.arange(3)})})[".npz"]
+    assert found["file"].tolist() == [0, 1, 2]
 
 
 def test_unknown_zipped_fields_stay_as_they_are() -> None:

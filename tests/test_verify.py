@@ -124,6 +124,21 @@ def test_fields_are_decoded_if_wanted(tmp_path: Path) -> None:
     assert '"c" (its number 2)' in found[1]
 
 
+def test_what_is_no_file_is_a_problem(tmp_path: Path) -> None:
+    """A folder of that name does not end the verification."""
+    (tmp_path / "a.tar").mkdir()
+    entry = {"url": str(tmp_path / "a.tar"), "sha256": "0" * 64}
+    assert len(problems([entry, str(tmp_path / "b.tar")])) == 2
+
+
+def test_problems_of_all_samples_are_one(tmp_path: Path) -> None:
+    """Where each has the same, it is told once, with their number."""
+    path = write_tar(tmp_path / "a.tar", [(f"{n}.pkl", b"x") for n in range(50)])
+    found = problems([path], decode=True)
+    assert len(found) == 1
+    assert found[0].endswith("(and 49 more like it)")
+
+
 def test_the_pack_is_compared(spec: Path) -> None:
     """With shards that it is not of, with their number, and with nothing."""
     folder = spec.parent

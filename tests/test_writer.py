@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import io
+import json
 import os
 import shutil
 import signal
@@ -373,6 +374,10 @@ def test_where_the_spec_goes(tmp_path: Path) -> None:
         ({"pattern": "a-%d.tar", "maxcount": 0}, "at least 1, found 0"),
         ({"pattern": "a-%d.tar", "if_exists": "skip"}, "found 'skip'"),
         ({"pattern": "a-%d.tar.gz"}, "no random access"),
+        ({"pattern": "%d/a.tar"}, "one number such as %06d"),
+        ({"pattern": "s3://bucket/a-%d.tar"}, "expected a path on this machine, found a URL"),
+        ({"pattern": "pipe:cat > a-%d.tar"}, "expected a path on this machine"),
+        ({"pattern": "a-%d.tar", "spec": "a.index"}, "ends in .json"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
@@ -422,7 +427,80 @@ def test_a_sample_that_was_written_in_part_is_not_published() -> None:
     with raises(OSError, "No space left"):
         writer.write({"__key__": "a", "bin": bytes(3000)})
     with raises(OSError, "a sample was written in part"):
+        writer.write({"__key__": "b", "bin": b"x"})
+    with raises(OSError, "a sample was written in part"):
         writer.close()
+
+
+def test_a_closed_writer_takes_nothing(tmp_path: Path) -> None:
+    """What came behind the end would be lost."""
+    for writer in (TarWriter(io.BytesIO()), ShardWriter(tmp_path / "a-%d.tar")):
+        writer.write({"__key__": "a", "txt": "x"})
+        writer.close()
+        with raises(ValueError, "found one that was closed"):
+            writer.write({"__key__": "b", "txt": "x"})
+    assert sorted(os.listdir(tmp_path)) == ["a-0.tar", "a.index", "a.json"]
+
+
+def test_a_gap_is_not_filled(tmp_path: Path) -> None:
+    """Behind a shard that is missing, those that are there would be overwritten."""
+    pattern = tmp_path / "a-%06d.tar"
+    with ShardWriter(pattern, maxcount=5) as writer:
+        fill(writer, numbered(0, 20))
+    (tmp_path / "a-000001.tar").unlink()
+    before = contents(tmp_path)
+
+    with raises(FileExistsError, "a-000003.tar: it is there already", "a-000001.tar is not"):
+        ShardWriter(pattern, maxcount=5, if_exists="resume")
+    assert contents(tmp_path) == before
+
+
+def test_two_writers_do_not_overwrite_each_other(tmp_path: Path) -> None:
+    """As ranks of a job do that run the same program: the second one is told, and loses."""
+    pattern = tmp_path / "a-%06d.tar"
+    with ShardWriter(pattern) as first:
+        second = ShardWriter(pattern)
+        fill(first, numbered(0, 3))
+        fill(second, numbered(5, 9))
+    with raises(FileExistsError, "a-000000.tar"):
+        second.close()
+    with ShardListDataset(tmp_path / "a.json") as dataset:
+        assert [s["__key__"] for s in dataset] == ["000000", "000001", "000002"]
+    assert sorted(os.listdir(tmp_path)) == ["a-000000.tar", "a.index", "a.json"]
+
+
+def test_a_failure_after_publishing_ends_the_writer(tmp_path: Path) -> None:
+    """The next shard does not take the place of the one that was published."""
+
+    class Full(io.BytesIO):
+        def write(self, _: Any) -> int:
+            raise OSError(28, "No space left on device")
+
+    writer = ShardWriter(tmp_path / "a-%d.tar", maxcount=1)
+    writer._indexes.close()
+    writer._indexes = Full()
+    writer.write({"__key__": "a", "txt": "x"})
+    with raises(OSError, "No space left"):
+        writer.write({"__key__": "b", "txt": "x"})
+    with raises(OSError, "a shard could not be completed before"):
+        writer.write({"__key__": "b", "txt": "x"})
+    with Shard(tmp_path / "a-0.tar") as shard:
+        assert shard[0]["__key__"] == "a"
+
+
+def test_resuming_keeps_what_the_spec_said(tmp_path: Path) -> None:
+    """Its name and description, as `wids update` may have set them."""
+    pattern = tmp_path / "a-%d.tar"
+    with ShardWriter(pattern, maxcount=2) as writer:
+        fill(writer, numbered(0, 2))
+    document = json.loads((tmp_path / "a.json").read_text())
+    (tmp_path / "a.json").write_text(json.dumps({**document, "name": "mine", "info": "about"}))
+
+    with ShardWriter(pattern, maxcount=2, if_exists="resume") as writer:
+        fill(writer, numbered(2, 3))
+
+    spec = load_spec(tmp_path / "a.json")
+    assert (spec.name, spec.extras["info"], len(spec.shards)) == ("mine", "about", 2)
 
 
 def test_webdataset_and_tar_read_what_is_written(tmp_path: Path) -> None:

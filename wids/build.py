@@ -12,14 +12,14 @@ import os
 import struct
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, as_completed
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import IO, Any, Final
 
-from wids import fetch, index, publish, tar, urls
+from wids import fetch, index, locks, publish, tar, urls
 from wids.errors import ShardFormatError
 from wids.index import ShardIndex, TarIdentity
 from wids.keys import KeySplit
@@ -29,6 +29,9 @@ from wids.spec import DatasetSpec, Shards, ShardSpec, load_spec
 
 _PIECE_NBYTES: Final = 1 << 20
 _RECORD: Final = struct.Struct("<QQI")
+_JOURNAL_MAGIC: Final = b"wids journal 1\n"
+
+_Asked = tuple[str, KeySplit]
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,8 @@ def build_spec(
         pack: A file to write the indexes of all shards into, which the spec will name.
         executor: Where to do the work; any `concurrent.futures.Executor`, such as that of a Dask
             client. None for this thread.
-        journal: A file for what is done already, to go on after an interruption; it is deleted at
-            the end. Local shards that have changed since are read again.
+        journal: A file for what is done already, to go on after an interruption; to be deleted
+            when the spec is saved. Local shards that have changed since are read again.
         allow_pipe: Whether a document may name ``pipe:`` commands.
         storage_options: As for `ShardListDataset`.
         progress: Whether to show a progress bar; None for in terminals and notebooks only.
@@ -105,8 +108,7 @@ def build_spec(
         missing = [key for key in dict.fromkeys(asked) if key not in log]
         bar.reach(len(asked) - len(missing))
         examine = partial(_examined, fetcher)
-        results = map(examine, missing) if executor is None else executor.map(examine, missing)
-        for number, found in enumerate(results, start=1):
+        for number, found in enumerate(_results(examine, missing, executor), start=1):
             log.add(found)
             bar.reach(len(asked) - len(missing) + number)
         described = tuple(
@@ -125,7 +127,6 @@ def build_spec(
         if pack is not None:
             pack_path = os.path.abspath(os.fspath(pack))
             save_pack(pack_path, log.indexes(asked))
-        log.delete()
     return replace(
         spec, shards=described, name=spec.name if name is None else name, index=pack_path
     )
@@ -188,7 +189,23 @@ def sha256_of(path: str, digest: Any = None) -> str:
     return str(digest.hexdigest())
 
 
-def _examined(fetcher: fetch.Fetcher, asked: tuple[str, KeySplit]) -> _Found:
+def _results(
+    examine: Callable[[_Asked], _Found], missing: list[_Asked], executor: Executor | None
+) -> Iterator[_Found]:
+    """Examine shards; with an executor, in the order in which they are done."""
+    if executor is None:
+        yield from map(examine, missing)
+        return
+    futures = [executor.submit(examine, asked) for asked in missing]
+    try:
+        for future in as_completed(futures):
+            yield future.result()
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def _examined(fetcher: fetch.Fetcher, asked: _Asked) -> _Found:
     """Find out about a shard, wherever it is. Runs on the workers of an executor."""
     url, key_split = asked
     if urls.is_local(url):
@@ -234,12 +251,28 @@ class _Journal:
         else:
             handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
             self._file = open(handle, "r+b")  # noqa: SIM115 - the same
-            self._load()
+            try:
+                self._load()
+            except BaseException:
+                self._file.close()
+                raise
 
     def _load(self) -> None:
-        end = 0
+        if locks.acquire(self._file.fileno()) is False:
+            raise OSError(f"{self._path}: another process is describing these shards")
+        magic = self._file.read(len(_JOURNAL_MAGIC))
+        if not magic:
+            self._file.write(_JOURNAL_MAGIC)
+        elif magic != _JOURNAL_MAGIC:
+            raise FileExistsError(
+                f"{self._path}: expected a journal of an interrupted run, found another file; move "
+                "it away, or choose another name"
+            )
+        end = len(_JOURNAL_MAGIC)
         while len(start := self._file.read(_RECORD.size)) == _RECORD.size:
             head_nbytes, blob_nbytes, crc = _RECORD.unpack(start)
+            if head_nbytes + blob_nbytes > os.fstat(self._file.fileno()).st_size:
+                break
             body = self._file.read(head_nbytes + blob_nbytes)
             if len(body) != head_nbytes + blob_nbytes or zlib.crc32(body) != crc:
                 break
@@ -286,16 +319,13 @@ class _Journal:
                 )
             yield os.path.basename(urls.path_of(url)), found.nbytes, parsed
 
-    def delete(self) -> None:
-        """Remove the file: all is done."""
-        if self._path is not None:
-            with suppress(FileNotFoundError):
-                os.unlink(self._path)
-
     def __enter__(self) -> _Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._path is not None and not self._heads:
+            with suppress(FileNotFoundError):
+                os.unlink(self._path)  # nothing was done yet
         self._file.close()
 
 

@@ -7,14 +7,17 @@ a problem was found, or 2 for wrong usage. Interrupted, nothing half-written sta
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import shutil
+import signal
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
 
 import wids
 from wids.errors import SpecError, WidsError
@@ -25,22 +28,32 @@ if TYPE_CHECKING:
     from wids.spec import DatasetSpec
 
 
+_PATIENCE_S: Final = 3.0
+"""How long downloads have to notice that they are called off."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; give its exit status."""
     options = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal cannot show
     try:
         status: int = options.run(options)
         sys.stdout.flush()
-    except (WidsError, OSError, ValueError, IndexError, KeyError) as error:
+    except (WidsError, OSError, ValueError, IndexError, KeyError, RuntimeError) as error:
+        from wids import display
+
         if isinstance(error, BrokenPipeError):
             # Whoever read standard output has seen enough; Python would complain at the end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
-        print(f"wids: {text}", file=sys.stderr)
+        print(f"wids: {display.printable(str(text))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("wids: interrupted", file=sys.stderr)
+        print("wids: interrupted", file=sys.stderr, flush=True)
+        if threading.active_count() > 1:  # a server that hangs, which the end would wait for
+            os._exit(130)
         return 130
     return status
 
@@ -104,11 +117,36 @@ def _executor(jobs: int | None, num_tasks: int) -> Iterator[Executor | None]:
         return
     from concurrent.futures import ProcessPoolExecutor
 
-    executor = ProcessPoolExecutor(jobs)
+    executor = ProcessPoolExecutor(jobs, initializer=_in_worker)
+    before = signal.signal(signal.SIGTERM, _exit)
     try:
         yield executor
+    except BaseException:
+        # What is being read, or fetched, may take long, and nobody wants it any more.
+        workers = list((executor._processes or {}).values())  # noqa: SLF001 - public in Python 3.14
+        for worker in workers:
+            worker.terminate()
+        raise
     finally:
         executor.shutdown(cancel_futures=True)
+        signal.signal(signal.SIGTERM, before)
+
+
+def _in_worker() -> None:
+    """Leave Ctrl-C to the parent, and clean up when it says to end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _end_worker)
+
+
+def _end_worker(number: int, frame: object) -> None:
+    # The executor takes the exception for a result and goes on with the next task: not for long.
+    signal.signal(signal.SIGALRM, lambda number, _: os._exit(128 + number))
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    _exit(number, frame)
+
+
+def _exit(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
 
 
 # create
@@ -145,8 +183,10 @@ def _add_create(commands: Any) -> None:
 
 def _create(options: argparse.Namespace) -> int:
     from wids import build, urls
+    from wids.spec import save_document
 
     files = _named_files(options.files)
+    _check_output(options.output, files, options.base)
     info = None
     if options.info is not None:
         with open(options.info, encoding="utf-8") as file:
@@ -154,23 +194,25 @@ def _create(options: argparse.Namespace) -> int:
     stem = os.path.splitext(os.path.abspath(options.output))[0]
     with _executor(options.jobs, len(files)) as executor:
         spec = build.build_spec(
-            files,
+            [{"url": name} for name in files],
             name=_short_name(files[0]) if options.name is None else options.name,
             key_split=options.key_split,
             pack=None if options.no_index else stem + ".index",
             executor=executor,
             journal=stem + ".partial",
         )
-    folder = os.path.dirname(stem)
-    document = spec.document(folder)
+    document = spec.document(os.path.dirname(stem))
     if info is not None:
         document["info"] = info
     if options.base is not None:
-        # Spec, index and shards are published together.
         for shard in document["shardlist"]:
-            shard["url"] = os.path.basename(urls.path_of(shard["url"]))
+            shard["url"] = _last_part(shard["url"])
         document["base"] = options.base
-    _write_json(options.output, document)
+        if "index" in document and urls.is_local(options.base):
+            document["index"] = stem + ".index"  # published elsewhere, it lies beside the shards
+    save_document(options.output, document)
+    with suppress(FileNotFoundError):
+        os.unlink(stem + ".partial")
     total = sum(shard.num_samples or 0 for shard in spec.shards)
     print(f"{options.output}: {len(spec.shards):,} shards, {total:,} samples")
     return 0
@@ -182,19 +224,37 @@ def _named_files(files: list[str]) -> list[str]:
         files = [line.strip() for line in sys.stdin if line.strip()]
     from wids import urls
 
-    found = []
+    found: list[str] = []
     for name in files:
         if urls.is_local(name) and os.path.isdir(urls.local_path(name)):
             folder = urls.local_path(name)
             tars = [entry for entry in os.listdir(folder) if entry.endswith(".tar")]
-            found += [os.path.join(folder, entry) for entry in tars]
+            found += [os.path.abspath(os.path.join(folder, entry)) for entry in tars]
         else:
             found += urls.expand(name)
+    found = [os.path.abspath(name) if urls.scheme(name) == "" else name for name in found]
     if not found:
-        raise FileNotFoundError(
-            f"{' '.join(files) or 'standard input'}: expected shards, found none"
-        )
+        where = " ".join(files) or "standard input"
+        raise FileNotFoundError(f"{where}: expected shards, found none")
     return sorted(dict.fromkeys(found))
+
+
+def _check_output(output: str, files: list[str], base: str | None) -> None:
+    if not output.endswith(".json"):
+        raise ValueError(f"--output: expected a name that ends in .json, found {output!r}")
+    names = [_last_part(name) for name in files]
+    twice = sorted({name for name in names if names.count(name) > 1}) if base is not None else []
+    if twice:
+        raise ValueError(
+            f"--base: expected shards of different names to find in one folder, found {twice[0]} "
+            "more than once"
+        )
+
+
+def _last_part(url: str) -> str:
+    """Give the name of a file, with the query of a URL: what stands behind its folder."""
+    path, mark, query = url.partition("?")
+    return path.rpartition("/")[2] + mark + query
 
 
 def _short_name(path: str) -> str:
@@ -206,14 +266,6 @@ def _short_name(path: str) -> str:
     stem = os.path.splitext(os.path.basename(urls.path_of(path)))[0]
     words = [word for word in re.split(r"[^A-Za-z0-9_]+", stem) if not word.isdecimal()]
     return "-".join(dict.fromkeys(words)) or stem
-
-
-def _write_json(path: str, document: dict[str, Any]) -> None:
-    from wids import publish
-
-    with publish.replacing(path) as file:
-        text = json.dumps(document, indent=1, ensure_ascii=False)
-        file.write((text + "\n").encode("utf-8"))
 
 
 # info
@@ -240,7 +292,7 @@ def _info(options: argparse.Namespace) -> int:
     found = [(path, display.spec_rows(_load(path, options))) for path in options.specs]
     if options.json:
         for path, rows in found:
-            print(json.dumps({"file": path, **rows}, ensure_ascii=False))
+            print(json.dumps({"file": path, **rows}))
     elif options.table:
         columns = ["name", "num_samples", "num_shards", "nbytes", "first", "last"]
         rows_of = ([path, *(rows[column] for column in columns)] for path, rows in found)
@@ -333,13 +385,13 @@ def _add_verify(commands: Any) -> None:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from wids import verify
+    from wids import display, verify
 
     spec = _load(options.spec, options)
     with _executor(options.jobs, len(spec.shards)) as executor:
         problems = verify.verify_spec(spec, decode=options.decode, executor=executor)
     for problem in problems:
-        print(problem)
+        print(display.printable(str(problem)))
     if not problems:
         counts = [shard.num_samples for shard in spec.shards if shard.num_samples is not None]
         samples = f", {sum(counts):,} samples" if len(counts) == len(spec.shards) else ""
@@ -380,8 +432,7 @@ def _update(options: argparse.Namespace) -> int:
 
     spec.load_spec(options.filename, allow_pipe=True)  # or it says what is wrong with it
     with open(options.filename, encoding="utf-8") as file:
-        before = file.read()
-    document = json.loads(before)
+        document = json.load(file)
     if not isinstance(document.get("shardlist"), list):
         raise SpecError(f"{options.filename}: expected a shardlist of its own to change")
     for name in ("name", "info", "base"):
@@ -391,25 +442,31 @@ def _update(options: argparse.Namespace) -> int:
         document["keep"] = options.keep
     entries = [{"url": e} if isinstance(e, str) else e for e in document["shardlist"]]
     if options.rebase:
-        folders = {os.path.dirname(entry["url"]) for entry in entries}
+        folders = {entry["url"].partition("?")[0].rpartition("/")[0] for entry in entries}
         if len(folders) != 1:
             raise ValueError(
                 f"{options.filename}: expected all shards in one folder to rebase to, found "
-                f"{len(folders)}: {', '.join(sorted(map(urls.redact, folders))[:3])} …"
+                f"{len(folders)}: {', '.join(sorted(map(urls.redact, folders))[:3])}"
             )
-        folder = folders.pop()
-        document["base"] = folder + "/" if folder else document.get("base", "")
+        folder = folders.pop() + "/"
+        before_it = document.get("base") or document.get("base_path") or ""
+        is_whole = folder == "/" or urls.scheme(folder) or folder.startswith("/")
+        if folder != "/":
+            document["base"] = folder if is_whole else os.path.join(before_it, folder)
     if options.rebase or options.nodir or options.dir:
-        for entry in entries:
-            name = entry["url"].rpartition("/")[2]
+        names = [_last_part(entry["url"]) for entry in entries]
+        if len(set(names)) < len(names):
+            raise ValueError(
+                f"{options.filename}: expected shards of different names, found some twice"
+            )
+        for entry, name in zip(entries, names, strict=True):
             entry["url"] = os.path.join(options.dir, name) if options.dir else name
         document["shardlist"] = sorted(entries, key=lambda entry: str(entry["url"]))
     document.setdefault("name", os.path.splitext(os.path.basename(options.filename))[0])
-    spec.load_spec(
-        document, base=os.path.dirname(os.path.abspath(options.filename)), allow_pipe=True
-    )
-    _write_json(options.filename + ".bak", json.loads(before))
-    _write_json(options.filename, document)
+    spec.load_spec(document, allow_pipe=True)  # or it says what is wrong with the change
+    path = os.path.realpath(options.filename)
+    shutil.copy2(path, path + ".bak")
+    spec.save_document(path, document, os.stat(path).st_mode & 0o777)
     return 0
 
 
@@ -476,18 +533,24 @@ def _add_prefetch(commands: Any) -> None:
 
 
 def _prefetch(options: argparse.Namespace) -> int:
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import ThreadPoolExecutor, wait
 
     from wids import cache
+    from wids.cache import Errand
     from wids.dataset import ShardListDataset
     from wids.progress import Bar
 
     if (options.rank is None) != (options.num_replicas is None):
         raise ValueError("expected --rank and --num-replicas together")
     limit = cache.parse_nbytes(options.limit, "--limit")
-    with ShardListDataset(
-        options.spec, cache_dir=options.cache_dir, allow_pipe=options.allow_pipe, progress=False
-    ) as dataset:
+    spec = _load(options.spec, options)
+    if any(shard.num_samples is None for shard in spec.shards):
+        raise ValueError(
+            f"{options.spec}: expected the number of samples of each shard, or all of them would "
+            "be fetched to count; `wids create` states it"
+        )
+    errands: dict[int, Errand] = {}
+    with ShardListDataset(spec, cache_dir=options.cache_dir, progress=False) as dataset:
         numbers: list[int] = list(range(len(dataset.lengths)))
         if options.rank is not None:
             from wids import order
@@ -499,15 +562,24 @@ def _prefetch(options: argparse.Namespace) -> int:
             runs = list(order.visits(sampler.settings, sampler.seed, 0))
             numbers = sorted(set(runs[options.rank].tolist()))
         wanted, left = _within(dataset, numbers, limit)
-        with (
-            ThreadPoolExecutor(options.jobs) as threads,
-            Bar("fetching", len(wanted), "shard") as bar,
-        ):
+        errands = {number: Errand() for number in wanted}
+
+        def fetch(number: int) -> None:
+            if not errands[number].cancelled.is_set():
+                dataset.fetch_shard(number, errands[number])
+
+        threads = ThreadPoolExecutor(options.jobs)
+        tasks = [threads.submit(fetch, number) for number in wanted]
+        with Bar("fetching", len(wanted), "shard") as bar:
             try:
-                for number, _ in enumerate(threads.map(dataset.fetch_shard, wanted), start=1):
+                for number, task in enumerate(tasks, start=1):
+                    task.result()
                     bar.reach(number)
             except BaseException:
-                threads.shutdown(cancel_futures=True)
+                for errand in errands.values():
+                    errand.cancelled.set()
+                threads.shutdown(wait=False, cancel_futures=True)
+                wait(tasks, timeout=_PATIENCE_S)
                 raise
     print(f"{len(numbers) - left:,} shards are here, {len(wanted):,} of them fetched now")
     if left:
@@ -568,7 +640,7 @@ def _cache(options: argparse.Namespace) -> int:
 
 
 def _check_cache(options: argparse.Namespace, folder: str) -> int:
-    from wids import cache, fetch, verify
+    from wids import cache, display, fetch, verify
     from wids.opener import remote_file
 
     if options.spec is None:
@@ -582,7 +654,7 @@ def _check_cache(options: argparse.Namespace, folder: str) -> int:
         locate=lambda about: store.find(remote_file(about)),
     )
     for problem in problems:
-        print(problem)
+        print(display.printable(str(problem)))
     print(f"{len(remote):,} copies of {len(spec.shards):,} shards checked", file=sys.stderr)
     return 1 if problems else 0
 

@@ -8,9 +8,10 @@ as it is. Nothing here executes what it decodes, unless the caller allows pickle
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
-import zlib
+import zipfile
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Final
@@ -34,7 +35,7 @@ MAX_UNZIPPED_NBYTES: Final = 1 << 30
 # What is opened, whatever the extension says. Pillow knows more formats, of which some start other
 # programs.
 _PIL_FORMATS: Final = ("JPEG", "PNG", "PPM", "WEBP", "GIF", "BMP", "TIFF")
-_KEPT_MODES: Final = ("L", "RGB", "RGBA", "I;16")
+_KEPT_MODES: Final = ("L", "RGB", "RGBA")
 _MODES: Final = ("l", "rgb", "rgba")
 
 
@@ -71,10 +72,10 @@ class Decoder:
     ``"torchl" "torchrgb"`` …         torch.Tensor     float32, 0..1   (h, w) or (3 or 4, h, w)
     ================================= ================ =============== ===========================
 
-    ``"numpy"`` and ``"torch"`` keep grey, RGB and RGBA, and grey of 16 bits; palettes, CMYK and the
-    rest become RGB, or RGBA where they are transparent. The other names are webdataset's and mean
-    the same, except that its ``"torch"`` is ``"torchrgb"`` here, and that grey of 16 bits is scaled
-    to 8 and not cut off at 255.
+    ``"numpy"`` and ``"torch"`` keep grey, RGB and RGBA, and grey of 16 bits (of 32 bits as int32 or
+    float32); palettes, CMYK and the rest become RGB, or RGBA where they are transparent. The other
+    names are webdataset's and mean the same, except that its ``"torch"`` is ``"torchrgb"`` here,
+    and that grey of 16 bits is scaled to 8 and not cut off at 255.
 
     Args:
         images: What pictures become.
@@ -173,21 +174,23 @@ def _unpickle(data: bytes) -> Any:
 
 
 def _unzip(data: bytes) -> bytes:
-    """Decompress gzip members one after the other, and no more than the limit."""
-    parts, rest, room = [], data, MAX_UNZIPPED_NBYTES
-    while rest:
-        stream = zlib.decompressobj(wbits=31)
-        part = stream.decompress(rest, room + 1)
-        room -= len(part)
-        if room < 0:
-            raise ValueError(f"it is longer than {MAX_UNZIPPED_NBYTES} bytes when decompressed")
-        if not stream.eof:
-            raise ValueError("it is cut short")
-        parts.append(part)
-        rest = stream.unused_data
-    if not parts:
+    """Decompress gzip data, and no more than the limit."""
+    if not data:
         raise ValueError("it is empty, and no gzip data")
-    return b"".join(parts)
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
+        found = stream.read(MAX_UNZIPPED_NBYTES + 1)
+    if len(found) > MAX_UNZIPPED_NBYTES:
+        raise ValueError(f"it is longer than {MAX_UNZIPPED_NBYTES} bytes when decompressed")
+    return found
+
+
+def _check_zip(data: bytes) -> None:
+    """Refuse an archive that would fill the memory."""
+    if zipfile.is_zipfile(io.BytesIO(data)):
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            nbytes = sum(member.file_size for member in archive.infolist())
+        if nbytes > max(MAX_UNZIPPED_NBYTES, len(data)):
+            raise ValueError(f"it is longer than {MAX_UNZIPPED_NBYTES} bytes when decompressed")
 
 
 # Plain values
@@ -206,12 +209,13 @@ def _npy(data: bytes) -> Any:
 
 
 def _npz(data: bytes) -> dict[str, npt.NDArray[Any]]:
+    _check_zip(data)
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         return dict(arrays)
 
 
 def _msgpack(data: bytes) -> Any:
-    return import_module("msgpack").unpackb(data)
+    return import_module("msgpack").unpackb(data, strict_map_key=False)
 
 
 def _cbor(data: bytes) -> Any:
@@ -221,6 +225,12 @@ def _cbor(data: bytes) -> Any:
 def _torch_weights(data: bytes) -> Any:
     import torch
 
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
+        raise _RefusedError(
+            f"expected torch 2.6 or later to read weights, found {torch.__version__}, which can be "
+            "made to execute code (CVE-2025-32434)"
+        )
+    _check_zip(data)
     return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
 
 
@@ -260,6 +270,10 @@ def _opened(data: bytes) -> Any:
 
 def _numpy(data: bytes) -> Any:
     image = _opened(data)
+    if image.mode[0] in "IF":  # grey of more than 8 bits, which Pillow would cut off at 255
+        array = np.array(image)
+        is_short = array.dtype.kind in "iu" and array.min() >= 0 and array.max() <= 0xFFFF
+        return array.astype(np.uint16) if is_short else array
     if image.mode not in _KEPT_MODES:
         image = image.convert("RGBA" if image.has_transparency_data else "RGB")
     return np.array(image)
@@ -291,7 +305,7 @@ class _Specified:
         from PIL import Image
 
         image = _opened(data)
-        if image.mode.startswith("I"):
+        if image.mode[0] in "IF":
             # Pillow would cut 16 bits off at 255.
             image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
         if image.mode == "P" and image.has_transparency_data:

@@ -82,7 +82,7 @@ def spec_rows(spec: DatasetSpec) -> dict[str, Any]:
         "num_samples": _total(samples),
         "num_shards": len(spec.shards),
         "nbytes": _total(nbytes),
-        "index": spec.index,
+        "index": spec.index and urls.redact(spec.index),
         "first": urls.redact(spec.shards[0].url),
         "last": urls.redact(spec.shards[-1].url),
     }

@@ -1,7 +1,8 @@
 """Value → bytes of a field: the mirror image of `wids.decode`.
 
 An encoder is chosen by the field's extension, as a decoder is, and what it writes the decoder reads
-back: the same value, save for pictures in ``jpg``, ``jpeg`` and ``gif``, which lose some of it.
+back: the same value, as far as the format has it (JSON has lists and text keys only; WebP no grey,
+which comes back as RGB), save for pictures in ``jpg``, ``jpeg`` and ``gif``, which lose some of it.
 Bytes are stored as they are, under any extension (compressed for ``.gz``, if they are not), and
 text under an extension that is not in the table as UTF-8.
 """
@@ -12,6 +13,7 @@ import gzip
 import io
 import json
 import operator
+import zipfile
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Final
@@ -23,6 +25,16 @@ from wids import tenbin
 from wids.decode import PICKLE_EXTENSIONS
 
 Encode = Callable[[Any], bytes]
+
+_DEEP: Final = ("I;16", "I;16B", "I", "F")
+_ALPHA: Final = ("RGBA", "LA", "PA")
+_LOSSY_MODES: Final = {
+    "WEBP": _DEEP,
+    "GIF": _DEEP,
+    "BMP": (*_DEEP, *_ALPHA),
+    "PPM": ("F", *_ALPHA),
+}
+"""What a format would store less of, without saying so."""
 
 _JPEG_QUALITY: Final = 95  # Pillow advises against more
 
@@ -91,6 +103,8 @@ def _text(value: str) -> bytes:
 def _integer(value: Any) -> bytes:
     if isinstance(value, bool):
         raise TypeError(f"expected an integer, found {value}")
+    if isinstance(value, str):
+        value = int(value)
     return b"%d" % operator.index(value)
 
 
@@ -113,7 +127,10 @@ def _npz(arrays: Mapping[str, Any]) -> bytes:
     if any(array.dtype.hasobject for array in values.values()):
         raise ValueError("expected arrays of numbers or text, found one of objects")
     stream = io.BytesIO()
-    np.savez(stream, **values)  # type: ignore[arg-type]  # numpy's stub is for one of its options
+    # As numpy's own `savez`, which has no place for arrays of the name "file".
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, array in values.items():
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), _npy(array))
     return stream.getvalue()
 
 
@@ -160,7 +177,10 @@ def _refuse_pickle(_: Any) -> bytes:
 def _image(format_name: str, **options: Any) -> Encode:
     def encode_image(value: Any) -> bytes:
         stream = io.BytesIO()
-        _picture(value).save(stream, format=format_name, **options)
+        image = _picture(value)
+        if image.mode in _LOSSY_MODES.get(format_name, ()):
+            raise ValueError(f"{format_name} would lose some of a picture of mode {image.mode}")
+        image.save(stream, format=format_name, **options)
         return stream.getvalue()
 
     return encode_image

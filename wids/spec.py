@@ -117,10 +117,19 @@ class DatasetSpec:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the JSON document, all at once: a reader sees the old file or the new one."""
-        folder = os.path.dirname(os.path.abspath(os.fspath(path)))
-        text = json.dumps(self.document(folder), indent=1, ensure_ascii=False) + "\n"
-        with publish.replacing(path) as file:
-            file.write(text.encode("utf-8"))
+        save_document(path, self.document(os.path.dirname(os.path.abspath(os.fspath(path)))))
+
+
+def save_document(
+    path: str | os.PathLike[str], document: Mapping[str, Any], mode: int = 0o666
+) -> None:
+    """Write a JSON document, all at once; names that are no UTF-8 are escaped."""
+    try:
+        data = json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        data = json.dumps(document, indent=1).encode("ascii")
+    with publish.replacing(path, mode) as file:
+        file.write(data + b"\n")
 
 
 def _named(url: str, folder: str | None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -131,7 +132,10 @@ def _problems(
         shard = Shard(path, find_index=find_index)
     except (FetchError, ShardFormatError) as error:
         reason = _without(path, error)
-        mismatch = _mismatch(about, path, nbytes)
+        try:
+            mismatch = _mismatch(about, path, nbytes)
+        except OSError:  # a folder, or gone: which is the reason
+            mismatch = ""
         return [Problem(name, f"{mismatch}; {reason}" if mismatch else reason)], None
     with shard:
         mismatch = _mismatch(about, path, nbytes)
@@ -193,13 +197,19 @@ def _listed(names: list[bytes]) -> str:
 
 
 def _decode_problems(shard: Shard) -> list[str]:
-    decoder, texts = Decoder(), []
+    decoder = Decoder()
+    first: dict[str, str] = {}
+    counts: Counter[str] = Counter()
     for local_index, sample in enumerate(shard):
         try:
             decoder(dict(sample))
         except SampleError as error:
-            texts.append(f'sample "{sample["__key__"]}" (its number {local_index}): {error}')
-    return texts
+            text = str(error)
+            first.setdefault(text, f'sample "{sample["__key__"]}" (its number {local_index})')
+            counts[text] += 1
+    # Where each sample has the same problem, such as a package that is missing, once is enough.
+    more = {text: f" (and {n - 1} more like it)" if n > 1 else "" for text, n in counts.items()}
+    return [f"{where}: {text}{more[text]}" for text, where in first.items()]
 
 
 def _pack_problems(

@@ -17,12 +17,12 @@ from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import IO, Any, Final, Literal, get_args
 
-from wids import publish
+from wids import publish, urls
 from wids.build import describe, save_pack
 from wids.encode import Encode, encode
 from wids.index import ShardIndex, TarIdentity, build, dump, parse, with_checksums
 from wids.progress import Bar
-from wids.spec import DatasetSpec, ShardSpec
+from wids.spec import DatasetSpec, ShardSpec, load_spec
 from wids.tar import scan
 
 IfExists = Literal["error", "resume", "replace"]
@@ -49,6 +49,7 @@ class TarWriter:
         group: Name of their group.
         mtime: Their time of modification, in seconds since 1970.
         compress: Has to be false: a compressed tar has no random access.
+        is_new: Whether something that has the path at the end is an error, and stays.
 
     Attributes:
         num_samples: Samples written so far.
@@ -68,8 +69,9 @@ class TarWriter:
         group: str = "",
         mtime: float = 0,
         compress: bool | str | None = None,
+        is_new: bool = False,
     ) -> None:
-        _check_uncompressed(target, compress)
+        _check_target(target, compress)
         self.num_samples = 0
         self.nbytes = 0
         self.sha256 = ""
@@ -82,7 +84,7 @@ class TarWriter:
         self._is_whole = True
         self._replacing: AbstractContextManager[IO[bytes]] | None = None
         if isinstance(target, str | os.PathLike):
-            self._replacing = publish.replacing(target)
+            self._replacing = publish.replacing(target, is_new=is_new)
             target = self._replacing.__enter__()
         self._stream = target
 
@@ -107,6 +109,9 @@ class TarWriter:
 
     def append(self, key: str, members: Mapping[str, bytes]) -> None:
         """Append a sample of encoded members, by their names in the tar."""
+        if not self._is_open:
+            raise ValueError(f"sample {key!r}: expected an open writer, found one that was closed")
+        self._check_whole()
         if key in self._keys:
             raise ValueError(
                 f"sample {key!r}: expected a new key, found one that was written before"
@@ -149,9 +154,12 @@ class TarWriter:
             raise
         self._replacing.__exit__(None, None, None)
 
-    def _finish(self) -> None:
+    def _check_whole(self) -> None:
         if not self._is_whole:
             raise OSError("a sample was written in part before; the shard is not published")
+
+    def _finish(self) -> None:
+        self._check_whole()
         # Two blocks of zeros end an archive, and zeros fill up its last record.
         self._put(bytes(2 * _BLOCK))
         self._put(bytes(-self.nbytes % tarfile.RECORDSIZE))
@@ -227,12 +235,14 @@ class ShardWriter:
         mtime: float = 0,
         compress: bool | str | None = None,
     ) -> None:
-        self._pattern = os.path.abspath(os.fspath(pattern))
-        _check_uncompressed(self._pattern, compress)
-        if len(re.findall(r"%0?\d*d", self._pattern)) != 1 or self._pattern.count("%") != 1:
+        _check_target(pattern, compress)
+        folder, file_name = os.path.split(os.path.abspath(os.fspath(pattern)))
+        if len(re.findall(r"%0?\d*d", file_name)) != 1 or file_name.count("%") != 1:
             raise ValueError(
-                f"pattern: expected one number such as %06d in it, found {os.fspath(pattern)!r}"
+                "pattern: expected a file name with one number such as %06d in it, found "
+                f"{os.fspath(pattern)!r}"
             )
+        self._folder, self._file_name = folder, file_name
         if if_exists not in get_args(IfExists):
             raise ValueError(
                 f'if_exists: expected "error", "resume" or "replace", found {if_exists!r}'
@@ -248,18 +258,19 @@ class ShardWriter:
         self.shards: list[ShardSpec] = []
         self._number = start_shard
         self._if_exists = if_exists
-        self._spec_path = _spec_path(self._pattern) if spec is True else spec and os.fspath(spec)
+        self._spec_path = _spec_path(folder, file_name, spec)
         self._name = name
         self._to_members = _to_members(encoder)
+        self._extras: Mapping[str, Any] = {}
         self._options = {"mode": mode, "user": user, "group": group, "mtime": mtime}
+        self._is_whole = True
         self._writer: TarWriter | None = None
         # Indexes wait in a file without a name, so that a dataset may have any number of shards.
-        self._indexes = tempfile.TemporaryFile(dir=os.path.dirname(self._pattern))  # noqa: SIM115
+        self._indexes = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         try:
             if if_exists == "error":
-                _check_absent(self._pattern % start_shard)
-                if self._spec_path:
-                    _check_absent(self._spec_path)
+                _check_absent(self._path(start_shard))
+                self._check_no_spec()
             elif if_exists == "resume":
                 self._adopt()
         except BaseException:
@@ -268,6 +279,10 @@ class ShardWriter:
 
     def write(self, sample: Mapping[str, Any]) -> int:
         """Append a sample, to the next shard if this one is full; as `TarWriter.write` does."""
+        if self._indexes.closed:
+            raise ValueError("a sample: expected an open writer, found one that was closed")
+        if not self._is_whole:
+            raise OSError('a shard could not be completed before; run again with "resume"')
         key, members = self._to_members(sample)
         nbytes = sum(map(len, members.values()))
         writer = self._writer
@@ -276,10 +291,10 @@ class ShardWriter:
         ):
             self._finish_shard()
         if self._writer is None:
-            path = self._pattern % self._number
-            if self._if_exists == "error":
+            path, is_new = self._path(self._number), self._if_exists != "replace"
+            if is_new:
                 _check_absent(path)
-            self._writer = TarWriter(path, **self._options)  # type: ignore[arg-type]  # by name
+            self._writer = TarWriter(path, is_new=is_new, **self._options)  # type: ignore[arg-type]
         self._writer.append(key, members)
         self.num_samples += 1
         return nbytes
@@ -292,7 +307,7 @@ class ShardWriter:
             if self._writer is not None:
                 self._finish_shard()
             if self._spec_path and self.shards:
-                self._describe(os.path.abspath(self._spec_path))
+                self._describe(self._spec_path)
         finally:
             self._indexes.close()
 
@@ -300,37 +315,67 @@ class ShardWriter:
         writer, self._writer = self._writer, None
         if writer is None:
             return
+        self._is_whole = False  # until all that belongs to the shard is done
         writer.close()
-        path = self._pattern % self._number
+        path = self._path(self._number)
         about = ShardSpec(path, writer.num_samples, writer.nbytes, sha256=writer.sha256)
         self._add(about, writer.index)
+        self._is_whole = True
         if self.post is not None:
             self.post(path)
 
     def _add(self, about: ShardSpec, index: ShardIndex | None) -> None:
+        self.shards.append(about)
+        self._number += 1
         if index is not None and about.nbytes is not None:
             blob = dump(index, TarIdentity(about.nbytes))
             self._indexes.write(len(blob).to_bytes(8, "little") + blob)
-        self.shards.append(about)
-        self._number += 1
+
+    def _path(self, number: int) -> str:
+        return os.path.join(self._folder, self._file_name % number)
 
     def _adopt(self) -> None:
         """Take over the complete shards that are there."""
-        paths: list[str] = []
-        while os.path.exists(path := self._pattern % (self._number + len(paths))):
-            paths.append(path)
-        with Bar("reading shards that are there", len(paths), "shard") as bar:
-            for number, path in enumerate(paths, start=1):
-                about, index = describe(path)
+        there = self._numbers_there()
+        stop = self._number
+        while stop in there:
+            stop += 1
+        if there and max(there) > stop:
+            raise FileExistsError(
+                f"{self._path(max(there))}: it is there already, and {self._path(stop)} is not; "
+                "move it back, or the shards behind it away"
+            )
+        count = stop - self._number
+        with Bar("reading shards that are there", count, "shard") as bar:
+            for number in range(count):
+                about, index = describe(self._path(self._number))
                 self._add(about, index)
                 self.num_samples += about.num_samples or 0
-                bar.reach(number)
+                bar.reach(number + 1)
+        if self._spec_path and os.path.exists(self._spec_path):
+            before = load_spec(self._spec_path)
+            self._extras = before.extras
+            self._name = before.name if self._name is None else self._name
+
+    def _numbers_there(self) -> set[int]:
+        head, width, tail = re.split(r"(%0?\d*d)", self._file_name)
+        form = re.compile(re.escape(head) + r"(\d+)" + re.escape(tail))
+        found = (form.fullmatch(name) for name in os.listdir(self._folder))
+        numbers = {int(match[1]) for match in found if match and width % int(match[1]) == match[1]}
+        return {number for number in numbers if number >= self._number}
+
+    def _check_no_spec(self) -> None:
+        if self._spec_path:
+            for path in (self._spec_path, _pack_path(self._spec_path)):
+                _check_absent(path)
 
     def _describe(self, path: str) -> None:
-        stem = os.path.splitext(path)[0]
-        save_pack(stem + ".index", self._packed())
-        name = os.path.basename(stem) if self._name is None else self._name
-        DatasetSpec(tuple(self.shards), name, stem + ".index").save(path)
+        if self._if_exists == "error":
+            self._check_no_spec()
+        save_pack(_pack_path(path), self._packed())
+        stem = os.path.splitext(os.path.basename(path))[0]
+        name = stem if self._name is None else self._name
+        DatasetSpec(tuple(self.shards), name, _pack_path(path), self._extras).save(path)
 
     def _packed(self) -> Iterator[tuple[str, int, ShardIndex]]:
         self._indexes.seek(0)
@@ -453,8 +498,13 @@ def _check_name(key: str, field: str) -> None:
         )
 
 
-def _check_uncompressed(target: Any, compress: bool | str | None) -> None:
+def _check_target(target: Any, compress: bool | str | None) -> None:
     name = os.fspath(target) if isinstance(target, str | os.PathLike) else ""
+    if urls.scheme(name) not in ("", "file") or name.startswith("file:"):
+        raise ValueError(
+            f"{urls.redact(name)}: expected a path on this machine, found a URL; write here, and "
+            "copy what is complete"
+        )
     if compress or name.endswith((".gz", ".tgz", ".bz2", ".xz", ".zst")):
         raise ValueError(
             f"{name or 'a shard'}: expected a plain tar, since a compressed one has no random "
@@ -470,7 +520,17 @@ def _check_absent(path: str) -> None:
         )
 
 
-def _spec_path(pattern: str) -> str:
-    folder, name = os.path.split(pattern)
-    stem = re.sub(r"[-_.]?%0?\d*d", "", os.path.splitext(name)[0]) or "shards"
+def _spec_path(folder: str, file_name: str, spec: str | os.PathLike[str] | bool) -> str:
+    if spec is False:
+        return ""
+    if spec is not True:
+        path = os.path.abspath(os.fspath(spec))
+        if not path.endswith(".json"):
+            raise ValueError(f"spec: expected a name that ends in .json, found {os.fspath(spec)!r}")
+        return path
+    stem = re.sub(r"[-_.]?%0?\d*d", "", os.path.splitext(file_name)[0]) or "shards"
     return os.path.join(folder, stem + ".json")
+
+
+def _pack_path(spec_path: str) -> str:
+    return os.path.splitext(spec_path)[0] + ".index"

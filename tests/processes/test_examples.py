@@ -298,5 +298,7 @@ def test_prepared_loader_would_be_dealt_out_twice(tmp_path: Path) -> None:
 
 def test_examples_are_all_here() -> None:
     """An example that no test runs would rot."""
-    source = Path(__file__).read_text(encoding="utf-8")
-    assert [path.name for path in jobs.EXAMPLES.glob("*.py") if path.name not in source] == []
+    tests = [Path(__file__), Path(__file__).with_name("test_notebook.py")]
+    source = "".join(path.read_text(encoding="utf-8") for path in tests)
+    examples = [*jobs.EXAMPLES.glob("*.py"), *jobs.EXAMPLES.glob("*.ipynb")]
+    assert [path.name for path in examples if path.name not in source] == []

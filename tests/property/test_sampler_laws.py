@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import reference_order as reference
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wids import ChunkedSampler, DistributedChunkedSampler, ShardListSampler, StateError, order
@@ -108,7 +108,8 @@ def divisors(number: int) -> list[int]:
 
 
 def cases(count: int) -> settings:
-    return settings(max_examples=count, deadline=None)
+    # Drawing takes long on a machine that is busy, which is nothing to fail for.
+    return settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 # What an order is
