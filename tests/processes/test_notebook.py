@@ -91,5 +91,5 @@ def test_output_looks_right(
         " getComputedStyle(document.querySelector('.wids td')).color]"
     )
     assert colors[0] != colors[1]
-    page.screenshot(path=tmp_path / "notebook.png", full_page=True)
+    (tmp_path / f"{scheme}.png").write_bytes(page.screenshot(full_page=True))  # for people
     page.close()
