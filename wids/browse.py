@@ -12,7 +12,6 @@ import json
 import secrets
 from bisect import bisect_left
 from collections.abc import Callable
-from functools import lru_cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
@@ -122,9 +121,6 @@ class _Pages:
         self._dataset = dataset
         self._starts = [0, *accumulate(dataset.lengths)]
         self._stats: list[catalog.FieldStats] | None = None
-        self._only: Callable[[str], ShardListDataset] = lru_cache(maxsize=32)(
-            lambda field: dataset.only([field])
-        )
 
     def answer(self, path: str, query: dict[str, str]) -> Answer:
         """Give status, media type and body for a path."""
@@ -276,8 +272,9 @@ class _Pages:
         nbytes = {} if known is None else catalog.members(known, local_index)
         if field not in nbytes or nbytes[field] > _MAX_FIELD_NBYTES:
             raise KeyError(f"sample {index} has no field {field} to show")
-        data: bytes = self._only(field)[index][field]
-        return data
+        with self._dataset.only([field]) as small:
+            data: bytes = small[index][field]
+            return data
 
     def _index(self, text: str) -> int:
         index = int(text)

@@ -389,7 +389,7 @@ class ShardListDataset(_Dataset):
         return self._pool.get(number, whole=False).index
 
     def only(self, fields: Collection[str]) -> ShardListDataset:
-        """Give a view with these fields only, as undecoded bytes, that fetches no whole shards."""
+        """Give a view with these fields only, undecoded, that fetches no whole shards; close it."""
         view = copy(self)
         view.transformations = []
         view._singles_whole = view._batches_whole = False  # noqa: SLF001 - another of us

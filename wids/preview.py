@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
 from wids import catalog, display, markup
@@ -47,8 +48,8 @@ class Browsable(Protocol):
     def shard_index(self, number: int) -> ShardIndex | None:
         """Give the index of a shard, or None where it would have to be fetched for that."""
 
-    def only(self, fields: Sequence[str]) -> Browsable:
-        """Give the same samples, undecoded, with these fields only."""
+    def only(self, fields: Sequence[str]) -> AbstractContextManager[Browsable]:
+        """Give the same samples, undecoded, with these fields only; to be closed."""
 
     @property
     def cache_folder(self) -> str:
@@ -93,11 +94,11 @@ def _indexes(dataset: Browsable) -> Iterator[ShardIndex]:
 
 def cards(dataset: Browsable, indices: Sequence[int], fields: Sequence[str]) -> list[str]:
     """Give cards of samples: only these fields are read, the others are named with their sizes."""
-    small = dataset.only(fields)
-    try:
-        samples = small.__getitems__(indices)
-    except WidsError:  # one by one, to show those that can be read
-        samples = [_sample_or_error(small, index) for index in indices]
+    with dataset.only(fields) as small:
+        try:
+            samples = small.__getitems__(indices)
+        except WidsError:  # one by one, to show those that can be read
+            samples = [_sample_or_error(small, index) for index in indices]
     found = []
     for index, sample in zip(indices, samples, strict=True):
         if isinstance(sample, Exception):

@@ -51,7 +51,7 @@ class Tab:
         self.page.on("console", self._note)
         self.page.on("request", self._look)
         self.page.goto(url)
-        self.page.wait_for_selector("#grid a, #said:not(:empty)")
+        self.page.wait_for_selector("#grid a")
 
     def _note(self, message: Any) -> None:
         if message.type == "error":
