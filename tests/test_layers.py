@@ -15,7 +15,7 @@ urls      order     tar      decode
 transports index  samplers encode
 fetch
 spec      shard     remote
-cache     build     display  catalog
+cache     build     display  catalog  rangepack
 pool      opener    writer   verify   prefetch cost   markup
 preview
 dataset

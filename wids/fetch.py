@@ -191,13 +191,12 @@ class Fetcher:
         _persistently(attempt, lambda: download.received_nbytes, cancel)
         download.verify()
 
-    def version(self, url: str) -> str | None:
-        """Give what changes when the file at a URL does: its length and tag; None if unknown."""
+    def about(self, url: str) -> tuple[int | None, str | None]:
+        """Give the length and the tag of the file at a URL, as far as the server tells."""
 
-        def attempt() -> str | None:
+        def attempt() -> tuple[int | None, str | None]:
             with self._open(url, 0, 1) as stream:
-                known = (stream.total_nbytes, stream.tag)
-            return None if known == (None, None) else repr(known)
+                return stream.total_nbytes, stream.tag
 
         return _persistently(attempt)
 

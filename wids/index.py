@@ -36,6 +36,7 @@ _PACK_MAGIC: Final = b"wids-pak"
 _HEADER = struct.Struct("<8sIIQQqQQQQQII")
 _SECTIONS = struct.Struct("<18Q")
 _PACK_HEADER = struct.Struct("<8sIIQQQQQQQQII")
+PACK_HEADER_NBYTES: Final = _PACK_HEADER.size
 _SMALL_NBYTES: Final = 64 << 10
 """Indexes up to this size are read, larger ones mapped: to map costs as much time as to read this,
 and a file descriptor; to read costs memory that processes do not share."""
@@ -385,6 +386,39 @@ def _contents(
 # All indexes of a dataset.
 
 
+class PackHeader(NamedTuple):
+    """How a pack begins; see specs/shard-index.md."""
+
+    magic: bytes
+    version: int
+    crc: int
+    nbytes: int
+    num_shards: int
+    total: int
+    directory: int
+    names: int
+    names_nbytes: int
+    hashes: int
+    positions: int
+    keys_crc: int
+    width: int
+
+
+def pack_header(data: bytes) -> PackHeader | None:
+    """Give the header that some bytes begin with, or None where it is not that of a pack."""
+    if len(data) < PACK_HEADER_NBYTES:
+        return None
+    header = PackHeader(*_PACK_HEADER.unpack_from(data, 0))
+    is_pack = header.magic == _PACK_MAGIC and header.version == VERSION and header.width in (4, 8)
+    return header if is_pack else None
+
+
+def pack_directory(data: bytes, header: PackHeader) -> tuple[IntArray, list[bytes]]:
+    """Give the columns of a directory, shape ``(4, num_shards)``, and the names behind them."""
+    columns = np.frombuffer(data, "<u8", 4 * header.num_shards).reshape(4, -1)
+    return columns, data[header.names - header.directory :].split(b"\0")
+
+
 class Pack:
     """The indexes of all shards of a dataset, in one file, which is mapped unless it is small.
 
@@ -398,15 +432,15 @@ class Pack:
     def __init__(self, path: str, data: bytes | mmap.mmap) -> None:
         self.path = path
         self._data = data
-        (*_, num_shards, total, directory, names, names_nbytes, hashes, positions, keys_crc, width
-         ) = _PACK_HEADER.unpack_from(data, 0)  # fmt: skip
+        header = PackHeader(*_PACK_HEADER.unpack_from(data, 0))
         # Copied, since what stays in the file is only touched after a look at the file's length.
-        columns = np.frombuffer(data, "<u8", 4 * num_shards, directory).reshape(4, -1).copy()
-        self._starts, self._lengths, self._tar_nbytes, self.num_samples = columns
-        self._names = bytes(data[names : names + names_nbytes]).split(b"\0")
-        self._hashes = np.frombuffer(data, "<u8", total, hashes)
-        self._positions = np.frombuffer(data, f"<u{width}", total, positions)
-        self._keys_crc = keys_crc
+        directory = bytes(data[header.directory : header.names + header.names_nbytes])
+        (self._starts, self._lengths, self._tar_nbytes, self.num_samples), self._names = (
+            pack_directory(directory, header)
+        )
+        self._hashes = np.frombuffer(data, "<u8", header.total, header.hashes)
+        self._positions = np.frombuffer(data, f"<u{header.width}", header.total, header.positions)
+        self._keys_crc = header.keys_crc
 
     def __len__(self) -> int:
         return len(self.num_samples)
@@ -434,7 +468,7 @@ class Pack:
         """Give the numbers of the shards that may have a key; None where the pack cannot tell."""
         if not (self._is_whole() and self._has_sound_keys):
             return None
-        wanted = np.uint64(_key_hash(to_bytes(key)))
+        wanted = np.uint64(key_hash(to_bytes(key)))
         first, last = (int(np.searchsorted(self._hashes, wanted, side)) for side in _SIDES)
         ends = np.cumsum(self.num_samples)
         return set(np.searchsorted(ends, self._positions[first:last], side="right").tolist())
@@ -466,25 +500,26 @@ def load_pack(path: str, handle: int | None = None) -> Pack | None:
         handle: A descriptor of it, where it is open already; closed here.
     """
     data = _contents(path, _SMALL_NBYTES, handle=handle)
-    if data is None or len(data) < _PACK_HEADER.size:
-        return None
-    (magic, version, crc, nbytes, num_shards, total, directory, names, names_nbytes, hashes,
-     positions, _, width) = _PACK_HEADER.unpack_from(data, 0)  # fmt: skip
-    if magic != _PACK_MAGIC or version != VERSION or nbytes != len(data):
+    header = None if data is None else pack_header(data[:PACK_HEADER_NBYTES])
+    if data is None or header is None or header.nbytes != len(data):
         return None
     with memoryview(data) as view:
-        checked = zlib.crc32(view[16 : _PACK_HEADER.size])
-        checked = zlib.crc32(view[directory : names + names_nbytes], checked)
+        checked = zlib.crc32(view[16:PACK_HEADER_NBYTES])
+        checked = zlib.crc32(view[header.directory : header.names + header.names_nbytes], checked)
     sections = (
-        (directory, 32 * num_shards),
-        (names, names_nbytes),
-        (hashes, 8 * total),
-        (positions, width * total),
+        (header.directory, 32 * header.num_shards),
+        (header.names, header.names_nbytes),
+        (header.hashes, 8 * header.total),
+        (header.positions, header.width * header.total),
     )
-    if checked != crc or width not in (4, 8) or any(a + n > nbytes for a, n in sections):
+    is_outside = any(start + nbytes > len(data) for start, nbytes in sections)
+    if checked != header.crc or is_outside or header.names < header.directory:
         return None
     pack = Pack(path, data)
-    is_sound = len(pack._names) >= num_shards and int(pack.num_samples.sum()) == total  # noqa: SLF001
+    is_sound = (
+        len(pack._names) >= header.num_shards  # noqa: SLF001
+        and int(pack.num_samples.sum()) == header.total
+    )
     return pack if is_sound else None
 
 
@@ -505,7 +540,7 @@ def write_pack(file: IO[bytes], shards: Iterable[tuple[str, int, ShardIndex]]) -
         names.append(to_bytes(name))
         text = bytes(index.text[index.text_start : index.text_stop])
         keys = text.split(b"\0")[1:-1] if len(index) else []
-        hashes.append(np.fromiter(map(_key_hash, keys), np.uint64, len(keys)))
+        hashes.append(np.fromiter(map(key_hash, keys), np.uint64, len(keys)))
         file.write(blob)
     directory = _align(file)
     columns = np.array(entries, "<u8").reshape(-1, 4).T.tobytes()
@@ -535,5 +570,6 @@ def _align(file: IO[bytes]) -> int:
     return file.tell()
 
 
-def _key_hash(key: bytes) -> int:
+def key_hash(key: bytes) -> int:
+    """Give the 64 bits by which a pack finds a key."""
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")

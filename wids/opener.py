@@ -22,6 +22,7 @@ from wids.cache import Cache, Copy, Errand, RemoteFile
 from wids.errors import FetchError, MismatchError, ShardFormatError, WidsError
 from wids.index import Pack, ShardIndex, TarIdentity
 from wids.keys import KeySplit
+from wids.rangepack import RangePack
 from wids.raw import Raw
 from wids.remote import RemoteShard
 from wids.shard import Shard
@@ -33,6 +34,9 @@ _ENOUGH: Final = 0.25
 """Part of a remote shard to read by range before all of it is fetched, with access="auto"."""
 
 _logger = logging.getLogger("wids")
+
+_LARGE_PACK_NBYTES: Final = 16_000_000
+"""Packs beyond this length are read by range, and not fetched whole."""
 
 
 class ShardOpener:
@@ -69,7 +73,7 @@ class ShardOpener:
         self.access = access
         self.counts = [shard.num_samples for shard in spec.shards]
         self._pack_url = spec.index
-        self._packs: dict[str, Pack | None] = {}
+        self._packs: dict[str, Pack | RangePack | None] = {}
         self._fetched_again: set[int] = set()
         self._local_paths: dict[int, str | None] = {}
         if spec.index is not None and urls.is_local(fetch.where(spec.index)):
@@ -251,11 +255,11 @@ class ShardOpener:
     # Packs.
 
     @property
-    def pack(self) -> Pack | None:
+    def pack(self) -> Pack | RangePack | None:
         """The dataset's pack, or None where there is none that can be used."""
         return None if self._pack_url is None else self._pack(self._pack_url)
 
-    def _pack(self, url: str) -> Pack | None:
+    def _pack(self, url: str) -> Pack | RangePack | None:
         """Give a pack, fetched if need be, when it is first wanted."""
         if url in self._packs:
             return self._packs[url]
@@ -267,19 +271,25 @@ class ShardOpener:
             self._packs[url] = pack
         return pack
 
-    def _loaded_pack(self, url: str) -> Pack | None:
+    def _loaded_pack(self, url: str) -> Pack | RangePack | None:
         place = fetch.where(url)
         if urls.is_local(place):
             return index.load_pack(urls.local_path(place))
         try:
-            version = self.store.fetcher.version(url)
-            copy = self.store.open(RemoteFile(url, version=version or ""))
-        except WidsError as error:
-            _logger.warning("%s; going on without it", str(error))
+            nbytes, tag = self.store.fetcher.about(url)
+            about = RemoteFile(
+                url, version="" if (nbytes, tag) == (None, None) else repr((nbytes, tag))
+            )
+            if nbytes is not None and nbytes > _LARGE_PACK_NBYTES and not self.store.find(about):
+                with suppress(fetch.RangeError):  # then it is fetched whole
+                    return RangePack(_ReadRange(self.store.fetcher, url, nbytes), nbytes)
+            copy = self.store.open(about)
+        except (WidsError, ValueError) as error:
+            _logger.warning("%s: %s; going on without it", urls.redact(url), str(error))
             return None
         return index.load_pack(copy.path, copy.handle)  # leased as long as it is mapped
 
-    def _packs_of(self, number: int) -> Iterator[tuple[Pack, int]]:
+    def _packs_of(self, number: int) -> Iterator[tuple[Pack | RangePack, int]]:
         """Give the packs that have a shard of this number and name, and where they have it."""
         about = self.shards[number]
         if self._pack_url is None and about.index is None:  # as for most, which are opened often

@@ -20,6 +20,8 @@ from wids.spec import DatasetSpec
 
 _MAX_SHARDS: Final = 16
 """Shards whose indexes are looked at for statistics of fields."""
+_MAX_MEMBERS: Final = 20_000
+"""Members after which they are enough: an index may have to be fetched."""
 _MAX_LOOKED_AT: Final = 1000
 _NUM_FIRST: Final = 6
 
@@ -83,12 +85,16 @@ def field_stats(dataset: Browsable) -> list[FieldStats]:
 def _indexes(dataset: Browsable) -> Iterator[ShardIndex]:
     num_shards = len(dataset.spec.shards)
     count = min(num_shards, _MAX_SHARDS)
+    num_members = 0
     for at in range(count):
+        if num_members > _MAX_MEMBERS:
+            return
         try:
             index = dataset.shard_index(at * num_shards // count)
         except WidsError:  # a shard that is broken is told when it is read
             continue
         if index is not None:
+            num_members += len(index.sizes)
             yield index
 
 
@@ -176,7 +182,7 @@ def summary_html(dataset: Browsable) -> str:
     if not stats:
         note = "No index is known, so that fields are not; wids create makes one."
     elif len(shards) > _MAX_SHARDS:
-        note = f"Fields as in {_MAX_SHARDS} of the shards."
+        note = "Fields as in some of the shards."
     shown = ""
     if stats and len(dataset):
         first = list(range(min(len(dataset), _NUM_FIRST)))
