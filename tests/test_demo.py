@@ -68,6 +68,7 @@ def test_demo_shows_an_exact_epoch(tmp_path: Path) -> None:
         assert line in result.stdout.splitlines()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sampler", "line"),
     [

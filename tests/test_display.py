@@ -26,7 +26,7 @@ def picture() -> bytes:
         (".cls", b"7", "7"),
         (".json", b'{"a": [1, "x"]}', '{"a": [1, "x"]}, 15.0B'),
         (".seg.npy", encode(".npy", np.zeros((2, 3), np.float32)), "ndarray (2, 3) float32, 152B"),
-        (".npz", encode(".npz", {"x": np.arange(3)}), "x: ndarray (3,) int64, 280B"),
+        (".npz", encode(".npz", {"x": np.arange(3)}), "x: ndarray (3,) int64, 260B"),
         (
             ".ten",
             encode(".ten", [np.arange(3), np.eye(2)]),

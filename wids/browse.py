@@ -72,7 +72,6 @@ class Browser:
         pages, token, hosts = self._pages, self._token, self._hosts
 
         class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
             server_version, sys_version = "wids", ""
 
             def do_GET(self) -> None:

@@ -13,6 +13,7 @@ from conftest import miss, need
 from table import ROWS, main
 
 
+@pytest.mark.long
 def test_every_row_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
     """Each row gives a ratio to the old release, whose interpreter is in ``WIDS_OLD_PYTHON``."""
     old_python = os.environ.get("WIDS_OLD_PYTHON")
@@ -28,6 +29,7 @@ def test_every_row_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(result.line() in printed for result in results)
 
 
+@pytest.mark.long
 def test_remote_rows_can_be_measured() -> None:
     """Cold epochs with and without fetching ahead, and of the old release; a sample by range."""
     old_python = os.environ.get("WIDS_OLD_PYTHON")
@@ -57,6 +59,7 @@ def test_sampler_rows_can_be_measured(capsys: pytest.CaptureFixture[str]) -> Non
     assert rows["new"][0].peak_nbytes < rows["torch"][0].peak_nbytes + 5e6
 
 
+@pytest.mark.long
 def test_writer_rows_can_be_measured() -> None:
     """Shards are written no slower than by webdataset, with few samples too."""
     need(importlib.util.find_spec("webdataset"), "pip install webdataset")

@@ -79,6 +79,7 @@ def check_training(num_replicas: int, workers: list[str], tmp_path: Path) -> Non
         assert sum(seen.values()) == 2003 + 1, "2003 of 12 times 167"
 
 
+@pytest.mark.long
 def test_killed_and_gone_on_with_by_others(tmp_path: Path) -> None:
     """Killed twice in the middle of an epoch, and gone on with on another number of ranks.
 
@@ -274,6 +275,7 @@ def test_accelerate(tmp_path: Path) -> None:
     check_exact(before, after, 2400, 50)
 
 
+@pytest.mark.long
 def test_prepared_loader_would_be_dealt_out_twice(tmp_path: Path) -> None:
     """Why README says what it says: accelerate shards what a sampler has sharded already."""
     need(importlib.util.find_spec("accelerate"), "pip install accelerate")
