@@ -289,20 +289,46 @@ def _add_info(commands: Any) -> None:
 def _info(options: argparse.Namespace) -> int:
     from wids import display
 
-    found = [(path, display.spec_rows(_load(path, options))) for path in options.specs]
+    specs = [(path, _load(path, options)) for path in options.specs]
+    found = [(path, display.spec_rows(spec)) for path, spec in specs]
     if options.json:
         for path, rows in found:
             print(json.dumps({"file": path, **rows}))
     elif options.table:
         columns = ["name", "num_samples", "num_shards", "nbytes", "first", "last"]
         rows_of = ([path, *(rows[column] for column in columns)] for path, rows in found)
-        print(display.table(["file", *columns], rows_of))
+        text = display.table(["file", *columns], rows_of)
+        print("\n".join(display.shortened(line, _width()) for line in text.splitlines()))
     else:
-        texts = [display.spec_text(rows) for _, rows in found]
-        if len(found) > 1:
-            texts = [f"{path}\n{text}" for (path, _), text in zip(found, texts, strict=True)]
+        texts = []
+        for (path, rows), (_, spec) in zip(found, specs, strict=True):
+            heading = f"{path}\n" if len(found) > 1 else ""
+            texts.append(heading + display.spec_text(rows, _width()) + _fields_text(spec))
         print("\n\n".join(texts))
     return 0
+
+
+def _width() -> int:
+    """Give the columns of the window; what is read by another program is not cut."""
+    return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 10_000
+
+
+def _fields_text(spec: DatasetSpec) -> str:
+    """Give the fields of a dataset as a table, where an index of it is on this machine."""
+    from wids import display, urls
+
+    if spec.index is None or not urls.is_local(spec.index):
+        return ""
+    from wids import preview
+    from wids.dataset import ShardListDataset
+
+    try:
+        with ShardListDataset(spec, access="range") as dataset:
+            stats = preview.field_stats(dataset)
+    except WidsError:
+        return ""
+    rows = [(s.field, f"{s.share:.0%}", display.nbytes_text(s.median_nbytes)) for s in stats]
+    return "\n\n" + display.table(["field", "samples", "typical size"], rows) if rows else ""
 
 
 def _load(path: str, options: argparse.Namespace) -> DatasetSpec:
@@ -356,7 +382,7 @@ def _sample(options: argparse.Namespace) -> int:
             raise KeyError(f'{options.spec}: sample "{sample["__key__"]}": it has no field {field}')
         sys.stdout.buffer.write(sample[field])
         return 0
-    width = options.width or shutil.get_terminal_size((80, 24)).columns
+    width = options.width or _width()
     if options.python:
         print(repr(sample))
     elif options.raw:

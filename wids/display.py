@@ -88,8 +88,8 @@ def spec_rows(spec: DatasetSpec) -> dict[str, Any]:
     }
 
 
-def spec_text(rows: Mapping[str, Any]) -> str:
-    """Give `spec_rows` as text, a line for each, with averages."""
+def spec_text(rows: Mapping[str, Any], width: int = 80) -> str:
+    """Give `spec_rows` as text, a line for each, with averages, as wide as the window."""
     samples, nbytes, shards = rows["num_samples"], rows["nbytes"], rows["num_shards"]
     lines = {
         "name": rows["name"] or "-",
@@ -103,7 +103,8 @@ def spec_text(rows: Mapping[str, Any]) -> str:
         "first": rows["first"],
         "last": rows["last"],
     }
-    return "\n".join(f"{name:>9}  {printable(str(text))}" for name, text in lines.items() if text)
+    told = (f"{name:>9}  {printable(str(text))}" for name, text in lines.items() if text)
+    return "\n".join(shortened(line, width) for line in told)
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
