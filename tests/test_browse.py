@@ -6,6 +6,7 @@ import http.client
 import io
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -203,6 +204,29 @@ def test_what_is_not_there_is_an_answer(path: str, spec: Path) -> None:
         assert status == 404
         assert json.loads(body)["error"]
         assert client.get("about")[0] == 200
+
+
+def test_odd_requests(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is no address of ours, and who goes away in the middle; nothing is printed."""
+    with browsing(spec) as client:
+        for line in (b"GET * HTTP/1.0", b"GET //[ HTTP/1.0", b"GET \xff/about HTTP/1.0", b"GET"):
+            with socket.create_connection((client.parts.hostname, client.parts.port)) as asker:
+                asker.sendall(line + b"\r\n\r\n")
+                asker.recv(10)
+        with socket.create_connection((client.parts.hostname, client.parts.port)) as asker:
+            asker.sendall(f"GET {client.parts.path}samples?count=100 HTTP/1.0\r\n".encode())
+        assert client.get("about")[0] == 200
+    assert capsys.readouterr().err == ""
+
+
+def test_a_search_goes_on_where_it_was(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A field that is rare is looked for in some shards at a time."""
+    monkeypatch.setattr("wids.browse._MAX_SEARCHED", 10)
+    with browsing(spec) as client:
+        first = client.json("samples?field=.mp4")
+        assert (first["cards"], first["next"]) == ([], 40)
+        second = client.json("samples?field=.mp4&start=40")
+        assert [card["index"] for card in second["cards"]] == [60]
 
 
 def test_a_broken_shard_does_not_break_the_page(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ asked for. What comes from the dataset is never served as something that a brows
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 from bisect import bisect_left
 from collections.abc import Callable
@@ -17,18 +18,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from itertools import accumulate, islice
 from typing import Any, Final
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote
 
 from wids import catalog, display, markup, preview, urls
 from wids.dataset import ShardListDataset
 from wids.errors import WidsError
 
+_logger = logging.getLogger("wids")
+
 MAX_PAGE: Final = 120
 _MAX_FIELD_NBYTES: Final = 1 << 30
 _MAX_SHOWN_NBYTES: Final = 30_000_000
 _PICTURE_SIZE: Final = 1200
-_MAX_SEARCHED: Final = 200
-"""Shards whose indexes are searched for a field at a time."""
+_MAX_SEARCHED: Final = 500_000
+"""Members that are searched for a field at a time, since indexes may have to be fetched."""
 
 Answer = tuple[int, str, bytes]
 
@@ -49,8 +52,7 @@ class Browser:
     def __init__(self, dataset: ShardListDataset, port: int = 0) -> None:
         self._pages = _Pages(dataset)
         self._token = secrets.token_urlsafe(16)
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", port), self._handler())
         self._is_serving = False
         self.url = f"http://127.0.0.1:{self._server.server_port}/{self._token}/"
 
@@ -75,14 +77,14 @@ class Browser:
             server_version, sys_version = "wids", ""
 
             def do_GET(self) -> None:
-                parts = urlsplit(self.path)
-                _, given, *rest = parts.path.split("/", 2)
+                path, _, asked = self.path.partition("?")
+                given, _, rest = path.removeprefix("/").partition("/")
                 is_known = secrets.compare_digest(given.encode(), token.encode())
                 if not is_known or self.headers.get("Host") not in hosts():
                     answer = 404, "text/plain", b"there is nothing here\n"
                 else:
-                    query = {k: v[0] for k, v in parse_qs(parts.query).items()}
-                    answer = pages.answer(unquote("".join(rest)), query)
+                    query = {k: v[0] for k, v in parse_qs(asked).items()}
+                    answer = pages.answer(unquote(rest), query)
                 status, kind, body = answer
                 self.send_response(status)
                 for name, value in _HEADERS.items():
@@ -99,6 +101,14 @@ class Browser:
 
     def _hosts(self) -> list[str]:
         return [f"{name}:{self._server.server_port}" for name in ("127.0.0.1", "localhost")]
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: Any) -> None:
+        """Note what went wrong; mostly that somebody has closed the page meanwhile."""
+        _logger.info("a request ended early", exc_info=True)  # noqa: LOG014 - called in a handler
 
 
 # No page from elsewhere may frame or read this one, and it loads nothing from elsewhere.
@@ -202,17 +212,20 @@ class _Pages:
         found: list[int] = []
         first = max(bisect_left(self._starts, start + 1) - 1, 0)
         last = len(self._starts) - 1
-        for number in range(first, min(first + _MAX_SEARCHED, last)):
+        num_searched = 0
+        for number in range(first, last):
+            if num_searched > _MAX_SEARCHED:
+                return found, self._starts[number]
             index = self._dataset.shard_index(number)
             if index is None:
                 raise ValueError(f"shard {number} has no index to search; wids create makes one")
+            num_searched += len(index.sizes)
             begin = self._starts[number]
             having = catalog.having(index, field, max(start - begin, 0))
             found += [begin + at for at in islice(having, count - len(found))]
             if len(found) == count:
                 return found, found[-1] + 1 if found[-1] + 1 < self._starts[-1] else None
-        searched = min(first + _MAX_SEARCHED, last)
-        return found, self._starts[searched] if searched < last else None
+        return found, None
 
     def _sample(self, rest: str, _: dict[str, str]) -> Answer:
         """Give one sample: its small fields as HTML, and links to the others."""
