@@ -1,8 +1,9 @@
 """Value → bytes of a field: the mirror image of `wids.decode`.
 
 An encoder is chosen by the field's extension, as a decoder is, and what it writes the decoder reads
-back: the same value, as far as the format has it (JSON has lists and text keys only; WebP no grey,
-which comes back as RGB), save for pictures in ``jpg``, ``jpeg`` and ``gif``, which lose some of it.
+back: the same value, as far as the format has it (JSON has lists and text keys only; WebP neither
+grey, which comes back as RGB, nor an alpha that is all opaque), save for pictures in ``jpg``,
+``jpeg`` and ``gif``, which lose some of it.
 Bytes are stored as they are, under any extension (compressed for ``.gz``, if they are not), and
 text under an extension that is not in the table as UTF-8.
 """

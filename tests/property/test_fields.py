@@ -85,6 +85,8 @@ def test_lossless_fields_come_back(extension: str, data: st.DataObject) -> None:
     field = data.draw(st.sampled_from([".{}", ".seg.{}", ".{}.gz"])).format(extension)
     if extension == "webp" and value.ndim == 2:
         value = np.stack([value] * 3, 2)  # it knows no grey
+    elif extension == "webp" and value.shape[2] == 4 and (value[:, :, 3] == 255).all():
+        value = value[:, :, :3]  # nor an alpha that is all opaque
     encoded = encode(field, value)
 
     found = Decoder("numpy")({field: encoded})[field]
