@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +72,19 @@ def other() -> None:
     error: ValueError = wids.SpecError("x")
     missing: FileNotFoundError = wids.NotFoundError("x")
     del error, missing
+
+
+def preparing() -> None:
+    """Writers take samples of anything; what describes and checks takes any executor."""
+    with wids.ShardWriter(
+        "a-%06d.tar", 1000, encoder={"flac": bytes}, if_exists="resume"
+    ) as writer:
+        nbytes: int = writer.write({"__key__": "a", "txt": "x"})
+        shards: list[wids.ShardSpec] = writer.shards
+    with ThreadPoolExecutor() as executor:
+        spec: wids.DatasetSpec = wids.build_spec(shards, executor=executor, pack=Path("a.index"))
+        problems: list[wids.Problem] = wids.verify_spec(spec, decode=True, executor=executor)
+    decoder = wids.Decoder("torchrgb8", decoders={"flac": len, "json": None}, allow_pickle=True)
+    data = wids.ShardListDataset(spec, transformations=[decoder])
+    shown: list[int] = data[1:3].show(6, seed=1, where=bool).indices
+    del nbytes, problems, shown
