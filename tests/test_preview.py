@@ -76,6 +76,16 @@ def test_show(spec: Path) -> None:
         assert dataset.show(0).indices == []
 
 
+def test_stand_ins_are_not_shown_for_samples(tmp_path: Path) -> None:
+    """A dataset with ``on_error`` shows what is wrong, and the rest."""
+    write(tmp_path, 60)
+    (tmp_path / "looks-000000.tar").write_bytes(b"?" * 10240)
+    with wids.ShardListDataset(tmp_path / "looks.json", on_error=lambda _: None) as dataset:
+        html = dataset[38:42].show()._repr_html_()
+    assert "caption 41" in html
+    assert html.count('class="bad"') == 2
+
+
 def test_samples_stay_plain_dicts(spec: Path) -> None:
     """Whatever a notebook shows, a sample is a ``dict`` and nothing else."""
     with wids.ShardListDataset(spec) as dataset:

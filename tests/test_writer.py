@@ -482,8 +482,10 @@ def test_a_failure_after_publishing_ends_the_writer(tmp_path: Path) -> None:
     writer.write({"__key__": "a", "txt": "x"})
     with raises(OSError, "No space left"):
         writer.write({"__key__": "b", "txt": "x"})
-    with raises(OSError, "a shard could not be completed before"):
-        writer.write({"__key__": "b", "txt": "x"})
+    for go_on in (lambda: writer.write({"__key__": "b", "txt": "x"}), writer.close):
+        with raises(OSError, "a shard could not be completed before"):
+            go_on()
+    assert os.listdir(tmp_path) == ["a-0.tar"], "no spec of a part"
     with Shard(tmp_path / "a-0.tar") as shard:
         assert shard[0]["__key__"] == "a"
 

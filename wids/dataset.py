@@ -391,7 +391,7 @@ class ShardListDataset(_Dataset):
     def only(self, fields: Collection[str]) -> ShardListDataset:
         """Give a view with these fields only, undecoded, that fetches no whole shards; close it."""
         view = copy(self)
-        view.transformations = []
+        view.transformations, view.on_error = [], None
         view._singles_whole = view._batches_whole = False  # noqa: SLF001 - another of us
         view._opener = self._opener.only(frozenset(fields))  # noqa: SLF001 - another of us
         view._pool = ShardPool(view._opener, self._pool.size, self._pool.limit_nbytes)  # noqa: SLF001

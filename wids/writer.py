@@ -281,8 +281,7 @@ class ShardWriter:
         """Append a sample, to the next shard if this one is full; as `TarWriter.write` does."""
         if self._indexes.closed:
             raise ValueError("a sample: expected an open writer, found one that was closed")
-        if not self._is_whole:
-            raise OSError('a shard could not be completed before; run again with "resume"')
+        self._check_whole()
         key, members = self._to_members(sample)
         nbytes = sum(map(len, members.values()))
         writer = self._writer
@@ -304,12 +303,17 @@ class ShardWriter:
         if self._indexes.closed:
             return
         try:
+            self._check_whole()
             if self._writer is not None:
                 self._finish_shard()
             if self._spec_path and self.shards:
                 self._describe(self._spec_path)
         finally:
             self._indexes.close()
+
+    def _check_whole(self) -> None:
+        if not self._is_whole:
+            raise OSError('a shard could not be completed before; run again with "resume"')
 
     def _finish_shard(self) -> None:
         writer, self._writer = self._writer, None
