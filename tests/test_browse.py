@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import io
 import json
@@ -16,11 +17,13 @@ from urllib.parse import quote, urlsplit
 
 import numpy as np
 import pytest
+from conftest import raises, write_tar
 from loopback import Server
 from PIL import Image
 
 import wids
 from wids.browse import Browser
+from wids.encode import encode
 
 HOSTILE = '<script>document.title="owned"</script>'
 
@@ -155,7 +158,73 @@ def test_filter_by_field(spec: Path) -> None:
         rest = client.json(f"samples?field=.npy&count=10&start={found['next']}")
         assert [card["index"] for card in rest["cards"]] == [70, 77, 84, 91, 98]
         assert rest["next"] is None
-        assert client.json("samples?field=.none") == {"cards": [], "next": None}
+        assert client.json("samples?field=.none&start=9")["cards"] == []
+
+
+def test_pages_before(spec: Path) -> None:
+    """Where the page before begins, also among samples that have a field."""
+    with browsing(spec) as client:
+        assert client.json("samples?start=0")["previous"] is None
+        assert client.json("samples?start=10&count=24")["previous"] == 0
+        assert client.json("samples?start=72&count=24")["previous"] == 48
+        assert client.json("samples?field=.npy&start=70&count=5")["previous"] == 35
+        assert client.json("samples?field=.npy&start=70&count=50")["previous"] == 0
+
+
+def test_media_can_be_read_in_part(spec: Path) -> None:
+    """As players do that go to and fro."""
+    with browsing(spec) as client:
+        path = f"field/60/{quote('.mp4')}"
+        status, headers, body = client.get(path, Range="bytes=10-19")
+        assert (status, len(body)) == (206, 10)
+        assert headers["Content-Range"] == "bytes 10-19/3000000"
+        assert len(client.get(path, Range="bytes=2999990-")[2]) == 10
+        for odd in ("bytes=5000000-", "bytes=-5", "lines=1-2"):
+            assert client.get(path, Range=odd)[0] == 200
+
+
+def test_views_are_refused(spec: Path) -> None:
+    """Pages are of whole datasets; a view shows itself."""
+    with wids.ShardListDataset(spec) as dataset:
+        for view in (dataset[5:], dataset[[3, 1]]):
+            with raises(ValueError, "expected all of a dataset, found a view"):
+                Browser(view)
+
+
+def test_odd_fields_are_shown_or_told(tmp_path: Path) -> None:
+    """Keys that are no text, names and texts that are no UTF-8, much out of little."""
+    bomb = gzip.compress(b"[" + b"[]," * 10_000_000 + b"[]]")
+    members = [
+        ("a.mp", encode(".mp", {1: 2, b"x": [3] * 90})),
+        ("a.json", b'{"text": "\\ud800"}'),
+        ("a.big.json.gz", bomb),
+        ("a.txt", b"x"),
+        (b"a.\x80y".decode("utf-8", "surrogateescape"), b"z"),
+    ]
+    path = write_tar(tmp_path / "a.tar", members)
+    wids.build_spec([path], pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    with browsing(tmp_path / "a.json") as client:
+        html = client.json("sample/0")["html"]
+        assert client.get(f"field/0/{quote(b'.' + bytes([0x80]) + b'y')}")[2] == b"z"
+        assert len(client.json("samples")["cards"]) == 1
+    assert "2 keys" in html
+    assert "longer than 2000000 bytes" in html
+    assert "\\ud800" in html
+    assert "%80y" in html
+
+
+def test_one_large_text_is_not_read(server: Server, tmp_path: Path) -> None:
+    """What is small is decided for each sample, not by what is usual."""
+    members = [(f"{n:03d}.txt", b"x" * (50 if n != 7 else 2_000_000)) for n in range(60)]
+    path = write_tar(tmp_path / "a.tar", members)
+    wids.build_spec([path], pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    for path in tmp_path.iterdir():
+        server.page(f"/{path.name}", path.read_bytes())
+    with browsing(f"{server.url}/a.json") as client:
+        before = server.num_sent
+        card = client.json("samples?count=60")["cards"][7]
+    assert ".txt 2.00MB" in card["html"]
+    assert server.num_sent - before < 200_000
 
 
 def test_nothing_of_a_dataset_is_run(spec: Path) -> None:

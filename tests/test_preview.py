@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -76,6 +77,24 @@ def test_show(spec: Path) -> None:
         assert dataset.show(0).indices == []
 
 
+def test_a_shard_that_was_read_much_is_not_fetched_to_be_looked_at(
+    server: Server, tmp_path: Path
+) -> None:
+    """Neither for the summary nor for a predicate that looks at many samples."""
+    write(tmp_path, 40)
+    for path in tmp_path.iterdir():
+        server.page(f"/{path.name}", path.read_bytes())
+    with wids.ShardListDataset(f"{server.url}/looks.json") as dataset:
+        for index in range(20):  # more than a quarter
+            if index != 5:
+                dataset[index]
+        dataset._repr_html_()
+        shown = dataset.show(3, where=lambda sample: sample[".json"]["n"] > 30)
+    assert shown.indices == [31, 32, 33]
+    whole = [r for r in server.log if r.path.endswith(".tar") and r.range is None]
+    assert len(whole) <= 1, "by reading samples, not by looking"
+
+
 def test_stand_ins_are_not_shown_for_samples(tmp_path: Path) -> None:
     """A dataset with ``on_error`` shows what is wrong, and the rest."""
     write(tmp_path, 60)
@@ -106,6 +125,12 @@ def test_ipython_shows_samples_and_no_other_dicts(
             assert "&lt;script&gt;" in data["text/html"]
             assert "text/plain" in data
             assert "text/html" not in shell.display_formatter.format({"a": 1})[0]
+
+            class Own(dict):  # type: ignore[type-arg]
+                def _repr_html_(self) -> str:
+                    return "<b>own</b>"
+
+            assert shell.display_formatter.format(Own(a=1))[0]["text/html"] == "<b>own</b>"
             assert "looks" in shell.display_formatter.format(dataset)[0]["text/html"]
     finally:
         interactive.InteractiveShell.clear_instance()
@@ -162,6 +187,16 @@ def test_samples_as_html() -> None:
     assert "its number 3" in html
     assert "secret" not in html
     assert "pw" not in html
+
+
+def test_looking_changes_nothing() -> None:
+    """A picture of the user's own is what it was, and numbers are told."""
+    stream = io.BytesIO()
+    Image.new("RGB", (4000, 300)).save(stream, "JPEG")
+    image = Image.open(stream)
+    markup.sample_html({".jpg": image})
+    assert image.size == (4000, 300)
+    assert markup.field_html(".cls", np.int64(3)) == "<small>3</small>"
 
 
 def test_huge_pictures_are_not_decoded() -> None:

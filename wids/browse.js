@@ -5,7 +5,6 @@
 const element = (id) => document.getElementById(id);
 const PAGE = 48;
 let total = 0;
-let before = []; // where the pages before this one began, while samples are filtered
 let shown = "";
 
 async function ask(path) {
@@ -39,7 +38,13 @@ async function showPage(start, field) {
   shown = wanted;
   say("…");
   const query = new URLSearchParams({ start, count: PAGE, field });
-  const answer = await ask(`samples?${query}`);
+  let answer;
+  try {
+    answer = await ask(`samples?${query}`);
+  } catch (error) {
+    if (shown === wanted) shown = "";
+    throw error;
+  }
   if (shown !== wanted) return; // another page was asked for meanwhile
   const grid = element("grid");
   grid.replaceChildren(...answer.cards.map(({ index, html }) => {
@@ -52,7 +57,8 @@ async function showPage(start, field) {
   const first = answer.cards.length ? answer.cards[0].index : start;
   element("where").textContent = answer.cards.length
     ? `${first.toLocaleString("en")} to ${last.toLocaleString("en")} of ${total.toLocaleString("en")}` : "";
-  element("before").disabled = start === 0;
+  element("before").disabled = answer.previous === null;
+  element("before").dataset.start = answer.previous === null ? "" : answer.previous;
   element("after").disabled = answer.next === null;
   element("after").dataset.start = answer.next === null ? "" : answer.next;
   const more = answer.next !== null && field ? "; next looks on" : "";
@@ -69,6 +75,7 @@ async function showSample(index) {
     element("key").textContent = `${answer.index.toLocaleString("en")} · ${answer.key}`;
     element("sample").innerHTML = answer.html;
   } catch (error) {
+    if (state().sample !== index) return;
     element("key").textContent = `${index}`;
     element("sample").textContent = error.message;
   }
@@ -84,21 +91,13 @@ async function show() {
   try {
     await Promise.all([showPage(start, field), showSample(sample)]);
   } catch (error) {
-    shown = "";
     say(error.message);
   }
 }
 
 function turn(isForward) {
-  const { start, field } = state();
-  if (isForward) {
-    const next = element("after").dataset.start;
-    if (!next) return;
-    before.push(start);
-    go({ start: Number(next) });
-  } else if (start > 0) {
-    go({ start: field && before.length ? before.pop() : Math.max(0, start - PAGE) });
-  }
+  const { start } = element(isForward ? "after" : "before").dataset;
+  if (start) go({ start: Number(start) });
 }
 
 function step(by) {
@@ -113,10 +112,10 @@ element("following").onclick = () => step(1);
 element("close").onclick = () => go({ sample: null });
 element("shown").addEventListener("cancel", (event) => { event.preventDefault(); go({ sample: null }); });
 element("shown").onclick = (event) => { if (event.target === element("shown")) go({ sample: null }); };
-element("field").onchange = (event) => { before = []; go({ start: 0, field: event.target.value }); };
+element("field").onchange = (event) => { go({ start: 0, field: event.target.value }); };
 element("link").onclick = async () => {
-  await navigator.clipboard.writeText(location.href).catch(() => {});
-  element("link").textContent = "copied";
+  const isCopied = await navigator.clipboard.writeText(location.href).then(() => true, () => false);
+  element("link").textContent = isCopied ? "copied" : "see the address";
   setTimeout(() => { element("link").textContent = "link"; }, 1200);
 };
 element("search").onsubmit = async (event) => {
@@ -125,16 +124,12 @@ element("search").onsubmit = async (event) => {
   if (!text) return;
   element("jump").blur();
   try {
-    const isNumber = /^[\d,]+$/.test(text);
-    const number = Number(text.replaceAll(",", ""));
-    let index = number;
-    try {
-      ({ index } = await ask(`find?${new URLSearchParams({ key: text })}`)); // keys may be digits
-    } catch (error) {
-      if (!isNumber) throw error;
-    }
+    // Digits are an index, unless they begin with a zero or lead too far: then they are a key.
+    const isIndex = /^(0|[1-9][\d,]*)$/.test(text) && Number(text.replaceAll(",", "")) < total;
+    const index = isIndex
+      ? Number(text.replaceAll(",", ""))
+      : (await ask(`find?${new URLSearchParams({ key: text })}`)).index;
     if (index < 0 || index >= total) throw new Error(`there are samples 0 to ${total - 1}`);
-    before = [];
     go({ start: Math.floor(index / PAGE) * PAGE, field: "", sample: index });
   } catch (error) {
     say(error.message);

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import secrets
 from bisect import bisect_left
 from collections.abc import Callable
@@ -23,8 +24,11 @@ from urllib.parse import parse_qs, quote, unquote
 from wids import catalog, display, markup, preview, urls
 from wids.dataset import ShardListDataset
 from wids.errors import WidsError
+from wids.keys import to_bytes
 
 _logger = logging.getLogger("wids")
+
+_RANGE: Final = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
 
 MAX_PAGE: Final = 120
 _MAX_FIELD_NBYTES: Final = 1 << 30
@@ -39,17 +43,20 @@ Answer = tuple[int, str, bytes]
 class Browser:
     """A dataset behind a loopback address.
 
-    Used as a context manager, or run by `serve`.
-
     Args:
-        dataset: The dataset; stays open.
+        dataset: The dataset, all of it and no view; stays open.
         port: Port to listen on; 0 for one that is free.
 
     Attributes:
         url: The address of its page, with the token.
+
+    Raises:
+        ValueError: The dataset is a view.
     """
 
     def __init__(self, dataset: ShardListDataset, port: int = 0) -> None:
+        if dataset.is_view:
+            raise ValueError("dataset: expected all of a dataset, found a view; use its show()")
         self._pages = _Pages(dataset)
         self._token = secrets.token_urlsafe(16)
         self._server = _Server(("127.0.0.1", port), self._handler())
@@ -84,9 +91,14 @@ class Browser:
                     answer = 404, "text/plain", b"there is nothing here\n"
                 else:
                     query = {k: v[0] for k, v in parse_qs(asked).items()}
-                    answer = pages.answer(unquote(rest), query)
+                    answer = pages.answer(unquote(rest, errors="surrogateescape"), query)
                 status, kind, body = answer
+                part = _part(self.headers.get("Range", ""), body) if status == 200 else None
+                if part is not None:  # a player that goes to and fro
+                    status, (where, body) = 206, part
                 self.send_response(status)
+                if part is not None:
+                    self.send_header("Content-Range", where)
                 for name, value in _HEADERS.items():
                     self.send_header(name, value)
                 self.send_header("Content-Type", kind)
@@ -153,6 +165,9 @@ class _Pages:
         except (ValueError, IndexError, KeyError) as error:
             text = str(error.args[0]) if error.args else "not found"
             return _error(HTTPStatus.NOT_FOUND, display.printable(text))
+        except Exception as error:
+            _logger.info("%s could not be shown", path, exc_info=True)
+            return _error(HTTPStatus.INTERNAL_SERVER_ERROR, display.printable(repr(error)))
 
     def _page(self, _: str, __: dict[str, str]) -> Answer:
         return 200, "text/html; charset=utf-8", _file("browse.html")
@@ -204,8 +219,27 @@ class _Pages:
             {
                 "cards": [{"index": i, "html": c} for i, c in zip(found, cards, strict=True)],
                 "next": following,
+                "previous": self._before(field, start, count) if start else None,
             }
         )
+
+    def _before(self, field: str, start: int, count: int) -> int:
+        """Give where the page before begins: so many samples back, of those that have a field."""
+        if not field:
+            return max(0, start - count)
+        found: list[int] = []
+        num_searched = 0
+        for number in range(bisect_left(self._starts, start) - 1, -1, -1):
+            index = self._dataset.shard_index(number)
+            if index is None or num_searched > _MAX_SEARCHED:
+                return self._starts[number + 1] if not found else found[0]
+            num_searched += len(index.sizes)
+            begin = self._starts[number]
+            here = [begin + at for at in catalog.having(index, field) if begin + at < start]
+            found = [*here, *found]
+            if len(found) >= count:
+                return found[-count]
+        return 0
 
     def _with_field(self, field: str, start: int, count: int) -> tuple[list[int], int | None]:
         """Give samples that have a field, by indexes alone, and where to look on."""
@@ -236,7 +270,14 @@ class _Pages:
             raise ValueError(f"shard {number} has no index; wids create makes one")
         members = catalog.members(known, local_index)
         shard = markup.escaped(display.printable(_shown_url(self._dataset, number)))
-        rows = "".join(self._row(index, field, nbytes) for field, nbytes in members.items())
+        shown = [
+            f for f, n in members.items() if n <= _MAX_SHOWN_NBYTES and not markup.media_type(f)
+        ]
+        with self._dataset.only(shown) as small:
+            sample = small[index]
+        rows = "".join(
+            self._row(index, field, nbytes, sample.get(field)) for field, nbytes in members.items()
+        )
         key = known.key(local_index)
         html = (
             f'{markup.STYLE}<div class="wids"><table>{rows}</table><small>{shard}, its number '
@@ -244,28 +285,26 @@ class _Pages:
         )
         return _json({"index": index, "key": display.printable(key), "html": html})
 
-    def _row(self, index: int, field: str, nbytes: int) -> str:
-        link = f"field/{index}/{quote(field, safe='')}"
+    def _row(self, index: int, field: str, nbytes: int, data: bytes | None) -> str:
+        link = f"field/{index}/{quote(to_bytes(field), safe='')}"
         size = display.nbytes_text(nbytes)
         media = markup.media_type(field)
         if media is not None:
             tag = media.partition("/")[0]
             body = f'<{tag} controls preload="none" src="{link}"></{tag}>'
-        elif nbytes <= _MAX_SHOWN_NBYTES:
-            body = self._shown(index, field)
-        else:
+        elif data is None:
             body = "<small>too large to show</small>"
+        else:
+            try:
+                body = markup.field_html(field, data, _PICTURE_SIZE)
+            except Exception as error:  # noqa: BLE001 - one field, and the others are shown
+                text = display.shortened(display.printable(repr(error)), 300)
+                body = f'<span class="bad">{markup.escaped(text)}</span>'
         name = markup.escaped(field)
         return (
             f"<tr><th><code>{name}</code><br><small>{size}</small><br>"
             f'<a href="{link}?save=1" download>save</a></th><td>{body}</td></tr>'
         )
-
-    def _shown(self, index: int, field: str) -> str:
-        try:
-            return markup.field_html(field, self._read(index, field), _PICTURE_SIZE)
-        except (WidsError, KeyError) as error:
-            return f'<span class="bad">{markup.escaped(display.printable(str(error)))}</span>'
 
     def _find(self, _: str, query: dict[str, str]) -> Answer:
         """Give the index of a key."""
@@ -293,6 +332,15 @@ class _Pages:
         if not 0 <= index < len(self._dataset):
             raise IndexError(f"there are samples 0 to {len(self._dataset) - 1}")
         return index
+
+
+def _part(asked: str, body: bytes) -> tuple[str, bytes] | None:
+    """Give the part of a body that a Range header asks for, and where it is; None for the whole."""
+    span = _RANGE.fullmatch(asked)
+    if span is None or int(span[1]) >= len(body):
+        return None
+    start, stop = int(span[1]), min(int(span[2] or len(body)) + 1, len(body))
+    return f"bytes {start}-{stop - 1}/{len(body)}", body[start:stop]
 
 
 def _file(name: str) -> bytes:

@@ -14,7 +14,7 @@ from wids.decode import IMAGE_EXTENSIONS, extension
 from wids.index import ShardIndex
 
 _TEXT_EXTENSIONS = ("txt", "text", "transcript", "cls", "json", "id", "index")
-_MAX_PICTURE_NBYTES = 8_000_000
+_MAX_PICTURE_NBYTES = 4_000_000
 _MAX_TEXT_NBYTES = 16_000
 _MAX_PICTURES, _MAX_TEXTS = 2, 3
 
@@ -56,14 +56,21 @@ def field_stats(indexes: Iterable[ShardIndex]) -> list[FieldStats]:
 
 def preview_fields(stats: Iterable[FieldStats]) -> list[str]:
     """Choose fields that show what a sample is: small pictures and texts, the frequent first."""
-    pictures, texts = [], []
+    pictures: list[str] = []
+    texts: list[str] = []
     for about in stats:
-        kind = extension(about.field)
-        if kind in IMAGE_EXTENSIONS and about.median_nbytes <= _MAX_PICTURE_NBYTES:
-            pictures.append(about.field)
-        elif kind in _TEXT_EXTENSIONS and about.median_nbytes <= _MAX_TEXT_NBYTES:
-            texts.append(about.field)
+        if is_small(about.field, about.median_nbytes):
+            is_picture = extension(about.field) in IMAGE_EXTENSIONS
+            (pictures if is_picture else texts).append(about.field)
     return [*pictures[:_MAX_PICTURES], *texts[:_MAX_TEXTS]]
+
+
+def is_small(field: str, nbytes: int) -> bool:
+    """Tell whether a field of this length is read to show what a sample is."""
+    kind = extension(field)
+    if kind in IMAGE_EXTENSIONS:
+        return nbytes <= _MAX_PICTURE_NBYTES
+    return kind in _TEXT_EXTENSIONS and nbytes <= _MAX_TEXT_NBYTES
 
 
 def members(index: ShardIndex, local_index: int) -> dict[str, int]:

@@ -522,17 +522,29 @@ def _browse(options: argparse.Namespace) -> int:
         browser = Browser(dataset, options.port)
         print(browser.url, flush=True)
         print("Whoever has this address can look; Ctrl-C ends it.", file=sys.stderr)
-        if options.open:
+        leads_there = _page_that_leads_to(browser.url) if options.open else ""
+        if leads_there:
             import webbrowser
 
-            webbrowser.open(browser.url)
+            webbrowser.open(f"file://{leads_there}")
         try:
             browser.serve()
         except KeyboardInterrupt:
             print(file=sys.stderr)  # below the ^C
         finally:
             browser.close()
+            if leads_there:
+                os.unlink(leads_there)
     return 0
+
+
+def _page_that_leads_to(url: str) -> str:
+    """Write a page for this user alone: an address on a command line can be seen by others."""
+    import tempfile
+
+    with tempfile.NamedTemporaryFile("w", prefix="wids-", suffix=".html", delete=False) as file:
+        file.write(f'<meta http-equiv="refresh" content="0;url={url}">')
+        return file.name
 
 
 # prefetch and cache

@@ -364,12 +364,14 @@ class ShardListDataset(_Dataset):
     ) -> Gallery:
         """Give a gallery, which shows itself in a notebook. ``dataset[1000:2000].show()`` is one.
 
-        Only small pictures and texts are read, by range where shards are remote.
+        Only small pictures and texts are read, by range where shards are remote; with ``where``
+        also the samples that are looked at, whole.
 
         Args:
             num_samples: Most samples to show.
             seed: None for the first ones, a number for random ones.
-            where: Takes a sample, and tells whether to show it; a thousand are looked at.
+            where: Takes a sample, and tells whether to show it; a thousand are looked at, and those
+                that cannot be read are passed over.
         """
         return preview.gallery(self, num_samples, seed, where)
 
@@ -384,18 +386,31 @@ class ShardListDataset(_Dataset):
 
     def shard_index(self, number: int) -> ShardIndex | None:
         """Give the index of a shard, or None where it would have to be fetched for that."""
-        if number not in self._pool and not self._opener.has_index(number):
-            return None
-        return self._pool.get(number, whole=False).index
+        shard = self._pool.peek(number)
+        if shard is None and self._opener.has_index(number):
+            shard = self._pool.get(number, whole=False)
+        return None if shard is None else shard.index
 
-    def only(self, fields: Collection[str]) -> ShardListDataset:
-        """Give a view with these fields only, undecoded, that fetches no whole shards; close it."""
+    def only(self, fields: Collection[str] | None) -> ShardListDataset:
+        """Give a view that fetches no whole shards, and raises what ``on_error`` would hide.
+
+        It has open shards of its own: close it.
+
+        Args:
+            fields: The only fields to read, as undecoded bytes; None for samples as they are here.
+        """
         view = copy(self)
-        view.transformations, view.on_error = [], None
+        view.on_error = None
+        view.transformations = list(self.transformations) if fields is None else []
         view._singles_whole = view._batches_whole = False  # noqa: SLF001 - another of us
-        view._opener = self._opener.only(frozenset(fields))  # noqa: SLF001 - another of us
+        view._opener = self._opener.only(None if fields is None else frozenset(fields))  # noqa: SLF001
         view._pool = ShardPool(view._opener, self._pool.size, self._pool.limit_nbytes)  # noqa: SLF001
         return view
+
+    @property
+    def is_view(self) -> bool:
+        """Whether these are not all samples of the shards, in their order."""
+        return not isinstance(self._positions, range) or len(self._positions) != self._edges[-1]
 
     @property
     def cache_folder(self) -> str:

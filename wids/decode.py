@@ -13,6 +13,7 @@ import io
 import json
 import zipfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
@@ -84,6 +85,7 @@ class Decoder:
             None in place of a callable leaves fields as they are.
         allow_pickle: Whether to decode ``pkl pickle pyd``, and with that execute whatever code
             they contain.
+        max_nbytes: Most bytes of a ``.gz`` field when decompressed; None for 1 GiB.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Decoder:
         *,
         decoders: Mapping[str, Decode | None] | None = None,
         allow_pickle: bool = False,
+        max_nbytes: int | None = None,
     ) -> None:
         decode_image = _image_decoder(images)
         if decode_image is None:
@@ -101,6 +104,7 @@ class Decoder:
             )
         self.images = images
         self.allow_pickle = allow_pickle
+        self.max_nbytes = max_nbytes
         self.table: Mapping[str, Decode | None] = {
             **_TABLE,
             **dict.fromkeys(IMAGE_EXTENSIONS, decode_image),
@@ -119,7 +123,9 @@ class Decoder:
                 is_zipped = name.endswith(".gz")
                 decode = self._find(name[:-3] if is_zipped else name)
                 if decode is not None:
-                    sample[field] = _decoded(decode, field, value, is_zipped)
+                    if is_zipped:
+                        decode = partial(_decoded_zip, decode, self.max_nbytes)
+                    sample[field] = _decoded(decode, field, value)
         return sample
 
     def _find(self, name: str) -> Decode | None:
@@ -130,10 +136,14 @@ class Decoder:
         return None
 
 
-def _decoded(decode: Decode, field: str, value: Any, is_zipped: bool) -> Any:
+def _decoded_zip(decode: Decode, max_nbytes: int | None, data: bytes) -> Any:
+    return decode(_unzip(data, MAX_UNZIPPED_NBYTES if max_nbytes is None else max_nbytes))
+
+
+def _decoded(decode: Decode, field: str, value: Any) -> Any:
     data = value.getvalue() if isinstance(value, io.BytesIO) else bytes(value)
     try:
-        return decode(_unzip(data) if is_zipped else data)
+        return decode(data)
     except _RefusedError as error:
         raise DecodeError(f'field "{field}": {error}', field=field) from None
     except ModuleNotFoundError as error:
@@ -173,14 +183,14 @@ def _unpickle(data: bytes) -> Any:
     return pickle.loads(data)  # noqa: S301 - the caller allowed it
 
 
-def _unzip(data: bytes) -> bytes:
+def _unzip(data: bytes, max_nbytes: int) -> bytes:
     """Decompress gzip data, and no more than the limit."""
     if not data:
         raise ValueError("it is empty, and no gzip data")
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
-        found = stream.read(MAX_UNZIPPED_NBYTES + 1)
-    if len(found) > MAX_UNZIPPED_NBYTES:
-        raise ValueError(f"it is longer than {MAX_UNZIPPED_NBYTES} bytes when decompressed")
+        found = stream.read(max_nbytes + 1)
+    if len(found) > max_nbytes:
+        raise ValueError(f"it is longer than {max_nbytes} bytes when decompressed")
     return found
 
 

@@ -15,7 +15,10 @@ from wids.decode import IMAGE_EXTENSIONS, Decoder, extension, opened_image
 from wids.errors import SampleError
 from wids.spec import DatasetSpec
 
-_DECODER: Final = Decoder(images="PIL")
+MAX_SHOWN_NBYTES: Final = 2_000_000
+"""Longer values, raw or decompressed, are not decoded to be looked at."""
+
+_DECODER: Final = Decoder(images="PIL", max_nbytes=MAX_SHOWN_NBYTES)
 _SHORTEST: Final = 20
 
 
@@ -47,6 +50,8 @@ def value_text(field: str, value: Any) -> str:
         if extension(field) in IMAGE_EXTENSIONS:
             image = opened_image(data)
             return f"{image.format} {image.width} x {image.height} {image.mode}, {size}"
+        if len(data) > MAX_SHOWN_NBYTES:
+            return f"{printable(repr(data[:60]))}, {size}"
         decoded = _DECODER({field: data})[field]
     except SampleError as error:
         return printable(f"{size} that cannot be decoded: {error}")
@@ -60,12 +65,22 @@ def plain_text(value: Any) -> str:
     if isinstance(value, str | bytes):
         return value if isinstance(value, str) else repr(value[:60])
     if hasattr(value, "dtype"):
-        return f"{type(value).__name__} {tuple(value.shape)} {value.dtype}"
+        return _array_text(value)
     if isinstance(value, Mapping) and any(hasattr(item, "dtype") for item in value.values()):
         return ", ".join(f"{name}: {plain_text(item)}" for name, item in value.items())
     if isinstance(value, list) and any(hasattr(item, "dtype") for item in value):
         return ", ".join(map(plain_text, value))
-    return json.dumps(value, ensure_ascii=False, default=repr)
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=repr)
+    except (TypeError, ValueError):  # keys that are no text, or a circle
+        text = repr(value)
+    return text
+
+
+def _array_text(value: Any) -> str:
+    if not getattr(value, "shape", None):
+        return str(value.item() if hasattr(value, "item") else value)
+    return f"{type(value).__name__} {tuple(value.shape)} {value.dtype}"
 
 
 def _size_of(decoded: Any, size: str) -> str:

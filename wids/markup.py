@@ -19,10 +19,10 @@ import numpy as np
 
 from wids import urls
 from wids.decode import IMAGE_EXTENSIONS, Decoder, extension, opened_image
-from wids.display import nbytes_text, plain_text, shortened, value_text
+from wids.display import MAX_SHOWN_NBYTES, nbytes_text, plain_text, shortened, value_text
 from wids.errors import SampleError
 
-_DECODER: Final = Decoder(images="PIL")
+_DECODER: Final = Decoder(images="PIL", max_nbytes=MAX_SHOWN_NBYTES)
 
 STYLE: Final = """<style>
 .wids{font:inherit;line-height:1.4;max-width:100%;overflow-wrap:anywhere}
@@ -57,6 +57,7 @@ _AUDIO: Final = {"wav": "wav", "mp3": "mpeg", "flac": "flac", "ogg": "ogg", "m4a
 _VIDEO: Final = {"mp4": "mp4", "webm": "webm", "m4v": "mp4", "ogv": "ogg"}
 _MAX_PLAYED_NBYTES: Final = 20_000_000
 _MAX_SHOWN_CHARS: Final = 2000
+_MAX_FOLDED_CHARS: Final = 100_000
 _THUMBNAIL: Final = 256
 _MAX_PIXELS: Final = 100_000_000
 
@@ -84,7 +85,8 @@ def thumbnail(data: bytes | Any, size: int = _THUMBNAIL) -> tuple[bytes, str, st
         form = getattr(image, "format", None) or "image"
         about = f"{form} {image.width} x {image.height} {image.mode}"
         if image.width * image.height <= _MAX_PIXELS:
-            image.draft("RGB", (size, size))  # a JPEG is decoded in small right away
+            if isinstance(data, bytes):  # and not somebody's own image, which this would change
+                image.draft("RGB", (size, size))  # a JPEG is decoded in small right away
             return *_small(image, size), about
     except Exception as error:
         # Pillow names the object that it read from, which is nothing to anybody.
@@ -192,7 +194,8 @@ def dataset_html(
 
 def escaped(text: Any) -> str:
     """Give text as HTML that shows it."""
-    return html.escape(str(text), quote=True)
+    told = html.escape(str(text), quote=True)
+    return told.encode("utf-8", "backslashreplace").decode("utf-8")  # what is no UTF-8
 
 
 def _provenance(sample: Mapping[str, Any]) -> str:
@@ -215,6 +218,8 @@ def _bytes_html(
     if kind is not None and len(data) <= _MAX_PLAYED_NBYTES:
         tag = kind.partition("/")[0]
         return f'<{tag} controls preload="metadata" src="{_data_url(data, kind)}"></{tag}>'
+    if len(data) > MAX_SHOWN_NBYTES:
+        return f"<small>{escaped(size)}</small> <code>{escaped(repr(data[:60]))}</code>"
     try:
         value = _DECODER({field: data})[field]
     except SampleError as error:
@@ -269,14 +274,25 @@ def _text_html(text: str) -> str:
 
 
 def _folded_html(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, indent=1, default=plain_text)
-    if len(text) <= 80:
-        return f"<code>{escaped(json.dumps(value, ensure_ascii=False, default=plain_text))}</code>"
+    try:
+        # Piece by piece, and no more than is shown: the whole may be many times as long.
+        pieces = json.JSONEncoder(ensure_ascii=False, indent=1, default=plain_text).iterencode(
+            value
+        )
+        text, is_whole = "", False
+        for piece in pieces:
+            text += piece
+            if len(text) > _MAX_FOLDED_CHARS:
+                break
+        else:
+            is_whole = True
+    except (TypeError, ValueError):  # keys that are no text, or a circle
+        text, is_whole = repr(value)[:_MAX_FOLDED_CHARS], False
+    if is_whole and len(text) <= 80:
+        line = json.dumps(value, ensure_ascii=False, default=plain_text)
+        return f"<code>{escaped(line)}</code>"
     kind = "keys" if isinstance(value, Mapping) else "items"
-    return (
-        f"<details><summary>{len(value)} {kind}</summary><pre>{escaped(text[:100_000])}</pre>"
-        "</details>"
-    )
+    return f"<details><summary>{len(value)} {kind}</summary><pre>{escaped(text)}</pre></details>"
 
 
 def _data_url(data: bytes, kind: str) -> str:

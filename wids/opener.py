@@ -127,10 +127,12 @@ class ShardOpener:
         """Tell whether the index of a shard can be had without fetching the shard."""
         return self.is_here(number) or self._index_for_ranges(number) is not None
 
-    def only(self, fields: frozenset[str]) -> ShardOpener:
-        """Give one that opens the same shards for these fields only, as bytes, and fetches none."""
+    def only(self, fields: frozenset[str] | None) -> ShardOpener:
+        """Give one that opens the same shards, and fetches none; for some fields only, as bytes."""
         other = copy(self)
-        other.fields, other.raw, other.access = fields, "bytes", "range"
+        other.access = "range"
+        if fields is not None:
+            other.fields, other.raw = fields, "bytes"
         return other
 
     def key_split_of(self, number: int) -> KeySplit:

@@ -92,8 +92,10 @@ class ShardPool:
         """Let go of all shards; the next `get` opens them again."""
         self._entries.clear()
 
-    def __contains__(self, number: int) -> bool:
-        return number in self._entries
+    def peek(self, number: int) -> AnyShard | None:
+        """Give a shard that is open, as it is, or None."""
+        entry = self._entries.get(number)
+        return None if entry is None else entry.shard
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -50,8 +50,8 @@ class Browsable(Protocol):
     def shard_index(self, number: int) -> ShardIndex | None:
         """Give the index of a shard, or None where it would have to be fetched for that."""
 
-    def only(self, fields: Sequence[str]) -> AbstractContextManager[Browsable]:
-        """Give the same samples, undecoded, with these fields only; to be closed."""
+    def only(self, fields: Sequence[str] | None) -> AbstractContextManager[Browsable]:
+        """Give the same samples without fetching shards; with these fields only, undecoded."""
 
     @property
     def cache_folder(self) -> str:
@@ -62,7 +62,7 @@ class Gallery:
     """Samples to look at: shows itself in a notebook, and as text elsewhere.
 
     Attributes:
-        indices: The samples.
+        indices: The samples, as indices of the dataset or view that was asked.
     """
 
     def __init__(self, indices: list[int], html: str, text: str) -> None:
@@ -99,21 +99,40 @@ def _indexes(dataset: Browsable) -> Iterator[ShardIndex]:
 
 
 def cards(dataset: Browsable, indices: Sequence[int], fields: Sequence[str]) -> list[str]:
-    """Give cards of samples: only these fields are read, the others are named with their sizes."""
-    with dataset.only(fields) as small:
+    """Give cards of samples: of these fields the small ones are read, all others are named."""
+    found: dict[int, str] = {}
+    groups: dict[tuple[str, ...], list[int]] = {}
+    rests: dict[int, dict[str, int]] = {}
+    for index in indices:
         try:
-            samples = small.__getitems__(indices)
-        except WidsError:  # one by one, to show those that can be read
-            samples = [_sample_or_error(small, index) for index in indices]
-    found = []
-    for index, sample in zip(indices, samples, strict=True):
-        if isinstance(sample, Exception):
-            text = display.shortened(display.printable(str(sample)), 300)
-            found.append(markup.card_html({"__index__": index}, problem=text))
-        else:
-            rest = _others(dataset, index, fields)
-            found.append(markup.card_html({**sample, "__index__": index}, rest))
-    return found
+            known = _members(dataset, index)
+        except WidsError as error:
+            found[index] = _problem(index, error)
+            continue
+        wanted = tuple(f for f in fields if known is None or catalog.is_small(f, known.get(f, 0)))
+        rests[index] = {name: n for name, n in (known or {}).items() if name not in wanted}
+        groups.setdefault(wanted, []).append(index)
+    for wanted, group in groups.items():
+        with dataset.only(wanted) as small:
+            for index, sample in zip(group, _samples(small, group), strict=True):
+                if isinstance(sample, Exception):
+                    found[index] = _problem(index, sample)
+                else:
+                    found[index] = markup.card_html(sample, rests[index])
+    return [found[index] for index in indices]
+
+
+def _members(dataset: Browsable, index: int) -> dict[str, int] | None:
+    number, local_index = dataset.locate(index)
+    known = dataset.shard_index(number)
+    return None if known is None else catalog.members(known, local_index)
+
+
+def _samples(small: Browsable, indices: Sequence[int]) -> list[Any]:
+    try:
+        return small.__getitems__(indices)
+    except WidsError:  # one by one, to show those that can be read
+        return [_sample_or_error(small, index) for index in indices]
 
 
 def _sample_or_error(dataset: Browsable, index: int) -> Any:
@@ -123,13 +142,9 @@ def _sample_or_error(dataset: Browsable, index: int) -> Any:
         return error
 
 
-def _others(dataset: Browsable, index: int, fields: Sequence[str]) -> dict[str, int]:
-    number, local_index = dataset.locate(index)
-    known = dataset.shard_index(number)
-    if known is None:
-        return {}
-    members = catalog.members(known, local_index)
-    return {name: size for name, size in members.items() if name not in fields}
+def _problem(index: int, error: Exception) -> str:
+    text = display.shortened(display.printable(str(error)), 300)
+    return markup.card_html({"__index__": index}, problem=text)
 
 
 def gallery(
@@ -139,7 +154,7 @@ def gallery(
     where: Callable[[Any], Any] | None,
 ) -> Gallery:
     """Give a gallery of the first samples, of random ones, or of those that a predicate picks."""
-    total = len(dataset)
+    total, num_samples = len(dataset), max(num_samples, 0)
     indices: Sequence[int] = range(total)
     if seed is not None:
         count = min(total, num_samples if where is None else _MAX_LOOKED_AT)
@@ -150,12 +165,14 @@ def gallery(
     else:
         looked_at, chosen = indices[:_MAX_LOOKED_AT], []
         num_looked_at = 0
-        for index in looked_at:
-            if len(chosen) == num_samples:
-                break
-            num_looked_at += 1
-            if where(dataset[index]):
-                chosen.append(index)
+        with dataset.only(None) as whole:
+            for index in looked_at:
+                if len(chosen) == num_samples:
+                    break
+                num_looked_at += 1
+                sample = _sample_or_error(whole, index)
+                if not isinstance(sample, WidsError) and where(sample):
+                    chosen.append(index)
         note = f"{len(chosen)} of {num_looked_at:,} samples that were looked at"
     fields = catalog.preview_fields(field_stats(dataset))
     html = markup.gallery_html(cards(dataset, chosen, fields), note)
@@ -207,9 +224,21 @@ def show_samples_in_notebooks() -> None:
     shell = None if python is None else python.get_ipython()
     if shell is not None:
         formatter = shell.display_formatter.formatters["text/html"]
-        formatter.for_type(dict, _sample_html)
+        before = formatter.lookup_by_type(dict) if dict in formatter else None
+        if not isinstance(before, _SampleFormatter):
+            formatter.for_type(dict, _SampleFormatter(before))
 
 
-def _sample_html(value: dict[Any, Any]) -> str | None:
-    is_sample = "__key__" in value and "__shardindex__" in value
-    return markup.sample_html(value) if is_sample else None
+class _SampleFormatter:
+    """Shows dicts that are samples, and leaves others to what showed them before."""
+
+    def __init__(self, before: Callable[[Any], str | None] | None) -> None:
+        self._before = before
+
+    def __call__(self, value: dict[Any, Any]) -> str | None:
+        if "__key__" in value and "__shardindex__" in value:
+            return markup.sample_html(value)
+        if self._before is not None:
+            return self._before(value)
+        own = getattr(value, "_repr_html_", None)  # of a subclass
+        return own() if callable(own) else None

@@ -32,8 +32,9 @@ _MAX_KEPT: Final = 64
 class RangePack:
     """A pack that is read by range; see `index.Pack`.
 
-    The tables of keys are not compared as a whole with their checksum. What they lead to is: a
-    shard's index has one of its own, and the key is looked for in it.
+    The tables of keys are not compared as a whole with their checksum: what is read of them has to
+    be in order. What they lead to is compared: a shard's index has a checksum of its own, and the
+    key is looked for in it. Safe to use from any thread.
 
     Args:
         read_range: Gives the bytes from a start to a stop.
@@ -65,6 +66,10 @@ class RangePack:
         (self._starts, self._lengths, self._tar_nbytes, self.num_samples), self._names = (
             pack_directory(directory, header)
         )
+        is_sound = len(self._names) >= len(self) and int(self.num_samples.sum()) == header.total
+        tables = ((header.hashes, 8), (header.positions, header.width))
+        if not is_sound or any(at + width * header.total > nbytes for at, width in tables):
+            raise ValueError("expected a pack of indexes, found one that does not fit together")
         self._kept: dict[tuple[int, int, KeySplit], ShardIndex | None] = {}
 
     def __len__(self) -> int:
@@ -81,30 +86,39 @@ class RangePack:
     def index(self, number: int, tar_nbytes: int, key_split: KeySplit) -> ShardIndex | None:
         """Give the index of a shard; None where the tar, or the rule, is another one."""
         asked = (number, tar_nbytes, key_split)
-        if asked not in self._kept:
-            if tar_nbytes != self.tar_nbytes(number):
-                return None
-            start = int(self._starts[number])
-            blob = self._read_range(start, start + int(self._lengths[number]))
-            if len(self._kept) >= _MAX_KEPT:
-                self._kept.pop(next(iter(self._kept)), None)
-            self._kept[asked] = parse(blob, 0, len(blob), TarIdentity(tar_nbytes), key_split)
-        return self._kept[asked]
+        try:
+            return self._kept[asked]
+        except KeyError:
+            pass
+        start, nbytes = int(self._starts[number]), int(self._lengths[number])
+        if tar_nbytes != self.tar_nbytes(number) or start + nbytes > self._header.nbytes:
+            return None
+        blob = self._read_range(start, start + nbytes)
+        found = parse(blob, 0, len(blob), TarIdentity(tar_nbytes), key_split)
+        # Each step is one operation on the dict, as other threads may take part.
+        for old in list(self._kept)[: len(self._kept) - _MAX_KEPT + 1]:
+            self._kept.pop(old, None)
+        self._kept[asked] = found
+        return found
 
-    def shards_with(self, key: str) -> set[int]:
-        """Give the numbers of the shards that may have a key."""
+    def shards_with(self, key: str) -> set[int] | None:
+        """Give the numbers of the shards that may have a key; None where the tables are damaged."""
         wanted, total = key_hash(to_bytes(key)), self._header.total
         # Hashes are spread evenly, so that the place of one is known to a few square roots.
         middle, half = total * wanted >> 64, 8 * isqrt(total) + 512
         while True:
             low, high = max(middle - half, 0), min(middle + half, total)
             hashes = self._table(self._header.hashes, 8, low, high)
+            if (hashes[1:] < hashes[:-1]).any():
+                return None
             first, last = (int(np.searchsorted(hashes, np.uint64(wanted), s)) for s in _SIDES)
             if (first > 0 or low == 0) and (last < high - low or high == total):
                 break
             half *= 8
         width = self._header.width
         positions = self._table(self._header.positions, width, low + first, low + last)
+        if (positions >= total).any():
+            return None
         ends = np.cumsum(self.num_samples)
         return set(np.searchsorted(ends, positions, side="right").tolist())
 
