@@ -276,8 +276,8 @@ def test_a_placed_file_is_compared_once(
     about = RemoteFile(server.page("/train.tar", DATA), sha256=SHA)
     (tmp_path / "train.tar").write_bytes(DATA)
     compared = []
-    digest = cache._digest
-    monkeypatch.setattr(cache, "_digest", lambda *a: (compared.append(a), digest(*a))[1])
+    digest = cache.file_digest
+    monkeypatch.setattr(cache, "file_digest", lambda *a: (compared.append(a), digest(*a))[1])
     for _ in range(3):
         assert opened(make(tmp_path, offered=frozenset(["train.tar"])), about) == DATA
     assert len(compared) == 1

@@ -6,7 +6,6 @@ what was found is put into a journal, so that an interrupted run goes on where i
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import struct
@@ -14,7 +13,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, as_completed
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import IO, Any, Final
@@ -27,7 +26,6 @@ from wids.progress import Bar
 from wids.shard import Shard
 from wids.spec import DatasetSpec, Shards, ShardSpec, load_spec
 
-_PIECE_NBYTES: Final = 1 << 20
 _RECORD: Final = struct.Struct("<QQI")
 _JOURNAL_MAGIC: Final = b"wids journal 1\n"
 
@@ -163,7 +161,7 @@ def describe(path: str, key_split: KeySplit = "first") -> tuple[ShardSpec, Shard
         ShardFormatError: It is not a complete, plain tar.
     """
     with Shard(path, find_index=partial(_checked_index, key_split)) as shard:
-        about = ShardSpec(path, len(shard), shard.nbytes, sha256=sha256_of(path))
+        about = ShardSpec(path, len(shard), shard.nbytes, sha256=fetch.file_digest(path, "sha256"))
         return about, shard.index
 
 
@@ -177,16 +175,23 @@ def _indexes(spec: DatasetSpec) -> Iterator[tuple[str, int, ShardIndex]]:
 def _checked_index(
     key_split: KeySplit, path: str, data: tar.TarBytes, _: TarIdentity
 ) -> ShardIndex:
-    return index.with_checksums(index.build(tar.scan(data, path), key_split, path), data)
+    return index.for_ranges(data, key_split, path)
 
 
-def sha256_of(path: str, digest: Any = None) -> str:
-    """Give the digest of a file in hexadecimal digits; by SHA-256, or another hash object."""
-    digest = digest or hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(_PIECE_NBYTES):
-            digest.update(piece)
-    return str(digest.hexdigest())
+@contextmanager
+def on_this_machine(fetcher: fetch.Fetcher, url: str) -> Iterator[str]:
+    """Give the path of a local file, or of what is fetched from a URL for as long as this takes.
+
+    Raises:
+        FetchError: It cannot be fetched.
+    """
+    if urls.is_local(url):
+        yield urls.local_path(url)
+        return
+    with tempfile.NamedTemporaryFile(prefix="wids-") as file:
+        fetcher.save(url, file)
+        file.flush()
+        yield file.name
 
 
 def _results(
@@ -208,17 +213,11 @@ def _results(
 def _examined(fetcher: fetch.Fetcher, asked: _Asked) -> _Found:
     """Find out about a shard, wherever it is. Runs on the workers of an executor."""
     url, key_split = asked
-    if urls.is_local(url):
-        path = urls.local_path(url)
-        return _found(url, key_split, path, _mtime_ns(path))
-    with tempfile.NamedTemporaryFile(prefix="wids-", suffix=".tar") as file:
-        fetcher.save(url, file)
-        file.flush()
+    with on_this_machine(fetcher, url) as path:
         try:
-            return _found(url, key_split, file.name, None)
+            return _found(url, key_split, path, _mtime_ns(path) if urls.is_local(url) else None)
         except ShardFormatError as error:
-            text = str(error).replace(file.name, urls.redact(url))
-            raise ShardFormatError(text) from None
+            raise ShardFormatError(str(error).replace(path, urls.redact(url))) from None
 
 
 def _found(url: str, key_split: KeySplit, path: str, mtime_ns: int | None) -> _Found:

@@ -26,7 +26,7 @@ from typing import IO, Final, NamedTuple, TypeAlias
 
 from wids import locks, publish, urls
 from wids.errors import FetchError, MismatchError, ShardFormatError
-from wids.fetch import Expected, Fetcher
+from wids.fetch import Expected, Fetcher, file_digest
 from wids.index import TarIdentity
 from wids.keys import KeySplit
 from wids.progress import Bar
@@ -352,7 +352,7 @@ class Cache:
                 self._proven.add(proof)
                 return True
         try:
-            is_proven = all(_digest(path, name) == digest for name, digest in stated)
+            is_proven = all(file_digest(path, name) == digest for name, digest in stated)
         except OSError:
             return False
         if is_proven:
@@ -699,11 +699,3 @@ def _stated_digests(about: RemoteFile) -> list[tuple[str, str]]:
     """Give name and value of the digests that a spec states."""
     stated = (("md5", about.md5sum), ("sha256", about.sha256))
     return [(name, digest.lower()) for name, digest in stated if digest is not None]
-
-
-def _digest(path: str, name: str) -> str:
-    digest = hashlib.new(name, usedforsecurity=False)
-    with open(path, "rb") as file:
-        for chunk in iter(lambda: file.read(1 << 20), b""):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -17,6 +17,7 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import wids
@@ -561,9 +562,7 @@ def _add_prefetch(commands: Any) -> None:
     )
     _add_spec(parser)
     parser.add_argument("--cache-dir", help="the cache folder (default: $WIDS_CACHE)")
-    parser.add_argument(
-        "--limit", metavar="SIZE", help='stop before the cache has more than "200GB"'
-    )
+    parser.add_argument("--limit", metavar="SIZE", help="most bytes of shards, such as 200GB")
     parser.add_argument("--rank", type=int, help="the fixed share of this rank only")
     parser.add_argument("--num-replicas", type=_positive, help="… of so many")
     parser.add_argument("-j", "--jobs", type=_positive, default=4, help="downloads at a time (4)")
@@ -597,8 +596,8 @@ def _prefetch(options: argparse.Namespace) -> int:
             sampler = DistributedChunkedSampler(
                 dataset, num_replicas=options.num_replicas, rank=options.rank
             )
-            runs = list(order.visits(sampler.settings, sampler.seed, 0))
-            numbers = sorted(set(runs[options.rank].tolist()))
+            runs = order.visits(sampler.settings, sampler.seed, 0)
+            numbers = sorted(set(next(islice(runs, options.rank, None)).tolist()))
         wanted, left = _within(dataset, numbers, limit)
         errands = {number: Errand() for number in wanted}
 
@@ -685,15 +684,12 @@ def _check_cache(options: argparse.Namespace, folder: str) -> int:
         raise ValueError("wids cache check: expected a spec whose copies to check, found none")
     store = cache.Cache(folder, fetch.Fetcher())
     spec = _load(options.spec, options)
-    remote = [shard for shard in spec.shards if store.find(remote_file(shard)) is not None]
-    problems = verify.verify_spec(
-        options.spec,
-        allow_pipe=options.allow_pipe,
-        locate=lambda about: store.find(remote_file(about)),
-    )
+    copies = {shard.url: store.find(remote_file(shard)) for shard in spec.shards}
+    problems = verify.verify_spec(spec, locate=lambda about: copies[about.url])
     for problem in problems:
         print(display.printable(str(problem)))
-    print(f"{len(remote):,} copies of {len(spec.shards):,} shards checked", file=sys.stderr)
+    num_copies = sum(path is not None for path in copies.values())
+    print(f"{num_copies:,} copies of {len(spec.shards):,} shards checked", file=sys.stderr)
     return 1 if problems else 0
 
 

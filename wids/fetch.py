@@ -56,6 +56,15 @@ class CancelledError(FetchError):
     """A fetch that was called off."""
 
 
+def file_digest(path: str, name: str) -> str:
+    """Give the digest of a local file, ``"md5"`` or ``"sha256"``, in hexadecimal digits."""
+    digest = hashlib.new(name, usedforsecurity=False)
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
 class Fetcher:
     """Reads URLs, with the caller's options and handlers.
 

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from wids.errors import ShardFormatError
 from wids.keys import KEY_SPLITS, KeySplit, split_names, to_bytes, to_text
-from wids.tar import BLOCK_NBYTES, IntArray, TarBytes, TarIndex
+from wids.tar import BLOCK_NBYTES, IntArray, TarBytes, TarIndex, scan
 
 Column = npt.NDArray[Any]  # of unsigned integers, as narrow as their values allow
 
@@ -186,6 +186,11 @@ def _narrow(values: IntArray) -> Column:
 
 
 # One index as bytes.
+
+
+def for_ranges(data: TarBytes, key_split: KeySplit, path: str = "tar") -> ShardIndex:
+    """Scan a tar, and give its index with checksums."""
+    return with_checksums(build(scan(data, path), key_split, path), data)
 
 
 def with_checksums(index: ShardIndex, tar: TarBytes) -> ShardIndex:

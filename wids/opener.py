@@ -198,7 +198,7 @@ class ShardOpener:
                     f"{path}: expected {made_of.nbytes} bytes as when it was fetched, found "
                     f"{identity.nbytes}; it was changed in the cache"
                 )
-        made = _checked_index(path, key_split, data)
+        made = index.for_ranges(data, key_split, path)
         if cache.keep(copy.index_path, index.dump(made, identity)):
             found = index.load(copy.index_path, identity, key_split)
         return made if found is None else found
@@ -387,15 +387,11 @@ def _dumped_index(name: str, key_split: KeySplit, file: IO[bytes]) -> bytes:
         raise ShardFormatError(f"{name}: expected a tar, found an empty file")
     data = mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ)
     try:
-        made = _checked_index(name, key_split, data)
+        made = index.for_ranges(data, key_split, name)
     finally:
         with suppress(BufferError):
             data.close()
     return index.dump(made, TarIdentity(status.st_size, status.st_mtime_ns))
-
-
-def _checked_index(name: str, key_split: KeySplit, data: mmap.mmap) -> ShardIndex:
-    return index.with_checksums(index.build(tar.scan(data, name), key_split, name), data)
 
 
 def _count_message(

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from wids import fetch, index, keys, tar, urls
-from wids.build import sha256_of
+from wids.build import on_this_machine
 from wids.decode import Decoder
 from wids.errors import FetchError, SampleError, ShardFormatError
-from wids.index import ShardIndex, TarIdentity
+from wids.fetch import file_digest
+from wids.index import Pack, ShardIndex, TarIdentity
 from wids.keys import KeySplit, to_text
 from wids.progress import Bar
 from wids.shard import Shard
@@ -45,6 +46,18 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.shard}: {self.text}"
+
+
+class _Made(NamedTuple):
+    """What is kept of the index of a shard, to be compared with that of the pack.
+
+    Attributes:
+        nbytes: Length of the tar.
+        digest: Digest of the index; the index itself would fill the memory for a large dataset.
+    """
+
+    nbytes: int
+    digest: bytes
 
 
 def verify_spec(
@@ -84,44 +97,44 @@ def verify_spec(
     fetcher = fetch.Fetcher(storage_options)
     spec = load_spec(shards, base=base, allow_pipe=allow_pipe, read=fetcher.read)
     problems: list[Problem] = []
-    with Bar("verifying", len(spec.shards), "shard", wanted=progress) as bar:
+    of_pack: list[Problem] = []
+    with ExitStack() as stack:
+        bar = stack.enter_context(Bar("verifying", len(spec.shards), "shard", wanted=progress))
+        pack = None
+        if spec.index is not None and locate is None:
+            pack, of_pack = _opened_pack(stack, fetcher, spec.index, len(spec.shards))
         examine = partial(_examined, fetcher, locate, decode)
         results = (
             map(examine, spec.shards) if executor is None else executor.map(examine, spec.shards)
         )
-        blobs: list[tuple[int, bytes] | None] = []
-        for number, (found, blob) in enumerate(results, start=1):
+        for number, (about, (found, made)) in enumerate(zip(spec.shards, results, strict=True)):
             problems += found
-            blobs.append(blob)
-            bar.reach(number)
-    if spec.index is not None and locate is None:
-        problems += _pack_problems(fetcher, spec.index, spec.shards, blobs)
-    return problems
+            if pack is not None and made is not None and not _has(pack, number, about, made):
+                name = os.path.basename(urls.path_of(about.url))
+                text = f"its index of {name} is not that of the shard; make it anew"
+                of_pack.append(Problem(urls.redact(spec.index or ""), text))
+            bar.reach(number + 1)
+    return [*problems, *of_pack]
 
 
 def _examined(
     fetcher: fetch.Fetcher, locate: Locate | None, decode: bool, about: ShardSpec
-) -> tuple[list[Problem], tuple[int, bytes] | None]:
+) -> tuple[list[Problem], _Made | None]:
     """Give the problems of a shard; and its length and index, where it has any. For executors."""
-    name = urls.redact(about.url)
     if locate is not None:
         path = locate(about)
         return ([], None) if path is None else _problems(about, path, path, decode)
-    if urls.is_local(about.url):
-        path = urls.local_path(about.url)
-        return _problems(about, path, name, decode)
-    with tempfile.NamedTemporaryFile(prefix="wids-", suffix=".tar") as file:
-        try:
-            fetcher.save(about.url, file)
-        except FetchError as error:
-            return [Problem(name, _without(name, error))], None
-        file.flush()
-        return _problems(about, file.name, name, decode)
+    name = urls.redact(about.url)
+    try:
+        with on_this_machine(fetcher, about.url) as path:
+            return _problems(about, path, name, decode)
+    except FetchError as error:
+        return [Problem(name, _without(name, error))], None
 
 
 def _problems(
     about: ShardSpec, path: str, name: str, decode: bool
-) -> tuple[list[Problem], tuple[int, bytes] | None]:
+) -> tuple[list[Problem], _Made | None]:
     try:
         nbytes = os.stat(path).st_size
     except OSError as error:
@@ -146,11 +159,11 @@ def _problems(
         texts += seen[0].remarks
         if decode:
             texts += _decode_problems(shard)
-        blob = index.dump(shard.index, TarIdentity(nbytes))
+        made = _Made(nbytes, _digest(shard.index, nbytes))
     if mismatch:
         # The file is not the one that was meant: one problem, and what else is odd are its details.
         return [Problem(name, "; ".join([mismatch, *texts]))], None
-    return [Problem(name, text) for text in texts], (nbytes, blob)
+    return [Problem(name, text) for text in texts], made
 
 
 def _indexed(
@@ -166,11 +179,11 @@ def _mismatch(about: ShardSpec, path: str, nbytes: int) -> str:
     if about.nbytes not in (None, nbytes):
         return f"the spec says {about.nbytes} bytes, it has {nbytes}"
     if about.sha256 is not None:
-        found = sha256_of(path)
+        found = file_digest(path, "sha256")
         if found != about.sha256.lower():
             return f"the spec says the sha256 {about.sha256}, it has {found}"
     elif about.md5sum is not None:
-        found = sha256_of(path, hashlib.md5(usedforsecurity=False))
+        found = file_digest(path, "md5")
         if found != about.md5sum.lower():
             return f"the spec says the md5sum {about.md5sum}, it has {found}"
     return ""
@@ -212,36 +225,36 @@ def _decode_problems(shard: Shard) -> list[str]:
     return [f"{where}: {text}{more[text]}" for text, where in first.items()]
 
 
-def _pack_problems(
-    fetcher: fetch.Fetcher,
-    url: str,
-    shards: tuple[ShardSpec, ...],
-    blobs: list[tuple[int, bytes] | None],
-) -> list[Problem]:
+def _opened_pack(
+    stack: ExitStack, fetcher: fetch.Fetcher, url: str, num_shards: int
+) -> tuple[Pack | None, list[Problem]]:
+    """Open a pack for as long as the stack lasts; give it, and what is wrong with it as a whole."""
     name = urls.redact(url)
-    with tempfile.NamedTemporaryFile(prefix="wids-", suffix=".index") as file:
-        try:
-            fetcher.save(url, file)
-        except FetchError as error:
-            return [Problem(name, _without(name, error))]
-        file.flush()
-        pack = index.load_pack(file.name)
-        if pack is None:
-            return [Problem(name, "expected a pack of indexes, found something else, or damaged")]
-        problems = []
-        if len(pack) != len(shards):
-            text = f"expected the indexes of {len(shards)} shards, found {len(pack)}"
-            problems.append(Problem(name, text))
-        for number, (about, blob) in enumerate(zip(shards, blobs, strict=True)):
-            if blob is None or number >= len(pack):
-                continue
-            shard_name = os.path.basename(urls.path_of(about.url))
-            found = pack.index(number, blob[0], about.key_split or "first")
-            is_same = found is not None and index.dump(found, TarIdentity(blob[0])) == blob[1]
-            if not (is_same and pack.is_named(number, shard_name)):
-                text = f"its index of {shard_name} is not that of the shard; make it anew"
-                problems.append(Problem(name, text))
-        return problems
+    try:
+        path = stack.enter_context(on_this_machine(fetcher, url))
+    except FetchError as error:
+        return None, [Problem(name, _without(name, error))]
+    pack = index.load_pack(path)
+    if pack is None:
+        what = "found something else, or damaged" if os.path.exists(path) else "found none"
+        return None, [Problem(name, f"expected a pack of indexes, {what}")]
+    if len(pack) != num_shards:
+        text = f"expected the indexes of {num_shards} shards, found {len(pack)}"
+        return pack, [Problem(name, text)]
+    return pack, []
+
+
+def _has(pack: Pack, number: int, about: ShardSpec, made: _Made) -> bool:
+    """Tell whether a pack has the index of a shard; that it is too short was told already."""
+    if number >= len(pack):
+        return True
+    found = pack.index(number, made.nbytes, about.key_split or "first")
+    is_same = found is not None and _digest(found, made.nbytes) == made.digest
+    return is_same and pack.is_named(number, os.path.basename(urls.path_of(about.url)))
+
+
+def _digest(made: ShardIndex, nbytes: int) -> bytes:
+    return hashlib.blake2b(index.dump(made, TarIdentity(nbytes))).digest()
 
 
 def _without(prefix: str, error: Exception) -> str:

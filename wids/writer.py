@@ -20,10 +20,9 @@ from typing import IO, Any, Final, Literal, get_args
 from wids import publish, urls
 from wids.build import describe, save_pack
 from wids.encode import Encode, encode
-from wids.index import ShardIndex, TarIdentity, build, dump, parse, with_checksums
+from wids.index import ShardIndex, TarIdentity, dump, for_ranges, parse
 from wids.progress import Bar
 from wids.spec import DatasetSpec, ShardSpec, load_spec
-from wids.tar import scan
 
 IfExists = Literal["error", "resume", "replace"]
 Encoder = bool | Mapping[str, Encode] | Callable[[dict[str, Any]], Mapping[str, Any]] | None
@@ -148,7 +147,7 @@ class TarWriter:
         try:
             self._finish()
             with mmap.mmap(self._stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                self.index = with_checksums(build(scan(data), "first"), data)
+                self.index = for_ranges(data, "first")
         except BaseException as error:
             self._replacing.__exit__(type(error), error, error.__traceback__)
             raise
