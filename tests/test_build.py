@@ -149,6 +149,16 @@ def test_journals_are_not_mistaken(shards: list[Path], tmp_path: Path) -> None:
     assert journal.exists()
 
 
+def test_a_record_outlives_an_interruption_at_once(shards: list[Path], tmp_path: Path) -> None:
+    """Between writing a record and noting it: what is in the file counts."""
+    journal = tmp_path / "journal"
+    with room._Journal(journal) as log:
+        log.add(room._examined(fetch.Fetcher(), (str(shards[0]), "first")))
+        log._heads.clear()
+    with room._Journal(journal) as log:
+        assert (str(shards[0]), "first") in log
+
+
 def test_what_is_done_is_kept_when_another_shard_fails(tmp_path: Path, shards: list[Path]) -> None:
     """Whatever its place: shards that were read are not read again."""
     bad = tmp_path / "a-bad.tar"

@@ -322,9 +322,11 @@ class _Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._path is not None and not self._heads:
+        # By its length, since an interruption may come between writing a record and noting it.
+        is_empty = os.fstat(self._file.fileno()).st_size <= len(_JOURNAL_MAGIC)
+        if self._path is not None and is_empty:
             with suppress(FileNotFoundError):
-                os.unlink(self._path)  # nothing was done yet
+                os.unlink(self._path)
         self._file.close()
 
 
