@@ -38,7 +38,7 @@ def run_demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         [
             sys.executable,
             "-c",
-            "import sys, wids.cli; sys.exit(wids.cli.main())",
+            "import sys, wids.cli.main as c; sys.exit(c.main())",
             "demo",
             *arguments,
         ],

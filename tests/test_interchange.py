@@ -15,7 +15,8 @@ import torch
 from conftest import need
 from PIL import Image
 
-from wids import Decoder, ShardListDataset, tenbin
+from wids import Decoder, ShardListDataset
+from wids.fields import tenbin
 
 Sample = dict[str, bytes | str]
 

@@ -1,19 +1,19 @@
 """wids: indexed random access to datasets stored as tar shards, and exact distributed epochs.
 
-The names in ``__all__`` are the promise; everything else may change. Each is loaded when it is
+The names in ``__all__`` are the promise; everything else may change. Each is imported when it is
 first used, so that ``import wids`` is instant and only the samplers import torch.
 """
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from wids import migration
+
 if TYPE_CHECKING:
-    from wids.build import build_pack, build_spec
-    from wids.cost import SamplingCost, sampling_cost
     from wids.dataset import ShardListDataset
-    from wids.decode import Decoder
     from wids.errors import (
         DecodeError,
         FetchError,
@@ -26,17 +26,20 @@ if TYPE_CHECKING:
         TransformError,
         WidsError,
     )
-    from wids.prefetch import Prefetcher
-    from wids.samplers import (
+    from wids.fields.decode import Decoder
+    from wids.reading.prefetch import Prefetcher
+    from wids.sampling.cost import SamplingCost, sampling_cost
+    from wids.sampling.samplers import (
         ChunkedSampler,
         DistributedChunkedSampler,
         ShardedSampler,
         ShardListSampler,
     )
-    from wids.shard import Shard
-    from wids.spec import DatasetSpec, ShardSpec, load_spec
-    from wids.verify import Problem, verify_spec
-    from wids.writer import ShardWriter, TarWriter
+    from wids.specs.loader import DatasetSpec, ShardSpec, load_spec
+    from wids.tars.shard import Shard
+    from wids.writing.build import build_pack, build_spec
+    from wids.writing.verify import Problem, verify_spec
+    from wids.writing.writer import ShardWriter, TarWriter
 
 __all__ = [
     "ChunkedSampler",
@@ -70,24 +73,27 @@ __all__ = [
     "verify_spec",
 ]
 
-_ROOMS = {
-    "build": ("build_pack", "build_spec"),
-    "cost": ("SamplingCost", "sampling_cost"),
+_MODULES = {
     "dataset": ("ShardListDataset",),
-    "decode": ("Decoder",),
-    "prefetch": ("Prefetcher",),
-    "samplers": (
+    "fields.decode": ("Decoder",),
+    "reading.prefetch": ("Prefetcher",),
+    "sampling.cost": ("SamplingCost", "sampling_cost"),
+    "sampling.samplers": (
         "ChunkedSampler",
         "DistributedChunkedSampler",
         "ShardListSampler",
         "ShardedSampler",
     ),
-    "shard": ("Shard",),
-    "spec": ("DatasetSpec", "ShardSpec", "load_spec"),
-    "verify": ("Problem", "verify_spec"),
-    "writer": ("ShardWriter", "TarWriter"),
+    "specs.loader": ("DatasetSpec", "ShardSpec", "load_spec"),
+    "tars.shard": ("Shard",),
+    "writing.build": ("build_pack", "build_spec"),
+    "writing.verify": ("Problem", "verify_spec"),
+    "writing.writer": ("ShardWriter", "TarWriter"),
 }
-_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+# Last in the list, so it is asked only about modules that do not exist.
+sys.meta_path.append(migration.GoneModules())
 
 
 def __getattr__(name: str) -> Any:
@@ -96,11 +102,11 @@ def __getattr__(name: str) -> Any:
 
         return version("wids")
     if name not in __all__:
-        raise AttributeError(f"module 'wids' has no attribute {name!r}")
-    value = getattr(import_module(f"wids.{_ROOM_OF.get(name, 'errors')}"), name)
+        raise AttributeError(migration.explain(name) or f"module 'wids' has no attribute {name!r}")
+    value = getattr(import_module(f"wids.{_MODULE_OF.get(name, 'errors')}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__, "__version__"])
+    return list(__all__)

@@ -17,19 +17,22 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args, overload
 import numpy as np
 import numpy.typing as npt
 
-from wids import fetch, preview, spec, urls
-from wids.cache import Cache, Errand, Limits, Localname, default_folder, parse_nbytes
-from wids.decode import Decoder
+from wids.cache.store import Cache, Errand, Limits, Localname, default_folder
 from wids.errors import SampleError, SpecError, TransformError, WidsError
-from wids.index import ShardIndex
-from wids.keys import KeySplit
-from wids.opener import Access, ShardOpener
-from wids.pool import ShardPool, default_size
-from wids.preview import Gallery
-from wids.progress import Bar
-from wids.raw import Raw, check_raw
-from wids.shard import Shard
-from wids.spec import ShardSpec
+from wids.fields.decode import Decoder
+from wids.files.progress import Bar
+from wids.files.sizes import parse_nbytes
+from wids.looking import preview
+from wids.looking.preview import Gallery
+from wids.reading.opener import Access, ShardOpener
+from wids.reading.pool import ShardPool, default_size
+from wids.specs import loader as spec
+from wids.specs.loader import ShardSpec
+from wids.tars.index import ShardIndex
+from wids.tars.names import KeySplit
+from wids.tars.samples import Raw, check_raw
+from wids.tars.shard import Shard
+from wids.transport import fetch, urls
 
 Sample: TypeAlias = dict[str, Any]
 Transformation: TypeAlias = Callable[[Any], Any]

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from wids.dataset import ShardListDataset
-from wids.writer import ShardWriter
+from wids.writing.writer import ShardWriter
 
 NUM_SHARDS: Final = 4
 SAMPLES_PER_SHARD: Final = 250

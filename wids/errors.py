@@ -19,6 +19,8 @@ rebuilds an exception that a DataLoader worker raised, so the type survives the 
 
 from __future__ import annotations
 
+import os
+
 
 class WidsError(Exception):
     """Any error that wids raises on purpose."""
@@ -80,3 +82,13 @@ class DecodeError(SampleError):
 
 class TransformError(SampleError):
     """A transformation of the caller's that raised; the original error is its ``__cause__``."""
+
+
+def local_error(path: str, error: OSError) -> FetchError:
+    """Return the error for a local path that could not be opened."""
+    if isinstance(error, FileNotFoundError):
+        return NotFoundError(
+            f"{path}: no such file (seen from {os.getcwd()}); check the path, or `base`"
+        )
+    found = "a folder" if os.path.isdir(path) else error.strerror or error
+    return FetchError(f"{path}: expected a readable file, found: {found}")

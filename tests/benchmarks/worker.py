@@ -59,7 +59,7 @@ class New(Library):
         return ShardListDataset([path])
 
     def index_shard(self, path: str) -> Any:
-        from wids.shard import Shard
+        from wids.tars.shard import Shard
 
         return Shard(path)
 

@@ -17,7 +17,7 @@ from conftest import need, write_tar
 from test_browse import browsing, write
 
 import wids
-from wids import markup
+from wids.looking import markup
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 

@@ -23,7 +23,7 @@ import pytest
 from conftest import need, raises, sample_members, write_tar
 
 import wids
-from wids import fetch
+from wids.transport import fetch
 
 EXPECTED = [f"text {n}" for n in range(3000)]
 

@@ -22,9 +22,9 @@ from hypothesis.stateful import (
 )
 from loopback import Fault, Server
 
-from wids import fetch
-from wids.cache import Cache, Copy, Limits, RemoteFile
+from wids.cache.store import Cache, Copy, Limits, RemoteFile
 from wids.errors import FetchError
+from wids.transport import fetch
 
 SIZE = 20_000
 LIMIT = 5 * SIZE

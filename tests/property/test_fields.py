@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from wids.decode import Decoder
-from wids.encode import ENCODERS, encode
+from wids.fields.decode import Decoder
+from wids.fields.encode import ENCODERS, encode
 
 NUMBERS = "?bhiqBHIQefdFD"
 DTYPES = st.sampled_from([np.dtype(code) for code in NUMBERS])

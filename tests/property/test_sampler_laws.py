@@ -16,7 +16,8 @@ import reference_order as reference
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from wids import ChunkedSampler, DistributedChunkedSampler, ShardListSampler, StateError, order
+from wids import ChunkedSampler, DistributedChunkedSampler, ShardListSampler, StateError
+from wids.sampling import order
 
 GOLDEN = json.loads(
     (Path(__file__).parents[2] / "specs" / "sampler-order.golden.json").read_text(encoding="utf-8")

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from wids import tar
 from wids.errors import ShardFormatError
+from wids.tars import tar
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,0 +1,349 @@
+"""A dataset as pages, asked for without a browser: what is served, to whom, and what it costs."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import io
+import json
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import numpy as np
+import pytest
+from conftest import raises, write_tar
+from loopback import Server
+from PIL import Image
+
+import wids
+from wids.fields.encode import encode
+from wids.looking.browse import Browser
+
+HOSTILE = '<script>document.title="owned"</script>'
+
+
+def picture(number: int) -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (40, 30), (number % 256, 80, 160)).save(stream, "JPEG")
+    return stream.getvalue()
+
+
+def write(folder: Path, count: int = 100) -> Path:
+    """Write samples with pictures, texts, some large and odd fields; give the spec."""
+    with wids.ShardWriter(folder / "looks-%06d.tar", maxcount=40) as writer:
+        for number in range(count):
+            sample: dict[str, Any] = {
+                "__key__": f"k/{number:04d}",
+                ".jpg": picture(number) if number != 5 else b"not a jpeg",
+                ".txt": HOSTILE if number == 3 else f"caption {number}",
+                ".json": {"n": number, "text": HOSTILE},
+            }
+            if number % 7 == 0:
+                sample[".npy"] = np.zeros((16, 16), np.float32)
+            if number == 60:
+                sample[".mp4"] = bytes(3_000_000)
+                sample[f".{HOSTILE.replace('/', '')}"] = b"x"
+            writer.write(sample)
+    return folder / "looks.json"
+
+
+class Client:
+    """Asks a browser's server, with any path and host."""
+
+    def __init__(self, url: str) -> None:
+        self.parts = urlsplit(url)
+
+    def get(self, path: str = "", **headers: str) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection(self.parts.hostname or "", self.parts.port)
+        try:
+            where = path if path.startswith("/") else self.parts.path + path
+            connection.request("GET", where, headers=headers)
+            response = connection.getresponse()
+            return response.status, dict(response.headers), response.read()
+        finally:
+            connection.close()
+
+    def json(self, path: str) -> Any:
+        return json.loads(self.get(path)[2])
+
+
+@contextmanager
+def browsing(spec: str | Path, **options: Any) -> Iterator[Client]:
+    with wids.ShardListDataset(spec, access="range", **options) as dataset:
+        browser = Browser(dataset)
+        thread = threading.Thread(target=browser.serve)
+        thread.start()
+        try:
+            yield Client(browser.url)
+        finally:
+            browser.close()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("looks"))
+
+
+def test_page_and_script_come_from_here(spec: Path) -> None:
+    """The page loads its own script and nothing else, and says so to the browser."""
+    with browsing(spec) as client:
+        status, headers, page = client.get()
+        assert status == 200
+        assert client.get("app.js")[0] == 200
+    assert re.findall(rb'(?:src|href)="([^"]+)"', page) == [b"data:,", b"app.js"]
+    assert b"http" not in page
+    policy = headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'self'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert (headers["X-Content-Type-Options"], headers["Cache-Control"]) == ("nosniff", "no-store")
+
+
+def test_only_who_has_the_address_may_look(spec: Path) -> None:
+    """Without the token, or by another name of this machine, there is nothing (SEC-13)."""
+    with browsing(spec) as client:
+        token = client.parts.path
+        assert len(token) > 20
+        for path in (
+            "/",
+            "/about",
+            "/x/about",
+            token[:-2] + "/about",
+            token.rstrip("/") + "x/about",
+        ):
+            assert client.get(path)[0] == 404, path
+        assert client.get("about", Host="evil.example")[0] == 404
+        assert client.get("about", Host=f"localhost:{client.parts.port}")[0] == 200
+    with browsing(spec) as other:
+        assert other.parts.path != token
+
+
+def test_about(spec: Path) -> None:
+    """Name, counts, and the fields, by the indexes."""
+    with browsing(spec) as client:
+        about = client.json("about")
+    assert (about["name"], about["num_samples"], about["num_shards"]) == ("looks", 100, 3)
+    fields = {field["name"]: field["share"] for field in about["fields"]}
+    assert fields[".jpg"] == fields[".txt"] == "100%"
+    assert fields[".npy"] == "15%"
+
+
+def test_pages_of_samples(spec: Path) -> None:
+    """From any start on, and where the next page begins; the last is short."""
+    with browsing(spec) as client:
+        first = client.json("samples?start=0&count=24")
+        assert [card["index"] for card in first["cards"]] == list(range(24))
+        assert first["next"] == 24
+        last = client.json("samples?start=96&count=24")
+        assert [card["index"] for card in last["cards"]] == [96, 97, 98, 99]
+        assert last["next"] is None
+        assert client.json("samples?start=500")["cards"] == []
+        assert len(client.json("samples?count=100000")["cards"]) == 100
+    assert "caption 1" in first["cards"][1]["html"]
+    assert "data:image/jpeg;base64," in first["cards"][1]["html"]
+
+
+def test_filter_by_field(spec: Path) -> None:
+    """Samples that have a field, over the edges of shards, by indexes alone."""
+    with browsing(spec) as client:
+        found = client.json("samples?field=.npy&count=10")
+        assert [card["index"] for card in found["cards"]] == list(range(0, 70, 7))
+        rest = client.json(f"samples?field=.npy&count=10&start={found['next']}")
+        assert [card["index"] for card in rest["cards"]] == [70, 77, 84, 91, 98]
+        assert rest["next"] is None
+        assert client.json("samples?field=.none&start=9")["cards"] == []
+
+
+def test_pages_before(spec: Path) -> None:
+    """Where the page before begins, also among samples that have a field."""
+    with browsing(spec) as client:
+        assert client.json("samples?start=0")["previous"] is None
+        assert client.json("samples?start=10&count=24")["previous"] == 0
+        assert client.json("samples?start=72&count=24")["previous"] == 48
+        assert client.json("samples?field=.npy&start=70&count=5")["previous"] == 35
+        assert client.json("samples?field=.npy&start=70&count=50")["previous"] == 0
+
+
+def test_media_can_be_read_in_part(spec: Path) -> None:
+    """As players do that go to and fro."""
+    with browsing(spec) as client:
+        path = f"field/60/{quote('.mp4')}"
+        status, headers, body = client.get(path, Range="bytes=10-19")
+        assert (status, len(body)) == (206, 10)
+        assert headers["Content-Range"] == "bytes 10-19/3000000"
+        assert len(client.get(path, Range="bytes=2999990-")[2]) == 10
+        for odd in ("bytes=5000000-", "bytes=-5", "lines=1-2"):
+            assert client.get(path, Range=odd)[0] == 200
+
+
+def test_views_are_refused(spec: Path) -> None:
+    """Pages are of whole datasets; a view shows itself."""
+    with wids.ShardListDataset(spec) as dataset:
+        for view in (dataset[5:], dataset[[3, 1]]):
+            with raises(ValueError, "expected all of a dataset, found a view"):
+                Browser(view)
+
+
+def test_odd_fields_are_shown_or_told(tmp_path: Path) -> None:
+    """Keys that are no text, names and texts that are no UTF-8, much out of little."""
+    bomb = gzip.compress(b"[" + b"[]," * 10_000_000 + b"[]]")
+    members = [
+        ("a.mp", encode(".mp", {1: 2, b"x": [3] * 90})),
+        ("a.json", b'{"text": "\\ud800"}'),
+        ("a.big.json.gz", bomb),
+        ("a.txt", b"x"),
+        (b"a.\x80y".decode("utf-8", "surrogateescape"), b"z"),
+    ]
+    path = write_tar(tmp_path / "a.tar", members)
+    wids.build_spec([path], pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    with browsing(tmp_path / "a.json") as client:
+        html = client.json("sample/0")["html"]
+        assert client.get(f"field/0/{quote(b'.' + bytes([0x80]) + b'y')}")[2] == b"z"
+        assert len(client.json("samples")["cards"]) == 1
+    assert "2 keys" in html
+    assert "longer than 2000000 bytes" in html
+    assert "\\ud800" in html
+    assert "%80y" in html
+
+
+def test_one_large_text_is_not_read(server: Server, tmp_path: Path) -> None:
+    """What is small is decided for each sample, not by what is usual."""
+    members = [(f"{n:03d}.txt", b"x" * (50 if n != 7 else 2_000_000)) for n in range(60)]
+    path = write_tar(tmp_path / "a.tar", members)
+    wids.build_spec([path], pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    for path in tmp_path.iterdir():
+        server.page(f"/{path.name}", path.read_bytes())
+    with browsing(f"{server.url}/a.json") as client:
+        before = server.num_sent
+        card = client.json("samples?count=60")["cards"][7]
+    assert ".txt 2.0 MB" in card["html"]
+    assert server.num_sent - before < 200_000
+
+
+def test_nothing_of_a_dataset_is_run(spec: Path) -> None:
+    """Texts, names of fields and keys are escaped wherever they are shown (SEC-13)."""
+    with browsing(spec) as client:
+        shown = [card["html"] for card in client.json("samples?count=100")["cards"]]
+        shown += [client.json(f"sample/{index}")["html"] for index in (3, 60)]
+        _, headers, body = client.get(f"field/3/{quote('.txt')}")
+    assert not [html for html in shown if "<script" in html]
+    assert "&lt;script&gt;" in shown[3]
+    assert headers["Content-Type"] == "application/octet-stream"
+    assert body == HOSTILE.encode()
+
+
+def test_a_sample(spec: Path) -> None:
+    """Small fields are shown, large ones can be played and saved; a corrupt one is told."""
+    with browsing(spec) as client:
+        sample = client.json("sample/60")
+        assert (sample["index"], sample["key"]) == (60, "k/0060")
+        assert "<video" in sample["html"]
+        assert "its number 20" in sample["html"]
+        status, headers, body = client.get(f"field/60/{quote('.mp4')}")
+        assert (status, headers["Content-Type"], len(body)) == (200, "video/mp4", 3_000_000)
+        assert "not a picture that can be shown, 10 B" in client.json("sample/5")["html"]
+        assert "not a picture" in client.json("samples?start=5&count=1")["cards"][0]["html"]
+        assert "ndarray (16, 16) float32" in client.json("sample/7")["html"]
+
+
+def test_find(spec: Path) -> None:
+    """A key gives its index; one that is not there says so."""
+    with browsing(spec) as client:
+        assert client.json("find?key=k/0077") == {"index": 77}
+        status, _, body = client.get("find?key=none")
+    assert status == 404
+    assert "no sample has the key 'none'" in json.loads(body)["error"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["sample/100", "sample/-1", "sample/x", "field/0/.none", "field/0", "none", "samples?start=x"],
+)
+def test_what_is_not_there_is_an_answer(path: str, spec: Path) -> None:
+    """No address ends the server or a request without an answer."""
+    with browsing(spec) as client:
+        status, _, body = client.get(path)
+        assert status == 404
+        assert json.loads(body)["error"]
+        assert client.get("about")[0] == 200
+
+
+def test_odd_requests(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is no address of ours, and who goes away in the middle; nothing is printed."""
+    with browsing(spec) as client:
+        for line in (b"GET * HTTP/1.0", b"GET //[ HTTP/1.0", b"GET \xff/about HTTP/1.0", b"GET"):
+            with socket.create_connection((client.parts.hostname, client.parts.port)) as asker:
+                asker.sendall(line + b"\r\n\r\n")
+                asker.recv(10)
+        with socket.create_connection((client.parts.hostname, client.parts.port)) as asker:
+            asker.sendall(f"GET {client.parts.path}samples?count=100 HTTP/1.0\r\n".encode())
+        assert client.get("about")[0] == 200
+    assert capsys.readouterr().err == ""
+
+
+def test_a_search_goes_on_where_it_was(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A field that is rare is looked for in some shards at a time."""
+    monkeypatch.setattr("wids.looking.browse._MAX_SEARCHED", 10)
+    with browsing(spec) as client:
+        first = client.json("samples?field=.mp4")
+        assert (first["cards"], first["next"]) == ([], 40)
+        second = client.json("samples?field=.mp4&start=40")
+        assert [card["index"] for card in second["cards"]] == [60]
+
+
+def test_a_broken_shard_does_not_break_the_page(tmp_path: Path) -> None:
+    """Its samples are told, the others shown."""
+    spec = write(tmp_path, 60)
+    (tmp_path / "looks-000000.tar").write_bytes(b"?" * 10240)
+    with browsing(spec) as client:
+        cards = client.json("samples?start=38&count=4")["cards"]
+        assert client.get("sample/0")[0] == 502
+    assert "caption 41" in cards[3]["html"]
+    assert 'class="bad"' in cards[0]["html"]
+
+
+def test_remote_pages_cost_what_they_show(server: Server, tmp_path: Path) -> None:
+    """Of remote shards only the fields of a page are fetched, not the film beside them.
+
+    The bytes are those that the server sent.
+    """
+    write(tmp_path)
+    for path in tmp_path.iterdir():
+        server.page(f"/{path.name}", path.read_bytes())
+    small = sum(len(picture(n)) + 2048 for n in range(24))
+
+    with browsing(f"{server.url}/looks.json") as client:
+        client.json("about")
+        before = server.num_sent
+        client.json("samples?start=0&count=24")
+        first = server.num_sent - before
+        client.json("samples?start=48&count=24")
+        second = server.num_sent - before - first
+        client.json("sample/7")
+        sample = server.num_sent - before - first - second
+
+    assert first < 2 * small + 24 * 2048
+    assert second < 2 * small + 24 * 2048, "one of them has a film of 3 MB"
+    assert sample < 8000
+    assert not [r for r in server.log if r.path.endswith(".tar") and r.range is None]
+
+
+def test_remote_shards_without_an_index_are_not_fetched(server: Server, tmp_path: Path) -> None:
+    """The page says what is missing instead."""
+    spec = write(tmp_path, 10)
+    document = json.loads(spec.read_text())
+    del document["index"]
+    url = server.page("/looks.json", document)
+    server.page("/looks-000000.tar", (tmp_path / "looks-000000.tar").read_bytes())
+    with browsing(url) as client:
+        assert client.json("about")["fields"] == []
+        assert "wids create" in client.json("sample/0")["error"]
+        assert "wids create" in client.json("samples")["cards"][0]["html"]
+    assert [r.path for r in server.log] == ["/looks.json"]

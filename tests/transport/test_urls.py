@@ -1,0 +1,138 @@
+"""Strings in, strings out."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from conftest import raises
+
+from wids.errors import SpecError
+from wids.transport import urls
+
+
+@pytest.mark.parametrize(
+    ("base", "reference", "expected"),
+    [
+        # local
+        ("/d", "a.tar", "/d/a.tar"),
+        ("/d", "sub/a.tar", "/d/sub/a.tar"),
+        ("/d/e", "../a.tar", "/d/a.tar"),
+        ("/d", "./a.tar", "/d/a.tar"),
+        ("/d", "/x/a.tar", "/x/a.tar"),
+        ("/d", "C#/50%/a b:c.tar", "/d/C#/50%/a b:c.tar"),
+        ("file:///d%20e", "a.tar", "/d e/a.tar"),
+        ("/d", "file:///x%20y/a.tar", "/x y/a.tar"),
+        # another URL or a command stays as it is
+        ("/d", "https://h/a.tar?x=1", "https://h/a.tar?x=1"),
+        ("/d", "pipe:cat /x/../a.tar", "pipe:cat /x/../a.tar"),
+        ("https://h/d", "pipe:cat a | b", "pipe:cat a | b"),
+        ("https://h/d", "s3://b/a.tar", "s3://b/a.tar"),
+        # remote
+        ("https://h/d", "a.tar", "https://h/d/a.tar"),
+        ("https://h/d/", "../a.tar", "https://h/a.tar"),
+        ("https://h", "../../a.tar", "https://h/a.tar"),
+        ("https://h/d", "/a.tar", "https://h/a.tar"),
+        ("https://h/d", "//other/a.tar", "https://other/a.tar"),
+        ("https://h/d", "a:b.tar", "https://h/d/a:b.tar"),
+        ("s3://b/p//q", "x//a.tar", "s3://b/p//q/x//a.tar"),
+        # the query of a signed base goes along, unless the reference has its own
+        ("https://h/d/?sig=1&t=2", "a.tar", "https://h/d/a.tar?sig=1&t=2"),
+        ("https://h/d/?sig=1", "x/../a.tar", "https://h/d/a.tar?sig=1"),
+        ("https://h/d/?sig=1", "a.tar?own=2", "https://h/d/a.tar?own=2"),
+    ],
+)
+def test_reference_is_resolved(base: str, reference: str, expected: str) -> None:
+    """References resolve against a folder, local or remote, and nothing is lost on the way.
+
+    SPEC-7, SPEC-8, SPEC-9, SPEC-10.
+    """
+    assert urls.join(base, reference) == expected
+
+
+def test_home_is_expanded() -> None:
+    """A path may begin with ``~``, a URL's path may not (SPEC-10)."""
+    assert urls.join("/d", "~/a.tar") == os.path.expanduser("~/a.tar")
+    assert urls.join("https://h/d", "~/a.tar") == "https://h/d/~/a.tar"
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://h/d/x.json?sig=1", "https://h/d/?sig=1"),
+        ("https://h/x.json", "https://h/"),
+        ("/d/x.json", "/d"),
+        ("file:///d/x.json", "/d"),
+    ],
+)
+def test_parent_keeps_the_query(url: str, expected: str) -> None:
+    """A signature that opens a document opens its neighbours (SPEC-8)."""
+    assert urls.parent(url) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "scheme"),
+    [
+        ("a.tar", ""),
+        ("/a:b/c.tar", ""),
+        ("a:b.tar", ""),
+        ("C:/x.tar", ""),
+        ("FILE:/x.tar", "file"),
+        ("pipe:cat x://y", "pipe"),
+        ("HTTPS://h/x", "https"),
+        ("hf://datasets/x", "hf"),
+    ],
+)
+def test_scheme(url: str, scheme: str) -> None:
+    """What has neither ``://`` nor a known prefix is a path."""
+    assert urls.scheme(url) == scheme
+
+
+def test_braces_expand_as_in_a_shell() -> None:
+    """Ranges and lists are expanded; a lone name in braces is not."""
+    assert urls.expand("t-{08..11}.tar") == ["t-08.tar", "t-09.tar", "t-10.tar", "t-11.tar"]
+    assert urls.expand("{a,b}/{0..1}.tar") == ["a/0.tar", "a/1.tar", "b/0.tar", "b/1.tar"]
+    assert urls.expand("pipe:cat {local} {0..1}") == ["pipe:cat {local} 0", "pipe:cat {local} 1"]
+    with raises(SpecError, "t-{00..11.tar: the braces are not balanced"):
+        urls.expand("t-{00..11.tar")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://me:pw@h:8/p?sig=1", "https://h:8/p?…"),
+        ("s3://b/k", "s3://b/k"),
+        ("pipe:curl -H 'token'", "pipe:curl …"),
+        ("/d/a?b.tar", "/d/a?b.tar"),
+    ],
+)
+def test_redacted_url_has_no_secret(url: str, shown: str) -> None:
+    """Messages show where, not how to get in."""
+    assert urls.redact(url) == shown
+
+
+def test_within_is_about_whole_names() -> None:
+    """A folder is not inside one whose name it continues."""
+    assert urls.is_within("/d/e/f", "/d/e")
+    assert not urls.is_within("/d/ef", "/d/e")
+    assert not urls.is_within("/d/e/../x", "/d/e")
+
+
+def test_pipe_is_no_base() -> None:
+    """A command is not a folder."""
+    with raises(SpecError, "pipe:curl …: expected a folder as base, found a pipe"):
+        urls.join("pipe:curl x", "a.tar")
+
+
+def test_file_urls_are_of_this_machine() -> None:
+    """The host of a ``file:`` URL is empty or localhost."""
+    assert urls.local_path("file://localhost/d/x") == urls.local_path("file:///d/x") == "/d/x"
+    for url in ("file://server/share/x.tar", "file://localhost2/x"):
+        with raises(SpecError, url, "expected a file of this machine, found the host"):
+            urls.local_path(url)
+
+
+def test_backslashes_stay() -> None:
+    """A backslash is part of a name, with braces and without."""
+    assert urls.expand("d\\x.tar") == ["d\\x.tar"]
+    assert urls.expand("d\\x-{0..1}.tar") == ["d\\x-0.tar", "d\\x-1.tar"]

@@ -1,0 +1,1 @@
+"""The `wids` command: parse, call, print. One module for each command."""

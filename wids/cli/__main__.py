@@ -1,0 +1,7 @@
+"""`python -m wids.cli`: the same as the command `wids`."""
+
+import sys
+
+from wids.cli.main import main
+
+sys.exit(main())

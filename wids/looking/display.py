@@ -1,0 +1,145 @@
+"""Values of fields, samples and specs → text that a person reads.
+
+Nothing is read here: bytes come in, text goes out. Whatever the bytes are, no terminal obeys them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from wids.errors import SampleError
+from wids.fields.decode import IMAGE_EXTENSIONS, Decoder, extension, opened_image
+from wids.files.sizes import nbytes_text
+from wids.specs.loader import DatasetSpec
+from wids.transport import urls
+
+MAX_SHOWN_NBYTES: Final = 2_000_000
+"""Longer values, raw or decompressed, are not decoded to be looked at."""
+
+_DECODER: Final = Decoder(images="PIL", max_nbytes=MAX_SHOWN_NBYTES)
+_SHORTEST: Final = 20
+
+
+def sample_text(sample: Mapping[str, Any], width: int = 80) -> str:
+    """Give a sample of undecoded fields as text: a line for each field, as wide as the window."""
+    names = [printable(name) for name in sample]
+    column = max(map(len, names), default=0)
+    room = max(width - column - 1, _SHORTEST)
+    return "\n".join(
+        f"{name:{column}} {shortened(value_text(field, value), room)}"
+        for name, (field, value) in zip(names, sample.items(), strict=True)
+    )
+
+
+def value_text(field: str, value: Any) -> str:
+    """Say what a field is, in a line: text as it is, pictures and arrays by shape and size."""
+    if not field.startswith("."):
+        return printable(str(value))
+    data = bytes(value)
+    size = nbytes_text(len(data))
+    try:
+        if extension(field) in IMAGE_EXTENSIONS:
+            image = opened_image(data)
+            return f"{image.format} {image.width} x {image.height} {image.mode}, {size}"
+        if len(data) > MAX_SHOWN_NBYTES:
+            return f"{printable(repr(data[:60]))}, {size}"
+        decoded = _DECODER({field: data})[field]
+    except SampleError as error:
+        return printable(f"{size} that cannot be decoded: {error}")
+    except Exception as error:  # noqa: BLE001 - a corrupt picture, in any of Pillow's ways
+        return printable(f"{size} that cannot be decoded: {type(error).__name__}: {error}")
+    return f"{printable(plain_text(decoded))}{_size_of(decoded, size)}"
+
+
+def plain_text(value: Any) -> str:
+    """Give a decoded value as text; arrays by type, shape and dtype."""
+    if isinstance(value, str | bytes):
+        return value if isinstance(value, str) else repr(value[:60])
+    if hasattr(value, "dtype"):
+        return _array_text(value)
+    if isinstance(value, Mapping) and any(hasattr(item, "dtype") for item in value.values()):
+        return ", ".join(f"{name}: {plain_text(item)}" for name, item in value.items())
+    if isinstance(value, list) and any(hasattr(item, "dtype") for item in value):
+        return ", ".join(map(plain_text, value))
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=repr)
+    except (TypeError, ValueError):  # keys that are no text, or a circle
+        text = repr(value)
+    return text
+
+
+def _array_text(value: Any) -> str:
+    if not getattr(value, "shape", None):
+        return str(value.item() if hasattr(value, "item") else value)
+    return f"{type(value).__name__} {tuple(value.shape)} {value.dtype}"
+
+
+def _size_of(decoded: Any, size: str) -> str:
+    return "" if isinstance(decoded, str | int | float | bool | None) else f", {size}"
+
+
+def spec_rows(spec: DatasetSpec) -> dict[str, Any]:
+    """Give what a spec says of its dataset, by the names that a script would read."""
+    samples = [shard.num_samples for shard in spec.shards]
+    nbytes = [shard.nbytes for shard in spec.shards]
+    return {
+        "name": spec.name,
+        "info": spec.extras.get("info"),
+        "num_samples": _total(samples),
+        "num_shards": len(spec.shards),
+        "nbytes": _total(nbytes),
+        "index": spec.index and urls.redact(spec.index),
+        "first": urls.redact(spec.shards[0].url),
+        "last": urls.redact(spec.shards[-1].url),
+    }
+
+
+def spec_text(rows: Mapping[str, Any], width: int = 80) -> str:
+    """Give `spec_rows` as text, a line for each, with averages, as wide as the window."""
+    samples, nbytes, shards = rows["num_samples"], rows["nbytes"], rows["num_shards"]
+    lines = {
+        "name": rows["name"] or "-",
+        "info": rows["info"],
+        "samples": "not stated" if samples is None else f"{samples:,}",
+        "shards": f"{shards:,}",
+        "size": "not stated" if nbytes is None else nbytes_text(nbytes),
+        "a shard": nbytes and f"{nbytes_text(nbytes / shards)} on average",
+        "a sample": nbytes and samples and f"{nbytes_text(nbytes / samples)} on average",
+        "index": rows["index"] or "none; `wids create` makes one",
+        "first": rows["first"],
+        "last": rows["last"],
+    }
+    told = (f"{name:>9}  {printable(str(text))}" for name, text in lines.items() if text)
+    return "\n".join(shortened(line, width) for line in told)
+
+
+def table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """Give rows under a header, in columns that are as wide as they have to be."""
+    cells = [[printable(str(cell)) for cell in row] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    )
+
+
+def printable(text: str) -> str:
+    """Give text on one line, with what a terminal would obey spelled out."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+        for char in text
+    )
+
+
+def shortened(text: str, width: int) -> str:
+    """Cut text to a width, marked by an ellipsis."""
+    return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
+
+
+def _total(numbers: list[int | None]) -> int | None:
+    known = [number for number in numbers if number is not None]
+    return sum(known) if len(known) == len(numbers) else None

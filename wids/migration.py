@@ -1,0 +1,56 @@
+"""A name of the old library → the error that says what replaces it.
+
+The old ``wids`` had modules such as ``wids.wids_mmtar``, which programs imported from. They are
+gone; an import of one fails, and the message names the replacement and docs/migration.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Final
+
+_PAGE: Final = "docs/migration.md"
+
+_REPLACEMENTS: Final = {
+    "wids": "wids.ShardListDataset, wids.ShardListSampler, wids.Shard, all at the top level",
+    "wids_bench": "tests/benchmarks/table.py in the repository",
+    "wids_cleanup": "ShardListDataset(cache_size=...)",
+    "wids_decode": "wids.Decoder",
+    "wids_dir": "wids.ShardListDataset with a list of paths",
+    "wids_dl": "ShardListDataset(cache_dir=...), which downloads shards by itself",
+    "wids_index": "wids.build_spec, or the command `wids create`",
+    "wids_lru": "ShardListDataset(lru_size=...)",
+    "wids_mmtar": "wids.Shard",
+    "wids_specs": "wids.load_spec",
+    "wids_tar": "wids.Shard",
+}
+
+
+def explain(name: str) -> str | None:
+    """Return why ``wids.NAME`` is gone and what replaces it; None for an unknown name."""
+    replacement = _REPLACEMENTS.get(name)
+    if replacement is None:
+        return None
+    return f"wids.{name} was a module of the old wids; use {replacement} (see {_PAGE})"
+
+
+class GoneModules:
+    """A finder for `sys.meta_path` that finds nothing, and explains imports of old modules.
+
+    It stands last, so it is asked only about modules that no other finder has.
+    """
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,  # noqa: ARG002 - the protocol of finders
+        target: ModuleType | None = None,  # noqa: ARG002 - the protocol of finders
+    ) -> ModuleSpec | None:
+        """Raise ModuleNotFoundError for a module of the old library; return None otherwise."""
+        package, _, name = fullname.partition(".")
+        message = explain(name) if package == "wids" else None
+        if message is not None:
+            raise ModuleNotFoundError(message)
+        return None

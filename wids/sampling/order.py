@@ -1,0 +1,327 @@
+"""Index orders as pure functions of (lengths, settings, seed, epoch, position).
+
+The epoch is cut into *runs*; a rank takes one run, or interleaves several. A run is a sequence of
+chunks, and a chunk is a range of indices that follows the shards. Chunks are shuffled among each
+other and indices inside their chunk, each chunk by a generator of its own, so that any position can
+be computed without what comes before it: memory and the time to any position are O(number of chunks
++ chunk size). This room knows numbers only: no files, no torch, no state. The algorithm is written
+down in specs/sampler-order.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+Ending = Literal["pad", "drop", "uneven"]
+
+_CHUNK_ORDER: Final = 0
+_IN_CHUNK: Final = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Settings:
+    """What an order depends on, apart from seed, epoch, rank and position.
+
+    Attributes:
+        lengths: Samples in each shard, shape ``(num_shards,)``; or the whole range as one number.
+        start: First index of the epoch.
+        stop: Index after the last one.
+        chunksize: Most indices in a chunk; None for one chunk a shard.
+        shuffle: Whether anything is shuffled.
+        shufflefirst: Whether the order of chunks is shuffled in epoch 0 too.
+        num_runs: How many runs the epoch is cut into.
+        redeal: Whether runs are slices of the epoch's shuffled chunks, instead of slices of the
+            dataset that stay the same in every epoch.
+        ending: How runs become equally long: ``"pad"`` repeats at most one index each, ``"drop"``
+            leaves at most one out, ``"uneven"`` does neither.
+    """
+
+    lengths: IntArray
+    start: int
+    stop: int
+    chunksize: int | None
+    shuffle: bool = True
+    shufflefirst: bool = True
+    num_runs: int = 1
+    redeal: bool = False
+    ending: Ending = "pad"
+
+    @property
+    def num_indices(self) -> int:
+        """Indices in the epoch, before padding or dropping."""
+        return self.stop - self.start
+
+
+def rank_length(settings: Settings, rank: int, num_replicas: int) -> int:
+    """Give how many indices a rank yields in an epoch."""
+    return sum(_run_length(settings, run) for run in _numbers_of(settings, rank, num_replicas))
+
+
+def rank_blocks(
+    settings: Settings, seed: int, epoch: int, rank: int, num_replicas: int, position: int = 0
+) -> Iterator[IntArray]:
+    """Give a rank's indices from a position on, in arrays of about a chunk each.
+
+    A rank takes ``num_runs / num_replicas`` neighbouring runs, one index of each in turn.
+    """
+    numbers = _numbers_of(settings, rank, num_replicas)
+    round_, turn = divmod(position, len(numbers))
+    blocks = [run.blocks(round_) for run in _runs(settings, seed, epoch, numbers)]
+    for block in blocks[0] if len(blocks) == 1 else _interleaved(blocks):
+        if turn:  # the first block has at least one whole round, of which a part is done
+            yield block[turn:]
+            turn = 0
+        else:
+            yield block
+
+
+def visits(settings: Settings, seed: int, epoch: int) -> Iterator[IntArray]:
+    """Give for each run the numbers of the shards that it reads, in the order of reading.
+
+    While a chunk is read, all its shards are open. A shard that the chunk before had open too is
+    not visited again; one that is come back to later is. Found from the chunks: only chunks that a
+    run has a part of are put into order.
+    """
+    for run in _runs(settings, seed, epoch, range(settings.num_runs)):
+        yield run.visits(settings.lengths)
+
+
+def num_chunks(settings: Settings) -> int:
+    """Give how many chunks an epoch has; one that two runs share counts once."""
+    if settings.redeal:
+        bounds = [(settings.start, settings.stop)]
+    else:
+        bounds = [_run_bounds(settings, run) for run in range(settings.num_runs)]
+    return sum(len(chunk_edges(settings.lengths, *b, settings.chunksize)) - 1 for b in bounds)
+
+
+def chunk_edges(lengths: IntArray, start: int, stop: int, chunksize: int | None) -> IntArray:
+    """Cut a range of indices into chunks that follow the shards.
+
+    A shard (the part of it in the range) that is longer than a chunk is cut into the fewest pieces
+    possible, whose lengths differ by one at most; neighbouring shorter ones are joined while they
+    fit into one chunk.
+
+    Returns:
+        Ascending edges, shape ``(num_chunks + 1,)``: chunk ``c`` is ``edges[c]:edges[c + 1]``.
+    """
+    ends = np.cumsum(lengths)
+    inside = ends[(ends > start) & (ends < stop)]
+    edges = np.unique(np.concatenate(([start], inside, [stop]))).astype(np.int64)
+    if chunksize is None or len(edges) < 2:
+        return edges
+    shard_lengths = np.diff(edges)
+    num_pieces = -(-shard_lengths // chunksize)
+    # Piece k of n is length * k // n to length * (k + 1) // n of its shard.
+    shard = np.repeat(np.arange(len(shard_lengths)), num_pieces)
+    k = np.arange(len(shard)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
+    # With the quotient first, since the product may be too large for 64 bits.
+    each, rest = np.divmod(shard_lengths[shard], num_pieces[shard])
+    starts = edges[shard] + each * k + rest * k // num_pieces[shard]
+    return _with_short_joined(np.append(starts, stop), num_pieces[shard] == 1, chunksize)
+
+
+def permutation(length: int, seed: int, *key: int) -> IntArray:
+    """Give a permutation of ``0..length-1`` that depends on seed and key alone.
+
+    Random 64-bit words of PCG64, with the position in their low bits, are sorted: they are
+    distinct, so every machine and every numpy sorts them alike. (numpy promises the streams of its
+    bit generators for ever, but not the results of its ``shuffle``.)
+    """
+    words = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)).random_raw(length)
+    low = np.uint64((1 << max(length - 1, 0).bit_length()) - 1)
+    words = (words & ~low) | np.arange(length, dtype=np.uint64)
+    words.sort()
+    order: IntArray = (words & low).astype(np.int64)
+    return order
+
+
+@dataclass(frozen=True, eq=False)
+class _Chunks:
+    """A sequence of chunks in the order in which they are read.
+
+    Attributes:
+        starts: Each chunk's first index.
+        ends: Where each chunk ends in the sequence: cumulative lengths.
+        numbers: Each chunk's number in the order of the dataset; names its generator.
+        seed: Seed of the order.
+        key: What its generators have in common: epoch and run.
+        shuffle: Whether indices are shuffled in their chunk.
+    """
+
+    starts: IntArray
+    ends: IntArray
+    numbers: IntArray
+    seed: int
+    key: tuple[int, int]
+    shuffle: bool
+
+    def blocks(self, start: int, stop: int) -> Iterator[IntArray]:
+        """Give the indices at positions ``start`` to ``stop`` of the sequence, chunk by chunk."""
+        epoch, run = self.key
+        at = int(np.searchsorted(self.ends, start, side="right"))
+        while start < stop:
+            chunk_stop = int(self.ends[at])
+            chunk_start = int(self.ends[at - 1]) if at else 0
+            length = chunk_stop - chunk_start
+            if self.shuffle:
+                key = (epoch, _IN_CHUNK, run, int(self.numbers[at]))
+                indices = self.starts[at] + permutation(length, self.seed, *key)
+            else:
+                indices = self.starts[at] + np.arange(length)
+            yield indices[start - chunk_start : stop - chunk_start]
+            start, at = chunk_stop, at + 1
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """A stretch of a sequence of chunks, and perhaps one more index that makes it long enough.
+
+    Attributes:
+        chunks: The sequence.
+        start: First position in it.
+        stop: Position after the last one.
+        padding: Position of the index that is repeated at the end, or None.
+    """
+
+    chunks: _Chunks
+    start: int
+    stop: int
+    padding: int | None
+
+    def blocks(self, position: int) -> Iterator[IntArray]:
+        """Give the indices from a position of the run on, chunk by chunk."""
+        yield from self.chunks.blocks(self.start + position, self.stop)
+        if self.padding is not None and position <= self.stop - self.start:
+            yield from self.chunks.blocks(self.padding, self.padding + 1)
+
+    def visits(self, lengths: IntArray) -> IntArray:
+        """Give the shards that are read, as `wids.sampling.order.visits` does."""
+        filled = np.flatnonzero(lengths)
+        shard_ends = np.cumsum(lengths[filled])
+
+        def shards_of(indices: IntArray) -> IntArray:
+            shards: IntArray = np.searchsorted(shard_ends, indices, side="right")
+            return shards
+
+        # Chunks `first` to `stop` lie in the run as a whole, and so all their shards are read.
+        ends = np.append(0, self.chunks.ends)  # chunk c is at positions ends[c]:ends[c + 1]
+        first = int(np.searchsorted(ends[:-1], self.start))
+        stop = max(first, int(np.searchsorted(ends, self.stop, side="right")) - 1)
+        head_stop = min(int(ends[first]), self.stop)
+        tail_start = max(head_stop, int(ends[stop])) if stop > first else head_stop
+        starts = self.chunks.starts[first:stop]
+        low = shards_of(starts)
+        counts = shards_of(starts + np.diff(ends)[first:stop] - 1) - low + 1
+        inside = np.arange(counts.sum()) + np.repeat(low - np.cumsum(counts) + counts, counts)
+
+        head = self.chunks.blocks(self.start, head_stop)
+        tail = self.blocks(tail_start - self.start)
+        shards = np.concatenate(
+            [
+                *(np.unique(shards_of(block)) for block in head),
+                inside,
+                *(np.unique(shards_of(block)) for block in tail),
+            ]
+        )
+        visited: IntArray = filled[shards[np.diff(shards, prepend=-1) != 0]]
+        return visited
+
+
+def _runs(settings: Settings, seed: int, epoch: int, numbers: range) -> Iterator[_Run]:
+    # Runs that are dealt anew are slices of one sequence, which is made once for all of them.
+    dealt = None
+    if settings.redeal:
+        dealt = _chunks(settings, seed, epoch, 0, settings.start, settings.stop)
+    return (_run(settings, seed, epoch, number, dealt) for number in numbers)
+
+
+def _run(settings: Settings, seed: int, epoch: int, number: int, dealt: _Chunks | None) -> _Run:
+    start, stop = _run_bounds(settings, number)
+    length = _run_length(settings, number)
+    if start == stop and length:
+        # Fewer indices than runs: borrow the first index of the nearest run that has one.
+        near = _run(settings, seed, epoch, _nearest_run(settings, number), dealt)
+        return _Run(near.chunks, near.start, near.start, near.start)
+    offset = 0 if dealt is None else start - settings.start
+    chunks = dealt or _chunks(settings, seed, epoch, number, start, stop)
+    own = min(stop - start, length)
+    return _Run(chunks, offset, offset + own, offset if own < length else None)
+
+
+def _chunks(settings: Settings, seed: int, epoch: int, run: int, start: int, stop: int) -> _Chunks:
+    """Give the chunks of a range of indices, in their order."""
+    edges = chunk_edges(settings.lengths, start, stop, settings.chunksize)
+    numbers = np.arange(len(edges) - 1)
+    if settings.shuffle and (settings.shufflefirst or epoch > 0):
+        numbers = permutation(len(numbers), seed, epoch, _CHUNK_ORDER, run, 0)
+    ends = np.cumsum(np.diff(edges)[numbers])
+    return _Chunks(edges[:-1][numbers], ends, numbers, seed, (epoch, run), settings.shuffle)
+
+
+def _numbers_of(settings: Settings, rank: int, num_replicas: int) -> range:
+    per_rank = settings.num_runs // num_replicas
+    return range(rank * per_rank, (rank + 1) * per_rank)
+
+
+def _run_bounds(settings: Settings, run: int) -> tuple[int, int]:
+    n, num_runs = settings.num_indices, settings.num_runs
+    return settings.start + n * run // num_runs, settings.start + n * (run + 1) // num_runs
+
+
+def _run_length(settings: Settings, run: int) -> int:
+    """Give how many indices a run yields: all of its own, or the common length of all runs."""
+    if settings.ending == "pad":
+        return -(-settings.num_indices // settings.num_runs)
+    if settings.ending == "drop":
+        return settings.num_indices // settings.num_runs
+    start, stop = _run_bounds(settings, run)
+    return stop - start
+
+
+def _nearest_run(settings: Settings, run: int) -> int:
+    """Give the run next to an empty one that has an index; the later one of two as near."""
+    n, num_runs = settings.num_indices, settings.num_runs
+    here = n * run // num_runs  # an index in 0..n, between the two neighbours
+    # Index i is in the run c with n * c // num_runs <= i < n * (c + 1) // num_runs.
+    later = -(-(here + 1) * num_runs // n) - 1
+    earlier = -(-here * num_runs // n) - 1
+    return earlier if here and run - earlier < later - run else later
+
+
+def _interleaved(runs: list[Iterator[IntArray]]) -> Iterator[IntArray]:
+    """Take one index of each run in turn; runs differ in length by one at most."""
+    empty = np.empty(0, np.int64)
+    pending = [next(run, empty) for run in runs]
+    while True:
+        width = min(map(len, pending))
+        if not width:
+            break
+        yield np.stack([block[:width] for block in pending]).T.ravel()
+        pending = [
+            block[width:] if len(block) > width else next(run, empty)
+            for block, run in zip(pending, runs, strict=True)
+        ]
+    if any(map(len, pending)):
+        yield np.concatenate(pending)
+
+
+def _with_short_joined(
+    edges: IntArray, is_whole: npt.NDArray[np.bool_], chunksize: int
+) -> IntArray:
+    """Join neighbouring whole shards, from the left, while they fit into one chunk."""
+    if not (is_whole[1:] & is_whole[:-1] & (edges[2:] - edges[:-2] <= chunksize)).any():
+        return edges
+    positions, whole = edges.tolist(), is_whole.tolist()
+    kept = [0]
+    for at in range(1, len(whole)):
+        first = kept[-1]
+        if not (whole[at] and whole[first] and positions[at + 1] - positions[first] <= chunksize):
+            kept.append(at)
+    return np.append(edges[kept], edges[-1])

@@ -1,0 +1,1 @@
+"""Samples → published shards, their spec and their pack, and the check of both."""
