@@ -14,14 +14,14 @@ import wids
 
 
 def test_all_is_sorted_and_complete() -> None:
-    """Each promised name exists, once, and is listed by ``dir``."""
+    """Each public name exists, once, and ``dir`` lists nothing else."""
     assert wids.__all__ == sorted(set(wids.__all__))
     assert all(getattr(wids, name) is not None for name in wids.__all__)
-    assert set(wids.__all__) <= set(dir(wids))
+    assert dir(wids) == wids.__all__
 
 
 def test_errors_are_all_public() -> None:
-    """Whoever wants to catch an error finds it at the top."""
+    """A program that catches an error finds its class at the top level."""
     from wids import errors
 
     names = {name for name, value in vars(errors).items() if isinstance(value, type)}
@@ -29,15 +29,41 @@ def test_errors_are_all_public() -> None:
 
 
 def test_no_public_name_is_a_module() -> None:
-    """``wids.X`` is never ambiguous between a room and a promise."""
-    rooms = {path.stem for path in Path(wids.__file__).parent.glob("*.py")}
-    assert not rooms & set(wids.__all__)
+    """``wids.X`` is never ambiguous between a module and a public name."""
+    modules = {path.stem for path in Path(wids.__file__).parent.iterdir()}
+    assert not modules & set(wids.__all__)
 
 
 def test_unknown_name_is_an_attribute_error() -> None:
-    """A typing error in a name is reported as for any module."""
+    """A misspelt name is reported as for any module."""
     with pytest.raises(AttributeError, match="'wids' has no attribute 'ShardDataset'"):
         _ = wids.ShardDataset
+
+
+OLD_MODULES = (
+    *("wids", "wids_bench", "wids_cleanup", "wids_decode", "wids_dir", "wids_dl", "wids_index"),
+    *("wids_lru", "wids_mmtar", "wids_specs", "wids_tar"),
+)
+
+
+@pytest.mark.parametrize("name", OLD_MODULES)
+@pytest.mark.parametrize(
+    "statement",
+    ["import wids.{0}", "from wids.{0} import anything", "from wids import {0}", "wids.{0}.x"],
+)
+def test_module_of_the_old_library_names_its_replacement(statement: str, name: str) -> None:
+    """Every way to reach an old module fails with the replacement and the page of migration."""
+    replacement = r"(wids\.[a-zA-Z_]+|ShardListDataset\(|tests/benchmarks)"
+    with pytest.raises(
+        (ImportError, AttributeError), match=rf"use {replacement}.*docs/migration\.md"
+    ):
+        exec(statement.format(name), {"wids": wids})  # noqa: S102
+
+
+def test_missing_module_is_reported_as_usual() -> None:
+    """A module that no wids ever had fails with Python's own message."""
+    with pytest.raises(ModuleNotFoundError, match="^No module named 'wids.nothing'$"):
+        import wids.nothing  # noqa: F401
 
 
 def test_version_is_the_installed_one() -> None:
