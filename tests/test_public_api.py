@@ -62,7 +62,7 @@ def test_module_of_the_old_library_names_its_replacement(statement: str, name: s
 
 def test_missing_module_is_reported_as_usual() -> None:
     """A module that no wids ever had fails with Python's own message."""
-    with pytest.raises(ModuleNotFoundError, match="^No module named 'wids.nothing'$"):
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'wids\.nothing'$"):
         import wids.nothing  # noqa: F401
 
 
