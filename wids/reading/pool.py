@@ -69,7 +69,7 @@ class ShardPool:
         entry = self._entries.get(number)
         if entry is not None:
             whole = whole or entry.shard.is_spent
-            if entry.is_whole or not whole:
+            if entry.is_local or not whole:
                 entry.last_used = self.num_accesses
                 return entry.shard
         self.num_misses += 1
@@ -85,7 +85,7 @@ class ShardPool:
     def _is_too_long(self) -> bool:
         if self.limit_nbytes is None or len(self._entries) < 2:
             return False
-        shards = [entry.shard for entry in list(self._entries.values()) if entry.is_whole]
+        shards = [entry.shard for entry in list(self._entries.values()) if entry.is_local]
         return sum(shard.nbytes for shard in shards) > self.limit_nbytes
 
     def close(self) -> None:
@@ -108,11 +108,11 @@ class ShardPool:
 class _Entry:
     """An open shard, and the number of the access that last used it."""
 
-    __slots__ = ("is_whole", "last_used", "shard")
+    __slots__ = ("is_local", "last_used", "shard")
 
     def __init__(self, shard: AnyShard, last_used: int) -> None:
         self.shard = shard
-        self.is_whole = shard.is_whole
+        self.is_local = shard.is_local
         self.last_used = last_used
 
 

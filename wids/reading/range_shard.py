@@ -49,7 +49,7 @@ class RemoteShard:
         num_read_nbytes: Bytes that were asked for so far.
     """
 
-    is_whole: ClassVar[bool] = False
+    is_local: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -103,11 +103,7 @@ class RemoteShard:
             MismatchError, ShardFormatError: The tar, or the index, is not what it was.
             FetchError: It cannot be read.
         """
-        if not self.index.is_whole():
-            raise ShardFormatError(
-                f"{self.name}: expected its index as when it was opened, found one of another "
-                "length; it was changed in place: open the dataset again, and replace by renaming"
-            )
+        self.check()
         members = {i: self._members_of(i) for i in local_indices}
         spans = _joined(sorted({self._span(m) for some in members.values() for m in some}))
         self.num_read_nbytes += sum(stop - start for start, stop in spans)
@@ -126,6 +122,14 @@ class RemoteShard:
     def find(self, key: str) -> int:
         """Give the local index of a key, or -1."""
         return self.index.find(key)
+
+    def check(self) -> None:
+        """Raise `ShardFormatError` if a mapped index has changed its length."""
+        if not self.index.is_intact():
+            raise ShardFormatError(
+                f"{self.name}: expected its index as when it was opened, found one of another "
+                "length; it was changed in place: open the dataset again, and replace by renaming"
+            )
 
     def close(self) -> None:
         """Do nothing: nothing is held."""

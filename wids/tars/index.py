@@ -107,8 +107,8 @@ class ShardIndex:
         start, stop = self.key_starts[local_index], self.key_starts[local_index + 1]
         return to_text(self.text[self.text_start + int(start) : self.text_start + int(stop) - 1])
 
-    def is_whole(self) -> bool:
-        """Tell whether the file that it is mapped from still has its length."""
+    def is_intact(self) -> bool:
+        """Whether the file that it is mapped from still has its length."""
         return not isinstance(self.text, mmap.mmap) or self.text.size() == len(self.text)
 
     def find(self, key: str) -> int:
@@ -463,7 +463,7 @@ class Pack:
 
     def index(self, number: int, tar_nbytes: int, key_split: KeySplit) -> ShardIndex | None:
         """Give the index of a shard; None where the tar, or the rule, is another one."""
-        if not self._is_whole():
+        if not self._is_intact():
             return None
         start = int(self._starts[number])
         stop = start + int(self._lengths[number])
@@ -471,14 +471,14 @@ class Pack:
 
     def shards_with(self, key: str) -> set[int] | None:
         """Give the numbers of the shards that may have a key; None where the pack cannot tell."""
-        if not (self._is_whole() and self._has_sound_keys):
+        if not (self._is_intact() and self._has_sound_keys):
             return None
         wanted = np.uint64(key_hash(to_bytes(key)))
         first, last = (int(np.searchsorted(self._hashes, wanted, side)) for side in _SIDES)
         ends = np.cumsum(self.num_samples)
         return set(np.searchsorted(ends, self._positions[first:last], side="right").tolist())
 
-    def _is_whole(self) -> bool:
+    def _is_intact(self) -> bool:
         """Tell whether the file still has its length: to touch what it lost would be the end."""
         return not self.is_mapped or self._data.size() == len(self._data)  # type: ignore[union-attr]
 

@@ -75,7 +75,7 @@ class Shard:
     """
 
     # All of it is on this machine, unlike that of a `RemoteShard`.
-    is_whole: ClassVar[bool] = True
+    is_local: ClassVar[bool] = True
     is_spent: ClassVar[bool] = False
 
     def __init__(
@@ -182,7 +182,7 @@ class Shard:
                 f"{self.path}: expected {self.nbytes} bytes as when it was opened, found {nbytes}; "
                 "it was changed in place: open the dataset again, and replace shards by renaming"
             )
-        if not self.index.is_whole():
+        if not self.index.is_intact():
             raise ShardFormatError(
                 f"{self.path}: expected its index as when it was opened, found one of another "
                 "length; it was changed in place: open the dataset again, and replace by renaming"

@@ -1,0 +1,63 @@
+"""What an open shard offers, whether it is a local file or a tar that is read by range.
+
+`wids.tars.shard.Shard` and `wids.reading.range_shard.RemoteShard` both satisfy this protocol; the
+pool, the dataset and the page are typed on it. It knows nothing of how a shard is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from wids.tars.index import ShardIndex
+from wids.tars.samples import RawSample
+
+
+class ReadableShard(Protocol):
+    """An open shard: a sequence of raw samples, safe to read from any number of threads."""
+
+    @property
+    def index(self) -> ShardIndex:
+        """Where the samples are."""
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the tar in bytes."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all of the tar is a file on this machine; the same for all objects of a class."""
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether to open the local file from now on instead of this shard."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def __getitem__(self, local_index: int) -> RawSample:
+        """Return one sample; negative indices count from the end."""
+
+    def __iter__(self) -> Iterator[RawSample]:
+        """Iterate over all samples in order."""
+
+    def read(self, local_index: int) -> RawSample:
+        """Return one sample by its position, which must be 0 or more."""
+
+    def read_many(self, local_indices: Sequence[int]) -> list[RawSample]:
+        """Return samples in the order of ``local_indices``; fastest where these ascend."""
+
+    def find(self, key: str) -> int:
+        """Return the local index of a key, or -1."""
+
+    def check(self) -> None:
+        """Raise `ShardFormatError` if a mapped file has changed its length since it was opened."""
+
+    def close(self) -> None:
+        """Release what the shard holds; memoryviews that were handed out stay valid."""
+
+    def __enter__(self) -> ReadableShard:
+        """Return the shard."""
+
+    def __exit__(self, *_: object) -> None:
+        """Close the shard."""
