@@ -15,7 +15,8 @@ from PIL import Image
 from test_browse import HOSTILE, write
 
 import wids
-from wids.looking import markup, preview
+from wids.looking import preview
+from wids.looking.html import field_html, sample_html, thumbnail
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +164,7 @@ def test_ipython_shows_samples_and_no_other_dicts(
 )
 def test_values_as_html(field: str, value: object, parts: list[str]) -> None:
     """Each kind of value, decoded or not; never as something that is run."""
-    html = markup.field_html(field, value)
+    html = field_html(field, value)
     for part in parts:
         assert part in html
     assert "<script" not in html
@@ -171,7 +172,7 @@ def test_values_as_html(field: str, value: object, parts: list[str]) -> None:
 
 def test_samples_as_html() -> None:
     """Fields in rows, then where the sample is from, without secrets."""
-    html = markup.sample_html(
+    html = sample_html(
         {
             ".txt": "x",
             f".{HOSTILE}": "y",
@@ -194,13 +195,13 @@ def test_looking_changes_nothing() -> None:
     stream = io.BytesIO()
     Image.new("RGB", (4000, 300)).save(stream, "JPEG")
     image = Image.open(stream)
-    markup.sample_html({".jpg": image})
+    sample_html({".jpg": image})
     assert image.size == (4000, 300)
-    assert markup.field_html(".cls", np.int64(3)) == "<small>3</small>"
+    assert field_html(".cls", np.int64(3)) == "<small>3</small>"
 
 
 def test_huge_pictures_are_not_decoded() -> None:
     """A picture that says it has ten billion pixels is not made (SEC-13)."""
     stream = b"P5 100000 100000 255\n" + bytes(100)
     with raises(ValueError, "pixels"):
-        markup.thumbnail(stream)
+        thumbnail(stream)

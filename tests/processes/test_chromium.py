@@ -17,7 +17,7 @@ from conftest import need, write_tar
 from test_browse import browsing, write
 
 import wids
-from wids.looking import markup
+from wids.looking.html import sample_html
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -185,7 +185,7 @@ def test_light_and_dark(scheme: str, chromium: Any, spec: Path) -> None:
     with browsing(spec) as client, Tab(chromium, client.parts.geturl(), color_scheme=scheme) as tab:
         red = int(re.findall(r"\d+", tab.page.evaluate(is_dark))[0])
         assert (red < 80) == (scheme == "dark")
-    html = markup.sample_html({".txt": "text", ".json": {"a": list(range(50))}, "__key__": "k"})
+    html = sample_html({".txt": "text", ".json": {"a": list(range(50))}, "__key__": "k"})
     page = chromium.new_page()
     page.set_content(f"<body style='background:#111;color:#eee'>{html}</body>")
     assert (

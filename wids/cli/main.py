@@ -42,14 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = options.run(options)
         sys.stdout.flush()
     except (WidsError, OSError, ValueError, IndexError, KeyError, RuntimeError) as error:
-        from wids.looking import display
+        from wids.looking.text import printable
 
         if isinstance(error, BrokenPipeError):
             # Whoever read standard output has seen enough; Python would complain at the end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
-        print(f"wids: {display.printable(str(text))}", file=sys.stderr)
+        print(f"wids: {printable(str(text))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("wids: interrupted", file=sys.stderr, flush=True)
@@ -289,23 +289,23 @@ def _add_info(commands: Any) -> None:
 
 
 def _info(options: argparse.Namespace) -> int:
-    from wids.looking import display
+    from wids.looking.text import shortened, spec_rows, spec_text, table
 
     specs = [(path, _load(path, options)) for path in options.specs]
-    found = [(path, display.spec_rows(spec)) for path, spec in specs]
+    found = [(path, spec_rows(spec)) for path, spec in specs]
     if options.json:
         for path, rows in found:
             print(json.dumps({"file": path, **rows}))
     elif options.table:
         columns = ["name", "num_samples", "num_shards", "nbytes", "first", "last"]
         rows_of = ([path, *(rows[column] for column in columns)] for path, rows in found)
-        text = display.table(["file", *columns], rows_of)
-        print("\n".join(display.shortened(line, _width()) for line in text.splitlines()))
+        text = table(["file", *columns], rows_of)
+        print("\n".join(shortened(line, _width()) for line in text.splitlines()))
     else:
         texts = []
         for (path, rows), (_, spec) in zip(found, specs, strict=True):
             heading = f"{path}\n" if len(found) > 1 else ""
-            texts.append(heading + display.spec_text(rows, _width()) + _fields_text(spec))
+            texts.append(heading + spec_text(rows, _width()) + _fields_text(spec))
         print("\n\n".join(texts))
     return 0
 
@@ -318,7 +318,7 @@ def _width() -> int:
 def _fields_text(spec: DatasetSpec) -> str:
     """Give the fields of a dataset as a table, where an index of it is on this machine."""
     from wids.files.sizes import nbytes_text
-    from wids.looking import display
+    from wids.looking.text import table
     from wids.transport import urls
 
     if spec.index is None or not urls.is_local(spec.index):
@@ -332,7 +332,7 @@ def _fields_text(spec: DatasetSpec) -> str:
     except WidsError:
         return ""
     rows = [(s.field, f"{s.share:.0%}", nbytes_text(s.median_nbytes)) for s in stats]
-    return "\n\n" + display.table(["field", "samples", "typical size"], rows) if rows else ""
+    return "\n\n" + table(["field", "samples", "typical size"], rows) if rows else ""
 
 
 def _load(path: str, options: argparse.Namespace) -> DatasetSpec:
@@ -365,7 +365,7 @@ def _add_sample(commands: Any) -> None:
 
 def _sample(options: argparse.Namespace) -> int:
     from wids.dataset import ShardListDataset
-    from wids.looking import display
+    from wids.looking.text import printable, sample_text, shortened
 
     if options.index is not None and options.key is not None:
         raise ValueError("expected an index or --key, found both")
@@ -391,9 +391,9 @@ def _sample(options: argparse.Namespace) -> int:
         print(repr(sample))
     elif options.raw:
         for name, value in sample.items():
-            print(display.shortened(f"{display.printable(name)} {value!r}", width))
+            print(shortened(f"{printable(name)} {value!r}", width))
     else:
-        print(display.sample_text(sample, width))
+        print(sample_text(sample, width))
     return 0
 
 
@@ -415,14 +415,14 @@ def _add_verify(commands: Any) -> None:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from wids.looking import display
+    from wids.looking.text import printable
     from wids.writing import verify
 
     spec = _load(options.spec, options)
     with _executor(options.jobs, len(spec.shards)) as executor:
         problems = verify.verify_spec(spec, decode=options.decode, executor=executor)
     for problem in problems:
-        print(display.printable(str(problem)))
+        print(printable(str(problem)))
     if not problems:
         counts = [shard.num_samples for shard in spec.shards if shard.num_samples is not None]
         samples = f", {sum(counts):,} samples" if len(counts) == len(spec.shards) else ""
@@ -664,7 +664,7 @@ def _add_cache(commands: Any) -> None:
 def _cache(options: argparse.Namespace) -> int:
     from wids.cache import store as cache
     from wids.files.sizes import nbytes_text
-    from wids.looking import display
+    from wids.looking.text import printable
 
     folder = os.path.abspath(options.cache_dir or cache.default_folder())
     if options.action == "check":
@@ -677,7 +677,7 @@ def _cache(options: argparse.Namespace) -> int:
         return 0
     files = cache.contents(folder)
     for file in sorted(files, key=lambda file: file.used_ns):
-        print(f"{nbytes_text(file.nbytes):>8}  {display.printable(file.name)}")
+        print(f"{nbytes_text(file.nbytes):>8}  {printable(file.name)}")
     total = sum(file.nbytes for file in files)
     print(f"{nbytes_text(total):>8}  in {len(files):,} files in {folder}")
     return 0
@@ -685,7 +685,7 @@ def _cache(options: argparse.Namespace) -> int:
 
 def _check_cache(options: argparse.Namespace, folder: str) -> int:
     from wids.cache import store as cache
-    from wids.looking import display
+    from wids.looking.text import printable
     from wids.reading.opener import remote_file
     from wids.transport import fetch
     from wids.writing import verify
@@ -697,7 +697,7 @@ def _check_cache(options: argparse.Namespace, folder: str) -> int:
     copies = {shard.url: store.find(remote_file(shard)) for shard in spec.shards}
     problems = verify.verify_spec(spec, locate=lambda about: copies[about.url])
     for problem in problems:
-        print(display.printable(str(problem)))
+        print(printable(str(problem)))
     num_copies = sum(path is not None for path in copies.values())
     print(f"{num_copies:,} copies of {len(spec.shards):,} shards checked", file=sys.stderr)
     return 1 if problems else 0

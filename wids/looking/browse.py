@@ -23,8 +23,11 @@ from urllib.parse import parse_qs, quote, unquote
 
 from wids.errors import WidsError
 from wids.files.sizes import nbytes_text
-from wids.looking import catalog, display, markup, preview
+from wids.looking import preview
+from wids.looking.field_stats import FieldStats, field_sizes, preview_fields, samples_with_field
+from wids.looking.html import STYLE, escaped, field_html, media_type
 from wids.looking.preview import Browsable
+from wids.looking.text import printable, shortened
 from wids.tars.names import to_bytes
 from wids.transport import urls
 
@@ -143,7 +146,7 @@ class _Pages:
     def __init__(self, dataset: Browsable) -> None:
         self._dataset = dataset
         self._starts = [0, *accumulate(dataset.lengths)]
-        self._stats: list[catalog.FieldStats] | None = None
+        self._stats: list[FieldStats] | None = None
 
     def answer(self, path: str, query: dict[str, str]) -> Answer:
         """Give status, media type and body for a path."""
@@ -163,13 +166,13 @@ class _Pages:
         try:
             return route(rest, query)
         except (WidsError, OSError) as error:
-            return _error(HTTPStatus.BAD_GATEWAY, display.printable(str(error)))
+            return _error(HTTPStatus.BAD_GATEWAY, printable(str(error)))
         except (ValueError, IndexError, KeyError) as error:
             text = str(error.args[0]) if error.args else "not found"
-            return _error(HTTPStatus.NOT_FOUND, display.printable(text))
+            return _error(HTTPStatus.NOT_FOUND, printable(text))
         except Exception as error:
             _logger.info("%s could not be shown", path, exc_info=True)
-            return _error(HTTPStatus.INTERNAL_SERVER_ERROR, display.printable(repr(error)))
+            return _error(HTTPStatus.INTERNAL_SERVER_ERROR, printable(repr(error)))
 
     def _page(self, _: str, __: dict[str, str]) -> Answer:
         return 200, "text/html; charset=utf-8", _file("browse.html")
@@ -178,7 +181,7 @@ class _Pages:
         return 200, "text/javascript; charset=utf-8", _file("browse.js")
 
     @property
-    def stats(self) -> list[catalog.FieldStats]:
+    def stats(self) -> list[FieldStats]:
         """The fields of the dataset, looked up once."""
         if self._stats is None:
             self._stats = preview.field_stats(self._dataset)
@@ -215,7 +218,7 @@ class _Pages:
         else:
             found = list(range(start, min(start + count, total)))
             following = start + count if start + count < total else None
-        fields = catalog.preview_fields(self.stats)
+        fields = preview_fields(self.stats)
         cards = preview.cards(self._dataset, found, fields)
         return _json(
             {
@@ -237,7 +240,7 @@ class _Pages:
                 return self._starts[number + 1] if not found else found[0]
             num_searched += len(index.sizes)
             begin = self._starts[number]
-            here = [begin + at for at in catalog.having(index, field) if begin + at < start]
+            here = [begin + at for at in samples_with_field(index, field) if begin + at < start]
             found = [*here, *found]
             if len(found) >= count:
                 return found[-count]
@@ -257,8 +260,8 @@ class _Pages:
                 raise ValueError(f"shard {number} has no index to search; wids create makes one")
             num_searched += len(index.sizes)
             begin = self._starts[number]
-            having = catalog.having(index, field, max(start - begin, 0))
-            found += [begin + at for at in islice(having, count - len(found))]
+            matches = samples_with_field(index, field, max(start - begin, 0))
+            found += [begin + at for at in islice(matches, count - len(found))]
             if len(found) == count:
                 return found, found[-1] + 1 if found[-1] + 1 < self._starts[-1] else None
         return found, None
@@ -270,11 +273,9 @@ class _Pages:
         known = self._dataset.shard_index(number)
         if known is None:
             raise ValueError(f"shard {number} has no index; wids create makes one")
-        members = catalog.members(known, local_index)
-        shard = markup.escaped(display.printable(_shown_url(self._dataset, number)))
-        shown = [
-            f for f, n in members.items() if n <= _MAX_SHOWN_NBYTES and not markup.media_type(f)
-        ]
+        members = field_sizes(known, local_index)
+        shard = escaped(printable(_shown_url(self._dataset, number)))
+        shown = [f for f, n in members.items() if n <= _MAX_SHOWN_NBYTES and not media_type(f)]
         with self._dataset.only(shown) as small:
             sample = small[index]
         rows = "".join(
@@ -282,15 +283,15 @@ class _Pages:
         )
         key = known.key(local_index)
         html = (
-            f'{markup.STYLE}<div class="wids"><table>{rows}</table><small>{shard}, its number '
+            f'{STYLE}<div class="wids"><table>{rows}</table><small>{shard}, its number '
             f"{local_index}</small></div>"
         )
-        return _json({"index": index, "key": display.printable(key), "html": html})
+        return _json({"index": index, "key": printable(key), "html": html})
 
     def _row(self, index: int, field: str, nbytes: int, data: bytes | None) -> str:
         link = f"field/{index}/{quote(to_bytes(field), safe='')}"
         size = nbytes_text(nbytes)
-        media = markup.media_type(field)
+        media = media_type(field)
         if media is not None:
             tag = media.partition("/")[0]
             body = f'<{tag} controls preload="none" src="{link}"></{tag}>'
@@ -298,11 +299,11 @@ class _Pages:
             body = "<small>too large to show</small>"
         else:
             try:
-                body = markup.field_html(field, data, _PICTURE_SIZE)
+                body = field_html(field, data, _PICTURE_SIZE)
             except Exception as error:  # noqa: BLE001 - one field, and the others are shown
-                text = display.shortened(display.printable(repr(error)), 300)
-                body = f'<span class="bad">{markup.escaped(text)}</span>'
-        name = markup.escaped(field)
+                text = shortened(printable(repr(error)), 300)
+                body = f'<span class="bad">{escaped(text)}</span>'
+        name = escaped(field)
         return (
             f"<tr><th><code>{name}</code><br><small>{size}</small><br>"
             f'<a href="{link}?save=1" download>save</a></th><td>{body}</td></tr>'
@@ -316,13 +317,13 @@ class _Pages:
         """Give the bytes of a field: sound and film to be played, others to be saved."""
         at, _, field = rest.partition("/")
         data = self._read(self._index(at), field)
-        media = None if "save" in query else markup.media_type(field)
+        media = None if "save" in query else media_type(field)
         return 200, media or "application/octet-stream", data
 
     def _read(self, index: int, field: str) -> bytes:
         number, local_index = self._dataset.locate(index)
         known = self._dataset.shard_index(number)
-        nbytes = {} if known is None else catalog.members(known, local_index)
+        nbytes = {} if known is None else field_sizes(known, local_index)
         if field not in nbytes or nbytes[field] > _MAX_FIELD_NBYTES:
             raise KeyError(f"sample {index} has no field {field} to show")
         with self._dataset.only([field]) as small:

@@ -14,8 +14,15 @@ from typing import Any, Final, Protocol
 
 from wids.errors import WidsError
 from wids.files.sizes import nbytes_text
-from wids.looking import catalog, display, markup
-from wids.looking.catalog import FieldStats
+from wids.looking.field_stats import (
+    FieldStats,
+    compute_field_stats,
+    field_sizes,
+    is_small,
+    preview_fields,
+)
+from wids.looking.html import card_html, dataset_html, gallery_html, sample_html
+from wids.looking.text import printable, shortened
 from wids.specs.loader import DatasetSpec
 from wids.tars.index import ShardIndex
 
@@ -91,7 +98,7 @@ class Gallery:
 
 def field_stats(dataset: Browsable) -> list[FieldStats]:
     """Give the fields of a dataset, by the indexes of some shards that are spread over it."""
-    return catalog.field_stats(_indexes(dataset))
+    return compute_field_stats(_indexes(dataset))
 
 
 def _indexes(dataset: Browsable) -> Iterator[ShardIndex]:
@@ -121,7 +128,7 @@ def cards(dataset: Browsable, indices: Sequence[int], fields: Sequence[str]) -> 
         except WidsError as error:
             found[index] = _problem(index, error)
             continue
-        wanted = tuple(f for f in fields if known is None or catalog.is_small(f, known.get(f, 0)))
+        wanted = tuple(f for f in fields if known is None or is_small(f, known.get(f, 0)))
         rests[index] = {name: n for name, n in (known or {}).items() if name not in wanted}
         groups.setdefault(wanted, []).append(index)
     for wanted, group in groups.items():
@@ -130,14 +137,14 @@ def cards(dataset: Browsable, indices: Sequence[int], fields: Sequence[str]) -> 
                 if isinstance(sample, Exception):
                     found[index] = _problem(index, sample)
                 else:
-                    found[index] = markup.card_html(sample, rests[index])
+                    found[index] = card_html(sample, rests[index])
     return [found[index] for index in indices]
 
 
 def _members(dataset: Browsable, index: int) -> dict[str, int] | None:
     number, local_index = dataset.locate(index)
     known = dataset.shard_index(number)
-    return None if known is None else catalog.members(known, local_index)
+    return None if known is None else field_sizes(known, local_index)
 
 
 def _samples(small: Browsable, indices: Sequence[int]) -> list[Any]:
@@ -155,8 +162,8 @@ def _sample_or_error(dataset: Browsable, index: int) -> Any:
 
 
 def _problem(index: int, error: Exception) -> str:
-    text = display.shortened(display.printable(str(error)), 300)
-    return markup.card_html({"__index__": index}, problem=text)
+    text = shortened(printable(str(error)), 300)
+    return card_html({"__index__": index}, problem=text)
 
 
 def gallery(
@@ -186,8 +193,8 @@ def gallery(
                 if not isinstance(sample, WidsError) and where(sample):
                     chosen.append(index)
         note = f"{len(chosen)} of {num_looked_at:,} samples that were looked at"
-    fields = catalog.preview_fields(field_stats(dataset))
-    html = markup.gallery_html(cards(dataset, chosen, fields), note)
+    fields = preview_fields(field_stats(dataset))
+    html = gallery_html(cards(dataset, chosen, fields), note)
     return Gallery(chosen, html, f"<Gallery of {len(chosen)} samples: {chosen}>")
 
 
@@ -215,9 +222,9 @@ def summary_html(dataset: Browsable) -> str:
     shown = ""
     if stats and len(dataset):
         first = list(range(min(len(dataset), _NUM_FIRST)))
-        shown = markup.gallery_html(cards(dataset, first, catalog.preview_fields(stats)))
+        shown = gallery_html(cards(dataset, first, preview_fields(stats)))
     title = dataset.dataset_name or "dataset"
-    return markup.dataset_html(title, facts, rows, note, shown)
+    return dataset_html(title, facts, rows, note, shown)
 
 
 def _amount(num_here: int, num_looked_at: int, total: int) -> str:
@@ -249,7 +256,7 @@ class _SampleFormatter:
 
     def __call__(self, value: dict[Any, Any]) -> str | None:
         if "__key__" in value and "__shardindex__" in value:
-            return markup.sample_html(value)
+            return sample_html(value)
         if self._before is not None:
             return self._before(value)
         own = getattr(value, "_repr_html_", None)  # of a subclass

@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from wids.fields.encode import encode
-from wids.looking import display
+from wids.files.sizes import nbytes_text
+from wids.looking.text import sample_text, table, value_text
 
 
 def picture() -> bytes:
@@ -42,7 +43,7 @@ def picture() -> bytes:
 )
 def test_values_in_a_line(field: str, data: bytes, expected: str) -> None:
     """What it is, with its size; nothing that a terminal would obey."""
-    found = display.value_text(field, data)
+    found = value_text(field, data)
     assert found.startswith(expected)
     assert found.isprintable()
 
@@ -50,13 +51,13 @@ def test_values_in_a_line(field: str, data: bytes, expected: str) -> None:
 def test_pictures_are_described() -> None:
     """By format and size, whatever their extension says."""
     data = picture()
-    assert display.value_text(".jpg", data) == f"JPEG 64 x 48 RGB, {len(data)} B"
-    assert display.value_text(".png", data) == f"JPEG 64 x 48 RGB, {len(data)} B"
+    assert value_text(".jpg", data) == f"JPEG 64 x 48 RGB, {len(data)} B"
+    assert value_text(".png", data) == f"JPEG 64 x 48 RGB, {len(data)} B"
 
 
 def test_samples_fit_the_window() -> None:
     """A line for each field, cut at the width."""
-    text = display.sample_text({".txt": b"x" * 200, ".seg.png": b"", "__key__": "a"}, 40)
+    text = sample_text({".txt": b"x" * 200, ".seg.png": b"", "__key__": "a"}, 40)
 
     assert text.splitlines()[0] == ".txt     " + "x" * 30 + "…"
     assert max(map(len, text.splitlines())) == 40
@@ -65,11 +66,11 @@ def test_samples_fit_the_window() -> None:
 def test_sizes() -> None:
     """Three digits and a unit."""
     sizes = [0, 999, 1000, 1_234_567, 5e12, float("nan")]
-    assert [display.nbytes_text(n) for n in sizes] == [
+    assert [nbytes_text(n) for n in sizes] == [
         "0 B", "999 B", "1.0 kB", "1.2 MB", "5.0 TB", "?",
     ]  # fmt: skip
 
 
 def test_tables_line_up() -> None:
     """Columns are as wide as their widest cell."""
-    assert display.table(["a", "bb"], [["long", 1], ["x", None]]) == "a     bb\nlong  1\nx     None"
+    assert table(["a", "bb"], [["long", 1], ["x", None]]) == "a     bb\nlong  1\nx     None"

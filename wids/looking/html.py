@@ -20,7 +20,7 @@ import numpy as np
 from wids.errors import SampleError
 from wids.fields.decode import IMAGE_EXTENSIONS, Decoder, extension, opened_image
 from wids.files.sizes import nbytes_text
-from wids.looking.display import MAX_SHOWN_NBYTES, plain_text, shortened, value_text
+from wids.looking.text import MAX_SHOWN_NBYTES, plain_text, shortened, value_text
 from wids.transport import urls
 
 _DECODER: Final = Decoder(images="PIL", max_nbytes=MAX_SHOWN_NBYTES)

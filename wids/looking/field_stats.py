@@ -36,7 +36,7 @@ class FieldStats:
     max_nbytes: int
 
 
-def field_stats(indexes: Iterable[ShardIndex]) -> list[FieldStats]:
+def compute_field_stats(indexes: Iterable[ShardIndex]) -> list[FieldStats]:
     """Give the fields of some shards, the most frequent first."""
     sizes: dict[str, list[np.ndarray]] = {}
     num_samples = 0
@@ -73,7 +73,7 @@ def is_small(field: str, nbytes: int) -> bool:
     return kind in _TEXT_EXTENSIONS and nbytes <= _MAX_TEXT_NBYTES
 
 
-def members(index: ShardIndex, local_index: int) -> dict[str, int]:
+def field_sizes(index: ShardIndex, local_index: int) -> dict[str, int]:
     """Give the fields of one sample with their lengths in bytes."""
     start, stop = map(int, index.member_starts[local_index : local_index + 2])
     return {
@@ -82,7 +82,7 @@ def members(index: ShardIndex, local_index: int) -> dict[str, int]:
     }
 
 
-def having(index: ShardIndex, field: str, start: int = 0) -> Iterator[int]:
+def samples_with_field(index: ShardIndex, field: str, start: int = 0) -> Iterator[int]:
     """Give the samples of a shard that have a field, from one on."""
     if field not in index.fields:
         return
