@@ -1,4 +1,4 @@
-"""Fields come back: encode, then decode, is the value, for every type that loses nothing."""
+"""Decoding an encoded value returns the value, for every lossless field type."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
+from wids.fields.codecs import BY_EXTENSION
 from wids.fields.decode import Decoder
-from wids.fields.encode import ENCODERS, encode
+from wids.fields.encode import encode
 
 NUMBERS = "?bhiqBHIQefdFD"
 DTYPES = st.sampled_from([np.dtype(code) for code in NUMBERS])
@@ -32,7 +33,7 @@ TENSORS = arrays_of.arrays(st.sampled_from([np.dtype(c) for c in "?bhiqBefd"]), 
 NAMES = st.text("abcxyz_0", min_size=1, max_size=6)
 
 
-def pictures(*channels: tuple[int, ...]) -> Any:
+def images(*channels: tuple[int, ...]) -> Any:
     sides = st.tuples(st.integers(1, 9), st.integers(1, 9))
     shape = st.tuples(sides, st.sampled_from(channels)).map(lambda parts: (*parts[0], *parts[1]))
     return arrays_of.arrays(np.uint8, shape)
@@ -47,23 +48,23 @@ VALUES = {
     "npy": ARRAYS,
     "npz": st.dictionaries(NAMES, ARRAYS, max_size=3),
     **dict.fromkeys(("ten", "tenbin", "tb"), st.lists(PLAIN_ARRAYS, max_size=3)),
-    # Bytes themselves are stored as they are, and not as a value of the format.
+    # `encode` stores bytes as they are, not as a value of the format.
     **dict.fromkeys(
         ("mp", "msg", "msgpack", "cbor"), BINARY.filter(lambda value: not isinstance(value, bytes))
     ),
     **dict.fromkeys(("pt", "pth"), st.dictionaries(NAMES, TENSORS | st.integers(), max_size=3)),
     "safetensors": st.dictionaries(NAMES, TENSORS, max_size=3),
-    **dict.fromkeys(("png", "webp", "tif", "tiff"), pictures(GREY, RGB, RGBA)),
-    "bmp": pictures(GREY, RGB),
-    **dict.fromkeys(("ppm", "pnm"), pictures(GREY, RGB)),
-    "pgm": pictures(GREY),
-    "pbm": pictures(GREY),
+    **dict.fromkeys(("png", "webp", "tif", "tiff"), images(GREY, RGB, RGBA)),
+    "bmp": images(GREY, RGB),
+    **dict.fromkeys(("ppm", "pnm"), images(GREY, RGB)),
+    "pgm": images(GREY),
+    "pbm": images(GREY),
 }
 LOSSY = {"jpg", "jpeg", "gif", "pkl", "pickle", "pyd"}
 
 
 def plainly(value: Any) -> Any:
-    """Give what is equal for equal values alone: with types, and for arrays with their bytes."""
+    """Return something that is equal only for values of equal types and bytes."""
     if isinstance(value, torch.Tensor):
         return "tensor", value.dtype, plainly(value.numpy())
     if isinstance(value, np.ndarray):
@@ -76,17 +77,17 @@ def plainly(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("extension", VALUES)
-# Drawing takes long on a machine that is busy, which is nothing to fail for.
+# Drawing is slow on a busy machine, which is no reason to fail.
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_lossless_fields_come_back(extension: str, data: st.DataObject) -> None:
-    """Also with another case, other names in front, and compressed; and the bytes are the same."""
+    """In any case, after other names and compressed; equal values become equal bytes."""
     value = data.draw(VALUES[extension])
     field = data.draw(st.sampled_from([".{}", ".seg.{}", ".{}.gz"])).format(extension)
     if extension == "webp" and value.ndim == 2:
-        value = np.stack([value] * 3, 2)  # it knows no grey
+        value = np.stack([value] * 3, 2)  # it has no grey
     elif extension == "webp" and value.shape[2] == 4 and (value[:, :, 3] == 255).all():
-        value = value[:, :, :3]  # nor an alpha that is all opaque
+        value = value[:, :, :3]  # and drops an alpha that is fully opaque
     encoded = encode(field, value)
 
     found = Decoder("numpy")({field: encoded})[field]
@@ -95,6 +96,6 @@ def test_lossless_fields_come_back(extension: str, data: st.DataObject) -> None:
     assert encode(field.upper(), value) == encoded
 
 
-def test_every_extension_is_here() -> None:
-    """One that is added to the table is tested, or is said to lose something."""
-    assert set(VALUES) == set(ENCODERS) - LOSSY
+def test_every_extension_is_tested() -> None:
+    """Each extension of the table has values to test with here, or is listed as lossy."""
+    assert set(VALUES) == set(BY_EXTENSION) - LOSSY

@@ -1,9 +1,9 @@
 """Bytes ↔ a list of arrays, in the tensor format of webdataset (fields ``.ten`` and ``.tb``).
 
-The bytes are a row of chunks: ``~TenBin~``, a length of 8 bytes, the content, and zeros up to a
+The data is a sequence of chunks: ``~TenBin~``, a length of 8 bytes, the content, and zeros up to a
 multiple of 64 bytes. Each array is two chunks: a header of integers of 8 bytes (type code, a name,
 the number of dimensions, the dimensions), then its data in C order. Everything is little-endian.
-This room knows nothing of fields, and believes no number before it was checked.
+Every number in the data is checked before it is used. This module knows nothing about fields.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ _CODES: Final = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8
 
 
 def dumps(arrays: Sequence[npt.ArrayLike]) -> bytes:
-    """Give the bytes of some arrays.
+    """Return the bytes of some arrays.
 
     Raises:
-        ValueError: An array has more than nine dimensions, or is not of numbers of up to 8 bytes.
+        ValueError: An array has more than nine dimensions, or is not of integers or floats of up to
+            8 bytes.
     """
     parts = []
     for number, given in enumerate(arrays):
@@ -47,10 +48,10 @@ def dumps(arrays: Sequence[npt.ArrayLike]) -> bytes:
 
 
 def loads(data: bytes) -> list[npt.NDArray[Any]]:
-    """Give the arrays in some bytes; they share one copy of the bytes, and can be written to.
+    """Return the arrays in some bytes; they share one copy of the bytes and are writable.
 
     Raises:
-        ValueError: The bytes are not whole, or not of this format.
+        ValueError: The bytes are incomplete, or not of this format.
     """
     chunks = list(_chunks(bytearray(data)))
     if len(chunks) % 2:
@@ -59,6 +60,7 @@ def loads(data: bytes) -> list[npt.NDArray[Any]]:
 
 
 def _chunks(data: bytearray) -> Iterator[memoryview]:
+    # A bytearray, because arrays over its memory are writable.
     view, offset = memoryview(data), 0
     while offset < len(view):
         start = offset + 16
@@ -84,7 +86,7 @@ def _array(header: memoryview, content: memoryview) -> npt.NDArray[Any]:
     if num_dimensions != len(shape) or len(shape) > _MAX_DIMENSIONS or min(shape, default=0) < 0:
         raise ValueError(f"expected {num_dimensions} dimensions, found {shape}")
     dtype, size = np.dtype(f"<{code}"), 1
-    for length in shape:  # in Python's integers, which do not overflow
+    for length in shape:  # as Python integers, which do not overflow
         size *= length
     if size * dtype.itemsize != len(content):
         raise ValueError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wids.fields.decode import IMAGE_EXTENSIONS, extension
+from wids.fields.codecs import IMAGE_EXTENSIONS, extension
 from wids.tars.index import ShardIndex
 
 _TEXT_EXTENSIONS = ("txt", "text", "transcript", "cls", "json", "id", "index")

@@ -18,7 +18,9 @@ from typing import Any, Final
 import numpy as np
 
 from wids.errors import SampleError
-from wids.fields.decode import IMAGE_EXTENSIONS, Decoder, extension, opened_image
+from wids.fields.codecs import IMAGE_EXTENSIONS, extension
+from wids.fields.decode import Decoder
+from wids.fields.images import opened_image
 from wids.files.sizes import nbytes_text
 from wids.looking.text import MAX_SHOWN_NBYTES, plain_text, shortened, value_text
 from wids.transport import urls

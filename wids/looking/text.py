@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from wids.errors import SampleError
-from wids.fields.decode import IMAGE_EXTENSIONS, Decoder, extension, opened_image
+from wids.fields.codecs import IMAGE_EXTENSIONS, extension
+from wids.fields.decode import Decoder
+from wids.fields.images import opened_image
 from wids.files.sizes import nbytes_text
 from wids.specs.loader import DatasetSpec
 from wids.transport import urls

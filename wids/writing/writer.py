@@ -17,7 +17,8 @@ from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import IO, Any, Final, Literal, get_args
 
-from wids.fields.encode import Encode, encode
+from wids.fields.codecs import Encode
+from wids.fields.encode import encode
 from wids.files import publish
 from wids.files.progress import Bar
 from wids.specs.loader import DatasetSpec, ShardSpec, load_spec
