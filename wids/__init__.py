@@ -28,13 +28,9 @@ if TYPE_CHECKING:
     )
     from wids.fields.decode import Decoder
     from wids.reading.prefetch import Prefetcher
+    from wids.sampling.chunked import ChunkedSampler, ShardedSampler, ShardListSampler
     from wids.sampling.cost import SamplingCost, sampling_cost
-    from wids.sampling.samplers import (
-        ChunkedSampler,
-        DistributedChunkedSampler,
-        ShardedSampler,
-        ShardListSampler,
-    )
+    from wids.sampling.distributed import DistributedChunkedSampler
     from wids.specs.loader import DatasetSpec, ShardSpec, load_spec
     from wids.tars.shard import Shard
     from wids.writing.build import build_pack, build_spec
@@ -77,13 +73,9 @@ _MODULES = {
     "dataset": ("ShardListDataset",),
     "fields.decode": ("Decoder",),
     "reading.prefetch": ("Prefetcher",),
+    "sampling.chunked": ("ChunkedSampler", "ShardListSampler", "ShardedSampler"),
     "sampling.cost": ("SamplingCost", "sampling_cost"),
-    "sampling.samplers": (
-        "ChunkedSampler",
-        "DistributedChunkedSampler",
-        "ShardListSampler",
-        "ShardedSampler",
-    ),
+    "sampling.distributed": ("DistributedChunkedSampler",),
     "specs.loader": ("DatasetSpec", "ShardSpec", "load_spec"),
     "tars.shard": ("Shard",),
     "writing.build": ("build_pack", "build_spec"),

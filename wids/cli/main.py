@@ -596,7 +596,7 @@ def _prefetch(options: argparse.Namespace) -> int:
         numbers: list[int] = list(range(len(dataset.lengths)))
         if options.rank is not None:
             from wids.sampling import order
-            from wids.sampling.samplers import DistributedChunkedSampler
+            from wids.sampling.distributed import DistributedChunkedSampler
 
             sampler = DistributedChunkedSampler(
                 dataset, num_replicas=options.num_replicas, rank=options.rank

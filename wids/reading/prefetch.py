@@ -21,7 +21,7 @@ from torch.utils.data import DistributedSampler, Sampler
 
 from wids.cache.store import Errand
 from wids.files.sizes import parse_nbytes
-from wids.sampling.samplers import ChunkedSampler
+from wids.sampling.chunked import ChunkedSampler
 
 _logger = logging.getLogger("wids")
 

@@ -1,4 +1,4 @@
-"""The order of an epoch: pure functions, the torch samplers over them, and what an order costs.
+"""The order of an epoch: pure functions, the torch samplers on top of them, and what orders cost.
 
 Nothing here opens a file.
 """

@@ -1,11 +1,11 @@
-"""Index orders as pure functions of (lengths, settings, seed, epoch, position).
+"""Settings, seed, epoch and position → the indices that each rank reads, as pure functions.
 
-The epoch is cut into *runs*; a rank takes one run, or interleaves several. A run is a sequence of
-chunks, and a chunk is a range of indices that follows the shards. Chunks are shuffled among each
-other and indices inside their chunk, each chunk by a generator of its own, so that any position can
-be computed without what comes before it: memory and the time to any position are O(number of chunks
-+ chunk size). This room knows numbers only: no files, no torch, no state. The algorithm is written
-down in specs/sampler-order.md.
+An epoch is cut into *runs*; a rank reads one run, or interleaves several. A run is a sequence of
+chunks, and a chunk is a range of indices that follows the shards. The order of the chunks is
+shuffled, and so are the indices inside each chunk. Each chunk has its own generator, so any
+position can be computed without the positions in front of it: memory and the time to reach a
+position are O(number of chunks + chunk size). This module knows only numbers: no files, no torch,
+no state. specs/sampler-order.md specifies the algorithm.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ _IN_CHUNK: Final = 1
 
 @dataclass(frozen=True, eq=False)
 class Settings:
-    """What an order depends on, apart from seed, epoch, rank and position.
+    """What an order depends on besides seed, epoch, rank and position.
 
     Attributes:
-        lengths: Samples in each shard, shape ``(num_shards,)``; or the whole range as one number.
+        lengths: Number of samples in each shard, shape ``(num_shards,)``; a single number for data
+            without shards.
         start: First index of the epoch.
         stop: Index after the last one.
-        chunksize: Most indices in a chunk; None for one chunk a shard.
+        chunksize: Largest number of indices in a chunk; None for one chunk per shard.
         shuffle: Whether anything is shuffled.
-        shufflefirst: Whether the order of chunks is shuffled in epoch 0 too.
-        num_runs: How many runs the epoch is cut into.
+        shufflefirst: Whether the order of the chunks is also shuffled in epoch 0.
+        num_runs: Number of runs that the epoch is cut into.
         redeal: Whether runs are slices of the epoch's shuffled chunks, instead of slices of the
-            dataset that stay the same in every epoch.
-        ending: How runs become equally long: ``"pad"`` repeats at most one index each, ``"drop"``
-            leaves at most one out, ``"uneven"`` does neither.
+            dataset that are the same in every epoch.
+        ending: How runs are made equally long: ``"pad"`` repeats at most one index in each,
+            ``"drop"`` leaves out at most one, ``"uneven"`` does neither.
     """
 
     lengths: IntArray
@@ -54,27 +55,27 @@ class Settings:
 
     @property
     def num_indices(self) -> int:
-        """Indices in the epoch, before padding or dropping."""
+        """Number of indices in the epoch, before padding or dropping."""
         return self.stop - self.start
 
 
 def rank_length(settings: Settings, rank: int, num_replicas: int) -> int:
-    """Give how many indices a rank yields in an epoch."""
+    """Return the number of indices that a rank yields in an epoch."""
     return sum(_run_length(settings, run) for run in _numbers_of(settings, rank, num_replicas))
 
 
 def rank_blocks(
     settings: Settings, seed: int, epoch: int, rank: int, num_replicas: int, position: int = 0
 ) -> Iterator[IntArray]:
-    """Give a rank's indices from a position on, in arrays of about a chunk each.
+    """Yield a rank's indices from a position on, in arrays of about one chunk each.
 
-    A rank takes ``num_runs / num_replicas`` neighbouring runs, one index of each in turn.
+    A rank reads ``num_runs / num_replicas`` neighbouring runs, one index of each in turn.
     """
     numbers = _numbers_of(settings, rank, num_replicas)
     round_, turn = divmod(position, len(numbers))
     blocks = [run.blocks(round_) for run in _runs(settings, seed, epoch, numbers)]
     for block in blocks[0] if len(blocks) == 1 else _interleaved(blocks):
-        if turn:  # the first block has at least one whole round, of which a part is done
+        if turn:  # the position is inside a round; the first block has at least this round
             yield block[turn:]
             turn = 0
         else:
@@ -82,18 +83,18 @@ def rank_blocks(
 
 
 def visits(settings: Settings, seed: int, epoch: int) -> Iterator[IntArray]:
-    """Give for each run the numbers of the shards that it reads, in the order of reading.
+    """Yield for each run the numbers of the shards that it reads, in the order of reading.
 
-    While a chunk is read, all its shards are open. A shard that the chunk before had open too is
-    not visited again; one that is come back to later is. Found from the chunks: only chunks that a
-    run has a part of are put into order.
+    While a chunk is read, all its shards are open. A shard that the previous chunk opened is not
+    visited again; a shard that the run returns to later is. The visits follow from the chunks; only
+    chunks that belong to the run in part have their indices computed.
     """
     for run in _runs(settings, seed, epoch, range(settings.num_runs)):
         yield run.visits(settings.lengths)
 
 
 def num_chunks(settings: Settings) -> int:
-    """Give how many chunks an epoch has; one that two runs share counts once."""
+    """Return the number of chunks in an epoch; a chunk that two runs share counts once."""
     if settings.redeal:
         bounds = [(settings.start, settings.stop)]
     else:
@@ -104,9 +105,9 @@ def num_chunks(settings: Settings) -> int:
 def chunk_edges(lengths: IntArray, start: int, stop: int, chunksize: int | None) -> IntArray:
     """Cut a range of indices into chunks that follow the shards.
 
-    A shard (the part of it in the range) that is longer than a chunk is cut into the fewest pieces
-    possible, whose lengths differ by one at most; neighbouring shorter ones are joined while they
-    fit into one chunk.
+    A shard (or the part of it inside the range) that is longer than a chunk is cut into the fewest
+    pieces possible, with lengths that differ by at most one. Neighbouring shards that are shorter
+    are joined while they fit into one chunk.
 
     Returns:
         Ascending edges, shape ``(num_chunks + 1,)``: chunk ``c`` is ``edges[c]:edges[c + 1]``.
@@ -121,18 +122,18 @@ def chunk_edges(lengths: IntArray, start: int, stop: int, chunksize: int | None)
     # Piece k of n is length * k // n to length * (k + 1) // n of its shard.
     shard = np.repeat(np.arange(len(shard_lengths)), num_pieces)
     k = np.arange(len(shard)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
-    # With the quotient first, since the product may be too large for 64 bits.
+    # Quotient first: the product length * k may overflow 64 bits.
     each, rest = np.divmod(shard_lengths[shard], num_pieces[shard])
     starts = edges[shard] + each * k + rest * k // num_pieces[shard]
     return _with_short_joined(np.append(starts, stop), num_pieces[shard] == 1, chunksize)
 
 
 def permutation(length: int, seed: int, *key: int) -> IntArray:
-    """Give a permutation of ``0..length-1`` that depends on seed and key alone.
+    """Return a permutation of ``0..length-1`` that depends only on seed and key.
 
-    Random 64-bit words of PCG64, with the position in their low bits, are sorted: they are
-    distinct, so every machine and every numpy sorts them alike. (numpy promises the streams of its
-    bit generators for ever, but not the results of its ``shuffle``.)
+    It sorts random 64-bit words of PCG64 that have the position in their low bits. The words are
+    distinct, so every machine and every release of numpy sorts them alike. (numpy guarantees the
+    streams of its bit generators, but not the results of ``shuffle``.)
     """
     words = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)).random_raw(length)
     low = np.uint64((1 << max(length - 1, 0).bit_length()) - 1)
@@ -147,12 +148,12 @@ class _Chunks:
     """A sequence of chunks in the order in which they are read.
 
     Attributes:
-        starts: Each chunk's first index.
-        ends: Where each chunk ends in the sequence: cumulative lengths.
-        numbers: Each chunk's number in the order of the dataset; names its generator.
+        starts: First index of each chunk.
+        ends: Position in the sequence after each chunk: its cumulative lengths.
+        numbers: Number of each chunk in dataset order, which is part of the key of its generator.
         seed: Seed of the order.
-        key: What its generators have in common: epoch and run.
-        shuffle: Whether indices are shuffled in their chunk.
+        key: Epoch and run, which the keys of all generators share.
+        shuffle: Whether indices are shuffled inside their chunk.
     """
 
     starts: IntArray
@@ -163,7 +164,7 @@ class _Chunks:
     shuffle: bool
 
     def blocks(self, start: int, stop: int) -> Iterator[IntArray]:
-        """Give the indices at positions ``start`` to ``stop`` of the sequence, chunk by chunk."""
+        """Yield the indices at positions ``start`` to ``stop`` of the sequence, chunk by chunk."""
         epoch, run = self.key
         at = int(np.searchsorted(self.ends, start, side="right"))
         while start < stop:
@@ -181,11 +182,11 @@ class _Chunks:
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """A stretch of a sequence of chunks, and perhaps one more index that makes it long enough.
+    """A slice of a sequence of chunks, with one index repeated at the end if it is too short.
 
     Attributes:
         chunks: The sequence.
-        start: First position in it.
+        start: First position in the sequence.
         stop: Position after the last one.
         padding: Position of the index that is repeated at the end, or None.
     """
@@ -196,13 +197,13 @@ class _Run:
     padding: int | None
 
     def blocks(self, position: int) -> Iterator[IntArray]:
-        """Give the indices from a position of the run on, chunk by chunk."""
+        """Yield the indices from a position in the run on, chunk by chunk."""
         yield from self.chunks.blocks(self.start + position, self.stop)
         if self.padding is not None and position <= self.stop - self.start:
             yield from self.chunks.blocks(self.padding, self.padding + 1)
 
     def visits(self, lengths: IntArray) -> IntArray:
-        """Give the shards that are read, as `wids.sampling.order.visits` does."""
+        """Return the shards that are read, as `wids.sampling.order.visits` defines them."""
         filled = np.flatnonzero(lengths)
         shard_ends = np.cumsum(lengths[filled])
 
@@ -210,7 +211,8 @@ class _Run:
             shards: IntArray = np.searchsorted(shard_ends, indices, side="right")
             return shards
 
-        # Chunks `first` to `stop` lie in the run as a whole, and so all their shards are read.
+        # Chunks `first` to `stop` are entirely in the run, so all their shards are read. Indices
+        # are computed only for the cut chunks at both ends: this makes a billion samples cheap.
         ends = np.append(0, self.chunks.ends)  # chunk c is at positions ends[c]:ends[c + 1]
         first = int(np.searchsorted(ends[:-1], self.start))
         stop = max(first, int(np.searchsorted(ends, self.stop, side="right")) - 1)
@@ -235,28 +237,28 @@ class _Run:
 
 
 def _runs(settings: Settings, seed: int, epoch: int, numbers: range) -> Iterator[_Run]:
-    # Runs that are dealt anew are slices of one sequence, which is made once for all of them.
-    dealt = None
+    # With `redeal`, all runs are slices of one sequence, so it is computed once for all of them.
+    shared = None
     if settings.redeal:
-        dealt = _chunks(settings, seed, epoch, 0, settings.start, settings.stop)
-    return (_run(settings, seed, epoch, number, dealt) for number in numbers)
+        shared = _chunks(settings, seed, epoch, 0, settings.start, settings.stop)
+    return (_run(settings, seed, epoch, number, shared) for number in numbers)
 
 
-def _run(settings: Settings, seed: int, epoch: int, number: int, dealt: _Chunks | None) -> _Run:
+def _run(settings: Settings, seed: int, epoch: int, number: int, shared: _Chunks | None) -> _Run:
     start, stop = _run_bounds(settings, number)
     length = _run_length(settings, number)
     if start == stop and length:
-        # Fewer indices than runs: borrow the first index of the nearest run that has one.
-        near = _run(settings, seed, epoch, _nearest_run(settings, number), dealt)
+        # Fewer indices than runs: repeat the first index of the nearest run that has one.
+        near = _run(settings, seed, epoch, _nearest_run(settings, number), shared)
         return _Run(near.chunks, near.start, near.start, near.start)
-    offset = 0 if dealt is None else start - settings.start
-    chunks = dealt or _chunks(settings, seed, epoch, number, start, stop)
+    offset = 0 if shared is None else start - settings.start
+    chunks = shared or _chunks(settings, seed, epoch, number, start, stop)
     own = min(stop - start, length)
     return _Run(chunks, offset, offset + own, offset if own < length else None)
 
 
 def _chunks(settings: Settings, seed: int, epoch: int, run: int, start: int, stop: int) -> _Chunks:
-    """Give the chunks of a range of indices, in their order."""
+    """Return the chunks of a range of indices in the order in which they are read."""
     edges = chunk_edges(settings.lengths, start, stop, settings.chunksize)
     numbers = np.arange(len(edges) - 1)
     if settings.shuffle and (settings.shufflefirst or epoch > 0):
@@ -276,7 +278,7 @@ def _run_bounds(settings: Settings, run: int) -> tuple[int, int]:
 
 
 def _run_length(settings: Settings, run: int) -> int:
-    """Give how many indices a run yields: all of its own, or the common length of all runs."""
+    """Return the number of indices that a run yields: all its own, or the same for all runs."""
     if settings.ending == "pad":
         return -(-settings.num_indices // settings.num_runs)
     if settings.ending == "drop":
@@ -286,7 +288,7 @@ def _run_length(settings: Settings, run: int) -> int:
 
 
 def _nearest_run(settings: Settings, run: int) -> int:
-    """Give the run next to an empty one that has an index; the later one of two as near."""
+    """Return the nearest run to an empty one that has an index; the later one of a tie."""
     n, num_runs = settings.num_indices, settings.num_runs
     here = n * run // num_runs  # an index in 0..n, between the two neighbours
     # Index i is in the run c with n * c // num_runs <= i < n * (c + 1) // num_runs.
@@ -296,7 +298,7 @@ def _nearest_run(settings: Settings, run: int) -> int:
 
 
 def _interleaved(runs: list[Iterator[IntArray]]) -> Iterator[IntArray]:
-    """Take one index of each run in turn; runs differ in length by one at most."""
+    """Yield one index of each run in turn; lengths of runs differ by at most one."""
     empty = np.empty(0, np.int64)
     pending = [next(run, empty) for run in runs]
     while True:
@@ -313,15 +315,16 @@ def _interleaved(runs: list[Iterator[IntArray]]) -> Iterator[IntArray]:
 
 
 def _with_short_joined(
-    edges: IntArray, is_whole: npt.NDArray[np.bool_], chunksize: int
+    edges: IntArray, is_uncut: npt.NDArray[np.bool_], chunksize: int
 ) -> IntArray:
-    """Join neighbouring whole shards, from the left, while they fit into one chunk."""
-    if not (is_whole[1:] & is_whole[:-1] & (edges[2:] - edges[:-2] <= chunksize)).any():
+    """Join neighbouring uncut shards, from the left, while they fit into one chunk."""
+    # Checked by numpy first: most datasets have nothing to join, and the loop is slow for millions.
+    if not (is_uncut[1:] & is_uncut[:-1] & (edges[2:] - edges[:-2] <= chunksize)).any():
         return edges
-    positions, whole = edges.tolist(), is_whole.tolist()
+    positions, uncut = edges.tolist(), is_uncut.tolist()
     kept = [0]
-    for at in range(1, len(whole)):
+    for at in range(1, len(uncut)):
         first = kept[-1]
-        if not (whole[at] and whole[first] and positions[at + 1] - positions[first] <= chunksize):
+        if not (uncut[at] and uncut[first] and positions[at + 1] - positions[first] <= chunksize):
             kept.append(at)
     return np.append(edges[kept], edges[-1])

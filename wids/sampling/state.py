@@ -1,0 +1,118 @@
+"""The position in an epoch ↔ a JSON object, which is checked before a sampler resumes from it.
+
+ORDER-9 to ORDER-11 in specs/sampler-order.md specify it. Knows nothing about passes or torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from wids.errors import StateError
+from wids.sampling.arguments import at_least
+from wids.sampling.order import IntArray, Settings
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a sampler is. Its attributes are the keys of the JSON object.
+
+    Attributes:
+        epoch: The epoch.
+        is_fixed: Whether ``set_epoch`` was called, so that the epoch does not advance by itself.
+        position: Samples that all ranks together have consumed in this epoch.
+        num_replicas: Number of ranks.
+        fingerprint: Everything else that the order depends on.
+    """
+
+    epoch: int
+    is_fixed: bool
+    position: int
+    num_replicas: int
+    fingerprint: Mapping[str, Any]
+
+
+def lengths_digest(lengths: IntArray) -> str:
+    """Return a digest of shard lengths, which may be too many to store in a state."""
+    little_endian = np.ascontiguousarray(lengths, "<i8").tobytes()
+    return hashlib.sha256(little_endian).hexdigest()[:16]
+
+
+def fingerprint(settings: Settings, seed: int, digest: str) -> dict[str, Any]:
+    """Return what an order depends on besides epoch, position and ranks; JSON-able.
+
+    Args:
+        settings: The settings of the order.
+        seed: Its seed.
+        digest: The `lengths_digest` of the shard lengths.
+    """
+    return {
+        "lengths": digest,
+        "num_shards": len(settings.lengths),
+        "range": [settings.start, settings.stop],
+        "chunksize": settings.chunksize,
+        "seed": seed,
+        "shuffle": settings.shuffle,
+        "shufflefirst": settings.shufflefirst,
+        "redeal": settings.redeal,
+        "ending": settings.ending,
+        "num_canonical": settings.num_runs,
+    }
+
+
+def checked_state(
+    state: Any, expected: Mapping[str, Any], settings: Settings, num_replicas: int
+) -> State:
+    """Return a state that a sampler can resume from.
+
+    Args:
+        state: What ``load_state_dict`` was given.
+        expected: The sampler's own fingerprint.
+        settings: The settings of its order.
+        num_replicas: Its number of ranks.
+
+    Raises:
+        StateError: The state is damaged, belongs to another order, or was saved on another number
+            of ranks at a position that exists only there.
+    """
+    _check_fingerprint(state, expected)
+    try:
+        position, epoch = (at_least(0, state.get(k), k) for k in ("position", "epoch"))
+        saved_replicas = at_least(1, state.get("num_replicas"), "num_replicas")
+    except ValueError as error:
+        raise StateError(f"the state is damaged: {error}") from error
+    num_runs = settings.num_runs
+    if position % saved_replicas or position > settings.num_indices + num_runs:
+        raise StateError(
+            f"the state is damaged: expected a multiple of its {saved_replicas} ranks and at most "
+            f"{settings.num_indices + num_runs} as position, found {position}"
+        )
+    # A rank of a job with more ranks reads fewer runs. All jobs agree only after full rounds.
+    if saved_replicas != num_replicas and position % num_runs:
+        raise StateError(
+            f"the state was saved on {saved_replicas} ranks at position {position}; {num_replicas} "
+            f"ranks can resume only at a multiple of num_canonical={num_runs}; save states at such "
+            "positions"
+        )
+    return State(epoch, bool(state.get("is_fixed")), position, saved_replicas, expected)
+
+
+def _check_fingerprint(state: Any, expected: Mapping[str, Any]) -> None:
+    found = state.get("fingerprint") if isinstance(state, Mapping) else None
+    if found == expected:
+        return
+    found = found if isinstance(found, Mapping) else {}
+    differences = [
+        f"{name}: expected {value!r}, found {found.get(name)!r} in the state"
+        for name, value in expected.items()
+        if found.get(name) != value
+    ]
+    raise StateError(
+        "the state belongs to another order: "
+        + ("; ".join(differences) or "it has settings that this version does not know")
+        + "; create the sampler with the settings that the state was saved with"
+    )
