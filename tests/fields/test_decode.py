@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import gzip
 import io
 import pickle
@@ -14,6 +15,7 @@ import torch
 from conftest import raises
 
 from wids.errors import DecodeError
+from wids.fields import decode
 from wids.fields.decode import Decoder
 from wids.fields.encode import encode
 
@@ -166,3 +168,8 @@ def test_archives_that_would_fill_the_memory_are_refused(monkeypatch: pytest.Mon
     for field in (".npz", ".pt"):
         with raises(DecodeError, f'field "{field}"', "longer than 1000 bytes"):
             Decoder()({field: arrays})
+
+
+def test_example_of_the_decoder_runs() -> None:
+    """The example in the docstring prints what it says."""
+    assert doctest.testmod(decode).failed == 0

@@ -1,10 +1,10 @@
-"""The order of an epoch once more, as specs/sampler-order.md says it: plain lists, no cleverness.
+"""A second implementation of specs/sampler-order.md, with plain lists and no cleverness.
 
 Run as a program, it writes the golden vectors:
 
     python tests/property/reference_order.py > specs/sampler-order.golden.json
 
-It shares nothing with the library but the two generators that numpy defines.
+It shares nothing with the library except numpy's two generators.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Case:
-    """What an order depends on; the names of the specification."""
+    """What an order depends on, under the names of the specification."""
 
     lengths: list[int]
     start: int
@@ -36,7 +36,7 @@ class Case:
 
 
 def permutation(length: int, seed: int, key: list[int]) -> list[int]:
-    """ORDER-6."""
+    """Return the permutation of a seed and key (ORDER-6)."""
     sequence = np.random.SeedSequence(seed, spawn_key=key)
     words = [int(word) for word in np.random.PCG64(sequence).random_raw(length)]
     low = 2 ** max(length - 1, 0).bit_length()
@@ -44,7 +44,7 @@ def permutation(length: int, seed: int, key: list[int]) -> list[int]:
 
 
 def chunks(case: Case, start: int, stop: int) -> list[range]:
-    """ORDER-4, for a part of the dataset."""
+    """Return the chunks of a part of the dataset (ORDER-4)."""
     found: list[tuple[range, bool]] = []
     end = 0
     for length in case.lengths:
@@ -65,7 +65,7 @@ def chunks(case: Case, start: int, stop: int) -> list[range]:
 
 
 def in_order(case: Case, run: int, start: int, stop: int) -> list[int]:
-    """ORDER-5 and ORDER-7: a part of the dataset as one run."""
+    """Return a part of the dataset in the order of one run (ORDER-5, ORDER-7)."""
     ascending = list(enumerate(chunks(case, start, stop)))
     if case.shuffle and (case.shufflefirst or case.epoch):
         places = permutation(len(ascending), case.seed, [case.epoch, 0, run, 0])
@@ -80,7 +80,7 @@ def in_order(case: Case, run: int, start: int, stop: int) -> list[int]:
 
 
 def runs(case: Case) -> list[list[int]]:
-    """ORDER-1 and ORDER-3."""
+    """Return all runs of an epoch (ORDER-1, ORDER-3)."""
     n, c = case.stop - case.start, case.num_runs
     bounds = [(n * run // c, n * (run + 1) // c) for run in range(c)]
     if case.redeal:
@@ -104,7 +104,7 @@ def runs(case: Case) -> list[list[int]]:
 
 
 def rank(case: Case, number: int, num_replicas: int) -> list[int]:
-    """ORDER-2."""
+    """Return the indices of a rank (ORDER-2)."""
     width = case.num_runs // num_replicas
     mine = runs(case)[number * width : (number + 1) * width]
     longest = max(map(len, mine))
@@ -112,7 +112,7 @@ def rank(case: Case, number: int, num_replicas: int) -> list[int]:
 
 
 def golden() -> dict[str, Any]:
-    """The vectors: permutations, ranks in full, and the digest of a long order."""
+    """Return the vectors: permutations, ranks in full, and the digest of a long order."""
     keys = [(0, 0, []), (1, 0, [0]), (5, 0, [0, 0, 0, 0]), (10, 42, [1, 2, 3, 4])]
     keys += [(16, 2**52 + 1, [2**32 - 1, 1]), (17, 7, [0, 1, 0, 3]), (33, 1, [5, 0, 2, 0])]
     shards = [9, 3, 0, 4, 11, 2]
@@ -158,12 +158,12 @@ def golden() -> dict[str, Any]:
 
 
 def digest(indices: list[int]) -> str:
-    """SHA-256 of the indices as little-endian integers of 64 bits."""
+    """Return the SHA-256 of indices as little-endian 64-bit integers."""
     return hashlib.sha256(np.array(indices, "<i8").tobytes()).hexdigest()
 
 
 if __name__ == "__main__":
-    # A line for each vector, so that a difference can be read.
+    # One line per vector, so that a diff is readable.
     kinds = [
         f'"{kind}": [\n' + ",\n".join(json.dumps(vector) for vector in vectors) + "\n]"
         for kind, vectors in golden().items()

@@ -1,4 +1,4 @@
-"""The laws of an epoch, over thousands of datasets, settings and numbers of ranks."""
+"""The laws of an epoch, tested on thousands of datasets, settings and numbers of ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GOLDEN = json.loads(
 
 @dataclass(frozen=True)
 class Data:
-    """As much of a dataset as a sampler looks at."""
+    """A dataset that has only lengths."""
 
     lengths: tuple[int, ...]
 
@@ -44,7 +44,7 @@ class Job:
     epoch: int
 
     def sampler(self, rank: int, num_replicas: int, **options: Any) -> DistributedChunkedSampler:
-        """Give the sampler of a rank, in the job's epoch."""
+        """Return the sampler of a rank, in the job's epoch."""
         made = DistributedChunkedSampler(
             self.data,
             num_replicas=num_replicas,
@@ -56,18 +56,18 @@ class Job:
         return made
 
     def ranks(self, num_replicas: int | None = None, **options: Any) -> list[list[int]]:
-        """Give the indices of all ranks; by default a rank for each canonical run."""
+        """Return the indices of all ranks; by default there is one rank per canonical run."""
         count = num_replicas or self.num_canonical
         return [list(self.sampler(rank, count, **options)) for rank in range(count)]
 
     @property
     def range(self) -> range:
-        """The indices that an epoch has to read."""
+        """The indices that an epoch must read."""
         return range(*self.options["num_samples"])
 
     @property
     def case(self) -> reference.Case:
-        """The same for the reference."""
+        """The same job for the reference implementation."""
         options = self.options
         return reference.Case(
             list(self.data.lengths),
@@ -109,7 +109,7 @@ def divisors(number: int) -> list[int]:
 
 
 def cases(count: int) -> settings:
-    # Drawing takes long on a machine that is busy, which is nothing to fail for.
+    # Drawing is slow on a busy machine, which is no reason to fail.
     return settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -119,7 +119,7 @@ def cases(count: int) -> settings:
 @cases(600)
 @given(jobs(), st.data())
 def test_order_is_the_one_of_the_specification(job: Job, data: st.DataObject) -> None:
-    """Every rank's order is that of a second implementation, made after the page.
+    """Each rank's order is that of a second implementation, written from the specification.
 
     ORDER-1, ORDER-2, ORDER-3, ORDER-4, ORDER-5, ORDER-6, ORDER-7.
     """
@@ -132,7 +132,7 @@ def test_order_is_the_one_of_the_specification(job: Job, data: st.DataObject) ->
 
 @pytest.mark.parametrize("vector", GOLDEN["permutations"])
 def test_golden_permutations(vector: dict[str, Any]) -> None:
-    """The same on any machine and with any numpy (ORDER-12)."""
+    """Permutations are the same on every machine and release of numpy (ORDER-12)."""
     found = order.permutation(vector["length"], vector["seed"], *vector["key"])
     assert found.tolist() == vector["order"]
 
@@ -149,7 +149,7 @@ def golden_ranks(vector: dict[str, Any]) -> list[list[int]]:
 
 @pytest.mark.parametrize("vector", GOLDEN["orders"])
 def test_golden_orders(vector: dict[str, Any]) -> None:
-    """Every rank of a small order, index by index (ORDER-12)."""
+    """Each rank of a small order matches, index by index (ORDER-12)."""
     vector = dict(vector)
     expected = vector.pop("ranks")
     assert golden_ranks(vector) == expected
@@ -157,7 +157,7 @@ def test_golden_orders(vector: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("vector", GOLDEN["digests"])
 def test_golden_digests(vector: dict[str, Any]) -> None:
-    """Every rank of a long order, by its digest (ORDER-12)."""
+    """Each rank of a long order matches by its digest (ORDER-12)."""
     vector = dict(vector)
     expected = vector.pop("sha256")
     digests = [
@@ -167,7 +167,7 @@ def test_golden_digests(vector: dict[str, Any]) -> None:
 
 
 def test_golden_vectors_are_those_of_the_reference() -> None:
-    """The file is what the second implementation writes."""
+    """The second implementation writes exactly this file."""
     assert json.loads(json.dumps(reference.golden())) == GOLDEN
 
 
@@ -177,7 +177,7 @@ def test_golden_vectors_are_those_of_the_reference() -> None:
 @cases(500)
 @given(jobs(), st.data())
 def test_ranks_together_are_the_dataset(job: Job, data: st.DataObject) -> None:
-    """All of it, disjoint before padding; equal lengths, which are ``len()``; few repeats."""
+    """Ranks cover it, are disjoint before padding and have the equal lengths of ``len()``."""
     num_replicas = data.draw(st.sampled_from(divisors(job.num_canonical)))
 
     ranks = job.ranks(num_replicas)
@@ -202,7 +202,7 @@ def test_ranks_together_are_the_dataset(job: Job, data: st.DataObject) -> None:
 @cases(500)
 @given(jobs())
 def test_padding_is_one_of_the_runs_own(job: Job) -> None:
-    """A run repeats at most one index, one of its own; an empty run, one of a neighbour's."""
+    """A run repeats at most one index of its own; an empty run repeats its neighbour's."""
     own = job.ranks(even=False, drop_last=False)
     padded = job.ranks(even=True, drop_last=False)
 
@@ -220,7 +220,7 @@ def test_padding_is_one_of_the_runs_own(job: Job) -> None:
 @cases(300)
 @given(jobs())
 def test_same_settings_same_order(job: Job) -> None:
-    """Nothing but the settings counts: not the object, nor what was read before."""
+    """Only the settings matter, not the object or what it yielded earlier."""
     first = job.sampler(0, 1)
     used = job.sampler(0, 1)
     for epoch in (7, job.epoch):
@@ -232,7 +232,7 @@ def test_same_settings_same_order(job: Job) -> None:
 @cases(300)
 @given(st.integers(20, 2**40), st.integers(0, 1000), st.integers(1, 20), st.booleans())
 def test_seeds_and_epochs_differ(seed: int, epoch: int, step: int, redeal: bool) -> None:
-    """Neither a seed nor an epoch repeats another, not even where their sums are equal."""
+    """No seed or epoch repeats another, not even if their sums are equal."""
     job = Job(Data((30, 30)), 2, {"chunksize": 15, "seed": seed, "redeal": redeal}, epoch)
     others = [
         replace(job, epoch=epoch + step),
@@ -248,7 +248,7 @@ def test_seeds_and_epochs_differ(seed: int, epoch: int, step: int, redeal: bool)
 @cases(300)
 @given(st.integers(0, 2**40), st.integers(0, 1000), st.integers(2, 6))
 def test_ranks_differ(seed: int, epoch: int, num_replicas: int) -> None:
-    """Ranks shuffle their equal shares each in its own way."""
+    """Each rank shuffles its share in its own order."""
     job = Job(Data((40,) * num_replicas), num_replicas, {"seed": seed}, epoch)
 
     shifted = {
@@ -258,13 +258,13 @@ def test_ranks_differ(seed: int, epoch: int, num_replicas: int) -> None:
     assert len(shifted) == num_replicas
 
 
-# Resumed anywhere
+# Resuming anywhere
 
 
 @cases(150)
 @given(jobs(), st.data())
 def test_resume_at_every_position_is_the_tail(job: Job, data: st.DataObject) -> None:
-    """A state that went through JSON gives the rest of its epoch, wherever it was taken."""
+    """A state that went through JSON restores the rest of its epoch, at every position."""
     num_replicas = data.draw(st.sampled_from(divisors(job.num_canonical)))
     rank = data.draw(st.integers(0, num_replicas - 1))
     sampler = job.sampler(rank, num_replicas)
@@ -275,13 +275,13 @@ def test_resume_at_every_position_is_the_tail(job: Job, data: st.DataObject) -> 
         resumed = job.sampler(rank, num_replicas)
         resumed.load_state_dict(state)
         assert list(resumed) == whole[position:]
-        assert list(resumed) == whole, "the epoch is fixed, and its next pass is a full one"
+        assert list(resumed) == whole, "the epoch is fixed, and its next pass is complete"
 
 
 @cases(200)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.booleans(), st.integers(0, 50))
 def test_all_samplers_resume(lengths: list[int], shard_by_shard: bool, position: int) -> None:
-    """The rest of the epoch and then the next ones, as if nothing had been."""
+    """A restored sampler yields the rest of the epoch and then the next ones."""
 
     def made() -> ChunkedSampler:
         if shard_by_shard:
@@ -297,7 +297,7 @@ def test_all_samplers_resume(lengths: list[int], shard_by_shard: bool, position:
 
     following = [list(resumed) for _ in range(2)]
 
-    if done == stream[0]:  # at the end of a pass, a state is the start of the next
+    if done == stream[0]:  # the state at the end of a pass is the start of the next
         assert following == stream[1:]
     else:
         assert [done + following[0], following[1]] == stream[:2]
@@ -306,10 +306,10 @@ def test_all_samplers_resume(lengths: list[int], shard_by_shard: bool, position:
 @cases(300)
 @given(jobs(), st.data())
 def test_global_steps_are_the_same_on_any_number_of_ranks(job: Job, data: st.DataObject) -> None:
-    """A step of the whole job takes the same samples, however many ranks share its work."""
+    """A step of the job takes the same samples for every number of ranks."""
     if not job.options["even"]:
         job = replace(job, options={**job.options, "even": True})
-    rounds = data.draw(st.integers(1, 4))  # a step takes so many of each canonical run
+    rounds = data.draw(st.integers(1, 4))  # indices of each canonical run in a step
 
     def steps(num_replicas: int) -> list[Counter[int]]:
         width = rounds * job.num_canonical // num_replicas
@@ -325,10 +325,10 @@ def test_global_steps_are_the_same_on_any_number_of_ranks(job: Job, data: st.Dat
 
 @cases(150)
 @given(jobs(), st.data())
-def test_state_of_some_ranks_goes_on_with_others(job: Job, data: st.DataObject) -> None:
-    """Saved on R ranks after any round, restored on R': together each sample as often as without.
+def test_state_resumes_on_other_numbers_of_ranks(job: Job, data: st.DataObject) -> None:
+    """A state saved on R ranks after any round resumes on R': no sample is lost or repeated.
 
-    Where runs end unequal, the last round is not whole and belongs to the end of the epoch.
+    If runs have unequal lengths, the last round is incomplete and belongs to the end of the epoch.
     """
     before, after = (data.draw(st.sampled_from(divisors(job.num_canonical))) for _ in "ba")
     width = job.num_canonical // before
@@ -347,8 +347,8 @@ def test_state_of_some_ranks_goes_on_with_others(job: Job, data: st.DataObject) 
 
 @cases(100)
 @given(jobs(), st.integers(1, 30))
-def test_state_between_rounds_is_refused_elsewhere(job: Job, position: int) -> None:
-    """Other ranks would repeat or lose samples there, so that they are told instead."""
+def test_state_inside_a_round_is_refused_on_other_ranks(job: Job, position: int) -> None:
+    """Another number of ranks would repeat or lose samples there, so it is an error."""
     sampler = job.sampler(0, job.num_canonical)
     if job.num_canonical == 1 or len(sampler) <= position:
         return
@@ -368,8 +368,8 @@ def test_state_between_rounds_is_refused_elsewhere(job: Job, position: int) -> N
 
 @cases(200)
 @given(jobs(), st.lists(st.sampled_from(["pass", "broken", "iter", "len", "state"]), max_size=6))
-def test_only_a_finished_pass_moves_on(job: Job, events: list[str]) -> None:
-    """A pass that its reader broke off does not advance the epoch; a finished one does."""
+def test_only_a_complete_pass_advances_the_epoch(job: Job, events: list[str]) -> None:
+    """An interrupted pass leaves the epoch as it is; a complete one advances it."""
     sampler = DistributedChunkedSampler(
         job.data, num_replicas=1, rank=0, num_canonical=job.num_canonical, **job.options
     )
@@ -394,7 +394,7 @@ def test_only_a_finished_pass_moves_on(job: Job, events: list[str]) -> None:
 @cases(200)
 @given(jobs(), st.lists(st.integers(0, 3), max_size=5))
 def test_full_pass_never_changes_after_set_epoch(job: Job, positions: list[int]) -> None:
-    """Whatever was read, broken off or restored before, an epoch that is set is this order."""
+    """Earlier passes, complete or not, and restores do not change the order of a set epoch."""
     sampler = job.sampler(0, 1)
     expected = list(sampler)
     for position in positions:
@@ -412,7 +412,7 @@ def test_full_pass_never_changes_after_set_epoch(job: Job, positions: list[int])
 @cases(400)
 @given(jobs())
 def test_visits_are_those_of_the_order(job: Job) -> None:
-    """The shards that runs visit, found from chunks, are those that their indices are in."""
+    """The shards that runs visit, computed from chunks, are those of their indices."""
     made = job.sampler(0, 1).settings
     shard_of = np.repeat(np.arange(len(job.data.lengths)), job.data.lengths)
     seed = job.options["seed"]
@@ -425,7 +425,7 @@ def test_visits_are_those_of_the_order(job: Job) -> None:
 
 
 def test_golden_cases_name_all_settings() -> None:
-    """A setting that is added later is in the vectors too, or this fails."""
+    """The vectors name every setting; a new one has to be added to them."""
     names = {"num_replicas", "ranks", *asdict(reference.Case([], 0, 0, 1))}
     assert all(set(vector) == names for vector in GOLDEN["orders"])
     fields = set(order.Settings.__dataclass_fields__)

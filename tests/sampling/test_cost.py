@@ -1,4 +1,4 @@
-"""What an epoch reads, computed from the order, beside what samplers really hand out."""
+"""What an epoch reads: computed from the order, compared with what the samplers yield."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPEC = wids.DatasetSpec(tuple(ShardSpec(f"/{i}.tar", LENGTHS[i], 10**i) for i in
 
 
 class Data:
-    """As much of a dataset as a sampler looks at."""
+    """A dataset that has only lengths."""
 
     def __init__(self, lengths: list[int] = LENGTHS) -> None:
         self.lengths = lengths
@@ -40,8 +40,8 @@ def samplers(num_replicas: int, **options: Any) -> list[DistributedChunkedSample
 
 @pytest.mark.parametrize("redeal", [False, True])
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"num_samples": (30, 200)}])
-def test_what_is_computed_is_what_is_read(redeal: bool, options: dict[str, Any]) -> None:
-    """Shards and bytes of each rank and node are those of the samplers' indices (ORDER-13)."""
+def test_computed_cost_is_what_is_read(redeal: bool, options: dict[str, Any]) -> None:
+    """Shards and bytes of each rank and node follow from the samplers' indices (ORDER-13)."""
     ranks = samplers(4, chunksize=20, redeal=redeal, seed=5, **options)
 
     cost = sampling_cost(SPEC, ranks[2], num_nodes=2, epochs=[3, 1])
@@ -64,13 +64,13 @@ def test_what_is_computed_is_what_is_read(redeal: bool, options: dict[str, Any])
 
 
 def test_visits_are_openings() -> None:
-    """A shard that is cut into chunks is visited as often as it is come back to."""
+    """A shard that is cut into chunks is visited each time the rank returns to it."""
     sampler = ChunkedSampler(Data(), chunksize=20)
 
     cost = sampling_cost(SPEC, sampler, epochs=[0])
 
     shards = [shard for shard, _ in groupby(SHARD_OF[list(sampler)].tolist())]
-    # The two of 7 are one chunk, in which they take turns.
+    # The two shards of 7 samples share a chunk, so their indices are mixed.
     one_chunk = [
         shard for shard, _ in groupby(min(shard, 1 if shard == 2 else 9) for shard in shards)
     ]
@@ -79,8 +79,8 @@ def test_visits_are_openings() -> None:
     assert cost.visited_nbytes[0, 0] == NBYTES[one_chunk].sum() + NBYTES[2]
 
 
-def test_fixed_shares_are_fetched_once() -> None:
-    """By default a node reads nothing new after its first epoch; dealt anew, it does."""
+def test_fixed_shares_are_downloaded_once() -> None:
+    """By default a node reads nothing new after its first epoch; with ``redeal`` it does."""
     fixed, dealt = (
         sampling_cost(SPEC, samplers(4, chunksize=20, redeal=redeal)[0], num_nodes=4)
         for redeal in (False, True)
@@ -92,7 +92,7 @@ def test_fixed_shares_are_fetched_once() -> None:
 
 
 def test_larger_chunks_mix_more_and_visit_less() -> None:
-    """The two numbers to choose a chunk size by."""
+    """These two numbers decide about a chunk size."""
     small, large = (sampling_cost(SPEC, samplers(2, chunksize=size)[0]) for size in (10, 200))
 
     assert small.num_mixed < large.num_mixed <= len(Data())
@@ -100,7 +100,7 @@ def test_larger_chunks_mix_more_and_visit_less() -> None:
 
 
 def test_cost_prints_as_a_table() -> None:
-    """A line for each epoch, with the rank and the node that read most."""
+    """There is a line for each epoch, with the rank and the node that read most."""
     cost = sampling_cost(SPEC, samplers(4, chunksize=20)[0], num_nodes=2)
 
     lines = str(cost).splitlines()
@@ -115,7 +115,7 @@ def test_cost_prints_as_a_table() -> None:
 
 
 def test_table_of_the_readme_is_computed() -> None:
-    """What README says of ways to deal, for a dataset and a cluster, is what comes out."""
+    """The numbers in README's table of options are those that are computed."""
     spec = wids.DatasetSpec(tuple(ShardSpec(f"/{i}.tar", 8716, 950_000_000) for i in range(147)))
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(.*?)`.*? \| (\d.*?) \| [^|]* \|$", readme, re.MULTILINE)
@@ -132,7 +132,7 @@ def test_table_of_the_readme_is_computed() -> None:
 
 
 def test_unstated_lengths_are_unknown(tmp_path: Path) -> None:
-    """Where the spec does not state bytes, shards are counted all the same."""
+    """Shards are counted even if the spec does not state their bytes."""
     with wids.ShardListDataset(write_shards(tmp_path, [5, 5])) as dataset:
         cost = sampling_cost(dataset.spec, ChunkedSampler(dataset))
 
@@ -142,27 +142,27 @@ def test_unstated_lengths_are_unknown(tmp_path: Path) -> None:
 
 
 def test_nothing_to_read_costs_nothing() -> None:
-    """An epoch of no samples, and no epoch at all."""
+    """An epoch without samples costs nothing, and so do no epochs."""
     nothing = sampling_cost(SPEC, ChunkedSampler(Data(), num_samples=0))
     assert (nothing.num_visits.sum(), nothing.node_nbytes.sum(), nothing.num_mixed) == (0, 0, 0)
     assert sampling_cost(SPEC, ChunkedSampler(Data()), epochs=[]).num_shards.shape == (0, 1)
 
 
-def test_what_does_not_fit_is_refused() -> None:
-    """A sampler over something else, and nodes that would share a rank."""
+def test_mismatched_arguments_are_refused() -> None:
+    """A sampler over other data, negative epochs and nodes that would split a rank are errors."""
     with raises(ValueError, "over the 8 shards of the spec, found one over 1"):
         sampling_cost(SPEC, ChunkedSampler(range(9)))
     other = Data([1, *LENGTHS[1:]])
     with raises(ValueError, "found one over 8 of other lengths"):
         sampling_cost(SPEC, ChunkedSampler(other))
-    with raises(ValueError, "epochs: expected numbers from 0 on, found -1"):
+    with raises(ValueError, "epochs: expected numbers of at least 0, found -1"):
         sampling_cost(SPEC, samplers(4)[0], epochs=[-1, 0])
     with raises(ValueError, "num_nodes: expected a divisor of the 4 ranks, found 3"):
         sampling_cost(SPEC, samplers(4)[0], num_nodes=3)
 
 
 def test_chunks_are_counted() -> None:
-    """Runs that stay cut chunks apart; runs that are dealt share them."""
+    """Fixed runs cut chunks in two at their ends; with ``redeal`` they share chunks."""
     fixed, dealt = (
         samplers(4, chunksize=20, redeal=redeal)[0].settings for redeal in (False, True)
     )

@@ -63,8 +63,8 @@ def test_chunks_tile_the_range(lengths: list[int], chunksize: int, low: float, h
 
 
 @given(st.integers(0, 300), st.integers(0, 2**70), st.lists(st.integers(0, 2**32 - 1), max_size=4))
-def test_permutation_is_one(length: int, seed: int, key: list[int]) -> None:
-    """Every position once, and the same again."""
+def test_permutation_has_each_position_once(length: int, seed: int, key: list[int]) -> None:
+    """Each position occurs once, and a second call returns the same."""
     found = permutation(length, seed, *key)
 
     assert sorted(found.tolist()) == list(range(length))
@@ -72,7 +72,7 @@ def test_permutation_is_one(length: int, seed: int, key: list[int]) -> None:
 
 
 def test_permutations_are_uniform() -> None:
-    """Over many keys, every element is as likely at every place."""
+    """Over many keys, each element is equally likely in each place."""
     counts = np.zeros((5, 5), int)
     for key in range(4000):
         counts[np.arange(5), permutation(5, 0, key)] += 1
@@ -81,17 +81,17 @@ def test_permutations_are_uniform() -> None:
 
 
 def test_empty_run_borrows_from_the_nearest() -> None:
-    """With fewer indices than runs, an empty run repeats one of its neighbours' (ORDER-3)."""
+    """With fewer indices than runs, an empty run repeats the nearest one's (ORDER-3)."""
     few = made([3], num_runs=12)
 
     runs = [next(rank_blocks(few, 0, 0, run, 12)).tolist()[0] for run in range(12)]
 
-    # Runs 3, 7 and 11 have an index of their own.
+    # Only runs 3, 7 and 11 have their own index.
     assert runs == [0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2]
 
 
-def test_chunks_stay_whole() -> None:
-    """An epoch is chunk after chunk: all indices of one before any of the next (ORDER-5)."""
+def test_chunks_are_read_one_after_another() -> None:
+    """All indices of a chunk come before any of the next chunk (ORDER-5)."""
     order_of_epoch = indices(made([10, 10, 10]), 0, 0, 0, 1)
 
     chunks = [sorted(order_of_epoch[i : i + 5]) for i in range(0, 30, 5)]
@@ -101,10 +101,7 @@ def test_chunks_stay_whole() -> None:
 
 
 def test_shufflefirst_false_keeps_chunks_in_epoch_zero() -> None:
-    """Chunks keep their order in epoch 0 alone; indices are shuffled inside them all the same.
-
-    ORDER-5.
-    """
+    """Only epoch 0 keeps the order of chunks; indices inside them are shuffled (ORDER-5)."""
     settled = made([30], shufflefirst=False)
 
     first, second = (indices(settled, 0, epoch, 0, 1) for epoch in (0, 1))
@@ -115,15 +112,12 @@ def test_shufflefirst_false_keeps_chunks_in_epoch_zero() -> None:
 
 
 def test_unshuffled_is_ascending() -> None:
-    """Without shuffling, a run is its range (ORDER-5)."""
+    """Without shuffling, a run yields its range (ORDER-5)."""
     assert indices(made([7, 6], shuffle=False, start=2, stop=11), 0, 5, 0, 1) == list(range(2, 11))
 
 
 def test_streams_differ() -> None:
-    """Seeds, epochs and runs do not repeat one another, neither as seed + epoch nor otherwise.
-
-    ORDER-7.
-    """
+    """Seeds, epochs and runs never repeat one another, not even for equal sums (ORDER-7)."""
     wide = made([64], chunksize=64, num_runs=1)
     seen = {tuple(indices(wide, seed, epoch, 0, 1)) for seed in range(8) for epoch in range(8)}
     assert len(seen) == 64
@@ -134,7 +128,7 @@ def test_streams_differ() -> None:
 
 
 def test_very_long_ranges_are_cut_exactly() -> None:
-    """Products of lengths that do not fit into 64 bits."""
+    """Products of lengths that exceed 64 bits do not overflow."""
     edges = chunk_edges(np.array([10**12], np.int64), 0, 10**12, 10**5)
 
     assert (edges[0], edges[-1], len(edges)) == (0, 10**12, 10**7 + 1)

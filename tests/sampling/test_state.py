@@ -1,0 +1,195 @@
+"""States of samplers: saved, restored, carried over to other ranks, refused."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import Any
+
+import pytest
+from conftest import raises
+from ranks import DATA, Lengths
+
+from wids import ChunkedSampler, DistributedChunkedSampler, StateError
+
+
+def test_resume_at_every_position() -> None:
+    """A restored sampler yields the rest of the epoch, then the next epoch (ORDER-9)."""
+    model = ChunkedSampler(DATA, chunksize=3)
+    whole, following = list(model), list(model)
+    for position in range(20):
+        sampler = ChunkedSampler(DATA, chunksize=3)
+        list(islice(sampler, position))
+        state = json.loads(json.dumps(sampler.state_dict()))
+
+        resumed = ChunkedSampler(DATA, chunksize=3)
+        resumed.load_state_dict(state)
+
+        assert list(resumed) == whole[position:]
+        assert list(resumed) == following
+        assert len(resumed) == 20
+
+
+def test_state_at_the_end_is_the_next_start() -> None:
+    """The state after a complete pass restores to the start of the next epoch (ORDER-11)."""
+    sampler = ChunkedSampler(DATA)
+    list(sampler)
+    following = ChunkedSampler(DATA)
+    following.load_state_dict(sampler.state_dict())
+
+    assert list(following) == list(sampler)
+
+
+def test_set_epoch_keeps_or_clears_the_position() -> None:
+    """The restored epoch keeps its position; another epoch starts at 0 (ORDER-11)."""
+    sampler = ChunkedSampler(DATA)
+    sampler.set_epoch(2)
+    whole = list(sampler)
+    list(islice(sampler, 7))
+    state = sampler.state_dict()
+
+    for epoch, expected in ((2, 13), (3, 20)):
+        sampler.load_state_dict(state)
+        sampler.set_epoch(epoch)
+        indices = list(sampler)
+        assert len(indices) == expected
+        assert len(list(sampler)) == 20
+    sampler.load_state_dict(state)
+    assert list(sampler) == whole[7:]
+
+
+def test_caller_can_count_consumed_samples() -> None:
+    """Workers run ahead, so the caller may count; the last batch may count as full."""
+    sampler = ChunkedSampler(DATA)
+    whole = list(sampler)
+    sampler.set_epoch(0)
+    list(islice(sampler, 12))
+    sampler.load_state_dict(sampler.state_dict(num_consumed=8))
+    assert list(islice(sampler, 4)) == whole[8:12]
+
+    sampler.load_state_dict(sampler.state_dict(num_consumed=3))
+    assert list(sampler) == whole[11:], "counted from where the pass began"
+    sampler.set_epoch(0)
+    iter(sampler)
+    assert sampler.state_dict(num_consumed=24)["epoch"] == 1
+
+
+def test_state_of_other_settings_is_refused() -> None:
+    """The error shows both values of each difference (ORDER-10)."""
+    state = ChunkedSampler(DATA, chunksize=3).state_dict()
+
+    with raises(StateError, "chunksize: expected 4, found 3", "seed: expected 1, found 0"):
+        ChunkedSampler(DATA, chunksize=4, seed=1).load_state_dict(state)
+    with raises(StateError, "lengths: "):
+        ChunkedSampler(Lengths(8, 6, 6), chunksize=3).load_state_dict(state)
+    with raises(StateError, "belongs to another order"):
+        ChunkedSampler(DATA).load_state_dict({})
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        ({"redeal": True}, {"redeal": False}),
+        ({"drop_last": True}, {}),
+        ({"even": False}, {}),
+        ({"num_canonical": 4}, {"num_canonical": 2}),
+        ({"num_samples": (0, 18)}, {"num_samples": (2, 20)}),
+        ({"seed": 1}, {"seed": 2}),
+        ({"chunksize": 3}, {"chunksize": 4}),
+        ({"shuffle": False}, {}),
+        ({"shufflefirst": False}, {}),
+    ],
+)
+def test_every_setting_is_in_the_state(here: dict[str, Any], there: dict[str, Any]) -> None:
+    """Every setting that changes the order is compared (ORDER-10)."""
+    state = DistributedChunkedSampler(DATA, num_replicas=2, rank=0, **here).state_dict()
+    with raises(StateError, "belongs to another order"):
+        DistributedChunkedSampler(DATA, num_replicas=2, rank=0, **there).load_state_dict(state)
+
+
+def test_restored_state_is_returned_again() -> None:
+    """Earlier passes and old iterators do not change a restored state."""
+    sampler = ChunkedSampler(DATA)
+    list(islice(sampler, 5))
+    state = sampler.state_dict()
+    old = iter(sampler)
+    next(old)
+
+    sampler.load_state_dict(state)
+    assert sampler.state_dict() == state
+    sampler.set_epoch(0)
+    assert len(list(old)) == 19, "an old iterator continues"
+    sampler.load_state_dict({**state, "epoch": 3, "position": 5})
+    old = iter(sampler)
+    next(old)
+    sampler.load_state_dict(state)
+    list(old)
+    assert sampler.state_dict() == state, "the end of an old iterator belongs to another epoch"
+
+
+def test_state_belongs_to_the_epoch_that_was_set() -> None:
+    """After ``set_epoch`` of another epoch, the state is the start of that epoch."""
+    sampler = ChunkedSampler(DATA)
+    for count in (7, None):
+        sampler.set_epoch(0)
+        list(islice(sampler, count))
+        sampler.set_epoch(5)
+        state = sampler.state_dict()
+        assert (state["epoch"], state["position"]) == (5, 0)
+    assert sampler.state_dict(num_consumed=3)["position"] == 3, (
+        "counted from the start of the next pass"
+    )
+
+
+def test_state_is_carried_over_to_other_ranks() -> None:
+    """After full rounds a state restores on any divisor of num_canonical (ORDER-9, ORDER-10)."""
+
+    def samplers(num_replicas: int) -> list[DistributedChunkedSampler]:
+        return [
+            DistributedChunkedSampler(
+                Lengths(30, 17), num_replicas=num_replicas, rank=rank, num_canonical=4, chunksize=5
+            )
+            for rank in range(num_replicas)
+        ]
+
+    expected = sorted(index for sampler in samplers(4) for index in sampler)
+    for before, after in ((4, 1), (4, 2), (2, 4), (1, 4), (2, 1), (1, 2), (2, 2)):
+        old = samplers(before)
+        done = [index for sampler in old for index in islice(sampler, 8 // before * 2)]
+        states = [sampler.state_dict() for sampler in old]
+        assert all(state == states[0] for state in states)
+        for sampler in samplers(after):
+            sampler.load_state_dict(states[0])
+            done += sampler
+        assert sorted(done) == expected
+
+
+def test_state_inside_a_round_is_tied_to_its_ranks() -> None:
+    """Inside a round, only the same number of ranks is accepted (ORDER-10)."""
+    sampler = DistributedChunkedSampler(DATA, num_replicas=2, rank=0, num_canonical=4)
+    list(islice(sampler, 3))
+    state = sampler.state_dict()
+
+    sampler.load_state_dict(state)
+    one = DistributedChunkedSampler(DATA, num_replicas=1, rank=0, num_canonical=4)
+    with raises(StateError, "saved on 2 ranks at position 6", "multiple of num_canonical=4"):
+        one.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"position": None},
+        {"position": "x"},
+        {"position": 10**6},
+        {"epoch": -1},
+        {"num_replicas": 0},
+    ],
+)
+def test_damaged_state_is_refused(damage: dict[str, Any]) -> None:
+    """A state with missing or impossible parts, or no state at all, is a ``StateError``."""
+    sampler = ChunkedSampler(DATA)
+    with raises(StateError, "the state is damaged: ", next(iter(damage))):
+        sampler.load_state_dict({**sampler.state_dict(), **damage})
+    with raises(StateError, "belongs to another order"):
+        sampler.load_state_dict(None)  # type: ignore[arg-type]
