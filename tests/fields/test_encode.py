@@ -43,7 +43,7 @@ def test_values_that_cannot_be_encoded(field: str, value: Any, kind: type, messa
 
 
 def test_bytes_and_text_are_stored_as_they_are() -> None:
-    """Bytes are, under every extension; text is, where there is no encoder."""
+    """Bytes stay as they are under every extension, and text where there is no encoder."""
     assert encode(".bin", bytearray(b"x")) == b"x"
     assert encode(".jpg", b"x") == b"x"
     zipped = encode(".txt.gz", b"x")

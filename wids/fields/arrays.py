@@ -71,6 +71,7 @@ def decode_torch_weights(data: bytes) -> Any:
             "made to execute code (CVE-2025-32434)"
         )
     check_archive(data)
+    # On the CPU, since workers of a DataLoader must not touch a GPU.
     return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
 
 

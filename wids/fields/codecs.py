@@ -56,6 +56,7 @@ def _image(*extensions: str, encode: Encode) -> Codec:
 
 CODECS: Final = (
     Codec(("txt", "text", "transcript"), values.decode_text, values.encode_text),
+    # `int` reads bytes, and ignores a newline that an editor or `echo` left at the end.
     Codec(("cls", "cls2", "class", "count", "index", "inx", "id"), int, values.encode_integer),
     Codec(("json", "jsn"), json.loads, values.encode_json),
     Codec(("jsonl",), values.decode_json_lines, values.encode_json_lines),
@@ -82,6 +83,7 @@ CODECS: Final = (
     _image("jpg", "jpeg", encode=images.image_encoder("JPEG", quality=images.JPEG_QUALITY)),
     _image("png", encode=images.image_encoder("PNG")),
     _image("ppm", "pgm", "pbm", "pnm", encode=images.image_encoder("PPM")),
+    # exact: WebP would otherwise change the colour of transparent pixels.
     _image("webp", encode=images.image_encoder("WEBP", lossless=True, exact=True)),
     _image("gif", encode=images.image_encoder("GIF")),
     _image("bmp", encode=images.image_encoder("BMP")),

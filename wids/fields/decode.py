@@ -94,6 +94,7 @@ class Decoder:
                 extension: _chosen(codec, decode_image, allow_pickle)
                 for extension, codec in BY_EXTENSION.items()
             },
+            # Last, so that they replace entries of the table.
             **{name.lower().removeprefix("."): f for name, f in (decoders or {}).items()},
         }
 
@@ -102,6 +103,7 @@ class Decoder:
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         """Decode the fields of a sample in place and return it."""
+        # Replacing values, unlike adding keys, is allowed while iterating over a dict.
         for field, value in sample.items():
             if field[:1] == ".":
                 name = field.lower()
@@ -138,7 +140,7 @@ def _decoded(decode: Decode, field: str, value: Any) -> Any:
     data = value.getvalue() if isinstance(value, io.BytesIO) else bytes(value)
     try:
         return decode(data)
-    except RefusedError as error:
+    except RefusedError as error:  # the bytes are not to blame, so the message is not about them
         raise DecodeError(f'field "{field}": {error}', field=field) from None
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]

@@ -49,7 +49,7 @@ def encode(field: str, value: Any, encoders: Mapping[str, Encode] | None = None)
         )
     try:
         data = encoder(value)
-    except ModuleNotFoundError:
+    except ModuleNotFoundError:  # says which package to install; not about the value
         raise
     except Exception as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError

@@ -40,7 +40,7 @@ _LOSSY_MODES: Final = {
     "BMP": (*_DEEP_MODES, *_ALPHA_MODES),
     "PPM": ("F", *_ALPHA_MODES),
 }
-"""Modes of which Pillow stores only a part in a format, without an error."""
+"""Modes that Pillow stores only partly in a format, without an error."""
 
 
 # Bytes → image
@@ -65,7 +65,7 @@ def image_decoder(images: Any) -> Callable[[bytes], Any]:
 
 
 def opened_image(data: bytes) -> Any:
-    """Return a PIL image of which only the header has been read."""
+    """Return a PIL image with only its header read."""
     from PIL import Image
 
     return Image.open(io.BytesIO(data), formats=_PIL_FORMATS)

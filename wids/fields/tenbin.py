@@ -77,6 +77,7 @@ def _chunks(data: bytearray) -> Iterator[memoryview]:
 
 
 def _array(header: memoryview, content: memoryview) -> npt.NDArray[Any]:
+    # The second word of the header is the name that webdataset gives an array; it is ignored.
     if len(header) < 24 or len(header) % 8:
         raise ValueError(f"expected a header of at least 24 bytes, found {len(header)}")
     code = bytes(header[:8]).rstrip(b"\0").decode("ascii", "replace")

@@ -167,8 +167,9 @@ class ChunkedSampler(Sampler[int]):
             epoch, start, position = self._pass.epoch, self._pass.start, self._pass.position
         if num_consumed is not None:
             position = start + at_least(0, num_consumed, "num_consumed")
-        if position >= length:
+        if position >= length:  # a complete pass: the state is the start of the next epoch
             epoch, position = epoch + 1, 0
+        # The position of all ranks together, so that every rank returns the same state.
         state = State(
             epoch, self._is_fixed, position * num_replicas, num_replicas, self._fingerprint()
         )
@@ -187,6 +188,7 @@ class ChunkedSampler(Sampler[int]):
         """
         _, num_replicas = self._replica()
         restored = checked_state(state, self._fingerprint(), self.settings, num_replicas)
+        # A pass that is still being read belongs to the time before the restore.
         waiting, self._pass = self._pass, None
         is_set = self._is_fixed and waiting is not None and not waiting.has_begun
         if is_set and self.epoch != restored.epoch:

@@ -114,6 +114,7 @@ def sampling_cost(
     epochs = tuple(sorted(epochs))
     if epochs and epochs[0] < 0:
         raise ValueError(f"epochs: expected numbers of at least 0, found {epochs[0]}")
+    # Each run reads one chunk at a time, and chunks differ in length.
     mean_chunk = settings.num_indices / max(order.num_chunks(settings), 1)
     by_rank, by_node = (len(epochs), num_replicas), (len(epochs), num_nodes)
     cost = SamplingCost(  # the loop below fills in the arrays

@@ -99,6 +99,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
 
     @property
     def settings(self) -> order.Settings:  # noqa: D102 - inherited
+        # Made at each use, since a process group may start after the sampler is created.
         num_replicas = self.num_replicas
         num_runs = self._num_canonical or num_replicas
         if num_runs % num_replicas:

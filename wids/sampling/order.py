@@ -20,6 +20,7 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.int64]
 Ending = Literal["pad", "drop", "uneven"]
 
+# The second number of a generator's key, which keeps both kinds of permutations independent.
 _CHUNK_ORDER: Final = 0
 _IN_CHUNK: Final = 1
 
@@ -135,6 +136,7 @@ def permutation(length: int, seed: int, *key: int) -> IntArray:
     distinct, so every machine and every release of numpy sorts them alike. (numpy guarantees the
     streams of its bit generators, but not the results of ``shuffle``.)
     """
+    # spawn_key, not seed + epoch: no two keys share a stream, whatever their sum.
     words = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)).random_raw(length)
     low = np.uint64((1 << max(length - 1, 0).bit_length()) - 1)
     words = (words & ~low) | np.arange(length, dtype=np.uint64)
@@ -204,7 +206,7 @@ class _Run:
 
     def visits(self, lengths: IntArray) -> IntArray:
         """Return the shards that are read, as `wids.sampling.order.visits` defines them."""
-        filled = np.flatnonzero(lengths)
+        filled = np.flatnonzero(lengths)  # an empty shard would tie with its neighbour below
         shard_ends = np.cumsum(lengths[filled])
 
         def shards_of(indices: IntArray) -> IntArray:
@@ -305,11 +307,13 @@ def _interleaved(runs: list[Iterator[IntArray]]) -> Iterator[IntArray]:
         width = min(map(len, pending))
         if not width:
             break
+        # Blocks of runs end at different positions, so the shortest decides how much is complete.
         yield np.stack([block[:width] for block in pending]).T.ravel()
         pending = [
             block[width:] if len(block) > width else next(run, empty)
             for block, run in zip(pending, runs, strict=True)
         ]
+    # Only the last round can be incomplete: with ending "uneven", some runs are one index longer.
     if any(map(len, pending)):
         yield np.concatenate(pending)
 
