@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args, overload
 import numpy as np
 import numpy.typing as npt
 
-from wids.cache.store import Cache, Errand, Limits, Localname, default_folder
+from wids.cache.names import default_folder
+from wids.cache.store import BackgroundFetch, Cache, Limits, Localname
 from wids.errors import SampleError, SpecError, TransformError, WidsError
 from wids.fields.decode import Decoder
 from wids.files.progress import Bar
@@ -324,9 +325,9 @@ class ShardListDataset(_Dataset):
         """Tell whether a shard can be read without fetching it."""
         return self._opener.is_here(number)
 
-    def fetch_shard(self, number: int, errand: Errand | None = None) -> None:
+    def fetch_shard(self, number: int, background: BackgroundFetch | None = None) -> None:
         """Fetch a remote shard, if it is not here and no other process does."""
-        self._opener.fetch(number, errand or Errand())
+        self._opener.fetch(number, background or BackgroundFetch())
 
     def shard_nbytes(self, number: int) -> int | None:
         """Give the length of a shard in bytes, as far as the spec states it."""

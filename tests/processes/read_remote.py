@@ -1,8 +1,7 @@
 """Read a remote dataset, as one of many processes; see test_downloads.py.
 
-Prints what was read as JSON. With a number as last argument the process kills itself, without
-notice, at that audit event (file opened, lock taken, folder made, file renamed, ...); with 0 it
-prints how many there were.
+Prints what it read as JSON. With a number as last argument the process kills itself at that audit
+event (file opened, lock taken, folder made, file renamed, ...); with 0 it prints their number.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ EVENTS = ("open", "os.rename", "os.mkdir", "os.utime", "os.remove", "os.truncate
 
 
 def main(spec: str, seed: int, kill_at: int | None = None) -> None:
-    """Read all samples in an order of one's own."""
+    """Read all samples in a shuffled order, or in file order if it is to be killed."""
     count = 0
 
     def hook(event: str, args: tuple[Any, ...]) -> None:

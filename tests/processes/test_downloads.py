@@ -1,4 +1,4 @@
-"""Downloads that are killed, raced, interrupted: no one ever reads a wrong or half shard.
+"""Downloads that are killed, raced or interrupted: no process ever reads a wrong or partial shard.
 
 All processes are real ones (`read_remote.py`), and the server is on loopback, in this process.
 """
@@ -29,7 +29,7 @@ EXPECTED = [f"text {n}" for n in range(NUM_SHARDS * LENGTH)]
 
 @pytest.fixture
 def spec(tmp_path: Path, server: Server) -> str:
-    """Eight shards on the server, and their spec."""
+    """Eight shards on the server, and the URL of their spec."""
     shardlist = []
     for number in range(NUM_SHARDS):
         members = sample_members(number * LENGTH, (number + 1) * LENGTH)
@@ -46,35 +46,35 @@ def start(spec: str, *numbers: int) -> subprocess.Popen[str]:
 
 
 def result(process: subprocess.Popen[str]) -> dict[str, object]:
-    """Give what a process printed."""
+    """Return what a process printed."""
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     found: dict[str, object] = json.loads(out)
     return found
 
 
-def litter(cache: Path) -> list[str]:
+def temporary_files(cache: Path) -> list[str]:
     return [path.name for path in (cache / "shards").glob(".*")]
 
 
 def test_sixteen_processes_fetch_each_shard_once(
     spec: str, server: Server, own_cache: Path
 ) -> None:
-    """Sixteen readers, eight shards, each in an order of its own: eight requests (CACHE-5)."""
+    """Sixteen readers of eight shards, each in its own order, make eight requests (CACHE-5)."""
     processes = [start(spec, seed) for seed in range(16)]
 
     assert all(result(process)["texts"] == EXPECTED for process in processes)
     asked = Counter(path for path in server.requests if path.endswith(".tar"))
     assert asked == Counter(f"/{n}.tar" for n in range(NUM_SHARDS))
-    assert litter(own_cache) == []
+    assert temporary_files(own_cache) == []
 
 
 def test_killed_at_any_point(
     spec: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At ten points from the first lock to the last rename: whoever comes next is right (CACHE-10).
+    """After a kill at each of ten points, the next process reads everything correctly (CACHE-10).
 
-    A point is an event that Python's audit hooks report: files opened, locked, renamed, mapped.
+    A point is an event that Python's audit hooks report, such as a file opened, locked or renamed.
     """
     monkeypatch.setenv("WIDS_CACHE", str(tmp_path / "count"))
     num_events = int(str(result(start(spec, 1, 0))["events"]))
@@ -91,20 +91,20 @@ def test_killed_at_any_point(
         assert process.returncode == -signal.SIGKILL
         server.log.clear()
         for path in (cache / "shards").glob(".*"):
-            settle(path)  # litter is litter after a minute
+            settle(path)  # temporary files are deleted after a minute
 
         assert result(start(spec, 2))["texts"] == EXPECTED, f"killed at event {point}"
         asked = Counter(path for path in server.requests if path.endswith(".tar"))
         assert max(asked.values(), default=0) <= 1
         assert sum(asked.values()) >= NUM_SHARDS - point // per_shard - 1
-        assert litter(cache) == []
+        assert temporary_files(cache) == []
 
 
 @pytest.mark.parametrize("part", [0.1, 0.9])
 def test_killed_in_the_middle_of_the_bytes(
     spec: str, server: Server, own_cache: Path, part: float
 ) -> None:
-    """Half a file is never taken for one (CACHE-10)."""
+    """Part of a file is never taken for the file (CACHE-10)."""
     body = server.pages["/0.tar"].body
     server.rate_nbytes = len(body) * 2
     process = start(spec, 1, 10**9)
@@ -114,30 +114,30 @@ def test_killed_in_the_middle_of_the_bytes(
         time.sleep(0.01)
     process.kill()
     process.communicate()
-    assert len(litter(own_cache)) == 1
+    assert len(temporary_files(own_cache)) == 1
     server.rate_nbytes = None
 
     assert result(start(spec, 2))["texts"] == EXPECTED
 
 
 def test_ctrl_c_leaves_nothing(spec: str, server: Server, own_cache: Path) -> None:
-    """An interrupted download takes its temporary file with it (CACHE-10)."""
+    """An interrupted download deletes its temporary file (CACHE-10)."""
     server.rate_nbytes = len(server.pages["/0.tar"].body)
     process = start(spec, 1)
     until_s = time.monotonic() + 30
-    while not litter(own_cache):
+    while not temporary_files(own_cache):
         assert time.monotonic() < until_s
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
 
     assert "KeyboardInterrupt" in err
-    assert litter(own_cache) == []
+    assert temporary_files(own_cache) == []
     assert not list((own_cache / "shards").glob("*.tar"))
 
 
 def test_evicted_while_another_process_reads(spec: str, server: Server, own_cache: Path) -> None:
-    """A shard in use elsewhere stays; one that is deleted all the same is read on (CACHE-7)."""
+    """A shard in use elsewhere stays; one that is deleted stays readable (CACHE-7)."""
     with wids.ShardListDataset(spec, access="download") as dataset:
         first = dataset[0][".txt"]
         (copy,) = (own_cache / "shards").glob("*-0.tar")
@@ -162,7 +162,7 @@ def test_evicted_while_another_process_reads(spec: str, server: Server, own_cach
 
 
 def test_threads_of_one_process(spec: str, server: Server) -> None:
-    """Eight threads over one dataset: right, and each shard once (CACHE-5)."""
+    """Eight threads that share a dataset read correctly and fetch each shard once (CACHE-5)."""
     with wids.ShardListDataset(spec, lru_size=2) as dataset:
 
         def read(seed: int) -> list[str]:
@@ -177,8 +177,8 @@ def test_threads_of_one_process(spec: str, server: Server) -> None:
     assert len([path for path in server.requests if path.endswith(".tar")]) == NUM_SHARDS
 
 
-def test_a_reader_waits_for_one_that_gets_on(spec: str, server: Server) -> None:
-    """A slow download is waited for, and not made a second time (CACHE-6)."""
+def test_a_reader_waits_for_a_slow_download(spec: str, server: Server) -> None:
+    """A slow download that makes progress is not started a second time (CACHE-6)."""
     server.rate_nbytes = len(server.pages["/0.tar"].body)
     texts = []
 

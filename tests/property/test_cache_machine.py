@@ -1,4 +1,4 @@
-"""The cache as a state machine: whatever happens, a copy is whole, right, and kept while in use."""
+"""The cache as a state machine: in any order of events, copies are complete and correct."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from hypothesis.stateful import (
 )
 from loopback import Fault, Server
 
-from wids.cache.store import Cache, Copy, Limits, RemoteFile
+from wids.cache.names import RemoteFile, copy_path
+from wids.cache.store import Cache, CachedCopy, Limits
 from wids.errors import FetchError
 from wids.transport import fetch
 
@@ -41,7 +42,7 @@ NUMBERS = st.integers(0, 7)
 class CacheMachine(RuleBasedStateMachine):
     """Several caches over one folder, a server that fails, and a user who deletes things."""
 
-    copies: Bundle[tuple[int, int, Copy]] = Bundle("copies")
+    copies: Bundle[tuple[int, int, CachedCopy]] = Bundle("copies")
 
     @initialize(limits=st.sampled_from([None, LIMIT]))
     def begin(self, limits: int | None) -> None:
@@ -49,8 +50,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp())
         self.versions = dict.fromkeys(range(8), 0)
         self.limit = limits
-        self.open_copies: dict[int, Copy] = {}
-        self.stores = [
+        self.open_copies: dict[int, CachedCopy] = {}
+        self.caches = [
             Cache(str(self.folder / "c"), fetch.Fetcher(), limits=Limits(limits)) for _ in range(3)
         ]
         for number in range(8):
@@ -67,15 +68,15 @@ class CacheMachine(RuleBasedStateMachine):
         return RemoteFile(url, SIZE, version=str(self.versions[number]))
 
     @rule(target=copies, store=st.integers(0, 2), number=NUMBERS)
-    def open(self, store: int, number: int) -> tuple[int, int, Copy]:
-        """A copy that is given is the right one, whole, and has its index."""
-        about = self.file(number)
+    def open(self, store: int, number: int) -> tuple[int, int, CachedCopy]:
+        """An opened copy is the right one and complete."""
+        remote_file = self.file(number)
         num_requests = len(self.server.log)
-        copy = self.stores[store].open(about, lambda file: os.pread(file.fileno(), 10, 0))
+        copy = self.caches[store].open(remote_file, lambda file: os.pread(file.fileno(), 10, 0))
         assert os.pread(copy.handle, SIZE + 1, 0) == self.body(number)
         self.open_copies[copy.handle] = copy
         if self.limit is not None and len(self.server.log) > num_requests:
-            # What was fetched had room made for it: the limit gives way to leases only.
+            # Space was made for what was fetched: only leases may exceed the limit.
             files = (self.folder / "c" / "shards").glob("*.tar")
             used = {copy.path for copy in self.open_copies.values()}
             assert sum(path.stat().st_size for path in files) <= max(LIMIT, len(used) * SIZE)
@@ -83,10 +84,10 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(store=st.integers(0, 2), number=NUMBERS, fault=st.sampled_from(FAULTS))
     def open_badly(self, store: int, number: int, fault: Fault) -> None:
-        """A server that fails gives an error, or is got over; never a wrong copy."""
+        """A server that fails causes an error or another try, never a wrong copy."""
         self.server.pages[self.path(number)].always = fault
         try:
-            copy = self.stores[store].open(self.file(number))
+            copy = self.caches[store].open(self.file(number))
         except (FetchError, ValueError):
             pass
         else:
@@ -96,8 +97,8 @@ class CacheMachine(RuleBasedStateMachine):
             self.server.pages[self.path(number)].always = None
 
     @rule(copy=consumes(copies))
-    def close(self, copy: tuple[int, int, Copy]) -> None:
-        """What was opened stays as it was until it is closed."""
+    def close(self, copy: tuple[int, int, CachedCopy]) -> None:
+        """An opened copy does not change until it is closed."""
         number, version, opened = copy
         expected = f"{number}:{version};".encode().ljust(SIZE, b"x")
         assert os.pread(opened.handle, SIZE + 1, 0) == expected
@@ -105,15 +106,15 @@ class CacheMachine(RuleBasedStateMachine):
         del self.open_copies[opened.handle]
 
     @rule(number=NUMBERS)
-    def publish_anew(self, number: int) -> None:
-        """The server has another file, and the spec says so."""
+    def publish_new_version(self, number: int) -> None:
+        """The server has a new file, and the spec says so."""
         self.versions[number] += 1
         self.server.page(self.path(number), self.body(number))
 
     @rule(number=NUMBERS, nbytes=st.integers(0, SIZE - 1))
     def truncate(self, number: int, nbytes: int) -> None:
-        """Somebody cuts a copy that nobody uses."""
-        path = self.stores[0]._own_path(self.file(number))
+        """A user cuts a copy short that nobody uses."""
+        path = copy_path(self.caches[0].folder, self.file(number))
         if os.path.exists(path) and path not in {c.path for c in self.open_copies.values()}:
             os.truncate(path, nbytes)
 
@@ -123,7 +124,7 @@ class CacheMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder / "c", ignore_errors=True)
 
     @invariant()
-    def nothing_half_is_left(self) -> None:
+    def nothing_unfinished_is_left(self) -> None:
         """No temporary file outlives its download."""
         if not hasattr(self, "folder") or not (self.folder / "c" / "shards").exists():
             return
@@ -147,11 +148,11 @@ def run(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_cache_in_any_order_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thirty histories."""
+    """Thirty histories keep all rules and invariants."""
     run(30, monkeypatch)
 
 
 @pytest.mark.long
 def test_the_cache_in_many_orders_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five hundred histories."""
+    """Five hundred histories do."""
     run(500, monkeypatch)

@@ -26,7 +26,7 @@ from torch.utils.data import (
 )
 
 import wids
-from wids.cache import store as cache
+from wids.cache import eviction
 from wids.errors import FetchError
 from wids.transport import fetch
 
@@ -365,7 +365,7 @@ def test_a_small_cache_is_respected(
     most = 0
     for index in prefetcher:
         dataset.__getitems__([index])
-        files = cache._own_files(str(own_cache / "shards"))
+        files = eviction.contents(str(own_cache))
         most = max(most, sum(file.nbytes for file in files if not file.name.endswith(".index")))
 
     assert most <= limit + 2000  # an index that is being written
@@ -438,8 +438,8 @@ class Catalog:
     def shard_nbytes(self, number: int) -> int:
         return number + 1
 
-    def fetch_shard(self, number: int, errand: Any) -> None:
-        errand.begun.set()
+    def fetch_shard(self, number: int, background: Any) -> None:
+        background.begun.set()
         self.fetched.append(number)
 
 

@@ -18,7 +18,7 @@ from conftest import in_child, raises, sample_members, write_tar
 from loopback import Fault, Server
 
 import wids
-from wids.cache import store as cache
+from wids.cache.leases import delete_if_unused
 from wids.errors import FetchError, MismatchError, ShardFormatError
 from wids.transport import fetch
 
@@ -459,11 +459,11 @@ def test_a_fetched_pack_is_leased(site: Site, own_cache: Path) -> None:
     with wids.ShardListDataset(spec, access="range") as dataset:
         assert dataset[3999][".txt"] == "text 3999"
         (copy,) = (own_cache / "shards").glob("*-large.index")
-        assert not cache._was_evicted(str(copy))
+        assert not delete_if_unused(str(copy))
         stored = pickle.dumps(dataset)
     del dataset
     gc.collect()
-    assert cache._was_evicted(str(copy))
+    assert delete_if_unused(str(copy))
     with pickle.loads(stored) as again:  # noqa: S301 - made here
         assert again[3999][".txt"] == "text 3999"
 

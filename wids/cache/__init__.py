@@ -1,4 +1,5 @@
 """A URL → a verified local copy, shared by all processes of a machine.
 
-Nothing here parses a tar.
+`names` says where things are, `store` finds and fetches them, and the other modules are what that
+needs: taking turns, leases, eviction, sweeping, placed files. None of them parses a tar.
 """

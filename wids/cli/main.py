@@ -577,7 +577,7 @@ def _add_prefetch(commands: Any) -> None:
 def _prefetch(options: argparse.Namespace) -> int:
     from concurrent.futures import ThreadPoolExecutor, wait
 
-    from wids.cache.store import Errand
+    from wids.cache.store import BackgroundFetch
     from wids.dataset import ShardListDataset
     from wids.files.progress import Bar
     from wids.files.sizes import parse_nbytes
@@ -591,7 +591,7 @@ def _prefetch(options: argparse.Namespace) -> int:
             f"{options.spec}: expected the number of samples of each shard, or all of them would "
             "be fetched to count; `wids create` states it"
         )
-    errands: dict[int, Errand] = {}
+    fetches: dict[int, BackgroundFetch] = {}
     with ShardListDataset(spec, cache_dir=options.cache_dir, progress=False) as dataset:
         numbers: list[int] = list(range(len(dataset.lengths)))
         if options.rank is not None:
@@ -604,11 +604,11 @@ def _prefetch(options: argparse.Namespace) -> int:
             runs = order.visits(sampler.settings, sampler.seed, 0)
             numbers = sorted(set(next(islice(runs, options.rank, None)).tolist()))
         wanted, left = _within(dataset, numbers, limit)
-        errands = {number: Errand() for number in wanted}
+        fetches = {number: BackgroundFetch() for number in wanted}
 
         def fetch(number: int) -> None:
-            if not errands[number].cancelled.is_set():
-                dataset.fetch_shard(number, errands[number])
+            if not fetches[number].cancelled.is_set():
+                dataset.fetch_shard(number, fetches[number])
 
         threads = ThreadPoolExecutor(options.jobs)
         tasks = [threads.submit(fetch, number) for number in wanted]
@@ -618,8 +618,8 @@ def _prefetch(options: argparse.Namespace) -> int:
                     task.result()
                     bar.reach(number)
             except BaseException:
-                for errand in errands.values():
-                    errand.cancelled.set()
+                for background in fetches.values():
+                    background.cancelled.set()
                 threads.shutdown(wait=False, cancel_futures=True)
                 wait(tasks, timeout=_PATIENCE_S)
                 raise
@@ -662,20 +662,20 @@ def _add_cache(commands: Any) -> None:
 
 
 def _cache(options: argparse.Namespace) -> int:
-    from wids.cache import store as cache
+    from wids.cache import eviction, names
     from wids.files.sizes import nbytes_text
     from wids.looking.text import printable
 
-    folder = os.path.abspath(options.cache_dir or cache.default_folder())
+    folder = os.path.abspath(options.cache_dir or names.default_folder())
     if options.action == "check":
         return _check_cache(options, folder)
     if options.action == "clear":
-        num_files, nbytes, num_used = cache.clear(folder)
+        num_files, nbytes, num_used = eviction.clear(folder)
         print(f"{folder}: deleted {num_files:,} files, {nbytes_text(nbytes)}")
         if num_used:
             print(f"wids: {num_used:,} files are in use and stay", file=sys.stderr)
         return 0
-    files = cache.contents(folder)
+    files = eviction.contents(folder)
     for file in sorted(files, key=lambda file: file.used_ns):
         print(f"{nbytes_text(file.nbytes):>8}  {printable(file.name)}")
     total = sum(file.nbytes for file in files)
@@ -684,7 +684,7 @@ def _cache(options: argparse.Namespace) -> int:
 
 
 def _check_cache(options: argparse.Namespace, folder: str) -> int:
-    from wids.cache import store as cache
+    from wids.cache.store import Cache
     from wids.looking.text import printable
     from wids.reading.opener import remote_file
     from wids.transport import fetch
@@ -692,7 +692,7 @@ def _check_cache(options: argparse.Namespace, folder: str) -> int:
 
     if options.spec is None:
         raise ValueError("wids cache check: expected a spec whose copies to check, found none")
-    store = cache.Cache(folder, fetch.Fetcher())
+    store = Cache(folder, fetch.Fetcher())
     spec = _load(options.spec, options)
     copies = {shard.url: store.find(remote_file(shard)) for shard in spec.shards}
     problems = verify.verify_spec(spec, locate=lambda about: copies[about.url])

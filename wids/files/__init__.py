@@ -1,4 +1,4 @@
-"""Files that appear whole, locks on them, progress bars, and sizes as text.
+"""Files that appear complete or not at all, locks, progress bars, digests, and sizes as text.
 
 Nothing here knows what is in a file. Imports only `wids.errors`.
 """

@@ -1,4 +1,4 @@
-"""The bytes of a local file → its digest, in hexadecimal digits."""
+"""The bytes of a local file → its digest; knows nothing of what the digest is compared with."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import hashlib
 
 
 def file_digest(path: str, name: str) -> str:
-    """Give the digest of a local file, ``"md5"`` or ``"sha256"``, in hexadecimal digits."""
+    """Return the digest ``"md5"`` or ``"sha256"`` of a local file, in hexadecimal digits."""
     digest = hashlib.new(name, usedforsecurity=False)
+    # hashlib.file_digest needs Python 3.11.
     with open(path, "rb") as file:
         while piece := file.read(1 << 20):
             digest.update(piece)

@@ -1,16 +1,17 @@
-"""Advisory locks on open files, which the kernel drops when the process ends.
+"""Advisory locks on files, which the kernel releases when the process ends.
 
-They save double work and nothing else: on some network file systems a lock fails, on others it
-succeeds for everyone, so whoever uses one has to be right without it. A lock belongs to the open
-file, its duplicates (such as a memory map keeps) and what a fork inherits, and lasts until the last
-of them is closed. This room knows no paths but the one that it is asked about.
+Locks save double work and nothing else: on some network file systems they fail, on others they
+succeed for everyone, so the code that takes one must be correct without it. Exclusive locks are
+those of `filelock`, imported when the first one is taken; it has no native shared lock, so shared
+ones are `flock` itself, and the two exclude each other. This module knows no folders and no names.
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final
 
 fcntl: Any
 try:
@@ -18,34 +19,92 @@ try:
 except ImportError:  # Windows: as on a file system without locks
     fcntl = None
 
+_POLL_S: Final = 0.05
 
-def acquire(handle: int, *, shared: bool = False) -> bool | None:
-    """Try to lock an open file, without waiting.
+
+@contextmanager
+def lock_file(
+    path: str, *, mode: int, timeout_s: float = 0, give_up: Callable[[], bool] | None = None
+) -> Iterator[bool | None]:
+    """Hold an exclusive lock on a file that exists only to be locked, while the block runs.
+
+    The file is created if it is missing, and never deleted or followed if it is a symbolic link. A
+    process that is forked in the block does not inherit the lock.
+
+    Args:
+        path: The lock file.
+        mode: Its permissions if it is created, whatever the umask.
+        timeout_s: How long to wait for another process.
+        give_up: Called between attempts; returns True to stop waiting earlier.
+
+    Yields:
+        True if the lock is held, False if another process holds it, None where locks fail.
+    """
+    if fcntl is None:
+        yield None
+        return
+    from filelock import FileLock, Timeout
+
+    # Each option matters: a marker file, to which filelock falls back where flock is missing, would
+    # outlive a kill; a deleted lock file would split its waiters into two groups.
+    lock = FileLock(
+        path, mode=mode, thread_local=False, fallback_to_soft=False, preserve_lock_file=True
+    )
+    is_held: bool | None = True
+    try:
+        lock.acquire(timeout=timeout_s, poll_interval=_POLL_S, cancel_check=give_up)
+    except Timeout:  # an OSError too, so it comes first
+        is_held = False
+    except OSError:  # ENOLCK, ENOSYS, a read-only folder, a symbolic link
+        is_held = None
+    try:
+        yield is_held
+    finally:
+        with suppress(OSError):
+            lock.release()
+
+
+def acquire(handle: int) -> bool | None:
+    """Try to lock an open file exclusively, without waiting.
+
+    The lock belongs to the open file, its duplicates and what forked processes inherit, and lasts
+    until it is released or the last of them is closed.
 
     Returns:
-        Whether it is locked now; None where there are no locks.
+        Whether the file is locked now; None where locks fail.
     """
     if fcntl is None:
         return None
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    from filelock import lock_descriptor
+
     try:
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # the two ways to say that another one has it
+        return lock_descriptor(handle, blocking=False)
+    except OSError:  # ENOLCK, ENOSYS, EOPNOTSUPP, EBADF: whatever this file system reports
+        return None
+
+
+def acquire_shared(handle: int) -> bool | None:
+    """Try to lock an open file together with others, without waiting; see `acquire`."""
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # the two errors that mean another process has it
         return False
-    except OSError:  # ENOLCK, ENOSYS, EOPNOTSUPP, EBADF: whatever this file system says
+    except OSError:
         return None
     return True
 
 
 def release(handle: int) -> None:
-    """Unlock an open file, its duplicates in forked processes included."""
+    """Unlock an open file, also for its duplicates in forked processes."""
     if fcntl is not None:
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_UN)
 
 
-def work(path: str) -> bool:
-    """Tell whether nobody holds a lock on this file, and one would keep others out."""
+def probe(path: str) -> bool:
+    """Return whether nobody holds a lock on this file, and a lock on it would exclude others."""
     handles: list[int] = []
     try:
         handles += [os.open(path, os.O_RDWR), os.open(path, os.O_RDWR)]

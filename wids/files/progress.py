@@ -1,7 +1,7 @@
-"""Progress bars, for people only.
+"""Counts of finished units → a progress bar, for people only.
 
-A bar goes to stderr where somebody looks: at a terminal or in a notebook, in the first process of a
-job, and not in a DataLoader's workers. This room knows nothing of what is in progress.
+A bar goes to stderr if a person can see it: at a terminal or in a notebook, in the first process of
+a job, and not in a DataLoader's workers. This module knows nothing of what is in progress.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ import time
 from typing import Any
 
 DELAY_S = 2.0
-"""What is over sooner shows no bar."""
+"""Work that takes less time shows no bar."""
 
 
 class Bar:
-    """A bar that shows itself after two seconds, to people; for use in a ``with`` block.
+    """A bar that appears after two seconds, for people; use it in a ``with`` block.
 
-    Not before, because tqdm starts a thread for the first bar of a process, shown or not, and a
-    process that is forked while that thread holds a lock would wait for it for ever.
+    The delay also avoids a deadlock: tqdm starts a thread for the first bar of a process, shown or
+    not, and a process that is forked while that thread holds a lock waits for the lock for ever.
 
     Args:
-        description: What is being done.
-        total: How many units there are, or None where that is not known.
+        description: What is in progress.
+        total: The number of units, or None if it is not known.
         unit: ``"B"`` for bytes, shown with prefixes; else the name of what is counted.
-        wanted: True to show it wherever stderr goes, False to show nothing, None to find out.
+        wanted: True to show the bar wherever stderr goes, False to show nothing, None to decide by
+            `is_wanted`.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Bar:
         self._bar: Any = None
 
     def reach(self, number: int, total: int | None = None) -> None:
-        """Take note that so many units are done, of so many if that is known by now."""
+        """Show that this many units are finished, of this many if the total is known by now."""
         if not self._is_wanted or time.monotonic() < self._show_at_s:
             return
         total = self.total if total is None else total
@@ -67,13 +68,16 @@ class Bar:
 
 
 def is_wanted(wanted: bool | None) -> bool:
-    """Tell whether to show a bar: by the argument, else by ``WIDS_PROGRESS``, else by who looks."""
+    """Return whether to show a bar: by the argument, else ``WIDS_PROGRESS``, else by who sees it.
+
+    A person sees it in the first process of a job, at a terminal or in a notebook.
+    """
     if wanted is not None:
         return wanted
     stated = os.environ.get("WIDS_PROGRESS")
     if stated:
         return stated.lower() not in ("0", "false", "no", "off")
-    is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+    is_first = os.environ.get("LOCAL_RANK", "0") == "0"  # torchrun sets it
     is_worker = multiprocessing.parent_process() is not None
     return is_first and not is_worker and (_is_terminal() or _is_notebook())
 
@@ -83,6 +87,7 @@ def _is_terminal() -> bool:
 
 
 def _is_notebook() -> bool:
+    # Asked of the loaded module only: importing IPython takes a second.
     python = sys.modules.get("IPython")
     shell = None if python is None else python.get_ipython()
     return "IPKernelApp" in (getattr(shell, "config", None) or ())

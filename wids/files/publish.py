@@ -1,7 +1,7 @@
-"""Bytes → a file that appears all at once.
+"""Bytes → a file that appears under its name complete, or not at all.
 
-Whoever reads a path that is written here sees the old file or the new one, whole, and whoever has
-the old one mapped keeps it. This room knows nothing of what the bytes are.
+A reader of the path sees the old file or the new one, never a part, and a process that has the old
+one mapped keeps it. This module knows nothing of what the bytes are.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import IO
 def replacing(
     path: str | os.PathLike[str], mode: int = 0o666, *, sync: bool = True, is_new: bool = False
 ) -> Iterator[IO[bytes]]:
-    """Give a file to write, which takes its name when the block ends well.
+    """Yield a file to write, and rename it to its final name when the block succeeds.
 
-    Otherwise, Ctrl-C included, what was there stays and nothing is left behind.
+    If the block fails, also by Ctrl-C, the old file stays and the new one is deleted.
 
     Args:
-        path: The name.
-        mode: Permissions of the file, less those that the process's umask takes away.
-        sync: Whether to wait until the disk has it, which takes milliseconds. Without, a machine
-            that loses power may come back with an empty file under the name.
-        is_new: Whether to raise FileExistsError, and leave it, if something has the name by then.
+        path: The final name.
+        mode: Permissions of the file, less those that the process's umask removes.
+        sync: Whether to wait until the disk has the file, which takes milliseconds. Without it, a
+            power failure can leave an empty file under the name.
+        is_new: Whether to raise FileExistsError, rather than replace a file of that name.
     """
     folder, name = os.path.split(os.path.abspath(os.fspath(path)))
-    # Short, since names are limited to 255 bytes; in the same folder, since a rename is one step
-    # only within a file system.
+    # Short, since names are limited to 255 bytes; in the same folder, since only a rename within
+    # one file system is atomic.
     temporary = os.path.join(folder, f"{temporary_prefix(name)}{secrets.token_hex(8)}.tmp")
     handle = os.open(
         temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode
@@ -43,7 +43,7 @@ def replacing(
             if sync:
                 os.fsync(file.fileno())
         if is_new:
-            _take_name(temporary, os.path.join(folder, name))
+            _rename_to_free_name(temporary, os.path.join(folder, name))
         else:
             os.replace(temporary, os.path.join(folder, name))
     except BaseException:
@@ -52,13 +52,13 @@ def replacing(
         raise
 
 
-def _take_name(temporary: str, path: str) -> None:
-    """Give a file a name that nothing has."""
+def _rename_to_free_name(temporary: str, path: str) -> None:
+    """Rename a file to a name that nothing has; raise FileExistsError if something has it."""
     try:
-        os.link(temporary, path)  # unlike a rename, it fails where something is
+        os.link(temporary, path)  # unlike a rename, it fails if the name is taken
     except FileExistsError:
         raise
-    except OSError:  # a file system without hard links: nearly as good
+    except OSError:  # a file system without hard links: a small race remains
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
         os.replace(temporary, path)
@@ -67,5 +67,5 @@ def _take_name(temporary: str, path: str) -> None:
 
 
 def temporary_prefix(name: str) -> str:
-    """Give how the names of temporary files begin that are written for a file of this name."""
+    """Return how the names of temporary files begin that are written for a file of this name."""
     return f".{name[:40]}."

@@ -1,4 +1,7 @@
-"""Numbers of bytes ↔ text: ``"200GB"`` as a person writes it, ``1.6 kB`` as a message shows it."""
+"""Numbers of bytes ↔ text: ``"200GB"`` as a person writes it, ``1.6 kB`` as messages show it.
+
+Knows nothing of what has that size.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def parse_nbytes(size: int | str | None, name: str = "cache_size") -> int | None
             raise ValueError(f'{name}: expected bytes or a text like "200GB", found {size!r}')
         return int(float(match[1]) * unit)
     if isinstance(size, bool) or not 0 <= size < math.inf or size != int(size):
-        raise ValueError(f"{name}: expected a number of bytes from 0 on, found {size!r}")
+        raise ValueError(f"{name}: expected a number of bytes of at least 0, found {size!r}")
     return int(size)
 
 

@@ -17,8 +17,9 @@ from copy import copy
 from functools import partial
 from typing import IO, Any, Final, Literal
 
-from wids.cache import store as cache
-from wids.cache.store import Cache, Copy, Errand, RemoteFile
+from wids.cache.names import RemoteFile, local_index_path
+from wids.cache.saving import is_settled, save_quietly
+from wids.cache.store import BackgroundFetch, Cache, CachedCopy, Prepare
 from wids.errors import FetchError, MismatchError, ShardFormatError, WidsError
 from wids.reading.range_shard import RemoteShard
 from wids.specs.loader import DatasetSpec, ShardSpec
@@ -114,10 +115,10 @@ class ShardOpener:
             self._local_paths[number] = path  # shards are opened often
             return path
 
-    def fetch(self, number: int, errand: Errand) -> None:
+    def fetch(self, number: int, background: BackgroundFetch) -> None:
         """Fetch a remote shard before it is opened; see `Cache.fetch`."""
         if self.local_path(number) is None:
-            self.store.fetch(remote_file(self.shards[number]), self._prepare(number), errand)
+            self.store.fetch(remote_file(self.shards[number]), self._prepare(number), background)
 
     def is_here(self, number: int) -> bool:
         """Tell whether a shard can be opened without fetching it."""
@@ -146,7 +147,7 @@ class ShardOpener:
     def _shard(self, path: str, find_index: Any, handle: int | None = None) -> Shard:
         return Shard(path, fields=self.fields, raw=self.raw, find_index=find_index, handle=handle)
 
-    def _prepare(self, number: int) -> cache.Prepare:
+    def _prepare(self, number: int) -> Prepare:
         """Give what makes the index of a shard that was fetched."""
         name = urls.redact(self.shards[number].url)
         return partial(_dumped_index, name, self.key_split_of(number))
@@ -176,18 +177,18 @@ class ShardOpener:
         if found is not None:
             return found
         key_split = self.key_split_of(number)
-        kept_path = cache.index_path(self.store.folder, path, key_split)
+        kept_path = local_index_path(self.store.folder, path, key_split)
         found = index.load(kept_path, identity, key_split)
         if found is not None:
             return found
         made = index.build(tar.scan(data, path), key_split, path)
-        if cache.is_settled(identity) and cache.keep(kept_path, index.dump(made, identity)):
+        if is_settled(identity) and save_quietly(kept_path, index.dump(made, identity)):
             # Mapped, its memory is shared by all processes; the one that was made would not be.
             found = index.load(kept_path, identity, key_split)
         return made if found is None else found
 
     def _index_of_copy(
-        self, number: int, copy: Copy, path: str, data: mmap.mmap, identity: TarIdentity
+        self, number: int, copy: CachedCopy, path: str, data: mmap.mmap, identity: TarIdentity
     ) -> ShardIndex:
         key_split = self.key_split_of(number)
         found = index.load(copy.index_path, identity, key_split)
@@ -201,7 +202,7 @@ class ShardOpener:
                     f"{identity.nbytes}; it was changed in the cache"
                 )
         made = index.for_ranges(data, key_split, path)
-        if cache.keep(copy.index_path, index.dump(made, identity)):
+        if save_quietly(copy.index_path, index.dump(made, identity)):
             found = index.load(copy.index_path, identity, key_split)
         return made if found is None else found
 

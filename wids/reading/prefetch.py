@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 
 from torch.utils.data import DistributedSampler, Sampler
 
-from wids.cache.store import Errand
+from wids.cache.store import BackgroundFetch
 from wids.files.sizes import parse_nbytes
 from wids.sampling.chunked import ChunkedSampler
 
@@ -49,7 +49,7 @@ class RemoteDataset(Protocol):
     def is_here(self, number: int) -> bool:
         """Tell whether a shard can be read without fetching it."""
 
-    def fetch_shard(self, number: int, errand: Errand) -> None:
+    def fetch_shard(self, number: int, background: BackgroundFetch) -> None:
         """Fetch a shard, unless it is here, or another process does."""
 
     def shard_nbytes(self, number: int) -> int | None:
@@ -175,14 +175,14 @@ class _Window:
         self.limit_nbytes = limit_nbytes
         self.num_threads = num_threads
         self._ahead = enumerate(map(dataset.shard_number, ahead))
-        self._waiting: dict[int, tuple[int, Errand]] = {}
+        self._waiting: dict[int, tuple[int, BackgroundFetch]] = {}
         self._looked_at: dict[int, int] = {}
         self._current = -1
         self._num_reached = 0
         self._num_looked_at = 0
         self._postponed: int | None = None
-        self._queue: queue.SimpleQueue[tuple[int, Errand] | None] = queue.SimpleQueue()
-        self._errands: list[Errand] = []
+        self._queue: queue.SimpleQueue[tuple[int, BackgroundFetch] | None] = queue.SimpleQueue()
+        self._fetches: list[BackgroundFetch] = []
         self._threads: list[threading.Thread] = []
         # A pass that an error broke off may be collected only when threads no longer run.
         atexit.register(self.close)
@@ -199,17 +199,17 @@ class _Window:
         waiting = self._waiting.pop(number, None)
         if waiting is not None:
             self.fill()
-            # From here on a reader would wait for this errand, and not fetch by itself. In the
+            # From here on a reader would wait for this fetch, and not fetch by itself. In the
             # beginning there is nothing else to read.
-            errand = waiting[1]
-            (errand.done if is_first else errand.begun).wait()
+            fetch = waiting[1]
+            (fetch.done if is_first else fetch.begun).wait()
 
     def close(self) -> None:
         """End what is being fetched, and the threads."""
         atexit.unregister(self.close)
         until_s = time.monotonic() + _PATIENCE_S
-        for errand in self._errands:
-            errand.cancelled.set()
+        for fetch in self._fetches:
+            fetch.cancelled.set()
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:
@@ -233,15 +233,15 @@ class _Window:
             self._order(number, nbytes)
 
     def _order(self, number: int, nbytes: int) -> None:
-        errand = Errand()
-        self._waiting[number] = (nbytes, errand)
-        self._errands = [*(e for e in self._errands if not e.done.is_set()), errand]
+        fetch = BackgroundFetch()
+        self._waiting[number] = (nbytes, fetch)
+        self._fetches = [*(f for f in self._fetches if not f.done.is_set()), fetch]
         if len(self._threads) < self.num_threads:
             # A daemon, so that a server that hangs does not keep the process from ending.
             thread = threading.Thread(target=self._work, name="wids-prefetch", daemon=True)
             self._threads.append(thread)
             thread.start()
-        self._queue.put((number, errand))
+        self._queue.put((number, fetch))
 
     def _next(self) -> int | None:
         """Give the next shard that is not here yet."""
@@ -266,13 +266,13 @@ class _Window:
 
     def _work(self) -> None:
         while (order := self._queue.get()) is not None:
-            number, errand = order
+            number, fetch = order
             try:
-                if not errand.cancelled.is_set():
-                    self.dataset.fetch_shard(number, errand)
+                if not fetch.cancelled.is_set():
+                    self.dataset.fetch_shard(number, fetch)
             except Exception as error:  # noqa: BLE001 - a thread that ends would be waited for
                 # Whoever reads the shard tries again, and is told; here nobody would hear.
                 _logger.info("shard %d could not be fetched ahead: %r", number, str(error))
             finally:
-                errand.begun.set()
-                errand.done.set()
+                fetch.begun.set()
+                fetch.done.set()

@@ -1,0 +1,147 @@
+"""The files of a cache folder, and a limit → the files to delete, least recently used first.
+
+Knows nothing of what is in the files, and deletes none that it did not name, or that is in use.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import IO, Final, NamedTuple
+
+from wids.cache import names
+from wids.cache.leases import delete_if_unused
+from wids.cache.turns import folder_lock
+
+_INDEX_SUFFIX: Final = ".index"
+_WAIT_S: Final = 5.0
+"""How long to wait for another process's eviction."""
+
+
+class CacheFile(NamedTuple):
+    """A file in the cache folder that the cache wrote.
+
+    Attributes:
+        path, name: Its path, and the last part of it.
+        nbytes: Its length.
+        used_ns: When it was last opened, in nanoseconds since 1970.
+        is_temporary: Whether it is being written.
+    """
+
+    path: str
+    name: str
+    nbytes: int
+    used_ns: int
+    is_temporary: bool
+
+
+def choose_victims(files: Iterable[CacheFile], limit_nbytes: int) -> list[CacheFile]:
+    """Return the files to delete, in this order, until those that count keep the limit.
+
+    Some may turn out to be in use, so all that can be deleted are returned; none if the limit is
+    kept already. What counts are copies, files being written, and indexes whose copy is gone, which
+    serve reading by range and are worth a tenth of the limit. The index of a copy that is there, a
+    percent of it, does not count.
+    """
+    held = _sort(files)
+    if held.nbytes() <= limit_nbytes:
+        return []
+    excess = sum(file.nbytes for file in held.orphans) - limit_nbytes // 10
+    num_first = 0
+    while excess > 0:
+        excess -= held.orphans[num_first].nbytes
+        num_first += 1
+    return [*held.orphans[:num_first], *held.copies, *held.orphans[num_first:]]
+
+
+def evict(folder: str, limit_nbytes: int) -> int:
+    """Delete unused files until the limit is kept; return how many bytes too many remain."""
+    files = _list_files(names.shards_folder(folder))
+    excess = _sort(files).nbytes() - limit_nbytes
+    for file in choose_victims(files, limit_nbytes):
+        if excess <= 0:
+            break
+        if delete_if_unused(file.path):
+            excess -= file.nbytes
+    return max(0, excess)
+
+
+def make_space(
+    folder: str,
+    file: IO[bytes],
+    nbytes: int,
+    limit_nbytes: int,
+    make_room: Callable[[], None],
+) -> int:
+    """Evict what a new file needs, and reserve its length; return how many bytes too many remain.
+
+    Args:
+        folder: The cache folder.
+        file: The new file, in that folder.
+        nbytes: The length that it will have.
+        limit_nbytes: The limit of the cache.
+        make_room: Called if too many files are in use; closes what this process does not need.
+    """
+    # One process at a time, or two would each evict for both; but without a long wait for it.
+    with folder_lock(names.eviction_lock_path(folder), timeout_s=_WAIT_S):
+        excess = evict(folder, limit_nbytes - nbytes)
+        if excess > 0:
+            make_room()
+            excess = evict(folder, limit_nbytes - nbytes)
+        file.truncate(nbytes)  # so that other processes count it
+    return excess
+
+
+def contents(folder: str) -> list[CacheFile]:
+    """Return the copies, their indexes and the temporary files of a cache folder."""
+    return _list_files(names.shards_folder(folder))
+
+
+def clear(folder: str) -> tuple[int, int, int]:
+    """Delete the copies that no process uses, and the indexes of local shards.
+
+    Returns:
+        The number of deleted files, their bytes, and the number of files that are in use.
+    """
+    files = [*contents(folder), *_list_files(names.indexes_folder(folder))]
+    deleted = [file for file in files if delete_if_unused(file.path)]
+    return len(deleted), sum(file.nbytes for file in deleted), len(files) - len(deleted)
+
+
+class _Held(NamedTuple):
+    """The files that count, by kind; copies and orphans least recently used first."""
+
+    copies: list[CacheFile]
+    orphans: list[CacheFile]
+    temporary: list[CacheFile]
+
+    def nbytes(self) -> int:
+        return sum(file.nbytes for kind in self for file in kind)
+
+
+def _sort(files: Iterable[CacheFile]) -> _Held:
+    by_use = sorted(files, key=lambda file: file.used_ns)
+    existing = {file.name for file in by_use}
+    held = _Held([], [], [])
+    for file in by_use:
+        if file.is_temporary:
+            held.temporary.append(file)
+        elif not file.name.endswith(_INDEX_SUFFIX):
+            held.copies.append(file)
+        elif file.name.removesuffix(_INDEX_SUFFIX) not in existing:
+            held.orphans.append(file)
+    return held
+
+
+def _list_files(folder: str) -> list[CacheFile]:
+    files = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            is_temporary = names.is_temporary_name(entry.name)
+            if is_temporary or names.is_own_name(entry.name):
+                with suppress(OSError):  # deleted since
+                    status = entry.stat(follow_symlinks=False)
+                    sizes = (status.st_size, status.st_atime_ns)
+                    files.append(CacheFile(entry.path, entry.name, *sizes, is_temporary))
+    return files

@@ -1,0 +1,59 @@
+"""A path → an open copy that is not evicted while it is open; or a deleted file, if none is open.
+
+The lock is on the copy itself, shared by its readers. Python's memory map duplicates the descriptor
+and a fork inherits it, so a lease ends when its last map does, without any bookkeeping.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from typing import Final
+
+from wids.errors import FetchError
+from wids.files import locks
+
+_NUM_TRIES: Final = 20
+
+
+def lease(path: str) -> int | None:
+    """Open a file so that it is not evicted while it is open; return None if it is gone.
+
+    Raises:
+        FetchError: It cannot be read.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise FetchError(f"{path}: cannot be read: {error.strerror or error}") from error
+    for _ in range(_NUM_TRIES):
+        if locks.acquire_shared(handle) is not False:
+            break
+        time.sleep(0.001)  # another process is trying to evict it, and is soon finished
+    status = os.fstat(handle)
+    if status.st_nlink == 0:  # it was evicted between open and lock
+        os.close(handle)
+        return None
+    with suppress(OSError):  # the time of last use: most mounts do not update it on each read
+        os.utime(handle, ns=(time.time_ns(), status.st_mtime_ns))
+    return handle
+
+
+def delete_if_unused(path: str) -> bool:
+    """Delete a file unless a process has a lease on it; return whether it was deleted."""
+    try:
+        handle = os.open(path, os.O_RDWR)  # NFS locks exclusively only what is open for writing
+    except OSError:
+        return False
+    try:
+        if locks.acquire(handle) is False:
+            return False
+        os.unlink(path)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True

@@ -1,0 +1,53 @@
+"""Bytes → small files of the cache that can be made again, in folders as open as the cache folder.
+
+Knows nothing of what is saved.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from typing import Final
+
+from wids.files import publish
+from wids.tars.index import TarIdentity
+
+_SETTLED_NS: Final = 2_000_000_000
+"""Age from which a modification time identifies a file's content: the coarsest file systems count
+in steps of two seconds, so a younger file could change without a new time."""
+
+
+def is_settled(identity: TarIdentity) -> bool:
+    """Whether a file is old enough that its modification time will change with its content."""
+    return time.time_ns() - identity.mtime_ns > _SETTLED_NS
+
+
+def save_quietly(path: str, data: bytes) -> bool:
+    """Write a file of the cache atomically; return whether that was possible.
+
+    Processes that save the same file at once do not disturb each other: they save equal bytes.
+    """
+    try:
+        make_folder(os.path.dirname(path))
+        # Every reader checks the content, so there is no need to wait for the disk.
+        with publish.replacing(path, mode=0o600, sync=False) as file:
+            file.write(data)
+    except OSError:  # read-only, full, or another user's
+        return False
+    return True
+
+
+def make_folder(path: str) -> None:
+    """Make a folder in the cache folder, as open as that; make that private if it is missing."""
+    parent = os.path.dirname(path)
+    os.makedirs(parent, mode=0o700, exist_ok=True)  # the mode applies to the last part only
+    with suppress(FileExistsError):
+        os.mkdir(path)
+        os.chmod(path, os.stat(parent).st_mode & 0o7777)  # mkdir would apply the umask
+
+
+def open_up(handle: int, folder: str) -> None:
+    """Make a new file as open as its folder, whatever the umask."""
+    with suppress(OSError):
+        os.fchmod(handle, os.stat(folder).st_mode & 0o666)
