@@ -1,4 +1,4 @@
-"""Progress bars: for people, and for nobody else."""
+"""Progress bars: shown to people, and to nobody else."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from wids.files.progress import Bar, is_wanted
 
 
 class Terminal(io.StringIO):
-    """A stderr where somebody looks."""
+    """A stderr that a person sees."""
 
     def isatty(self) -> bool:
         return True
 
 
 def test_who_sees_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal or a notebook; the argument and the environment have the say."""
+    """It is shown at a terminal, unless the argument or the environment decides."""
     assert not is_wanted(None)
     assert is_wanted(wanted=True)
     monkeypatch.setattr(sys, "stderr", Terminal())
@@ -46,7 +46,7 @@ def test_who_sees_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_notebooks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel is told by its configuration; IPython in a pipe is no notebook."""
+    """A kernel is recognised by its configuration; IPython in a pipe is not a notebook."""
     shell = types.SimpleNamespace(config={"IPKernelApp": {}})
     fake = types.SimpleNamespace(get_ipython=lambda: shell)
     monkeypatch.setitem(sys.modules, "IPython", fake)
@@ -58,7 +58,7 @@ def test_notebooks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """It counts what is reported, and shows bytes as people write them."""
+    """It counts what is reported, and shows bytes with prefixes."""
     monkeypatch.setattr(progress, "DELAY_S", 0)
     with Bar("fetching 0.tar", None, "B", wanted=True) as bar:
         bar.reach(0, 4_000_000)
@@ -68,8 +68,8 @@ def test_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     assert "4.00M" in shown
 
 
-def test_what_is_over_soon_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """And starts no thread, which tqdm would."""
+def test_short_work_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor does it start a thread, which tqdm would."""
     code = (
         "import threading\nfrom wids.files.progress import Bar\n"
         "with Bar('x', 10, 'B', wanted=True) as bar:\n    bar.reach(10)\n"
@@ -83,7 +83,7 @@ def test_what_is_over_soon_shows_nothing(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_real_terminal() -> None:
-    """In a pseudo-terminal the bar is there; in a pipe it is not."""
+    """A pseudo-terminal shows the bar; a pipe does not."""
     code = (
         "from wids.files import progress\nprogress.DELAY_S = 0\n"
         "with progress.Bar('fetching', 10, 'B') as bar:\n    bar.reach(5)\n"

@@ -1,4 +1,4 @@
-"""A file that appears all at once."""
+"""A file that appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wids.files.publish import replacing
 
 
 def test_file_appears_at_the_end(tmp_path: Path) -> None:
-    """Until the block ends the old file is there, then the new one, and nothing else."""
+    """Readers see the old file until the block ends, then the new one, and nothing beside it."""
     path = tmp_path / "a"
     path.write_bytes(b"old")
     with replacing(path) as file:
@@ -24,7 +24,7 @@ def test_file_appears_at_the_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_failure_leaves_the_old_file(tmp_path: Path, error: type[BaseException]) -> None:
-    """Whatever ends the block, what was there stays, and nothing is left beside it."""
+    """If the block fails, the old file stays, and nothing is left beside it."""
     path = tmp_path / "a"
     path.write_bytes(b"old")
     with pytest.raises(error), replacing(path):
@@ -35,7 +35,7 @@ def test_failure_leaves_the_old_file(tmp_path: Path, error: type[BaseException])
 
 
 def test_mode_follows_the_umask(tmp_path: Path) -> None:
-    """A file is as open as others that the user makes."""
+    """The permissions are those of other files that the user makes."""
     before = os.umask(0o027)
     try:
         with replacing(tmp_path / "a"):
@@ -50,7 +50,7 @@ def test_mode_follows_the_umask(tmp_path: Path) -> None:
 
 
 def test_longest_names_can_be_written(tmp_path: Path) -> None:
-    """A name of as many bytes as a file system takes is written like any other."""
+    """A file can have as long a name as the file system allows."""
     for name in ("猫" * 83 + ".tar", "a" * 251 + ".tar"):
         with replacing(tmp_path / name):
             pass
