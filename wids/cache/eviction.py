@@ -1,6 +1,7 @@
 """The files of a cache folder, and a limit → the files to delete, least recently used first.
 
-Knows nothing of what is in the files, and deletes none that it did not name, or that is in use.
+Knows nothing of what is in the files. Only files with the cache's own names are ever deleted, and
+none that a process uses.
 """
 
 from __future__ import annotations
