@@ -86,6 +86,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     return folder
 
 
+@pytest.fixture
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retry almost at once after a failed request."""
+    monkeypatch.setattr("wids.transport.retry._FIRST_WAIT_S", 0.01)
+
+
 def settle(path: Path) -> Path:
     """Make a file look an hour old, so that its time of modification is believed."""
     hour_ago = path.stat().st_mtime - 3600

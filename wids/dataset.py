@@ -34,6 +34,7 @@ from wids.tars.names import KeySplit
 from wids.tars.samples import Raw, check_raw
 from wids.tars.shard import Shard
 from wids.transport import fetch, urls
+from wids.transport.local import Opener
 
 Sample: TypeAlias = dict[str, Any]
 Transformation: TypeAlias = Callable[[Any], Any]
@@ -132,7 +133,7 @@ class ShardListDataset(_Dataset):
         allow_pipe: bool = False,
         allow_pickle: bool = False,
         storage_options: Mapping[str, Any] | None = None,
-        handlers: Mapping[str, fetch.Opener] | None = None,
+        handlers: Mapping[str, Opener] | None = None,
         progress: bool | None = None,
     ) -> None:
         check_raw(raw)

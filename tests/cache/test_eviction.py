@@ -13,7 +13,7 @@ from loopback import Fault, Server
 from wids.cache.eviction import CacheFile, choose_victims
 from wids.cache.names import RemoteFile
 from wids.errors import FetchError
-from wids.transport import fetch
+from wids.transport import fetch, retry
 
 
 def a_file(name: str, nbytes: int = 100, used_ns: int = 0) -> CacheFile:
@@ -103,7 +103,7 @@ def test_a_claim_evicts_nothing(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that claims a length beyond the limit or the disk evicts nothing (CACHE-8)."""
-    monkeypatch.setattr(fetch, "_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(retry, "_FIRST_WAIT_S", 0.01)
     cache = make_cache(tmp_path, limit=250_000, fetcher=fetch.Fetcher({"timeout": 0.1}))
     files = fill(cache, server, 2)
     for claim in ("1" + "0" * 15, "9" * 25):

@@ -20,7 +20,7 @@ from wids.cache.names import RemoteFile
 from wids.cache.store import BackgroundFetch
 from wids.errors import MismatchError, NotFoundError, ShardFormatError
 from wids.files import progress
-from wids.transport import fetch
+from wids.transport import retry
 
 
 def test_fetched_once(tmp_path: Path, server: Server) -> None:
@@ -179,7 +179,7 @@ def test_logging_names_no_secrets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Neither do the names of files in the cache folder (SEC-4)."""
-    monkeypatch.setattr(fetch, "_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(retry, "_FIRST_WAIT_S", 0.01)
     caplog.set_level(logging.DEBUG, "wids")
     url = server.page("/0.tar", DATA, faults=[Fault(503)]) + "?token=SECRET"
     read_copy(make_cache(tmp_path), RemoteFile(url), lambda _: b"index")

@@ -23,7 +23,7 @@ import pytest
 from conftest import need, raises, sample_members, write_tar
 
 import wids
-from wids.transport import fetch
+from wids.transport import retry
 
 EXPECTED = [f"text {n}" for n in range(3000)]
 
@@ -31,7 +31,7 @@ EXPECTED = [f"text {n}" for n in range(3000)]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tries follow one another without much waiting."""
-    monkeypatch.setattr(fetch, "_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(retry, "_FIRST_WAIT_S", 0.01)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from loopback import Fault, Server
 from wids.cache.names import RemoteFile, copy_path
 from wids.cache.store import Cache, CachedCopy, Limits
 from wids.errors import FetchError
-from wids.transport import fetch
+from wids.transport import fetch, retry
 
 SIZE = 20_000
 LIMIT = 5 * SIZE
@@ -140,7 +140,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 def run(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "_FIRST_WAIT_S", 0.0001)
+    monkeypatch.setattr(retry, "_FIRST_WAIT_S", 0.0001)
     options: dict[str, Any] = {"suppress_health_check": list(HealthCheck), "deadline": None}
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         CacheMachine, settings=settings(max_examples=count, stateful_step_count=25, **options)

@@ -28,7 +28,7 @@ from torch.utils.data import (
 import wids
 from wids.cache import eviction
 from wids.errors import FetchError
-from wids.transport import fetch
+from wids.transport import retry
 
 NUM_SHARDS, LENGTH = 8, 25
 NUM_SAMPLES = NUM_SHARDS * LENGTH
@@ -37,7 +37,7 @@ NUM_SAMPLES = NUM_SHARDS * LENGTH
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tries follow one another without much waiting."""
-    monkeypatch.setattr(fetch, "_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(retry, "_FIRST_WAIT_S", 0.01)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from loopback import Fault, Server
 import wids
 from wids.cache.leases import delete_if_unused
 from wids.errors import FetchError, MismatchError, ShardFormatError
-from wids.transport import fetch
+from wids.transport import retry
 
 LENGTHS = [8, 5, 7]
 
@@ -28,7 +28,7 @@ LENGTHS = [8, 5, 7]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tries follow one another without much waiting."""
-    monkeypatch.setattr(fetch, "_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(retry, "_FIRST_WAIT_S", 0.01)
 
 
 class Site:
@@ -546,7 +546,7 @@ def test_a_pack_of_other_tars(site: Site) -> None:
         del shard["filesize"]
     site.server.page("/train-0.tar", site.bodies[0] + bytes(512))
     with wids.ShardListDataset(site.spec(index="train.index"), access="range") as dataset:
-        with raises(MismatchError, "published anew"):
+        with raises(MismatchError, "a new version was published"):
             dataset[0]
 
 

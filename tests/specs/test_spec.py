@@ -24,7 +24,7 @@ from wids import (
     load_spec,
 )
 from wids.specs.loader import MAX_DEPTH
-from wids.transport import fetch
+from wids.transport import retry
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "specs.json").read_text())
 
@@ -262,7 +262,7 @@ def test_malformed_argument_is_refused(tmp_path: Path) -> None:
 
 def test_remote_errors_name_the_document(server: Server) -> None:
     """A missing document, and one that is a web page, are told apart."""
-    with raises(NotFoundError, "/gone.json: nothing there (HTTP status 404)"):
+    with raises(NotFoundError, "/gone.json: not found (HTTP status 404)"):
         load_spec(server.url + "/gone.json")
     with raises(SpecError, "/x.json: expected a JSON document, found text that begins with '<html"):
         load_spec(server.page("/x.json", b"<html>welcome</html>"))
@@ -351,7 +351,7 @@ def test_what_is_no_path_is_refused(url: str) -> None:
 @pytest.mark.parametrize("url", ["http://[x/a.tar", "https://", "s3://", "http://h:port/x"])
 def test_odd_urls_are_text(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever looks like a URL can be named, joined and shown; to fetch it is another matter."""
-    monkeypatch.setattr(fetch, "_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(retry, "_FIRST_WAIT_S", 0.01)
     assert load({"shardlist": [url]}).shards[0].url == url
     assert load({"base": url, "shardlist": ["a.tar"]}).shards[0].url.endswith("/a.tar")
     with pytest.raises(FetchError):

@@ -1,4 +1,4 @@
-"""Strings in, strings out."""
+"""URLs as strings: nothing is opened or fetched."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from wids.transport import urls
         ("/d", "C#/50%/a b:c.tar", "/d/C#/50%/a b:c.tar"),
         ("file:///d%20e", "a.tar", "/d e/a.tar"),
         ("/d", "file:///x%20y/a.tar", "/x y/a.tar"),
-        # another URL or a command stays as it is
+        # another URL or a command is returned unchanged
         ("/d", "https://h/a.tar?x=1", "https://h/a.tar?x=1"),
         ("/d", "pipe:cat /x/../a.tar", "pipe:cat /x/../a.tar"),
         ("https://h/d", "pipe:cat a | b", "pipe:cat a | b"),
@@ -36,14 +36,14 @@ from wids.transport import urls
         ("https://h/d", "//other/a.tar", "https://other/a.tar"),
         ("https://h/d", "a:b.tar", "https://h/d/a:b.tar"),
         ("s3://b/p//q", "x//a.tar", "s3://b/p//q/x//a.tar"),
-        # the query of a signed base goes along, unless the reference has its own
+        # a reference without a query takes that of a signed base
         ("https://h/d/?sig=1&t=2", "a.tar", "https://h/d/a.tar?sig=1&t=2"),
         ("https://h/d/?sig=1", "x/../a.tar", "https://h/d/a.tar?sig=1"),
         ("https://h/d/?sig=1", "a.tar?own=2", "https://h/d/a.tar?own=2"),
     ],
 )
 def test_reference_is_resolved(base: str, reference: str, expected: str) -> None:
-    """References resolve against a folder, local or remote, and nothing is lost on the way.
+    """References resolve against a folder, local or remote, and no part of them is lost.
 
     SPEC-7, SPEC-8, SPEC-9, SPEC-10.
     """
@@ -84,7 +84,7 @@ def test_parent_keeps_the_query(url: str, expected: str) -> None:
     ],
 )
 def test_scheme(url: str, scheme: str) -> None:
-    """What has neither ``://`` nor a known prefix is a path."""
+    """Text without ``://`` and without a known prefix is a path."""
     assert urls.scheme(url) == scheme
 
 
@@ -107,32 +107,32 @@ def test_braces_expand_as_in_a_shell() -> None:
     ],
 )
 def test_redacted_url_has_no_secret(url: str, shown: str) -> None:
-    """Messages show where, not how to get in."""
+    """Messages show where a file is, but not how to get access."""
     assert urls.redact(url) == shown
 
 
-def test_within_is_about_whole_names() -> None:
-    """A folder is not inside one whose name it continues."""
+def test_within_compares_whole_names() -> None:
+    """A folder is not inside one whose name is a prefix of its own name."""
     assert urls.is_within("/d/e/f", "/d/e")
     assert not urls.is_within("/d/ef", "/d/e")
     assert not urls.is_within("/d/e/../x", "/d/e")
 
 
-def test_pipe_is_no_base() -> None:
+def test_pipe_cannot_be_a_base() -> None:
     """A command is not a folder."""
     with raises(SpecError, "pipe:curl …: expected a folder as base, found a pipe"):
         urls.join("pipe:curl x", "a.tar")
 
 
-def test_file_urls_are_of_this_machine() -> None:
+def test_file_urls_are_local() -> None:
     """The host of a ``file:`` URL is empty or localhost."""
     assert urls.local_path("file://localhost/d/x") == urls.local_path("file:///d/x") == "/d/x"
     for url in ("file://server/share/x.tar", "file://localhost2/x"):
-        with raises(SpecError, url, "expected a file of this machine, found the host"):
+        with raises(SpecError, url, "expected a local file, found the host"):
             urls.local_path(url)
 
 
-def test_backslashes_stay() -> None:
+def test_backslashes_are_preserved() -> None:
     """A backslash is part of a name, with braces and without."""
     assert urls.expand("d\\x.tar") == ["d\\x.tar"]
     assert urls.expand("d\\x-{0..1}.tar") == ["d\\x-0.tar", "d\\x-1.tar"]

@@ -30,7 +30,8 @@ from wids.files import locks, publish
 from wids.files.progress import Bar
 from wids.files.sizes import nbytes_text
 from wids.transport import urls
-from wids.transport.fetch import Expected, Fetcher
+from wids.transport.download import Expected
+from wids.transport.fetch import Fetcher
 
 Prepare: TypeAlias = Callable[[IO[bytes]], bytes]
 Localname: TypeAlias = Callable[[str], "str | os.PathLike[str] | None"]

@@ -30,6 +30,7 @@ from wids.tars.range_pack import RangePack
 from wids.tars.samples import Raw
 from wids.tars.shard import Shard
 from wids.transport import fetch, urls
+from wids.transport.rewrite import rewritten
 
 Access = Literal["auto", "download", "range"]
 
@@ -79,7 +80,7 @@ class ShardOpener:
         self._packs: dict[str, Pack | RangePack | None] = {}
         self._fetched_again: set[int] = set()
         self._local_paths: dict[int, str | None] = {}
-        if spec.index is not None and urls.is_local(fetch.where(spec.index)):
+        if spec.index is not None and urls.is_local(rewritten(spec.index)):
             self._pack(spec.index)  # now, so that processes that are forked later share it
 
     def __call__(
@@ -110,7 +111,7 @@ class ShardOpener:
         try:
             return self._local_paths[number]
         except KeyError:
-            place = fetch.where(self.shards[number].url)
+            place = rewritten(self.shards[number].url)
             path = urls.local_path(place) if urls.is_local(place) else None
             self._local_paths[number] = path  # shards are opened often
             return path
@@ -277,11 +278,11 @@ class ShardOpener:
         return pack
 
     def _loaded_pack(self, url: str) -> Pack | RangePack | None:
-        place = fetch.where(url)
+        place = rewritten(url)
         if urls.is_local(place):
             return index.load_pack(urls.local_path(place))
         try:
-            nbytes, tag = self.store.fetcher.about(url)
+            nbytes, tag = self.store.fetcher.head(url)
             about = RemoteFile(
                 url, version="" if (nbytes, tag) == (None, None) else repr((nbytes, tag))
             )

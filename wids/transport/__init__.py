@@ -1,4 +1,12 @@
-"""A URL → its bytes: URLs as strings, a module for each kind of transport, retries, resumption.
+"""A URL → its bytes, from any kind of server: complete, retried, and resumed after a cut.
 
-Nothing here knows tars or caches.
+`fetch` is the entrance: a `Fetcher` reads documents and byte ranges, and downloads files. Below it,
+`download` and `retry` cope with failures; `schemes` has the table of schemes, one transport module
+for each kind of them; `rewrite` applies the environment's rules; `urls` treats URLs as text.
+
+To add a scheme such as ``mem://…``, write one module with a function ``transport_for`` and add one
+line to the table in `schemes`; no other module knows which schemes exist. The ``//`` is necessary:
+``mem:name`` is a path (SPEC-10).
+
+This package knows neither specs nor tars nor caches.
 """

@@ -1,8 +1,8 @@
-"""Split, join, shorten and brace-expand URLs: strings only.
+"""URLs as strings: split, resolve, compare, redact and brace-expand them.
 
-Nothing here opens, stats or fetches anything. A *URL* is what stands in a spec: a path of this
-machine, ``file:…``, ``scheme://…``, or ``pipe:COMMAND``. Everything that has neither ``://`` nor
-one of the two prefixes is a path, so that ``a:b.tar``, ``50%.tar`` and ``C#/0.tar`` are paths too.
+Nothing here opens, stats or fetches a file. A *URL* is any name of a file in a spec: a local path,
+``file:…``, ``scheme://…`` or ``pipe:COMMAND``. Text without ``://`` and without one of the prefixes
+``file:`` and ``pipe:`` is a path, so ``a:b.tar``, ``50%.tar`` and ``C#/0.tar`` are paths too.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from urllib.parse import quote, unquote
 
 from braceexpand import braceexpand
 
-from wids.errors import SpecError
+from wids.errors import FetchError, SpecError
 
+# Names without dots to resolve, schemes, `~` or queries: joined without looking further.
 _PLAIN = re.compile(r"(?:\w[\w.-]*/)*\w[\w.-]*")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 
 def scheme(url: str) -> str:
-    """Give the scheme in lower case: ``""`` for a path, ``"file"``, ``"pipe"``, ``"https"``, …."""
+    """Return the scheme in lower case: ``"https"``, ``"file"``, ``"pipe"``; ``""`` for a path."""
     for opaque in ("file", "pipe"):
         if url[: len(opaque) + 1].lower() == opaque + ":":
             return opaque
@@ -30,25 +31,29 @@ def scheme(url: str) -> str:
 
 
 def is_local(url: str) -> bool:
-    """Tell whether the URL names a file of this machine."""
+    """Whether the URL names a local file."""
     return scheme(url) in ("", "file")
 
 
 def local_path(url: str) -> str:
-    """Give the path of a local URL: ``~`` expanded, ``file:`` taken off and percent-decoded."""
+    """Return the path of a local URL: ``~`` expanded, ``file:`` removed and percent-decoded.
+
+    Raises:
+        SpecError: A ``file:`` URL names another host.
+    """
     if scheme(url) != "file":
         return os.path.expanduser(url)
     rest = url[len("file:") :]
     if rest.startswith("//"):
         host, slash, rest = rest[2:].partition("/")
         if host not in ("", "localhost"):
-            raise SpecError(f"{url}: expected a file of this machine, found the host {host!r}")
+            raise SpecError(f"{url}: expected a local file, found the host {host!r}")
         rest = slash + rest
     return os.path.expanduser(unquote(rest))
 
 
 def path_of(url: str) -> str:
-    """Give the path part: without query for remote URLs, all of it for local ones."""
+    """Return the path part: without the query for a remote URL, all of it for a local one."""
     kind = scheme(url)
     if kind == "pipe":
         return ""
@@ -56,9 +61,9 @@ def path_of(url: str) -> str:
 
 
 def parent(url: str) -> str:
-    """Give the folder that relative references in the document at ``url`` start from.
+    """Return the folder that relative references in the document at ``url`` start from.
 
-    The query stays: a signature that opens the document opens its neighbours too.
+    The query stays, because a signature that opens the document opens its neighbours too.
     """
     if is_local(url):
         return os.path.dirname(local_path(url))
@@ -67,7 +72,10 @@ def parent(url: str) -> str:
 
 
 def _split(url: str) -> tuple[str, str, str]:
-    """Split a remote URL into scheme and host, path, and query with its mark; for any text."""
+    """Split a remote URL into scheme and host, path, and query with its ``?``.
+
+    Any text can be split: `urllib.parse` raises errors for some that servers accept.
+    """
     stem, mark, query = url.partition("?")
     cut = stem.find("/", stem.find("://") + len("://"))
     origin, path = (stem, "") if cut < 0 else (stem[:cut], stem[cut:])
@@ -80,11 +88,15 @@ def join(base: str, reference: str) -> str:
 
 
 def joiner(base: str) -> Callable[[str], str]:
-    """Give the function that resolves references against a folder.
+    """Return the function that resolves references against a folder.
 
-    Absolute references (another URL, ``pipe:``, an absolute path beside a local base) come back
-    unchanged. A reference without a query takes the query of a remote base. Local results are
-    absolute. One function for many references, since a dataset has up to 100,000 of them.
+    The function returns absolute references (another URL, ``pipe:``, an absolute path next to a
+    local base) unchanged. A reference without a query takes the query of a remote base. Local
+    results are absolute paths. The base is parsed only once, since a dataset has up to 100,000
+    references.
+
+    Raises:
+        SpecError: The base is a command.
     """
     kind = scheme(base)
     if kind == "pipe":
@@ -119,7 +131,7 @@ def joiner(base: str) -> Callable[[str], str]:
 
 
 def _without_dots(path: str) -> str:
-    """Resolve ``.`` and ``..``; empty parts stay, since ``a//b`` is a name of its own on S3."""
+    """Resolve ``.`` and ``..``, and preserve empty parts: ``a//b`` and ``a/b`` differ on S3."""
     parts: list[str] = []
     for part in path.split("/"):
         if part == "..":
@@ -130,22 +142,26 @@ def _without_dots(path: str) -> str:
 
 
 def is_within(path: str, folder: str) -> bool:
-    """Tell whether a local path lies in a local folder, as far as the two strings can say."""
+    """Whether a local path is inside a local folder, judged by the two strings alone."""
     path, folder = os.path.abspath(path), os.path.abspath(folder)
     return path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 def relative(url: str, folder: str) -> str:
-    """Give a local URL relative to a local folder where it lies in it, else unchanged."""
+    """Return a local URL relative to ``folder`` if it is inside; otherwise return it unchanged."""
     if not (is_local(url) and is_within(local_path(url), folder)):
         return url
     name = os.path.relpath(local_path(url), folder)
-    # What would be read back as something else is marked as the path that it is.
+    # Without the "./" the name would be read back as a URL, a command or a home folder.
     return "./" + name if scheme(name) or name.startswith("~") else name
 
 
 def expand(pattern: str) -> list[str]:
-    """Expand ``{000..146}`` and ``{a,b}`` as a shell does; other braces stay as they are."""
+    """Expand ``{000..146}`` and ``{a,b}`` as a shell does; other braces stay as they are.
+
+    Raises:
+        SpecError: The braces are unbalanced.
+    """
     try:
         return list(braceexpand(pattern, escape=False))
     except ValueError as error:
@@ -156,20 +172,35 @@ def expand(pattern: str) -> list[str]:
 
 
 def origin(url: str) -> str:
-    """Give scheme and server of a remote URL, in lower case: what a secret may be sent to."""
+    """Return scheme and server of a remote URL in lower case: the unit that secrets belong to."""
     kind = scheme(url)
     if kind in ("", "file", "pipe"):
         return ""
-    return f"{kind}://{authority(url).rpartition('@')[2].lower()}"
+    return f"{kind}://{_authority(url).rpartition('@')[2].lower()}"
 
 
-def authority(url: str) -> str:
-    """Give what stands between ``://`` and the path of a remote URL: user, server and port."""
+def _authority(url: str) -> str:
+    """Return the part of a remote URL between ``://`` and the path: user, server and port."""
     return _split(url)[0].partition("://")[2]
 
 
+def check_server(url: str) -> None:
+    """Raise `FetchError` for a remote URL whose server different parsers read differently.
+
+    For some, ``https://a#@b/`` names the server ``a``, for others ``b``: a token for one of them
+    could be sent to the other.
+    """
+    if re.search(r"[#\\\s]", _authority(url)):
+        raise FetchError(
+            f"{redact(url)}: expected a server name, found one with a #, a backslash or a space"
+        )
+
+
 def is_below(url: str, prefix: str) -> bool:
-    """Tell whether a remote URL is of a scheme (``s3://``), or of a server and below a path."""
+    """Whether a remote URL has the prefix's scheme (``s3://``), or its server and path.
+
+    Paths are compared by components after decoding: ``https://h/ab`` is not below ``https://h/a``.
+    """
     if prefix.endswith("://"):
         return scheme(url) == scheme(prefix)
     path, top = (_without_dots(unquote(path_of(u))).rstrip("/") for u in (url, prefix))
@@ -177,56 +208,23 @@ def is_below(url: str, prefix: str) -> bool:
 
 
 def quoted(path: str) -> str:
-    """Encode what may not stand in the path of a URL."""
+    """Percent-encode the characters that the path of a URL may not contain."""
     return quote(path)
 
 
 def unquoted(text: str) -> str:
-    """Decode ``%20`` and the like."""
+    """Decode ``%20`` and other percent-encoded characters."""
     return unquote(text)
 
 
-def rewrite(url: str, rules: str) -> str:
-    """Apply rules ``regex=replacement;…`` to a URL, one after the other.
-
-    A command that a rule makes of a URL may have nothing in it from the URL that a shell could take
-    for anything but a name, since the URL may be somebody else's.
-    """
-    rewritten = url
-    for rule in rules.split(";"):
-        pattern, equals, replacement = rule.partition("=")
-        if not rule.strip():
-            continue
-        if not equals:
-            raise SpecError(f"WDS_REWRITE: expected regex=replacement, found {rule!r}")
-        try:
-            rewritten = re.sub(pattern, replacement, rewritten)
-        except (re.error, IndexError) as error:
-            raise SpecError(f"WDS_REWRITE: {rule!r} is no rule: {error}") from error
-    if is_local(rewritten) and not is_local(url) and ".." in re.split(r"[/\\\\]", unquote(url)):
-        raise SpecError(
-            f"{redact(url)}: expected a URL without .., since WDS_REWRITE makes a path of it; it "
-            "could lead anywhere"
-        )
-    if scheme(rewritten) == "pipe" and scheme(url) != "pipe" and not _HARMLESS.fullmatch(url):
-        raise SpecError(
-            f"{redact(url)}: expected a URL of plain characters, since WDS_REWRITE makes a command "
-            "of it; found others, which a shell could take for commands"
-        )
-    return rewritten
-
-
-_HARMLESS = re.compile(r"[\w./:@%+=,~-]+", re.ASCII)
-
-
 def redact(url: str) -> str:
-    """Give the URL for a message: without user, password, query or arguments of a command."""
+    """Return the URL for a message: without user, password, query and command arguments."""
     kind = scheme(url)
     if kind in ("", "file"):
         return url
     if kind == "pipe":
         words = url[len("pipe:") :].split(maxsplit=1)
-        # Not TOKEN=… before the command, either.
+        # A shell accepts TOKEN=… in front of the command, so only a plain word is shown.
         first = words[0] if words and re.fullmatch(r"[\w./-]+", words[0]) else "…"
         return f"pipe:{first}{' …' if len(words) > 1 and first != '…' else ''}"
     origin, path, query = _split(url)

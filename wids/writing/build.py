@@ -13,7 +13,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, as_completed
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import IO, Any, Final
@@ -181,22 +181,6 @@ def _checked_index(
     return index.for_ranges(data, key_split, path)
 
 
-@contextmanager
-def on_this_machine(fetcher: fetch.Fetcher, url: str) -> Iterator[str]:
-    """Give the path of a local file, or of what is fetched from a URL for as long as this takes.
-
-    Raises:
-        FetchError: It cannot be fetched.
-    """
-    if urls.is_local(url):
-        yield urls.local_path(url)
-        return
-    with tempfile.NamedTemporaryFile(prefix="wids-") as file:
-        fetcher.save(url, file)
-        file.flush()
-        yield file.name
-
-
 def _results(
     examine: Callable[[_Asked], _Found], missing: list[_Asked], executor: Executor | None
 ) -> Iterator[_Found]:
@@ -216,7 +200,7 @@ def _results(
 def _examined(fetcher: fetch.Fetcher, asked: _Asked) -> _Found:
     """Find out about a shard, wherever it is. Runs on the workers of an executor."""
     url, key_split = asked
-    with on_this_machine(fetcher, url) as path:
+    with fetch.downloaded(fetcher, url) as path:
         try:
             return _found(url, key_split, path, _mtime_ns(path) if urls.is_local(url) else None)
         except ShardFormatError as error:

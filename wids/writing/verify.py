@@ -27,7 +27,6 @@ from wids.tars.names import KeySplit, to_text
 from wids.tars.shard import Shard
 from wids.tars.tar import TarIndex
 from wids.transport import fetch, urls
-from wids.writing.build import on_this_machine
 
 _MAX_NAMES: Final = 3
 
@@ -128,7 +127,7 @@ def _examined(
         return ([], None) if path is None else _problems(about, path, path, decode)
     name = urls.redact(about.url)
     try:
-        with on_this_machine(fetcher, about.url) as path:
+        with fetch.downloaded(fetcher, about.url) as path:
             return _problems(about, path, name, decode)
     except FetchError as error:
         return [Problem(name, _without(name, error))], None
@@ -233,7 +232,7 @@ def _opened_pack(
     """Open a pack for as long as the stack lasts; give it, and what is wrong with it as a whole."""
     name = urls.redact(url)
     try:
-        path = stack.enter_context(on_this_machine(fetcher, url))
+        path = stack.enter_context(fetch.downloaded(fetcher, url))
     except FetchError as error:
         return None, [Problem(name, _without(name, error))]
     pack = index.load_pack(path)

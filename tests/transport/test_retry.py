@@ -1,0 +1,77 @@
+"""Which failures are retried, how long the waits are, and when to give up."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from conftest import raises
+from loopback import Fault, Server
+from transfers import DATA, saved
+
+from wids.errors import FetchError
+from wids.transport.fetch import Fetcher
+
+pytestmark = pytest.mark.usefixtures("quick_retries")
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504, 429, 408])
+def test_a_temporary_failure_is_retried(server: Server, status: int) -> None:
+    """A server that is busy for a moment is asked again (CACHE-12)."""
+    url = server.page("/a", DATA, faults=[Fault(status), Fault(status)])
+
+    assert saved(url) == DATA
+    assert len(server.log) == 3
+
+
+def test_a_permanent_failure_is_not_retried(server: Server) -> None:
+    """An error page is never a document or part of a file; only a busy server is asked again."""
+    for status, number in ((403, 1), (401, 1), (400, 1), (500, 5), (503, 5)):
+        url = server.page(f"/{status}", b"<html>", status)
+        with raises(FetchError, f"expected HTTP status 200, found {status}"):
+            saved(url)
+        assert server.requests.count(f"/{status}") == number
+
+
+def test_an_error_is_not_remembered(server: Server) -> None:
+    """A file that was forbidden or missing can be read once the server offers it."""
+    url = server.page("/a", DATA, faults=[Fault(404), Fault(403)])
+    fetcher = Fetcher()
+    for _ in range(2):
+        with pytest.raises(FetchError):
+            fetcher.read(url, 1 << 30)
+
+    assert fetcher.read(url, 1 << 30) == DATA
+
+
+def test_the_server_says_how_long_to_wait(server: Server) -> None:
+    """Retry-After is followed."""
+    url = server.page("/a", b"x", faults=[Fault(503, headers={"Retry-After": "1"})])
+    started_s = time.monotonic()
+
+    assert saved(url) == b"x"
+    assert time.monotonic() - started_s >= 1
+
+
+def test_a_stall_is_noticed(server: Server) -> None:
+    """Silence for longer than the time-out counts as a failed connection."""
+    url = server.page("/a", DATA, faults=[Fault(after_nbytes=1_000_000, how="stall")])
+
+    assert saved(url, storage_options={"timeout": 0.5}) == DATA
+    assert len(server.log) == 2
+
+
+def test_a_server_that_never_recovers_is_given_up(server: Server) -> None:
+    """Five failures without progress are enough."""
+    url = server.page("/a", DATA, always=Fault(after_nbytes=1000, how="reset"))
+
+    with raises(FetchError, "the connection failed", "tried 5 times"):
+        saved(url)
+
+
+def test_a_server_that_makes_slow_progress_is_not_given_up(server: Server) -> None:
+    """Failures are forgotten once another megabyte has arrived."""
+    faults = [Fault(after_nbytes=1_200_000 if n % 2 else 1000) for n in range(8)]
+    url = server.page("/a", DATA, faults=faults)
+
+    assert saved(url) == DATA

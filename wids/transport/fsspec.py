@@ -1,0 +1,99 @@
+"""A URL of any scheme that fsspec knows (``s3:``, ``gs:``, ``az:``, ``hf:``, …) → a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from wids.errors import FetchError
+from wids.transport import urls
+from wids.transport.stream import Stream, Transport, driver_error, file_chunks
+
+_BLOCK_NBYTES: Final = 16 << 20
+
+_EXTRAS: Final = {
+    "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure",
+    "abfss": "azure", "adl": "azure", "hf": "hf", "sftp": "sftp", "ssh": "sftp",
+}  # fmt: skip
+"""The extra of this package that installs the driver for a scheme."""
+
+_INDIRECT: Final = frozenset(
+    (
+        *("local", "asynclocal", "file", "git", "dvc", "reference", "dir", "zip", "tar"),
+        *("libarchive", "data", "jupyter", "jlab", "dask", "worker", "generic"),
+        *("async_wrapper", "asyncwrapper", "filecache", "blockcache", "simplecache", "cached"),
+    )
+)
+"""Schemes of fsspec that read local files, or any file through another URL.
+
+With them a document from elsewhere could name files that it must not name (specs/security.md).
+"""
+
+
+def transport_for(options: Mapping[str, Any], scratch: str | None) -> Transport:  # noqa: ARG001
+    """Return the transport with the caller's options, except the ones for HTTP."""
+    for_driver = {name: o for name, o in options.items() if name not in ("headers", "timeout")}
+    return Fsspec(for_driver)
+
+
+class Fsspec:
+    """Reads files through fsspec.
+
+    Args:
+        options: Passed to the file system, as in ``fsspec.open(url, **options)``.
+    """
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        self.options = dict(options or {})
+
+    def __call__(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:
+        """Open a file, or read a part of it.
+
+        Raises:
+            NotFoundError: There is no such file.
+            FetchError: It cannot be read, or there is no driver for its scheme.
+        """
+        system, path = self._file_system(url)
+        try:
+            # File systems cache listings, which would hide a newer version of the file.
+            system.invalidate_cache()
+            info = system.info(path)
+            nbytes, tag = info.get("size"), info.get("ETag") or info.get("etag")
+            if stop is not None:
+                data = system.cat_file(path, start=start, end=stop)
+                return Stream(iter([data]), start, nbytes, tag)
+            file = system.open(path, "rb", block_size=_BLOCK_NBYTES)
+            if start:
+                file.seek(start)
+        except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
+            raise driver_error(url, error) from None
+        return Stream(file_chunks(url, file), start, nbytes, tag and str(tag), file.close)
+
+    def _file_system(self, url: str) -> tuple[Any, str]:
+        import fsspec
+
+        scheme = urls.scheme(url)
+        urls.check_server(url)
+        if scheme in _INDIRECT or "::" in url:
+            raise FetchError(
+                f"{urls.redact(url)}: expected the URL of a file, found one that leads to another "
+                f'through "{scheme}"; name the file itself'
+            )
+        try:
+            system, path = fsspec.core.url_to_fs(url, **self.options)
+        except (ImportError, ValueError) as error:
+            extra = _EXTRAS.get(scheme)
+            remedy = f"pip install 'wids[{extra}]'" if extra else "install its fsspec driver"
+            raise FetchError(
+                f'{urls.redact(url)}: expected a driver for "{scheme}", found: {error}; {remedy}, '
+                "or pass a handler for it"
+            ) from error
+        except Exception as error:  # noqa: BLE001 - some drivers connect at once
+            raise driver_error(url, error) from None
+        # Drivers of other packages are not in the list above.
+        if getattr(system, "local_file", False):
+            raise FetchError(
+                f"{urls.redact(url)}: expected a remote file, found a driver for local ones; name "
+                "the file by its path"
+            )
+        return system, path

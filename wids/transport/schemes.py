@@ -1,0 +1,91 @@
+"""The scheme of a URL → its transport, with the caller's options for that URL.
+
+`TRANSPORTS` is the only table of schemes. To add ``mem://…``, write a module ``mem.py`` beside this
+one with a function ``transport_for(options, scratch) -> Transport``, and add one line to the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
+
+from wids.transport import fsspec, http, local, pipe, urls
+from wids.transport.local import Opener
+from wids.transport.rewrite import rewritten
+from wids.transport.stream import Stream, Transport
+
+TransportFor: TypeAlias = Callable[[Mapping[str, Any], "str | None"], Transport]
+"""``(options, scratch) -> Transport``: from the caller's options for a URL, and the folder for
+temporary files (None for the system's)."""
+
+TRANSPORTS: Final[Mapping[str, TransportFor]] = {
+    "": local.transport_for,
+    "file": local.transport_for,
+    "pipe": pipe.transport_for,
+    "http": http.transport_for,
+    "https": http.transport_for,
+}
+"""Schemes in lower case; ``""`` is a path. fsspec opens all others."""
+
+
+class Transports:
+    """The transports of one `Fetcher`, made when first needed; see there for the arguments.
+
+    Threads can share it. It can be pickled if the handlers can, since transports can be: their
+    factories are functions of modules.
+    """
+
+    def __init__(
+        self,
+        storage_options: Mapping[str, Any] | None = None,
+        handlers: Mapping[str, Opener] | None = None,
+        scratch: str | None = None,
+    ) -> None:
+        self._options = _by_prefix(storage_options or {})
+        self._handlers = {
+            scheme.lower(): local.from_opener(opener) for scheme, opener in (handlers or {}).items()
+        }
+        self._scratch = scratch
+        self._made: dict[tuple[TransportFor, str | None], Transport] = {}
+
+    def open(
+        self, url: str, start: int = 0, stop: int | None = None, tag: str | None = None
+    ) -> Stream:
+        """Open a URL, after rewriting, by the transport of its scheme; see `stream.Transport`."""
+        # The caller's prefixes refer to URLs as they are written, before rewriting.
+        target = rewritten(url)
+        transport = self._handlers.get(urls.scheme(target)) or self._transport(url, target)
+        return transport(target, start, stop, tag)
+
+    def bind_options(self, url: str) -> None:
+        """Restrict options without a prefix to the server of ``url``, if it is remote.
+
+        For the first document that is read: the URLs in it are not the caller's, so the caller's
+        tokens must not go to the servers that it names.
+        """
+        if "" in self._options and urls.origin(url):
+            self._options[urls.origin(url)] = self._options.pop("")
+
+    def _transport(self, url: str, target: str) -> Transport:
+        """Return the transport for a URL, which keeps its connections for the next one."""
+        transport_for = TRANSPORTS.get(urls.scheme(target), fsspec.transport_for)
+        matching = (p for p in self._options if not p or urls.is_below(url, p))
+        prefix = max(matching, key=len, default=None)
+        key = (transport_for, prefix)
+        if key not in self._made:
+            options = {} if prefix is None else self._options.get(prefix, {})
+            self._made[key] = transport_for(options, self._scratch)
+        return self._made[key]
+
+
+def _by_prefix(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the options by the URL prefix that they are for; ``""`` is for all URLs."""
+    is_prefix = ["://" in name for name in options]
+    if not any(is_prefix):
+        return {"": dict(options)}
+    if not all(is_prefix):
+        raise ValueError(
+            "storage_options: expected options, or options by URL prefix, found both: "
+            + ", ".join(options)
+        )
+    return {prefix: dict(some) for prefix, some in options.items()}

@@ -1,0 +1,137 @@
+"""The stream that every transport returns, the errors it raises, and an open file → such a stream.
+
+A transport is a callable ``(url, start, stop, tag) -> Stream`` that knows one protocol. It asks
+once: `retry` repeats, and `download` resumes and verifies. A transport that cannot begin at
+``start`` sends the whole file instead and says so in `Stream.start`; if it cannot end at ``stop``,
+the reader closes the stream.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import IO, Final, TypeAlias
+
+from wids.errors import FetchError, NotFoundError
+from wids.transport import urls
+
+CHUNK_NBYTES: Final = 256 << 10
+
+
+class TransientError(FetchError):
+    """A failure that another attempt may not meet.
+
+    Attributes:
+        wait_s: Seconds to wait first, as requested by the server, or None.
+    """
+
+    def __init__(self, message: str, wait_s: float | None = None) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
+
+
+class PastEndError(FetchError):
+    """A range that begins past the end of the file."""
+
+
+@dataclass
+class Stream:
+    """The bytes of a file from a position on.
+
+    One thread reads it, once, in a ``with`` block.
+
+    Attributes:
+        chunks: The bytes, in pieces.
+        start: Position of the first byte in the file: the one that was asked for, or 0.
+        total_nbytes: Length of the whole file, or None if it is unknown.
+        tag: Text that differs between versions of the file, such as an ETag, or None.
+        close: Releases the connection or the open file.
+    """
+
+    chunks: Iterator[bytes]
+    start: int = 0
+    total_nbytes: int | None = None
+    tag: str | None = None
+    close: Callable[[], None] = field(default=lambda: None)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+Transport: TypeAlias = Callable[[str, int, "int | None", "str | None"], Stream]
+"""``(url, start, stop, tag) -> Stream``: read ``url`` from ``start`` to ``stop`` (None: to its end)
+if it still has this tag, or else from 0."""
+
+
+def file_stream(url: str, file: IO[bytes], start: int, stop: int | None) -> Stream:
+    """Return the stream of an open file, which it will close.
+
+    A file that cannot seek is read from its beginning.
+
+    Raises:
+        FetchError: The file cannot be positioned; it is closed.
+    """
+    total_nbytes = None
+    try:
+        if file.seekable():
+            total_nbytes = file.seek(0, os.SEEK_END)
+            file.seek(start)
+        else:
+            start = 0
+    except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
+        file.close()
+        raise driver_error(url, error) from None
+    chunks = file_chunks(url, file)
+    if stop is not None and total_nbytes is not None:
+        chunks = _limited(chunks, stop - start)
+    return Stream(chunks, start, total_nbytes, None, file.close)
+
+
+def file_chunks(url: str, file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the rest of an open file in pieces.
+
+    Raises:
+        FetchError: It cannot be read.
+    """
+    while True:
+        try:
+            chunk = file.read(CHUNK_NBYTES)
+        except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
+            raise driver_error(url, error) from None
+        if not chunk:
+            return
+        yield chunk
+
+
+def _limited(chunks: Iterable[bytes], nbytes: int) -> Iterator[bytes]:
+    for chunk in chunks:
+        yield chunk[:nbytes]
+        nbytes -= len(chunk)
+        if nbytes <= 0:
+            return
+
+
+def driver_error(url: str, error: Exception) -> FetchError:
+    """Return the error of wids for one that a driver or a caller's opener raised."""
+    if isinstance(error, FetchError):
+        return error
+    if isinstance(error, FileNotFoundError):
+        return NotFoundError(f"{urls.redact(url)}: not found")
+    message = f"{urls.redact(url)}: expected a readable file, found: {error_text(error, url)}"
+    # Drivers have no common error for a lost connection, so only certain mistakes are permanent.
+    permanent = (PermissionError, IsADirectoryError, TypeError, AttributeError, LookupError)
+    return (FetchError if isinstance(error, permanent) else TransientError)(message)
+
+
+def error_text(error: BaseException, url: str) -> str:
+    """Return type and message of another library's error, without the secrets of the URL."""
+    _, _, query = url.partition("?")
+    text = str(error).replace(url, urls.redact(url))
+    text = text.replace(query, "…") if query else text
+    # urllib3 puts the repr of a connection in front of its messages.
+    return f"{type(error).__name__}: {re.sub(r'<[^<>]* object at 0x[0-9a-f]+>: ', '', text):.300}"
