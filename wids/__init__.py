@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from wids.sampling.chunked import ChunkedSampler, ShardedSampler, ShardListSampler
     from wids.sampling.cost import SamplingCost, sampling_cost
     from wids.sampling.distributed import DistributedChunkedSampler
-    from wids.specs.loader import DatasetSpec, ShardSpec, load_spec
+    from wids.specs.loader import load_spec
+    from wids.specs.model import DatasetSpec, ShardSpec
     from wids.tars.shard import Shard
     from wids.writing.build import build_pack, build_spec
     from wids.writing.verify import Problem, verify_spec
@@ -76,7 +77,8 @@ _MODULES = {
     "sampling.chunked": ("ChunkedSampler", "ShardListSampler", "ShardedSampler"),
     "sampling.cost": ("SamplingCost", "sampling_cost"),
     "sampling.distributed": ("DistributedChunkedSampler",),
-    "specs.loader": ("DatasetSpec", "ShardSpec", "load_spec"),
+    "specs.loader": ("load_spec",),
+    "specs.model": ("DatasetSpec", "ShardSpec"),
     "tars.shard": ("Shard",),
     "writing.build": ("build_pack", "build_spec"),
     "writing.verify": ("Problem", "verify_spec"),

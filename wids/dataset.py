@@ -27,8 +27,8 @@ from wids.looking import preview
 from wids.looking.preview import Gallery
 from wids.reading.opener import Access, ShardOpener
 from wids.reading.pool import ShardPool, default_size
-from wids.specs import loader as spec
-from wids.specs.loader import ShardSpec
+from wids.specs.loader import Shards, load_spec
+from wids.specs.model import ShardSpec
 from wids.tars.index import ShardIndex
 from wids.tars.names import KeySplit
 from wids.tars.samples import Raw, check_raw
@@ -115,7 +115,7 @@ class ShardListDataset(_Dataset):
 
     def __init__(
         self,
-        shards: spec.Shards,
+        shards: Shards,
         *,
         base: str | os.PathLike[str] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
@@ -148,7 +148,7 @@ class ShardListDataset(_Dataset):
         if cache_dir is not None:
             folder = os.path.abspath(os.path.expanduser(os.fspath(cache_dir)))
         fetcher = fetch.Fetcher(storage_options, handlers, os.path.join(folder, "shards"))
-        self.spec = spec.load_spec(shards, base=base, allow_pipe=allow_pipe, read=fetcher.read)
+        self.spec = load_spec(shards, base=base, allow_pipe=allow_pipe, read=fetcher.read)
         self.on_error = on_error
         self.dataset_name = self.spec.name if dataset_name is None else dataset_name
         self.transformations = _transformations(transformations, allow_pickle=allow_pickle)

@@ -26,7 +26,7 @@ from wids.errors import SpecError, WidsError
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from wids.specs.loader import DatasetSpec
+    from wids.specs.model import DatasetSpec
 
 
 _PATIENCE_S: Final = 3.0
@@ -183,7 +183,7 @@ def _add_create(commands: Any) -> None:
 
 
 def _create(options: argparse.Namespace) -> int:
-    from wids.specs.loader import save_document
+    from wids.specs.model import save_document
     from wids.transport import urls
     from wids.writing import build
 
@@ -336,9 +336,9 @@ def _fields_text(spec: DatasetSpec) -> str:
 
 
 def _load(path: str, options: argparse.Namespace) -> DatasetSpec:
-    from wids.specs import loader as spec
+    from wids.specs.loader import load_spec
 
-    return spec.load_spec(path, allow_pipe=options.allow_pipe)
+    return load_spec(path, allow_pipe=options.allow_pipe)
 
 
 # sample
@@ -459,10 +459,11 @@ def _add_update(commands: Any) -> None:
 
 
 def _update(options: argparse.Namespace) -> int:
-    from wids.specs import loader as spec
+    from wids.specs.loader import load_spec
+    from wids.specs.model import save_document
     from wids.transport import urls
 
-    spec.load_spec(options.filename, allow_pipe=True)  # or it says what is wrong with it
+    load_spec(options.filename, allow_pipe=True)  # or it says what is wrong with it
     with open(options.filename, encoding="utf-8") as file:
         document = json.load(file)
     if not isinstance(document.get("shardlist"), list):
@@ -495,10 +496,10 @@ def _update(options: argparse.Namespace) -> int:
             entry["url"] = os.path.join(options.dir, name) if options.dir else name
         document["shardlist"] = sorted(entries, key=lambda entry: str(entry["url"]))
     document.setdefault("name", os.path.splitext(os.path.basename(options.filename))[0])
-    spec.load_spec(document, allow_pipe=True)  # or it says what is wrong with the change
+    load_spec(document, allow_pipe=True)  # or it says what is wrong with the change
     path = os.path.realpath(options.filename)
     shutil.copy2(path, path + ".bak")
-    spec.save_document(path, document, os.stat(path).st_mode & 0o777)
+    save_document(path, document, os.stat(path).st_mode & 0o777)
     return 0
 
 

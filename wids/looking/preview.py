@@ -23,7 +23,7 @@ from wids.looking.field_stats import (
 )
 from wids.looking.html import card_html, dataset_html, gallery_html, sample_html
 from wids.looking.text import printable, shortened
-from wids.specs.loader import DatasetSpec
+from wids.specs.model import DatasetSpec
 from wids.tars.index import ShardIndex
 
 _MAX_SHARDS: Final = 16

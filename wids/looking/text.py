@@ -14,7 +14,7 @@ from wids.fields.codecs import IMAGE_EXTENSIONS, extension
 from wids.fields.decode import Decoder
 from wids.fields.images import opened_image
 from wids.files.sizes import nbytes_text
-from wids.specs.loader import DatasetSpec
+from wids.specs.model import DatasetSpec
 from wids.transport import urls
 
 MAX_SHOWN_NBYTES: Final = 2_000_000

@@ -22,7 +22,7 @@ from wids.cache.saving import is_settled, save_quietly
 from wids.cache.store import BackgroundFetch, Cache, CachedCopy, Prepare
 from wids.errors import FetchError, MismatchError, ShardFormatError, WidsError
 from wids.reading.range_shard import RemoteShard
-from wids.specs.loader import DatasetSpec, ShardSpec
+from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars import index, tar
 from wids.tars.index import Pack, ShardIndex, TarIdentity
 from wids.tars.names import KeySplit

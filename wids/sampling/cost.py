@@ -16,7 +16,7 @@ import numpy.typing as npt
 from wids.files.sizes import nbytes_text
 from wids.sampling import order
 from wids.sampling.chunked import ChunkedSampler
-from wids.specs.loader import DatasetSpec
+from wids.specs.model import DatasetSpec
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]

@@ -1,4 +1,5 @@
-"""A JSON document, or another way to name shards → a frozen `DatasetSpec`.
+"""A JSON document, or any other form in which shards are named → a frozen `DatasetSpec`.
 
-Nothing here opens a shard.
+`loader` resolves the forms of ``shards`` and nested documents, `entries` checks single values, and
+`model` has `ShardSpec` and `DatasetSpec` and writes them. This package opens no shard.
 """

@@ -22,7 +22,8 @@ from wids.errors import ShardFormatError
 from wids.files import locks, publish
 from wids.files.digests import file_digest
 from wids.files.progress import Bar
-from wids.specs.loader import DatasetSpec, Shards, ShardSpec, load_spec
+from wids.specs.loader import Shards, load_spec
+from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars import index, tar
 from wids.tars.index import ShardIndex, TarIdentity
 from wids.tars.names import KeySplit

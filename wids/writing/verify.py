@@ -19,7 +19,8 @@ from wids.errors import FetchError, SampleError, ShardFormatError
 from wids.fields.decode import Decoder
 from wids.files.digests import file_digest
 from wids.files.progress import Bar
-from wids.specs.loader import Shards, ShardSpec, load_spec
+from wids.specs.loader import Shards, load_spec
+from wids.specs.model import ShardSpec
 from wids.tars import index, tar
 from wids.tars import names as keys
 from wids.tars.index import Pack, ShardIndex, TarIdentity

@@ -21,7 +21,8 @@ from wids.fields.codecs import Encode
 from wids.fields.encode import encode
 from wids.files import publish
 from wids.files.progress import Bar
-from wids.specs.loader import DatasetSpec, ShardSpec, load_spec
+from wids.specs.loader import load_spec
+from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars.index import ShardIndex, TarIdentity, dump, for_ranges, parse
 from wids.transport import urls
 from wids.writing.build import describe, save_pack

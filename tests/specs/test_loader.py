@@ -1,4 +1,4 @@
-"""JSON and the other forms of ``shards`` → ``DatasetSpec``."""
+"""JSON documents and the other forms of ``shards`` → ``DatasetSpec``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import io
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "specs.json").read_t
 
 
 class Documents:
-    """A reader of documents that are nowhere but here."""
+    """Returns documents from a dict instead of reading files."""
 
     def __init__(self, documents: dict[str, Any]) -> None:
         self.documents = documents
@@ -42,14 +41,14 @@ class Documents:
 
 
 def load(document: Any, at: str = "/data/d.json", **others: Any) -> DatasetSpec:
-    """Load a document as if it stood somewhere, beside others."""
+    """Load a document as if it were the file ``at``, with others around it."""
     documents = {at: document, **others.pop("others", {})}
     return load_spec(at, read=Documents(documents), **others)
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden["name"])
 def test_form_in_the_wild_is_resolved(golden: dict[str, Any]) -> None:
-    """Every form that projects use gives these URLs, counts, sizes and names (SPEC-1, SPEC-6)."""
+    """Every form that projects use has these URLs, counts, sizes and names (SPEC-1, SPEC-6)."""
     spec = load(
         golden["document"], golden.get("at", "/data/d.json"), others=golden.get("others", {})
     )
@@ -59,7 +58,7 @@ def test_form_in_the_wild_is_resolved(golden: dict[str, Any]) -> None:
 
 
 def test_extras_are_kept_and_written_back() -> None:
-    """What wids does not read is still there when the spec is written again (SPEC-2)."""
+    """Keys that wids does not interpret are written back unchanged (SPEC-2)."""
     document = next(g["document"] for g in GOLDEN if g["name"] == "extras")
 
     spec = load(document)
@@ -103,7 +102,7 @@ def test_every_form_of_shards_gives_the_same(tmp_path: Path, server: Server) -> 
 def test_relative_paths_start_from_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A caller's relative path is made absolute, so that a later chdir changes nothing.
+    """A caller's relative path is made absolute, so a later chdir changes nothing.
 
     SPEC-10.
     """
@@ -115,7 +114,7 @@ def test_relative_paths_start_from_the_working_directory(
 
 
 def test_inputs_are_never_edited() -> None:
-    """The old library spoiled a document by resolving it twice (SPEC-4)."""
+    """Loading a document twice has the same result; the old library edited it (SPEC-4)."""
     document = {
         "base": "sub",
         "shardlist": [{"url": "a.tar", "nsamples": 1}],
@@ -130,47 +129,47 @@ def test_inputs_are_never_edited() -> None:
     assert [s.url for s in first.shards] == ["/d/a.tar", "/d/x/b.tar"]
 
 
-def test_pipes_are_left_alone() -> None:
+def test_pipes_are_unchanged() -> None:
     """A command is neither joined with a base nor normalised (SPEC-9, SPEC-13, SEC-1)."""
     command = "pipe:curl -s https://h//x/../a.tar | cat"
     document = {"base": "/b", "shardlist": [{"url": command}]}
 
     assert load(document, allow_pipe=True).shards[0].url == command
-    assert load_spec([command]).shards[0].url == command, "the caller's own word needs no leave"
+    assert load_spec([command]).shards[0].url == command, "the caller may name commands"
     with raises(SpecError, "names the command pipe:curl …", "only with allow_pipe=True"):
         load(document)
 
 
 @pytest.mark.parametrize("shard", ["/etc/passwd.tar", "file:///etc/x.tar"])
 def test_remote_document_may_not_name_local_files(shard: str) -> None:
-    """A document from elsewhere says nothing about files of this machine (SPEC-12, SEC-2)."""
+    """A document from elsewhere cannot name local files (SPEC-12, SEC-2)."""
     at = "https://h/d.json"
-    # On a server an absolute path is one of the server's.
+    # In a remote document an absolute path is a path on its server.
     if shard.startswith("/"):
         assert load({"shardlist": [shard]}, at).shards[0].url == f"https://h{shard}"
     else:
-        with raises(SpecError, "https://h/d.json: names", "a file of this machine"):
+        with raises(SpecError, "https://h/d.json: names", "a local file"):
             load({"shardlist": [shard]}, at)
-    with raises(SpecError, "a file of this machine"):
+    with raises(SpecError, "a local file"):
         load({"base": "file:///etc", "shardlist": ["x.tar"]}, at)
-    with raises(SpecError, "a file of this machine"):
+    with raises(SpecError, "a local file"):
         load({"datasets": [{"source_url": "file:///etc/x.json"}]}, at)
 
 
 def test_remote_document_with_a_local_mirror() -> None:
-    """A caller's base makes names local, but only inside it (SPEC-6, SPEC-12)."""
+    """With a local base a document may name local files, but only inside it (SPEC-6, SPEC-12)."""
     at = "https://h/d.json"
     nested = {"datasets": [{"base": "sub", "shardlist": ["a.tar"]}]}
 
     assert load({"shardlist": ["a.tar"]}, at, base="/m").shards[0].url == "/m/a.tar"
     assert load(nested, at, base="/m").shards[0].url == "/m/sub/a.tar"
     for escape in ("../a.tar", "/etc/a.tar", "~/a.tar", "file:///etc/a.tar"):
-        with raises(SpecError, "a file of this machine"):
+        with raises(SpecError, "a local file"):
             load({"shardlist": [escape]}, at, base="/m")
 
 
 def test_cycles_and_depth_are_limited() -> None:
-    """Documents that refer to one another end in an error that shows the way (SPEC-11, SEC-3)."""
+    """A cycle or a long chain of documents is an error that shows the chain (SPEC-11, SEC-3)."""
     cycle = {
         "/data/d.json": {"datasets": [{"source_url": "e.json"}]},
         "/data/e.json": {"datasets": [{"source_url": "d.json"}]},
@@ -184,7 +183,7 @@ def test_cycles_and_depth_are_limited() -> None:
 
 
 def test_many_documents_are_limited() -> None:
-    """A document that names another ten thousand times over, and so on, ends too (SPEC-11)."""
+    """The number of documents in one spec is limited (SPEC-11)."""
     bomb = {
         f"/data/{i}.json": {"datasets": [{"source_url": f"{i + 1}.json"}] * 100} for i in range(5)
     }
@@ -204,7 +203,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "empty list": ({"shardlist": []}, "expected at least one shard, found an empty list"),
     "version": (
         {"wids_version": 2, "shardlist": ["a.tar"]},
-        "expected wids_version 1, found 2; a newer wids may read it",
+        "expected wids_version 1, found 2; a newer version of wids may read it",
     ),
     "list is text": ({"shardlist": "a.tar"}, ".shardlist: expected a list, found str 'a.tar'"),
     "entry": ({"shardlist": [7]}, "shardlist[0]: expected an object with a url, found int 7"),
@@ -243,7 +242,7 @@ def test_malformed_document_is_refused(name: str) -> None:
 
 
 def test_malformed_argument_is_refused(tmp_path: Path) -> None:
-    """The same for the other forms of ``shards``."""
+    """Errors in the other forms of ``shards`` name the item."""
     with raises(SpecError, "shards[1]: expected a path, a (path, count) pair or a dict", "int 7"):
         load_spec(["a.tar", 7])  # type: ignore[list-item]
     with raises(
@@ -261,14 +260,14 @@ def test_malformed_argument_is_refused(tmp_path: Path) -> None:
 
 
 def test_remote_errors_name_the_document(server: Server) -> None:
-    """A missing document, and one that is a web page, are told apart."""
+    """A missing document and a web page are different errors."""
     with raises(NotFoundError, "/gone.json: not found (HTTP status 404)"):
         load_spec(server.url + "/gone.json")
     with raises(SpecError, "/x.json: expected a JSON document, found text that begins with '<html"):
         load_spec(server.page("/x.json", b"<html>welcome</html>"))
 
 
-def test_weight_is_kept_out_loud(caplog: pytest.LogCaptureFixture) -> None:
+def test_weight_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """A weight is not silently ignored (SPEC-5)."""
     with caplog.at_level(logging.WARNING, "wids"):
         load({"datasets": [{"weight": 0.5, "shardlist": ["a.tar"]}]})
@@ -276,58 +275,17 @@ def test_weight_is_kept_out_loud(caplog: pytest.LogCaptureFixture) -> None:
     assert "/data/d.json: datasets[0]: the weight 0.5 is not used" in caplog.text
 
 
-def test_saved_spec_loads_alike(tmp_path: Path) -> None:
-    """A spec that is written names shards of its folder by name, and loads as the same spec.
-
-    SPEC-15.
-    """
-    (tmp_path / "sub").mkdir()
-    spec = DatasetSpec(
-        (
-            ShardSpec(str(tmp_path / "a.tar"), 3, 1024, md5sum="x", key_split="last"),
-            ShardSpec(str(tmp_path / "sub" / "b.tar"), 0, extras={"lang": "é"}),
-            ShardSpec("https://h/c.tar?sig=1", dataset="other"),
-        ),
-        name="d",
-        extras={"__kind__": "mine", "info": {"a": 1}},
-    )
-    os.umask(os.umask(0o077))
-
-    spec.save(tmp_path / "d.json")
-
-    assert load_spec(tmp_path / "d.json") == spec
-    text = (tmp_path / "d.json").read_text(encoding="utf-8")
-    assert [s["url"] for s in json.loads(text)["shardlist"]] == [
-        *("a.tar", "sub/b.tar"),
-        "https://h/c.tar?sig=1",
-    ]
-    assert sorted(os.listdir(tmp_path)) == ["d.json", "sub"]
-    assert (tmp_path / "d.json").stat().st_mode & 0o777 == 0o644
-
-
-def test_failed_save_leaves_the_old_spec(tmp_path: Path) -> None:
-    """A spec that cannot be written leaves what was there, and no litter (SPEC-15)."""
-    path = tmp_path / "d.json"
-    path.write_text("old")
-
-    with raises(TypeError, "not JSON serializable"):
-        DatasetSpec((ShardSpec("a.tar", extras={"x": object()}),)).save(path)
-
-    assert path.read_text() == "old"
-    assert os.listdir(tmp_path) == ["d.json"]
-
-
 @pytest.mark.parametrize("count", [2**63, 10**30])
-def test_count_beyond_all_is_refused(count: int) -> None:
-    """A number that no array can hold is a mistake, each by itself or all together."""
+def test_count_of_more_than_64_bits_is_refused(count: int) -> None:
+    """No count, and no sum of counts, may exceed what an array can hold."""
     with raises(SpecError, "shardlist[0].nsamples: expected a whole number from 0 to 2**63 - 1"):
         load({"shardlist": [{"url": "a.tar", "nsamples": count}]})
     with raises(SpecError, "its counts add up to 2**63 or more"):
         ShardListDataset([("a.tar", 2**62), ("b.tar", 2**62)])
 
 
-def test_numpy_counts_are_counts() -> None:
-    """A caller's counts may come out of an array."""
+def test_numpy_counts_are_accepted() -> None:
+    """A caller's counts may be integers of numpy."""
     (shard,) = load_spec([("/a.tar", np.int64(8))]).shards  # type: ignore[list-item]
 
     assert shard == ShardSpec("/a.tar", 8)
@@ -335,8 +293,8 @@ def test_numpy_counts_are_counts() -> None:
 
 
 @pytest.mark.parametrize("url", ["a\0.tar", "\ud800.tar"])
-def test_what_is_no_path_is_refused(url: str) -> None:
-    """Text that no file can be named is refused where it stands."""
+def test_impossible_path_is_refused(url: str) -> None:
+    """Text that cannot be the name of a file is refused wherever it occurs."""
     with raises(SpecError, "shardlist[0].url: expected a path or URL, found"):
         load({"shardlist": [url]})
     for key in ("index", "base", "base_path"):
@@ -350,7 +308,7 @@ def test_what_is_no_path_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["http://[x/a.tar", "https://", "s3://", "http://h:port/x"])
 def test_odd_urls_are_text(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever looks like a URL can be named, joined and shown; to fetch it is another matter."""
+    """Any text with a scheme can be loaded and joined; only fetching it is an error."""
     monkeypatch.setattr(retry, "_FIRST_WAIT_S", 0.01)
     assert load({"shardlist": [url]}).shards[0].url == url
     assert load({"base": url, "shardlist": ["a.tar"]}).shards[0].url.endswith("/a.tar")
@@ -359,7 +317,7 @@ def test_odd_urls_are_text(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_inline_datasets_have_a_depth() -> None:
-    """Datasets inside datasets end too (SPEC-11, SEC-3)."""
+    """The depth of inline datasets is limited (SPEC-11, SEC-3)."""
     document: dict[str, Any] = {"shardlist": ["a.tar"]}
     for _ in range(600):
         document = {"datasets": [document]}
@@ -369,7 +327,7 @@ def test_inline_datasets_have_a_depth() -> None:
 
 
 def test_documents_in_a_list_keep_their_names() -> None:
-    """A list of one document is that document; among others its name goes to its shards."""
+    """A list of one document is that document; in a longer list its shards get its name."""
     read = Documents(
         {
             "/d/a.json": {"name": "A", "index": "a.index", "shardlist": ["a.tar"]},
@@ -380,13 +338,3 @@ def test_documents_in_a_list_keep_their_names() -> None:
     assert load_spec(["/d/a.json"], read=read) == load_spec("/d/a.json", read=read)
     both = load_spec(["/d/a.json", "/d/b.json"], read=read)
     assert [shard.dataset for shard in both.shards] == ["A", "B"]
-
-
-def test_awkward_names_survive_saving(tmp_path: Path) -> None:
-    """What would be read back as a home, a URL or a command is written as the path that it is."""
-    names = ["~root/0.tar", "file:1.tar", "pipe:x.tar", "C#/%20?.tar", "a b.tar"]
-    spec = DatasetSpec(tuple(ShardSpec(str(tmp_path / name)) for name in names))
-
-    spec.save(tmp_path / "d.json")
-
-    assert load_spec(tmp_path / "d.json").shards == spec.shards

@@ -1,0 +1,137 @@
+"""A dataset as frozen `ShardSpec` and `DatasetSpec`, and these → a JSON document.
+
+Nothing here reads a document: `loader` does, and the rest of the library trusts what it built. The
+format is specified in specs/shard-spec.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from wids.errors import FetchError
+from wids.files import publish
+from wids.tars.names import KeySplit
+from wids.transport import urls
+
+VERSION: Final = 1
+KIND: Final = "wids-shard-index-v1"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSpec:
+    """One shard, as a spec describes it.
+
+    Attributes:
+        url: Absolute path or URL.
+        num_samples: Number of samples; None if they have not been counted.
+        nbytes: Length of the tar file in bytes; None if it is not stated.
+        md5sum: MD5 digest of the tar file in hexadecimal digits, or None.
+        sha256: SHA-256 digest of the tar file in hexadecimal digits, or None.
+        dataset: Name of the dataset that the shard belongs to, or None for that of the spec.
+        key_split: The dot at which member names are split, ``"first"`` or ``"last"``; None for the
+            default.
+        index: Absolute path or URL of a pack that has the index of this shard alone, or None.
+        extras: Everything else in the shard's entry, preserved but not interpreted.
+
+    Example:
+        >>> shard = ShardSpec("/data/train-000000.tar", num_samples=1000)
+        >>> shard.entry("/data")
+        {'url': 'train-000000.tar', 'nsamples': 1000}
+    """
+
+    url: str
+    num_samples: int | None = None
+    nbytes: int | None = None
+    md5sum: str | None = None
+    sha256: str | None = None
+    dataset: str | None = None
+    key_split: KeySplit | None = None
+    index: str | None = None
+    extras: Mapping[str, Any] = field(default_factory=dict)
+
+    def local_path(self) -> str:
+        """Return the path of a local shard.
+
+        Raises:
+            FetchError: The shard is remote.
+        """
+        if self.url.startswith("/"):  # nearly every local URL, and shards are opened often
+            return self.url
+        if not urls.is_local(self.url):
+            raise FetchError(
+                f"{urls.redact(self.url)}: expected a local shard, found a URL; download it and "
+                "pass `base`"
+            )
+        return urls.local_path(self.url)
+
+    def entry(self, folder: str | None = None) -> dict[str, Any]:
+        """Return the shard's entry in a JSON document that is in ``folder``."""
+        known = {
+            "url": _relative(self.url, folder),
+            "nsamples": self.num_samples,
+            "filesize": self.nbytes,
+            "md5sum": self.md5sum,
+            "sha256": self.sha256,
+            "dataset": self.dataset,
+            "key_split": self.key_split,
+            "index": self.index and _relative(self.index, folder),
+        }
+        return {**{k: v for k, v in known.items() if v is not None}, **self.extras}
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetSpec:
+    """A dataset: its shards in order, and what its JSON document says about it.
+
+    Attributes:
+        shards: The shards, at least one if the spec was loaded.
+        name: Name of the dataset, or ``""``.
+        index: Absolute path or URL of the dataset's pack of shard indexes, or None.
+        extras: Everything else in the document (``__kind__``, ``info``, …), preserved but not
+            interpreted.
+
+    Example:
+        >>> spec = DatasetSpec((ShardSpec("/data/train-000000.tar", 1000),), name="train")
+        >>> spec.document("/data")["shardlist"]
+        [{'url': 'train-000000.tar', 'nsamples': 1000}]
+    """
+
+    shards: tuple[ShardSpec, ...]
+    name: str = ""
+    index: str | None = None
+    extras: Mapping[str, Any] = field(default_factory=dict)
+
+    def document(self, folder: str | None = None) -> dict[str, Any]:
+        """Return the JSON document; files inside ``folder`` are named relative to it."""
+        known = {"name": self.name, "index": self.index and _relative(self.index, folder)}
+        return {
+            "__kind__": KIND,
+            "wids_version": VERSION,
+            **{key: value for key, value in known.items() if value},
+            **self.extras,
+            "shardlist": [shard.entry(folder) for shard in self.shards],
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the JSON document atomically: a reader sees the old file or the new one."""
+        save_document(path, self.document(os.path.dirname(os.path.abspath(os.fspath(path)))))
+
+
+def save_document(
+    path: str | os.PathLike[str], document: Mapping[str, Any], mode: int = 0o666
+) -> None:
+    """Write a JSON document atomically."""
+    try:
+        data = json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:  # names of files need not be UTF-8
+        data = json.dumps(document, indent=1).encode("ascii")
+    with publish.replacing(path, mode) as file:
+        file.write(data + b"\n")
+
+
+def _relative(url: str, folder: str | None) -> str:
+    return url if folder is None else urls.relative(url, folder)
