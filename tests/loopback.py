@@ -1,12 +1,12 @@
-"""An HTTP server on loopback that can do what goes wrong with servers.
+"""An HTTP server on loopback that can fail in all the ways in which servers fail.
 
-It serves bytes by path, with ranges and tags, keeps a log of what it was asked for and how much it
-sent, can be limited to a rate, and takes faults: each is spent on one request for its path.
+It serves bytes by path, with ranges and tags, logs the requests and the number of bytes sent, can
+be limited to a rate, and accepts faults for a path, each of which affects one request.
 
     python tests/loopback.py FOLDER [BYTES_PER_SECOND]
 
-serves the files of a folder from memory until its standard input ends, and prints its address
-first, and for each line of its input what it was asked for since, with the bytes that it sent.
+serves the files of a folder from memory until its standard input ends. It first prints its address;
+for each line of input it prints the requests since the previous line, with the bytes sent.
 """
 
 from __future__ import annotations
@@ -29,11 +29,15 @@ from typing import Any
 
 @dataclass
 class Fault:
-    """What goes wrong with one request.
+    """A failure of one request.
 
-    ``status``: answer with this and no file. ``after_nbytes``: stop there, by closing the
-    connection, or as ``how`` says: ``"reset"`` it, ``"stall"`` (send no more, until the server is
-    closed), or ``"short"``: claim that this was all.
+    Attributes:
+        status: Respond with this status instead of the file.
+        after_nbytes: Without a status, fail after this many bytes of the file.
+        how: ``"close"`` or ``"reset"`` the connection, ``"stall"`` (send no more until the server
+            is closed), or ``"short"``: claim that the file ends there.
+        headers: Sent with the status.
+        body: Sent with the status; an error page if None.
     """
 
     status: int | None = None
@@ -50,7 +54,7 @@ def _tag(body: bytes) -> str:
 
 @dataclass
 class Page:
-    """A file that is served."""
+    """A file to serve, and how."""
 
     body: bytes
     status: int = 200
@@ -65,11 +69,11 @@ class Page:
 
     @property
     def tag(self) -> str:
-        """What changes with the body."""
+        """The ETag, which changes with the body."""
         return _tag(self.body)
 
     def next_fault(self, request: Request) -> Fault | None:
-        """Give what goes wrong with a request."""
+        """Return the fault for a request, and remove it."""
         fault = self.faults.pop(0) if self.faults else self.always
         if self.needs is not None and request.headers.get(self.needs[0].lower()) != self.needs[1]:
             return Fault(403)
@@ -78,7 +82,7 @@ class Page:
     def answer(
         self, request: Request, fault: Fault | None
     ) -> tuple[int, bytes, int, int, dict[str, str]]:
-        """Give status, file, the range of it, and headers."""
+        """Return the status, the file, start and stop of the part to send, and the headers."""
         headers = {"ETag": self.tag} if self.has_tag else {}
         if fault is not None and fault.status is not None:
             body = fault.body or b"<html>an error</html>"
@@ -99,7 +103,7 @@ class Page:
 
 @dataclass
 class Request:
-    """What was asked for and how much was sent."""
+    """A request that was received, and the number of bytes sent in response."""
 
     path: str
     headers: dict[str, str]
@@ -108,12 +112,12 @@ class Request:
 
     @property
     def range(self) -> str | None:
-        """The range that was asked for."""
+        """The ``Range`` header."""
         return self.headers.get("range")
 
 
 class Server:
-    """The server, in threads of this process."""
+    """The server, which runs in threads of this process."""
 
     def __init__(self, rate_nbytes: float | None = None) -> None:
         self.pages: dict[str, Page] = {}
@@ -143,7 +147,7 @@ class Server:
             request_queue_size = 128
 
             def handle_error(self, *_: Any) -> None:
-                pass  # clients that leave are part of the tests
+                pass  # tests contain clients that disconnect
 
         self.http = Http(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}"
@@ -152,18 +156,18 @@ class Server:
 
     @property
     def requests(self) -> list[str]:
-        """The paths that were asked for, with their queries."""
+        """The requested paths, with their queries."""
         return [request.path for request in self.log]
 
     @property
     def num_sent(self) -> int:
-        """Bytes of bodies that were sent."""
+        """Bytes of bodies sent."""
         return sum(request.num_sent for request in self.log)
 
-    def page(self, path: str, body: object, status: int = 200, **about: Any) -> str:
-        """Serve a body (JSON unless it is bytes) under a path; give its URL."""
+    def page(self, path: str, body: object, status: int = 200, **options: Any) -> str:
+        """Serve a body (as JSON unless it is bytes) under a path; return its URL."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self.pages[path] = Page(data, status, **about)
+        self.pages[path] = Page(data, status, **options)
         return self.url + path
 
     def close(self) -> None:
@@ -224,7 +228,7 @@ class Server:
         if fault.how == "stall":
             self._is_closed.wait(60)
         elif fault.how == "reset":
-            self._is_closed.wait(0.2)  # a reset takes with it what the client has not read yet
+            self._is_closed.wait(0.2)  # a reset discards what the client has not read yet
             linger = struct.pack("ii", 1, 0)
             handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             handler.connection.close()
@@ -237,7 +241,7 @@ def main(folder: str, rate_nbytes: str | None = None) -> None:
     for path in Path(folder).iterdir():
         if path.is_file():
             server.page(f"/{path.name}", path.read_bytes())
-    print(server.url, flush=True)  # noqa: T201 - that is how it talks
+    print(server.url, flush=True)  # noqa: T201 - read by the parent process
     for _ in sys.stdin:
         print(json.dumps([(r.path, r.num_sent) for r in server.log]), flush=True)  # noqa: T201
         server.log.clear()

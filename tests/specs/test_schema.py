@@ -1,4 +1,4 @@
-"""The JSON Schema says what the code says."""
+"""The JSON Schema and the loader accept and refuse the same documents."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ GOLDEN = json.loads((ROOT / "tests" / "golden" / "specs.json").read_text())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 
-def test_schema_is_a_schema() -> None:
-    """The schema follows its own meta-schema."""
+def test_schema_is_valid() -> None:
+    """The schema is valid under its meta-schema."""
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden["name"])
 def test_schema_accepts_every_form(golden: dict[str, Any]) -> None:
-    """What the loader takes, the schema takes; what is written back too."""
+    """The schema accepts what the loader accepts, and what a spec writes."""
     for document in (golden["document"], *golden.get("others", {}).values()):
         VALIDATOR.validate(document)
     if "others" not in golden and "at" not in golden:
@@ -33,7 +33,7 @@ def test_schema_accepts_every_form(golden: dict[str, Any]) -> None:
 
 
 def test_schema_accepts_what_the_demo_writes(tmp_path: Path) -> None:
-    """The writer's output follows the schema."""
+    """The output of the writers is valid under the schema."""
     VALIDATOR.validate(json.loads(Path(demo.write_dataset(str(tmp_path))).read_text()))
 
 
