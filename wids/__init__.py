@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from wids.specs.loader import load_spec
     from wids.specs.model import DatasetSpec, ShardSpec
     from wids.tars.shard import Shard
-    from wids.writing.build import build_pack, build_spec
+    from wids.writing.build import build_spec
+    from wids.writing.shard_writer import ShardWriter
+    from wids.writing.tar_writer import TarWriter
     from wids.writing.verify import Problem, verify_spec
-    from wids.writing.writer import ShardWriter, TarWriter
 
 __all__ = [
     "ChunkedSampler",
@@ -63,7 +64,6 @@ __all__ = [
     "TarWriter",
     "TransformError",
     "WidsError",
-    "build_pack",
     "build_spec",
     "load_spec",
     "sampling_cost",
@@ -80,9 +80,10 @@ _MODULES = {
     "specs.loader": ("load_spec",),
     "specs.model": ("DatasetSpec", "ShardSpec"),
     "tars.shard": ("Shard",),
-    "writing.build": ("build_pack", "build_spec"),
+    "writing.build": ("build_spec",),
+    "writing.shard_writer": ("ShardWriter",),
+    "writing.tar_writer": ("TarWriter",),
     "writing.verify": ("Problem", "verify_spec"),
-    "writing.writer": ("ShardWriter", "TarWriter"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

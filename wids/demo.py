@@ -1,7 +1,7 @@
-"""A small dataset made on the spot, and one exact epoch over it in two processes.
+"""A small dataset made on the spot, and a report on one epoch over it in two processes.
 
-The dataset is written, described and read by the library's own rooms, and the report is computed
-from the ``__index__`` values that came out of the DataLoaders, so a sampler that is wrong shows.
+The library itself writes, describes and reads the dataset. The report is computed from the
+``__index__`` values that the DataLoaders returned, so that a wrong sampler shows. Prints nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from wids.dataset import ShardListDataset
-from wids.writing.writer import ShardWriter
+from wids.writing.shard_writer import ShardWriter
 
 NUM_SHARDS: Final = 4
 SAMPLES_PER_SHARD: Final = 250
@@ -32,7 +32,7 @@ _SHAPES: Final = ("circle", "square", "triangle", "cross")
 
 
 def write_dataset(folder: str) -> str:
-    """Write the demo's shards, index and spec into a folder; give the path of the spec."""
+    """Write the demo's shards, index and spec into a folder; return the path of the spec."""
     os.makedirs(folder, exist_ok=True)
     pattern = os.path.join(folder, "shapes-%06d.tar")
     with ShardWriter(pattern, maxcount=SAMPLES_PER_SHARD, if_exists="replace") as writer:
@@ -71,7 +71,7 @@ def _picture(color: str, shape: str, margin: int) -> Any:
 
 
 def describe_sample(spec_path: str, index: int) -> str:
-    """Give one sample as text, a line for each field."""
+    """Return one sample as text, one line for each field."""
     with ShardListDataset(spec_path) as dataset:
         sample = dataset[index]
         lines = [f"dataset[{index}] of {len(dataset)}:"]
@@ -80,7 +80,7 @@ def describe_sample(spec_path: str, index: int) -> str:
 
 @dataclass(frozen=True)
 class EpochReport:
-    """What came out of the DataLoaders of one epoch.
+    """What the DataLoaders of one epoch returned.
 
     Attributes:
         num_samples: Samples in the dataset.
@@ -92,12 +92,12 @@ class EpochReport:
 
     @property
     def times_seen(self) -> Counter[int]:
-        """How often each index came out, on all ranks together."""
+        """How often each index was returned, by all ranks together."""
         return Counter(index for rank in self.batches for batch in rank for index in batch)
 
     @property
     def is_complete(self) -> bool:
-        """Whether every sample came out exactly once."""
+        """Whether every sample was returned exactly once."""
         return self.times_seen == Counter(range(self.num_samples))
 
     @property
@@ -106,7 +106,7 @@ class EpochReport:
         return len({len(rank) for rank in self.batches}) == 1
 
     def table(self) -> str:
-        """Give the report as a short table."""
+        """Return the report as a short table."""
         lines = ["rank  batches  samples  different samples"]
         for number, rank in enumerate(self.batches):
             indices = [index for batch in rank for index in batch]
@@ -130,14 +130,15 @@ def _mark(is_good: bool) -> str:
 
 
 def run_epoch(spec_path: str, sampler: str = DEFAULT_SAMPLER) -> EpochReport:
-    """Run one epoch over a spec, in two processes that ``torchrun`` starts.
+    """Run one epoch over a spec in two processes, started by ``torchrun``.
 
     Args:
         spec_path: The JSON spec.
-        sampler: ``MODULE:NAME`` of what makes a rank's sampler from the dataset.
+        sampler: ``MODULE:NAME`` of a callable that returns a rank's sampler for the dataset.
 
     Raises:
-        RuntimeError: The processes failed; the message has their last words.
+        RuntimeError: The processes failed; the message has the end of their output.
+        subprocess.TimeoutExpired: They took longer than five minutes.
     """
     with tempfile.TemporaryDirectory() as folder:
         report_path = os.path.join(folder, "epoch.json")
@@ -146,7 +147,7 @@ def run_epoch(spec_path: str, sampler: str = DEFAULT_SAMPLER) -> EpochReport:
             *("--local-addr", "127.0.0.1", "--nproc-per-node", str(NUM_REPLICAS)),
             *("-m", "wids.demo", os.path.abspath(spec_path), sampler, report_path),
         ]
-        # One thread each, as torchrun would choose; said here, it need not say so.
+        # One thread each, as torchrun would choose with a warning.
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
         result = subprocess.run(
             command,
@@ -164,7 +165,7 @@ def run_epoch(spec_path: str, sampler: str = DEFAULT_SAMPLER) -> EpochReport:
 
 
 def _run_rank(spec_path: str, sampler: str, report_path: str) -> None:
-    """Read one rank's share of the epoch; rank 0 writes down what all ranks saw."""
+    """Read one rank's share of the epoch; rank 0 writes the report of all ranks."""
     import torch.distributed as dist
     from torch.utils.data import DataLoader
 

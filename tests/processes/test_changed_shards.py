@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from conftest import sample_members, write_tar
 
-from wids import build_pack, load_spec
+from wids import build_spec, load_spec
 
 READER = """
 import sys, wids
@@ -130,7 +130,7 @@ def test_noticed_truncation_stays_noticed(path: Path, changed: str) -> None:
     """After a batch met a shard or an index that was cut short, no single read is believed."""
     write_tar(path, sample_members(0, 3000))
     spec = load_spec([(str(path), 3000)])
-    build_pack(spec, path.with_name("a.index"))
+    build_spec(spec, pack=path.with_name("a.index"))
     assert path.with_name("a.index").stat().st_size > 64 << 10  # smaller ones are not mapped
     replace(spec, index=str(path.with_name("a.index"))).save(path.with_name("a.json"))
 
@@ -159,7 +159,7 @@ def test_pack_cut_short_is_done_without(path: Path) -> None:
     """A pack that loses its end is as none for the shards that are opened later (INDEX-8)."""
     other = write_tar(path.with_name("b.tar"), sample_members(400, 3400))
     spec = load_spec([(str(path), 400), (str(other), 3000)])
-    build_pack(spec, path.with_name("a.index"))
+    build_spec(spec, pack=path.with_name("a.index"))
     assert path.with_name("a.index").stat().st_size > 64 << 10  # smaller ones are not mapped
     replace(spec, index=str(path.with_name("a.index"))).save(path.with_name("a.json"))
 

@@ -43,7 +43,7 @@ def shards(tmp_path: Path) -> list[Path]:
     for number in range(3):
         members = sample_members(number * 1000, number * 1000 + 1000)
         paths.append(write_tar(folder / f"train {number}.tar", members))
-    wids.build_pack(wids.load_spec(list(map(str, paths))), folder / "train.index")
+    wids.build_spec(list(map(str, paths)), pack=folder / "train.index")
     return paths
 
 

@@ -55,9 +55,9 @@ class Site:
 
     def pack(self) -> None:
         """Publish the pack."""
-        wids.build_pack(
-            wids.load_spec([str(self.folder / s["url"]) for s in self.shards]),
-            self.folder / "train.index",
+        wids.build_spec(
+            [str(self.folder / s["url"]) for s in self.shards],
+            pack=self.folder / "train.index",
         )
         self.server.page("/train.index", (self.folder / "train.index").read_bytes())
 
@@ -445,9 +445,9 @@ def test_only_by_range_counts_by_range(site: Site) -> None:
 def test_a_fetched_pack_is_leased(site: Site, own_cache: Path) -> None:
     """It is not evicted while it is mapped, and fetched again by who unpickles the dataset."""
     members = sample_members(0, 4000)
-    wids.build_pack(
-        wids.load_spec(str(write_tar(site.folder / "large.tar", members))),
-        site.folder / "large.index",
+    wids.build_spec(
+        str(write_tar(site.folder / "large.tar", members)),
+        pack=site.folder / "large.index",
     )
     site.server.page("/large.tar", (site.folder / "large.tar").read_bytes())
     site.server.page("/large.index", (site.folder / "large.index").read_bytes())
@@ -479,7 +479,7 @@ def test_many_shards_with_packs_of_their_own(tmp_path: Path) -> None:
             shutil.copy(tmp_path / "0" / "a.index", index)
         else:
             write_tar(path, sample_members(0, 5))
-            wids.build_pack(wids.load_spec(str(path)), index)
+            wids.build_spec(str(path), pack=index)
         shards.append({"url": str(path), "index": str(index)})
     before = len(os.listdir("/proc/self/fd"))
     with wids.ShardListDataset(shards, lru_size=3) as dataset:
@@ -490,7 +490,7 @@ def test_many_shards_with_packs_of_their_own(tmp_path: Path) -> None:
 def test_a_shards_own_pack(site: Site) -> None:
     """A sidecar that one entry names serves that shard alone (CACHE-15)."""
     path = site.folder / "one.index"
-    wids.build_pack(wids.load_spec(str(site.folder / "train-1.tar")), path)
+    wids.build_spec(str(site.folder / "train-1.tar"), pack=path)
     site.server.page("/one.index", path.read_bytes())
     site.shards[1]["index"] = "one.index"
     with wids.ShardListDataset(site.spec()) as dataset:

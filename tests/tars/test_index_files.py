@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from conftest import raises, sample_members, settle, write_shards, write_tar
 
-from wids import Shard, ShardFormatError, ShardListDataset, build_pack, load_spec
+from wids import Shard, ShardFormatError, ShardListDataset, build_spec, load_spec
 from wids.tars import index, tar
 from wids.tars.index import ShardIndex, TarIdentity
 
@@ -301,7 +301,7 @@ def test_processes_that_index_at_once_do_not_disturb(tmp_path: Path) -> None:
 def packed(tmp_path: Path) -> Path:
     """The spec of 20 samples in three shards, with a pack."""
     path = write_shards(tmp_path, [8, 5, 7])
-    build_pack(load_spec(path), tmp_path / "train.index")
+    build_spec(path, pack=tmp_path / "train.index")
     document = json.loads(path.read_text())
     path.write_text(json.dumps({**document, "index": "train.index"}))
     return path
@@ -424,7 +424,7 @@ def test_failed_pack_leaves_the_old_one(packed: Path) -> None:
     (packed.parent / "train-000002.tar").write_bytes(b"no tar")
 
     with pytest.raises(ShardFormatError):
-        build_pack(load_spec(packed), pack)
+        build_spec(packed, pack=pack)
 
     assert pack.read_bytes() == good
     assert not list(packed.parent.glob(".*"))
@@ -454,7 +454,7 @@ def test_names_in_extended_headers_are_checked(tmp_path: Path, names: list[str])
 
     write(names)
     spec = load_spec([tmp_path / "a.tar"])
-    build_pack(spec, tmp_path / "a.index")
+    build_spec(spec, pack=tmp_path / "a.index")
     spec = replace(spec, index=str(tmp_path / "a.index"))
     with ShardListDataset(spec) as dataset:
         assert dataset[0][".txt"] == f"of {names[0][0]}"

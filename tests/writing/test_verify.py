@@ -1,4 +1,4 @@
-"""A spec against its shards."""
+"""A spec and its shards → a line for each problem."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 from conftest import sample_members, write_tar
 from loopback import Server
 
-import wids
-from wids import build_spec, load_spec, verify_spec
+from wids import build_spec, verify_spec
 
 
 @pytest.fixture
@@ -43,8 +42,8 @@ def edit(spec: Path, number: int, **changes: Any) -> None:
     spec.write_text(json.dumps(document))
 
 
-def test_a_whole_dataset_has_no_problems(spec: Path) -> None:
-    """Nothing is said about what is well, with the fields decoded too."""
+def test_an_intact_dataset_has_no_problems(spec: Path) -> None:
+    """Intact shards give no lines, with their fields decoded too."""
     assert problems(spec) == problems(spec, decode=True) == []
     assert problems(sorted(spec.parent.glob("*.tar"))) == []
 
@@ -62,13 +61,15 @@ def test_each_damage_is_named_and_nothing_else(spec: Path) -> None:
 
     assert len(found) == 4
     assert found[0].startswith(f"{folder}/1.tar: the spec says the sha256 ")
-    assert found[1].startswith(f"{folder}/2.tar: the spec says {len(data)} bytes, it has 5000; ")
-    assert found[2] == f"{folder}/3.tar: it cannot be read: No such file or directory"
-    assert found[3] == f"{folder}/4.tar: the spec says 8 samples, it has 10"
+    assert found[1].startswith(
+        f"{folder}/2.tar: the spec says {len(data)} bytes, the file has 5000; "
+    )
+    assert found[2] == f"{folder}/3.tar: cannot be read: No such file or directory"
+    assert found[3] == f"{folder}/4.tar: the spec says 8 samples, the shard has 10"
 
 
 def test_a_damaged_header_is_found_without_a_digest(spec: Path) -> None:
-    """The tar's own checksums are verified."""
+    """The checksums in the tar are verified."""
     edit(spec, 1, sha256=None)
     flip(spec.parent / "1.tar", 3)
 
@@ -80,25 +81,25 @@ def test_a_damaged_header_is_found_without_a_digest(spec: Path) -> None:
 
 
 def test_md5_is_compared(spec: Path) -> None:
-    """As older specs have it."""
+    """Older specs state an MD5 digest."""
     edit(spec, 1, sha256=None, md5sum="0" * 32)
     assert [f"the spec says the md5sum {'0' * 32}" in line for line in problems(spec)] == [True]
 
 
 def test_odd_names_are_listed(tmp_path: Path) -> None:
-    """Names that belong to no sample, and names that come twice."""
+    """Names that belong to no sample, and names that occur twice."""
     members = [*sample_members(0, 3), *sample_members(1, 2)]
     members += [(f"README{n}", b"") for n in range(5)]
     path = write_tar(tmp_path / "a.tar", members)
 
     assert problems([path]) == [
         f"{path}: 5 members belong to no sample: README0, README1, README2, …",
-        f"{path}: 2 names come more than once: s00001.txt, s00001.cls",
+        f"{path}: 2 names occur more than once: s00001.txt, s00001.cls",
     ]
 
 
-def test_bytes_behind_the_end_are_told(spec: Path) -> None:
-    """What a reader would never see."""
+def test_bytes_after_the_end_are_a_problem(spec: Path) -> None:
+    """A reader would never see them."""
     edit(spec, 1, sha256=None, filesize=None)
     with (spec.parent / "1.tar").open("ab") as file:
         file.write(b"?" * 512)
@@ -107,32 +108,31 @@ def test_bytes_behind_the_end_are_told(spec: Path) -> None:
 
     assert len(found) == 2
     assert "1.tar" in found[0]
-    assert (
-        found[1]
-        == f"{spec.parent}/train.index: its index of 1.tar is not that of the shard; make it anew"
+    assert found[1] == (
+        f"{spec.parent}/train.index: its index of 1.tar does not match the shard; rebuild the pack"
     )
 
 
-def test_fields_are_decoded_if_wanted(tmp_path: Path) -> None:
-    """Each that cannot be, with its sample."""
+def test_fields_are_decoded_on_request(tmp_path: Path) -> None:
+    """Each field that cannot be decoded is named with its sample."""
     path = write_tar(tmp_path / "a.tar", [("a.cls", b"1"), ("b.cls", b"cat"), ("c.jpg", b"?")])
 
     assert problems([path]) == []
     found = problems([path], decode=True)
     assert len(found) == 2
-    assert found[0].startswith(f'{path}: sample "b" (its number 1): field ".cls": expected cls')
-    assert '"c" (its number 2)' in found[1]
+    assert found[0].startswith(f'{path}: sample "b" (number 1): field ".cls": expected cls')
+    assert '"c" (number 2)' in found[1]
 
 
-def test_what_is_no_file_is_a_problem(tmp_path: Path) -> None:
-    """A folder of that name does not end the verification."""
+def test_a_folder_is_a_problem(tmp_path: Path) -> None:
+    """A folder in place of a shard does not end the verification."""
     (tmp_path / "a.tar").mkdir()
     entry = {"url": str(tmp_path / "a.tar"), "sha256": "0" * 64}
     assert len(problems([entry, str(tmp_path / "b.tar")])) == 2
 
 
-def test_problems_of_all_samples_are_one(tmp_path: Path) -> None:
-    """Where each has the same, it is told once, with their number."""
+def test_the_same_problem_of_many_samples_is_one_line(tmp_path: Path) -> None:
+    """If every sample has the same problem, one line has their number."""
     path = write_tar(tmp_path / "a.tar", [(f"{n}.pkl", b"x") for n in range(50)])
     found = problems([path], decode=True)
     assert len(found) == 1
@@ -140,24 +140,24 @@ def test_problems_of_all_samples_are_one(tmp_path: Path) -> None:
 
 
 def test_the_pack_is_compared(spec: Path) -> None:
-    """With shards that it is not of, with their number, and with nothing."""
+    """A pack of other shards, of another number of shards, a damaged and a missing one."""
     folder = spec.parent
     pack = folder / "train.index"
-    wids.build_pack(load_spec([folder / "0.tar"]), pack)
+    build_spec([folder / "0.tar"], pack=pack)
     assert problems(spec) == [
         f"{pack}: expected the indexes of 6 shards, found 1",
     ]
-    wids.build_pack(load_spec([folder / f"{n}.tar" for n in (1, 0, 2, 3, 4, 5)]), pack)
+    build_spec([folder / f"{n}.tar" for n in (1, 0, 2, 3, 4, 5)], pack=pack)
     assert [line.split("of ")[1][:5] for line in problems(spec)] == ["0.tar", "1.tar"]
     pack.write_bytes(b"?")
-    assert "found something else" in problems(spec)[0]
+    assert "found another or a damaged file" in problems(spec)[0]
     pack.unlink()
     assert problems(spec)[0].startswith(f"{pack}: ")
     assert len(problems(spec)) == 1
 
 
 def test_remote_shards_are_verified(server: Server, spec: Path) -> None:
-    """By URL, with the same words; no secret is shown."""
+    """The same words with URLs, and no secret is shown."""
     flip(spec.parent / "1.tar", 600)
     for path in spec.parent.iterdir():
         if path.name != "3.tar":
@@ -172,8 +172,8 @@ def test_remote_shards_are_verified(server: Server, spec: Path) -> None:
     assert "secret" not in "".join(found)
 
 
-def test_processes_give_the_same(spec: Path) -> None:
-    """The same lines in the same order."""
+def test_processes_return_the_same(spec: Path) -> None:
+    """Processes return the same lines in the same order."""
     flip(spec.parent / "1.tar", 600)
     flip(spec.parent / "4.tar", 3)
     with ProcessPoolExecutor(2) as executor:

@@ -1,6 +1,6 @@
-"""A spec against its shards → the list of what is wrong, one problem a line.
+"""A spec and its shards → the list of what is wrong, one problem a line.
 
-Every shard is read from its first byte to its last, wherever it is. This room mends nothing.
+Every shard is read from the first byte to the last, remote ones too. Nothing is repaired here.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from wids.fields.decode import Decoder
 from wids.files.digests import file_digest
 from wids.files.progress import Bar
 from wids.specs.loader import Shards, load_spec
-from wids.specs.model import ShardSpec
+from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars import index, tar
-from wids.tars import names as keys
 from wids.tars.index import Pack, ShardIndex, TarIdentity
-from wids.tars.names import KeySplit, to_text
+from wids.tars.names import KeySplit, split_names, to_text
 from wids.tars.shard import Shard
 from wids.tars.tar import TarIndex
 from wids.transport import fetch, urls
@@ -36,11 +35,17 @@ Locate = Callable[[ShardSpec], "str | None"]
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is wrong.
+    """Something that is wrong with a shard or with the pack. ``str`` has both parts in one line.
 
     Attributes:
         shard: Path or URL of the shard, or of the pack.
         text: What was expected and what was found.
+
+    Examples:
+        >>> import wids
+        >>> problem = wids.Problem("a.tar", "the spec says 8 samples, the shard has 10")
+        >>> print(problem)
+        a.tar: the spec says 8 samples, the shard has 10
     """
 
     shard: str
@@ -50,16 +55,20 @@ class Problem:
         return f"{self.shard}: {self.text}"
 
 
-class _Made(NamedTuple):
-    """What is kept of the index of a shard, to be compared with that of the pack.
+class _Fingerprint(NamedTuple):
+    """What identifies the index of a shard, to be compared with that in the pack.
 
     Attributes:
-        nbytes: Length of the tar.
-        digest: Digest of the index; the index itself would fill the memory for a large dataset.
+        nbytes: Length of the tar in bytes.
+        digest: Digest of the index. The indexes of a large dataset would not fit into memory.
     """
 
     nbytes: int
     digest: bytes
+
+
+_Findings = tuple[list[Problem], "_Fingerprint | None"]
+"""The problems of a shard, and the fingerprint of its index unless it is another file."""
 
 
 def verify_spec(
@@ -75,134 +84,143 @@ def verify_spec(
 ) -> list[Problem]:
     """Compare shards with what a spec and its pack say of them.
 
-    Lengths, digests, counts, the checksums of headers, names that belong to no sample or come
-    twice, bytes behind the end, the index in the pack; and the fields, if wanted.
+    Checks lengths, digests and counts, the checksums of headers, names that belong to no sample or
+    occur twice, bytes after the end of the archive, and the index in the pack; optionally also
+    that every field can be decoded.
 
     Args:
         shards: The shards, in any form that a dataset takes.
         base: Folder or URL that relative references start from.
         decode: Whether to decode every field too.
-        locate: Gives the path of a local file to look at for a shard, or None to leave it out. By
-            default local shards are read in place, and remote ones fetched, and not kept.
+        locate: Returns the path of a local file to read for a shard, or None to leave it out. By
+            default local shards are read in place, and remote ones are downloaded to a temporary
+            file.
         executor: Where to do the work, as for `build_spec`.
         allow_pipe: Whether a document may name ``pipe:`` commands.
         storage_options: As for `ShardListDataset`.
         progress: Whether to show a progress bar; None for in terminals and notebooks only.
 
     Returns:
-        The problems, in the order of the shards; none if all is well.
+        The problems, in the order of the shards; an empty list if there are none.
 
     Raises:
         SpecError: ``shards`` is malformed.
         FetchError: A document cannot be read. (A shard that cannot be read is a problem.)
+
+    Examples:
+        >>> import wids
+        >>> with wids.TarWriter("cats.tar") as writer:
+        ...     nbytes = writer.write({"__key__": "0001", "txt": "a cat"})
+        >>> wids.verify_spec(["cats.tar"])
+        []
+        >>> for problem in wids.verify_spec([("cats.tar", 2)]):
+        ...     print(problem.text)
+        the spec says 2 samples, the shard has 1
     """
     fetcher = fetch.Fetcher(storage_options)
     spec = load_spec(shards, base=base, allow_pipe=allow_pipe, read=fetcher.read)
     problems: list[Problem] = []
-    of_pack: list[Problem] = []
+    pack_problems: list[Problem] = []
     with ExitStack() as stack:
         bar = stack.enter_context(Bar("verifying", len(spec.shards), "shard", wanted=progress))
-        pack = None
+        pack: Pack | None = None
         if spec.index is not None and locate is None:
-            pack, of_pack = _opened_pack(stack, fetcher, spec.index, len(spec.shards))
+            pack, pack_problems = _opened_pack(stack, fetcher, spec)
         examine = partial(_examined, fetcher, locate, decode)
         results = (
             map(examine, spec.shards) if executor is None else executor.map(examine, spec.shards)
         )
-        for number, (about, (found, made)) in enumerate(zip(spec.shards, results, strict=True)):
+        for number, (found, fingerprint) in enumerate(results):
             problems += found
-            if pack is not None and made is not None and not _has(pack, number, about, made):
-                name = os.path.basename(urls.path_of(about.url))
-                text = f"its index of {name} is not that of the shard; make it anew"
-                of_pack.append(Problem(urls.redact(spec.index or ""), text))
+            if pack is not None and fingerprint is not None:
+                pack_problems += _pack_mismatch(pack, spec, number, fingerprint)
             bar.reach(number + 1)
-    return [*problems, *of_pack]
+    return [*problems, *pack_problems]
 
 
 def _examined(
-    fetcher: fetch.Fetcher, locate: Locate | None, decode: bool, about: ShardSpec
-) -> tuple[list[Problem], _Made | None]:
-    """Give the problems of a shard; and its length and index, where it has any. For executors."""
+    fetcher: fetch.Fetcher, locate: Locate | None, decode: bool, shard_spec: ShardSpec
+) -> _Findings:
+    """Examine a shard, local or remote. Runs on the workers of an executor."""
     if locate is not None:
-        path = locate(about)
-        return ([], None) if path is None else _problems(about, path, path, decode)
-    name = urls.redact(about.url)
+        path = locate(shard_spec)
+        return ([], None) if path is None else _findings(shard_spec, path, path, decode)
+    name = urls.redact(shard_spec.url)
     try:
-        with fetch.downloaded(fetcher, about.url) as path:
-            return _problems(about, path, name, decode)
+        with fetch.downloaded(fetcher, shard_spec.url) as path:
+            return _findings(shard_spec, path, name, decode)
     except FetchError as error:
         return [Problem(name, _without(name, error))], None
 
 
-def _problems(
-    about: ShardSpec, path: str, name: str, decode: bool
-) -> tuple[list[Problem], _Made | None]:
+def _findings(shard_spec: ShardSpec, path: str, name: str, decode: bool) -> _Findings:
+    """Examine a local file; ``name`` is the shard's in the problems."""
+    key_split = shard_spec.key_split or "first"
     try:
         nbytes = os.stat(path).st_size
     except OSError as error:
-        return [Problem(name, f"it cannot be read: {error.strerror or error}")], None
-    seen: list[TarIndex] = []
-    find_index = partial(_indexed, about.key_split or "first", seen)
+        return [Problem(name, f"cannot be read: {error.strerror or error}")], None
+    scanned: list[TarIndex] = []
     try:
-        shard = Shard(path, find_index=find_index)
+        shard = Shard(path, find_index=partial(_indexed, key_split, scanned))
     except (FetchError, ShardFormatError) as error:
         reason = _without(path, error)
         try:
-            mismatch = _mismatch(about, path, nbytes)
-        except OSError:  # a folder, or gone: which is the reason
+            mismatch = _mismatch(shard_spec, path, nbytes)
+        except OSError:  # a folder, or a file that is gone: which is the reason already
             mismatch = ""
         return [Problem(name, f"{mismatch}; {reason}" if mismatch else reason)], None
     with shard:
-        mismatch = _mismatch(about, path, nbytes)
+        mismatch = _mismatch(shard_spec, path, nbytes)
         texts = []
-        if about.num_samples not in (None, len(shard)):
-            texts.append(f"the spec says {about.num_samples} samples, it has {len(shard)}")
-        texts += _odd_names(seen[0], about.key_split or "first")
-        texts += seen[0].remarks
+        if shard_spec.num_samples not in (None, len(shard)):
+            texts.append(
+                f"the spec says {shard_spec.num_samples} samples, the shard has {len(shard)}"
+            )
+        texts += _odd_names(scanned[0], key_split)
+        texts += scanned[0].remarks
         if decode:
             texts += _decode_problems(shard)
-        made = _Made(nbytes, _digest(shard.index, nbytes))
+        fingerprint = _Fingerprint(nbytes, _digest(shard.index, nbytes))
     if mismatch:
-        # The file is not the one that was meant: one problem, and what else is odd are its details.
+        # The file is another one than the spec describes: one problem, with the rest as details.
         return [Problem(name, "; ".join([mismatch, *texts]))], None
-    return [Problem(name, text) for text in texts], made
+    return [Problem(name, text) for text in texts], fingerprint
 
 
 def _indexed(
-    key_split: KeySplit, seen: list[TarIndex], path: str, data: tar.TarBytes, _: TarIdentity
+    key_split: KeySplit, scanned: list[TarIndex], path: str, data: tar.TarBytes, _: TarIdentity
 ) -> ShardIndex:
+    """Index a tar with checksums, and hand out the scan, which has the names and remarks."""
     found = tar.scan(data, path)
-    seen.append(found)
+    scanned.append(found)
     return index.with_checksums(index.build(found, key_split, path), data)
 
 
-def _mismatch(about: ShardSpec, path: str, nbytes: int) -> str:
-    """Tell how a file differs from the one that the spec describes, or give ``""``."""
-    if about.nbytes not in (None, nbytes):
-        return f"the spec says {about.nbytes} bytes, it has {nbytes}"
-    if about.sha256 is not None:
+def _mismatch(shard_spec: ShardSpec, path: str, nbytes: int) -> str:
+    """Return how a file differs from the one that the spec describes, or ``""``."""
+    if shard_spec.nbytes not in (None, nbytes):
+        return f"the spec says {shard_spec.nbytes} bytes, the file has {nbytes}"
+    if shard_spec.sha256 is not None:
         found = file_digest(path, "sha256")
-        if found != about.sha256.lower():
-            return f"the spec says the sha256 {about.sha256}, it has {found}"
-    elif about.md5sum is not None:
+        if found != shard_spec.sha256.lower():
+            return f"the spec says the sha256 {shard_spec.sha256}, the file has {found}"
+    elif shard_spec.md5sum is not None:
         found = file_digest(path, "md5")
-        if found != about.md5sum.lower():
-            return f"the spec says the md5sum {about.md5sum}, it has {found}"
+        if found != shard_spec.md5sum.lower():
+            return f"the spec says the md5sum {shard_spec.md5sum}, the file has {found}"
     return ""
 
 
 def _odd_names(found: TarIndex, key_split: KeySplit) -> list[str]:
-    dots = keys.split_names(found.names, key_split).dots.tolist()
+    dots = split_names(found.names, key_split).dots.tolist()
     orphans = [name for name, dot in zip(found.names, dots, strict=True) if not dot]
-    counts: dict[bytes, int] = {}
-    for name in found.names:
-        counts[name] = counts.get(name, 0) + 1
-    twice = [name for name, count in counts.items() if count > 1]
+    repeated = [name for name, count in Counter(found.names).items() if count > 1]
     texts = []
     if orphans:
         texts.append(f"{len(orphans)} members belong to no sample: {_listed(orphans)}")
-    if twice:
-        texts.append(f"{len(twice)} names come more than once: {_listed(twice)}")
+    if repeated:
+        texts.append(f"{len(repeated)} names occur more than once: {_listed(repeated)}")
     return texts
 
 
@@ -220,17 +238,18 @@ def _decode_problems(shard: Shard) -> list[str]:
             decoder(dict(sample))
         except SampleError as error:
             text = str(error)
-            first.setdefault(text, f'sample "{sample["__key__"]}" (its number {local_index})')
+            first.setdefault(text, f'sample "{sample["__key__"]}" (number {local_index})')
             counts[text] += 1
-    # Where each sample has the same problem, such as a package that is missing, once is enough.
+    # If every sample has the same problem, such as a missing package, one line is enough.
     more = {text: f" (and {n - 1} more like it)" if n > 1 else "" for text, n in counts.items()}
-    return [f"{where}: {text}{more[text]}" for text, where in first.items()]
+    return [f"{sample}: {text}{more[text]}" for text, sample in first.items()]
 
 
 def _opened_pack(
-    stack: ExitStack, fetcher: fetch.Fetcher, url: str, num_shards: int
+    stack: ExitStack, fetcher: fetch.Fetcher, spec: DatasetSpec
 ) -> tuple[Pack | None, list[Problem]]:
-    """Open a pack for as long as the stack lasts; give it, and what is wrong with it as a whole."""
+    """Open the pack of a spec until the stack ends; return it, and what is wrong with all of it."""
+    url = spec.index or ""
     name = urls.redact(url)
     try:
         path = stack.enter_context(fetch.downloaded(fetcher, url))
@@ -238,25 +257,35 @@ def _opened_pack(
         return None, [Problem(name, _without(name, error))]
     pack = index.load_pack(path)
     if pack is None:
-        what = "found something else, or damaged" if os.path.exists(path) else "found none"
-        return None, [Problem(name, f"expected a pack of indexes, {what}")]
-    if len(pack) != num_shards:
-        text = f"expected the indexes of {num_shards} shards, found {len(pack)}"
+        found = "another or a damaged file" if os.path.exists(path) else "no file"
+        return None, [Problem(name, f"expected a pack of indexes, found {found}")]
+    if len(pack) != len(spec.shards):
+        text = f"expected the indexes of {len(spec.shards)} shards, found {len(pack)}"
         return pack, [Problem(name, text)]
     return pack, []
 
 
-def _has(pack: Pack, number: int, about: ShardSpec, made: _Made) -> bool:
-    """Tell whether a pack has the index of a shard; that it is too short was told already."""
-    if number >= len(pack):
-        return True
-    found = pack.index(number, made.nbytes, about.key_split or "first")
-    is_same = found is not None and _digest(found, made.nbytes) == made.digest
-    return is_same and pack.is_named(number, os.path.basename(urls.path_of(about.url)))
+def _pack_mismatch(
+    pack: Pack, spec: DatasetSpec, number: int, fingerprint: _Fingerprint
+) -> list[Problem]:
+    """Return what is wrong with the index of a shard in a pack, as a list of at most one."""
+    if number >= len(pack):  # a pack that is too short is a problem of its own
+        return []
+    shard_spec = spec.shards[number]
+    name = os.path.basename(urls.path_of(shard_spec.url))
+    found = pack.index(number, fingerprint.nbytes, shard_spec.key_split or "first")
+    if (
+        found is not None
+        and _digest(found, fingerprint.nbytes) == fingerprint.digest
+        and pack.is_named(number, name)
+    ):
+        return []
+    text = f"its index of {name} does not match the shard; rebuild the pack"
+    return [Problem(urls.redact(spec.index or ""), text)]
 
 
-def _digest(made: ShardIndex, nbytes: int) -> bytes:
-    return hashlib.blake2b(index.dump(made, TarIdentity(nbytes))).digest()
+def _digest(shard_index: ShardIndex, nbytes: int) -> bytes:
+    return hashlib.blake2b(index.dump(shard_index, TarIdentity(nbytes))).digest()
 
 
 def _without(prefix: str, error: Exception) -> str:

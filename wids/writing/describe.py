@@ -1,0 +1,64 @@
+"""One local shard → its description: sample count, length, digest, and index with checksums.
+
+Reads the tar from the first byte to the last. Does not know specs, or where the file came from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from wids.files.digests import file_digest
+from wids.tars import index, tar
+from wids.tars.index import ShardIndex, TarIdentity
+from wids.tars.names import KeySplit
+from wids.tars.shard import Shard
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """The description of one shard.
+
+    Attributes:
+        url: Absolute path or URL.
+        key_split: The rule that groups its members into samples.
+        mtime_ns: Modification time of a local file when it was read; None for a remote one.
+        num_samples: Number of samples.
+        nbytes: Length of the tar in bytes.
+        sha256: Digest of the tar, in hexadecimal digits.
+        blob: Its index with checksums, serialized as in a pack.
+    """
+
+    url: str
+    key_split: KeySplit
+    mtime_ns: int | None
+    num_samples: int
+    nbytes: int
+    sha256: str
+    blob: bytes
+
+
+def describe_shard(path: str, key_split: KeySplit = "first") -> ShardRecord:
+    """Read a local shard from end to end and describe it.
+
+    Raises:
+        FetchError: The file cannot be opened.
+        ShardFormatError: It is not a complete, plain tar.
+    """
+    with Shard(path, find_index=partial(_index_with_checksums, key_split)) as shard:
+        return ShardRecord(
+            path,
+            key_split,
+            # Of the file that was opened, so that a change while it is read shows later.
+            shard.identity.mtime_ns,
+            len(shard),
+            shard.nbytes,
+            file_digest(path, "sha256"),
+            index.dump(shard.index, TarIdentity(shard.nbytes)),
+        )
+
+
+def _index_with_checksums(
+    key_split: KeySplit, path: str, data: tar.TarBytes, _: TarIdentity
+) -> ShardIndex:
+    return index.for_ranges(data, key_split, path)

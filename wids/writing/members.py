@@ -1,0 +1,79 @@
+"""Sample → its key and its encoded members, by their names in a tar.
+
+Refuses a sample that a reader would split into another key or other fields. Knows nothing of how
+members are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from wids.fields.codecs import Encode
+from wids.fields.encode import encode
+
+Encoder = bool | Mapping[str, Encode] | Callable[[dict[str, Any]], Mapping[str, Any]] | None
+ToMembers = Callable[[Mapping[str, Any]], tuple[str, dict[str, bytes]]]
+
+
+def member_encoder(encoder: Encoder) -> ToMembers:
+    """Return the function from a sample to its key and its encoded members.
+
+    Args:
+        encoder: How values become bytes, as for `wids.TarWriter`.
+    """
+    table = encoder if isinstance(encoder, Mapping) else {}
+    if encoder is False or (callable(encoder) and not isinstance(encoder, Mapping)):
+        encode_field: Callable[[str, Any], bytes] = _only_bytes
+    else:
+
+        def encode_field(field: str, value: Any) -> bytes:
+            return encode(field, value, table)
+
+    def to_members(sample: Mapping[str, Any]) -> tuple[str, dict[str, bytes]]:
+        if callable(encoder) and not isinstance(encoder, Mapping):
+            sample = encoder(dict(sample))
+        key = sample.get("__key__")
+        if not isinstance(key, str) or not key:
+            raise ValueError(f'a sample: expected its key under "__key__", found {key!r:.80}')
+        members: dict[str, bytes] = {}
+        for name, value in sample.items():
+            if name.startswith("_"):
+                continue
+            field = name if name.startswith(".") else "." + name
+            _check_name(key, field)
+            if key + field in members:
+                raise ValueError(
+                    f"sample {key!r}: expected the field {field!r} once, found it twice"
+                )
+            try:
+                members[key + field] = encode_field(field, value)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"sample {key!r}: {error}") from error
+        if not members:
+            raise ValueError(f"sample {key!r}: expected at least one field, found none")
+        return key, members
+
+    return to_members
+
+
+def _only_bytes(field: str, value: Any) -> bytes:
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError(f'field "{field}": expected bytes, found {type(value).__name__}')
+    return bytes(value)
+
+
+def _check_name(key: str, field: str) -> None:
+    """Refuse a member name that would be read back as another key and field."""
+    base = key.rpartition("/")[2]
+    is_split_alike = base and "." not in base and len(field) > 1 and "/" not in field
+    try:
+        is_storable = b"\0" not in (key + field).encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        is_storable = False
+    if not (is_split_alike and is_storable):
+        raise ValueError(
+            f"sample {key!r}: expected a key without a dot in its last part and a field without a "
+            f"slash, found the member name {key + field!r}, which is read back as another key and "
+            "field"
+        )

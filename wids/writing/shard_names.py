@@ -1,0 +1,79 @@
+"""A pattern such as ``train-%06d.tar`` ↔ the paths of numbered shards.
+
+Lists folders and nothing more: no shard is opened here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Final
+
+_NUMBER: Final = r"%0?\d*d"
+
+
+@dataclass(frozen=True)
+class ShardNames:
+    """The names of numbered shards in one folder.
+
+    Attributes:
+        folder: Absolute path of the folder.
+        file_name: File name with one ``%06d``, or another width, for the number.
+    """
+
+    folder: str
+    file_name: str
+
+    @classmethod
+    def from_pattern(cls, pattern: str | os.PathLike[str]) -> ShardNames:
+        """Parse a pattern; raise ValueError unless its file name has exactly one number."""
+        folder, file_name = os.path.split(os.path.abspath(os.fspath(pattern)))
+        if len(re.findall(_NUMBER, file_name)) != 1 or file_name.count("%") != 1:
+            raise ValueError(
+                "pattern: expected a file name with one number such as %06d in it, found "
+                f"{os.fspath(pattern)!r}"
+            )
+        return cls(folder, file_name)
+
+    def path(self, number: int) -> str:
+        """Return the path of a shard."""
+        return os.path.join(self.folder, self.file_name % number)
+
+    def spec_path(self, spec: str | os.PathLike[str] | bool) -> str:
+        """Return the path of the spec: beside the shards for True, ``""`` for False."""
+        if spec is False:
+            return ""
+        if spec is True:
+            stem = re.sub(rf"[-_.]?{_NUMBER}", "", os.path.splitext(self.file_name)[0])
+            return os.path.join(self.folder, (stem or "shards") + ".json")
+        path = os.path.abspath(os.fspath(spec))
+        if not path.endswith(".json"):
+            raise ValueError(f"spec: expected a name that ends in .json, found {os.fspath(spec)!r}")
+        return path
+
+    def existing(self, start: int) -> range:
+        """Return the numbers of the existing shards, from ``start`` on.
+
+        Raises:
+            FileExistsError: A number is missing before the last one. A writer that fills the gap
+                would overwrite the later shards.
+        """
+        numbers = self._existing_numbers(start)
+        stop = start
+        while stop in numbers:
+            stop += 1
+        if numbers and max(numbers) > stop:
+            raise FileExistsError(
+                f"{self.path(max(numbers))}: already exists, but {self.path(stop)} does not; "
+                "restore the missing shard, or move the later ones away"
+            )
+        return range(start, stop)
+
+    def _existing_numbers(self, start: int) -> set[int]:
+        head, width, tail = re.split(f"({_NUMBER})", self.file_name)
+        form = re.compile(re.escape(head) + r"(\d+)" + re.escape(tail))
+        matches = (form.fullmatch(name) for name in os.listdir(self.folder))
+        # "%06d" names shard 7 000007, so a-7.tar is not one of these shards.
+        numbers = {int(m[1]) for m in matches if m and width % int(m[1]) == m[1]}
+        return {number for number in numbers if number >= start}

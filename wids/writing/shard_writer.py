@@ -1,0 +1,257 @@
+"""Samples → numbered tar shards, and at the end the spec and the pack that describe them.
+
+Decides which shard a sample goes to, and what happens to shards that exist already. How a shard is
+written is up to `tar_writer`, how shards are named to `shard_names`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Literal, get_args
+
+from wids.files import publish
+from wids.files.progress import Bar
+from wids.specs.loader import load_spec
+from wids.specs.model import DatasetSpec, ShardSpec
+from wids.tars.index import TarIdentity, dump, write_pack
+from wids.writing.describe import ShardRecord, describe_shard
+from wids.writing.journal import Journal
+from wids.writing.members import Encoder, member_encoder
+from wids.writing.shard_names import ShardNames
+from wids.writing.tar_writer import TarWriter, check_target
+
+IfExists = Literal["error", "resume", "replace"]
+
+
+class ShardWriter:
+    """Writes samples into numbered shards, and at the end their spec and their pack.
+
+    Use it as a context manager. A shard appears under its name when it is complete. If the block
+    ends with an exception, or the process is killed, complete shards stay and nothing else. To
+    resume, run the program again with ``if_exists="resume"`` and skip the first
+    ``writer.num_samples`` samples, as in the example.
+
+    Not safe to share between threads. Give each of several processes its own pattern.
+
+    Args:
+        pattern: Path of the shards, with a ``%06d`` for their number.
+        maxcount: Maximum number of samples in a shard.
+        maxsize: Maximum length of a shard in bytes, unless a single sample is larger.
+        post: Called with the path of each complete shard.
+        start_shard: Number of the first shard.
+        spec: Where to write the spec; True for the pattern without its number, ``train.json``;
+            False for none. The pack is written beside it, ``train.index``.
+        name: Name of the dataset in the spec; None for the stem of the spec's file name.
+        if_exists: What to do if shards or the spec exist already: ``"error"``, ``"resume"`` to keep
+            the shards and continue after them, or ``"replace"`` to overwrite them.
+        encoder, mode, user, group, mtime, compress: As for `TarWriter`.
+
+    Attributes:
+        num_samples: Samples in all shards so far, including those that were resumed.
+        shards: The complete shards, as the spec will describe them.
+
+    Raises:
+        FileExistsError: A shard or the spec exists already.
+        ValueError: An argument is invalid.
+
+    Examples:
+        >>> import itertools, wids
+        >>> samples = [{"__key__": f"{n:06d}", "txt": f"text {n}"} for n in range(250)]
+        >>> with wids.ShardWriter("train-%06d.tar", maxcount=100, if_exists="resume") as writer:
+        ...     for sample in itertools.islice(samples, writer.num_samples, None):
+        ...         nbytes = writer.write(sample)
+        >>> with wids.ShardListDataset("train.json") as dataset:
+        ...     dataset.lengths, dataset[249][".txt"]
+        ([100, 100, 50], 'text 249')
+    """
+
+    def __init__(
+        self,
+        pattern: str | os.PathLike[str],
+        maxcount: int = 100_000,
+        maxsize: float = 3e9,
+        post: Callable[[str], Any] | None = None,
+        start_shard: int = 0,
+        *,
+        spec: str | os.PathLike[str] | bool = True,
+        name: str | None = None,
+        if_exists: IfExists = "error",
+        encoder: Encoder = None,
+        mode: int = 0o444,
+        user: str = "",
+        group: str = "",
+        mtime: float = 0,
+        compress: bool | str | None = None,
+    ) -> None:
+        check_target(pattern, compress)
+        self._names = ShardNames.from_pattern(pattern)
+        _check_options(if_exists, maxcount, maxsize)
+        self.maxcount = maxcount
+        self.maxsize = maxsize
+        self.post = post
+        self.num_samples = 0
+        self.shards: list[ShardSpec] = []
+        self._number = start_shard
+        self._if_exists = if_exists
+        self._spec_path = self._names.spec_path(spec)
+        self._dataset_name = name
+        self._extras: Mapping[str, Any] = {}
+        self._to_members = member_encoder(encoder)
+        self._tar_options = {"mode": mode, "user": user, "group": group, "mtime": mtime}
+        self._is_open = True
+        self._has_failed = False
+        self._writer: TarWriter | None = None
+        # On the disk of the shards, since the system's folder may have less space.
+        self._journal = Journal(None, folder=self._names.folder)
+        try:
+            if if_exists == "error":
+                _check_absent(self._names.path(start_shard))
+                self._check_no_spec()
+            elif if_exists == "resume":
+                self._resume()
+        except BaseException:
+            self._journal.close()
+            raise
+
+    def write(self, sample: Mapping[str, Any]) -> int:
+        """Append a sample, to the next shard if this one is full; as `TarWriter.write` does."""
+        if not self._is_open:
+            raise ValueError("a sample: expected an open writer, found one that was closed")
+        self._check_not_failed()
+        key, members = self._to_members(sample)
+        nbytes = sum(map(len, members.values()))
+        writer = self._writer
+        if writer is not None and (
+            writer.num_samples >= self.maxcount or writer.nbytes_with(members) > self.maxsize
+        ):
+            self._finish_shard()
+        if self._writer is None:
+            path, is_new = self._names.path(self._number), self._if_exists != "replace"
+            if is_new:
+                _check_absent(path)
+            self._writer = TarWriter(path, is_new=is_new, **self._tar_options)  # type: ignore[arg-type]
+        self._writer.append(key, members)
+        self.num_samples += 1
+        return nbytes
+
+    def close(self) -> None:
+        """Publish the last shard, the pack and the spec; a second call does nothing."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
+            self._check_not_failed()
+            if self._writer is not None:
+                self._finish_shard()
+            if self._spec_path and self.shards:
+                self._publish_spec(self._spec_path)
+        finally:
+            self._journal.close()
+
+    def _check_not_failed(self) -> None:
+        if self._has_failed:
+            raise OSError(
+                'an earlier shard could not be completed; run again with if_exists="resume"'
+            )
+
+    def _finish_shard(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        # Until all that belongs to the shard is done: after an error in between, the next shard
+        # would take the place of a published one.
+        self._has_failed = True
+        writer.close()
+        path = self._names.path(self._number)
+        if writer.index is not None:  # as always for a path
+            blob = dump(writer.index, TarIdentity(writer.nbytes))
+            self._add(
+                ShardRecord(
+                    *(path, "first", None, writer.num_samples),
+                    *(writer.nbytes, writer.sha256, blob),
+                )
+            )
+        self._has_failed = False
+        if self.post is not None:
+            self.post(path)
+
+    def _add(self, record: ShardRecord) -> None:
+        """Take a published shard into the spec and the pack."""
+        self.shards.append(
+            ShardSpec(record.url, record.num_samples, record.nbytes, sha256=record.sha256)
+        )
+        self._number += 1
+        self._journal.add(record)
+
+    def _resume(self) -> None:
+        """Take over the shards that exist, and what their spec says of the dataset."""
+        numbers = self._names.existing(self._number)
+        with Bar("reading existing shards", len(numbers), "shard") as bar:
+            for count, number in enumerate(numbers, start=1):
+                record = describe_shard(self._names.path(number))
+                self._add(record)
+                self.num_samples += record.num_samples
+                bar.reach(count)
+        if self._spec_path and os.path.exists(self._spec_path):
+            spec = load_spec(self._spec_path)
+            self._extras = spec.extras
+            if self._dataset_name is None:
+                self._dataset_name = spec.name
+
+    def _check_no_spec(self) -> None:
+        if self._spec_path:
+            for path in (self._spec_path, _pack_path(self._spec_path)):
+                _check_absent(path)
+
+    def _publish_spec(self, path: str) -> None:
+        if self._if_exists == "error":
+            self._check_no_spec()
+        with publish.replacing(_pack_path(path)) as file:
+            write_pack(file, self._journal.indexes((shard.url, "first") for shard in self.shards))
+        name = self._dataset_name
+        if name is None:
+            name = os.path.splitext(os.path.basename(path))[0]
+        DatasetSpec(tuple(self.shards), name, _pack_path(path), self._extras).save(path)
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        self._is_open = False
+        with suppress(OSError):  # a full disk: nobody needs what could not be written
+            self._journal.close()
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.__exit__(kind, error, trace)
+
+
+def _check_options(if_exists: str, maxcount: int, maxsize: float) -> None:
+    if if_exists not in get_args(IfExists):
+        raise ValueError(f'if_exists: expected "error", "resume" or "replace", found {if_exists!r}')
+    if maxcount < 1 or maxsize < 1:
+        raise ValueError(
+            f"expected a maxcount and a maxsize of at least 1, found {maxcount} and {maxsize}"
+        )
+
+
+def _check_absent(path: str) -> None:
+    if os.path.lexists(path):
+        raise FileExistsError(
+            f'{path}: already exists; pass if_exists="resume" to keep it and continue after it, '
+            '"replace" to overwrite it, or choose another name'
+        )
+
+
+def _pack_path(spec_path: str) -> str:
+    return os.path.splitext(spec_path)[0] + ".index"

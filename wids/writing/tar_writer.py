@@ -1,0 +1,241 @@
+"""Samples → one tar shard, published when it is complete, with its digest and its index.
+
+The same samples give the same bytes: every member has the same owner, mode and time. What is in a
+field is up to `members`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import tarfile
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import IO, Any, Final
+
+from wids.files import publish
+from wids.tars.index import ShardIndex, for_ranges
+from wids.transport import urls
+from wids.writing.members import Encoder, member_encoder
+
+_BLOCK: Final = tarfile.BLOCKSIZE
+_ZEROS: Final = bytes(_BLOCK)
+_NAME_NBYTES: Final = 100  # in a header without extensions
+_MAX_OCTAL_NBYTES: Final = 8**11  # larger members need another form of header
+
+
+class TarWriter:
+    """Writes samples into one tar shard.
+
+    Use it as a context manager. The file appears under its path when the block ends normally; after
+    an exception nothing is left behind. Not safe to share between threads.
+
+    Args:
+        target: Path of the shard, or a binary stream to write to, which stays open.
+        encoder: How values become bytes: None or True for the table of encoders, chosen by the
+            extension of a field; a dict of encoders by extension, which take precedence over that
+            table; False for no encoding, so that every value has to be bytes; or a callable from a
+            sample to a sample of bytes.
+        mode: Permissions of the members.
+        user: Name of their owner.
+        group: Name of their group.
+        mtime: Their modification time, in seconds since 1970.
+        compress: Has to be false: a compressed tar has no random access.
+        is_new: Whether to raise FileExistsError, and leave the existing file alone, if something
+            has the path when the shard is complete.
+
+    Attributes:
+        num_samples: Samples written so far.
+        nbytes: Length of the finished tar in bytes; until it is closed, without its padding.
+        sha256: Digest of the finished tar, in hexadecimal digits; ``""`` until it is closed.
+        index: Where the samples are in the finished tar, with checksums, for a pack; None until it
+            is closed, and for a stream.
+
+    Examples:
+        >>> import wids
+        >>> with wids.TarWriter("cats.tar") as writer:
+        ...     nbytes = writer.write({"__key__": "0001", "txt": "a cat", "cls": 3})
+        >>> nbytes
+        6
+        >>> with wids.Shard("cats.tar") as shard:
+        ...     shard[0]
+        {'.txt': b'a cat', '.cls': b'3', '__key__': '0001'}
+    """
+
+    def __init__(
+        self,
+        target: str | os.PathLike[str] | IO[bytes],
+        *,
+        encoder: Encoder = None,
+        mode: int = 0o444,
+        user: str = "",
+        group: str = "",
+        mtime: float = 0,
+        compress: bool | str | None = None,
+        is_new: bool = False,
+    ) -> None:
+        check_target(target, compress)
+        self.num_samples = 0
+        self.nbytes = 0
+        self.sha256 = ""
+        self.index: ShardIndex | None = None
+        self._to_members = member_encoder(encoder)
+        self._header = header_function(mode, user, group, mtime)
+        self._keys: set[str] = set()
+        self._digest = hashlib.sha256()
+        self._is_open = True
+        self._has_partial_sample = False
+        self._replacing: AbstractContextManager[IO[bytes]] | None = None
+        if isinstance(target, str | os.PathLike):
+            self._replacing = publish.replacing(target, is_new=is_new)
+            target = self._replacing.__enter__()
+        self._stream = target
+
+    def write(self, sample: Mapping[str, Any]) -> int:
+        """Append a sample.
+
+        Args:
+            sample: Its key under ``"__key__"``, and its fields, with or without the leading dot.
+                Other names that begin with an underscore are left out.
+
+        Returns:
+            The total length of its fields in bytes.
+
+        Raises:
+            ValueError: The key is missing, was written already, or would be read back as another
+                one; or a value cannot be encoded.
+            TypeError: There is no encoder for a value.
+        """
+        key, members = self._to_members(sample)
+        self.append(key, members)
+        return sum(map(len, members.values()))
+
+    def append(self, key: str, members: Mapping[str, bytes]) -> None:
+        """Append a sample of encoded members, by their names in the tar."""
+        if not self._is_open:
+            raise ValueError(f"sample {key!r}: expected an open writer, found one that was closed")
+        self._check_no_partial_sample()
+        if key in self._keys:
+            raise ValueError(
+                f"sample {key!r}: expected a new key, found one that was already written"
+            )
+        self._has_partial_sample = True
+        for name, data in members.items():
+            self._put(self._header(name, len(data)))
+            self._put(data)
+            self._put(_ZEROS[: -len(data) % _BLOCK])
+        self._has_partial_sample = False
+        self._keys.add(key)
+        self.num_samples += 1
+
+    def nbytes_with(self, members: Mapping[str, bytes]) -> int:
+        """Return the length of the finished tar, in bytes, if these members were appended."""
+        nbytes = self.nbytes + 2 * _BLOCK
+        for name, data in members.items():
+            nbytes += len(self._header(name, len(data))) + len(data) + -len(data) % _BLOCK
+        return nbytes + -nbytes % tarfile.RECORDSIZE
+
+    def _put(self, data: bytes) -> None:
+        self._stream.write(data)
+        self._digest.update(data)
+        self.nbytes += len(data)
+
+    def close(self) -> None:
+        """Finish the tar and publish the file; a second call does nothing."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        if self._replacing is None:
+            self._finish()
+            return
+        try:
+            self._finish()
+            # Indexed before it has its name, so that a published shard is always a valid one.
+            with mmap.mmap(self._stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                self.index = for_ranges(data, "first")
+        except BaseException as error:
+            self._replacing.__exit__(type(error), error, error.__traceback__)
+            raise
+        self._replacing.__exit__(None, None, None)
+
+    def _check_no_partial_sample(self) -> None:
+        if self._has_partial_sample:
+            raise OSError("an earlier sample was written only in part; the shard is not published")
+
+    def _finish(self) -> None:
+        self._check_no_partial_sample()
+        # Two blocks of zeros end an archive, and zeros fill up its last record.
+        self._put(bytes(2 * _BLOCK))
+        self._put(bytes(-self.nbytes % tarfile.RECORDSIZE))
+        self._stream.flush()
+        self.sha256 = self._digest.hexdigest()
+
+    def __enter__(self) -> TarWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        elif self._is_open and self._replacing is not None:
+            self._is_open = False
+            self._replacing.__exit__(kind, error, trace)
+
+
+def header_function(mode: int, user: str, group: str, mtime: float) -> Callable[[str, int], bytes]:
+    """Return the function from the name and length of a member to its header.
+
+    Most headers differ only in name, length and checksum, so these are filled into a template. The
+    standard library, which takes tens of microseconds, makes the template and all other headers.
+    """
+
+    def full_header(name: str, nbytes: int) -> bytes:
+        member = tarfile.TarInfo(name)
+        member.size, member.mode, member.mtime = nbytes, mode, mtime
+        member.uname, member.gname = user, group
+        return member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+    template = full_header("", 0)
+    is_simple = len(template) == _BLOCK  # an owner or a time may need a header of its own
+    # A checksum is the sum of all bytes; that of the template without its length field.
+    checksum = int(template[148:154], 8) - sum(template[124:136])
+
+    def header(name: str, nbytes: int) -> bytes:
+        if not (
+            is_simple
+            and len(name) <= _NAME_NBYTES
+            and name.isascii()
+            and nbytes < _MAX_OCTAL_NBYTES
+        ):
+            return full_header(name, nbytes)
+        stored, length = name.encode("ascii"), b"%011o\0" % nbytes
+        digits = b"%06o\0" % (checksum + sum(stored) + sum(length))
+        return b"".join(
+            (
+                *(stored.ljust(_NAME_NBYTES, b"\0"), template[100:124], length),
+                *(template[136:148], digits, template[155:]),
+            )
+        )
+
+    return header
+
+
+def check_target(target: Any, compress: bool | str | None) -> None:
+    """Raise ValueError for a target that is a URL, or that asks for compression."""
+    name = os.fspath(target) if isinstance(target, str | os.PathLike) else ""
+    if urls.scheme(name) not in ("", "file") or name.startswith("file:"):
+        raise ValueError(
+            f"{urls.redact(name)}: expected a local path, found a URL; write to a local folder and "
+            "copy the complete shards"
+        )
+    if compress or name.endswith((".gz", ".tgz", ".bz2", ".xz", ".zst")):
+        raise ValueError(
+            f"{name or 'a shard'}: expected a plain tar, since a compressed one has no random "
+            "access; compress fields instead, by names that end in .gz, such as .json.gz"
+        )
