@@ -22,7 +22,7 @@ def test_every_block_has_a_language_that_is_checked() -> None:
     """No block escapes by another name: Python is run here, bash is run by CI."""
     assert {language for language, _ in BLOCKS} == {"python", "bash"}
     assert len(PYTHON) == README.count("\n```python\n") > 3
-    assert len(BLOCKS) - len(PYTHON) == 4, "install, test, measure; make and verify, in test_cli"
+    assert len(BLOCKS) - len(PYTHON) == 4, "install, test, measure; make and verify, in tests/cli"
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""`python -m wids.cli`: the same as the command `wids`."""
+"""``python -m wids.cli`` is the same as the command ``wids``."""
 
 import sys
 

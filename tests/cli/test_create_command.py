@@ -1,0 +1,203 @@
+"""``wids create``: shards → a spec and a pack."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from command import run, write_bare_shards
+from conftest import need, sample_members, write_tar
+from loopback import Server
+
+from wids import ShardListDataset, load_spec
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """A folder of three shards without a spec."""
+    return write_bare_shards(tmp_path)
+
+
+@pytest.mark.parametrize("form", ["paths", "pattern", "folder", "stdin"])
+def test_create(form: str, shards: Path) -> None:
+    """Paths, a pattern, a folder and names on standard input give the same spec and pack."""
+    names = sorted(map(str, shards.glob("*.tar")))
+    arguments = {
+        "paths": names[::-1],  # the spec has them sorted
+        "pattern": [f"{shards}/train-{{000000..000002}}.tar"],
+        "folder": [str(shards)],
+        "stdin": ["-"],
+    }[form]
+
+    output = shards / "spec.json"
+    status, out, err = run("create", *arguments, "-o", output, stdin="\n".join(names))
+
+    assert (status, err) == (0, "")
+    assert out == f"{output}: 3 shards, 20 samples\n"
+    document = json.loads(output.read_text())
+    assert (document["name"], document["index"]) == ("train", "spec.index")
+    assert [entry["url"] for entry in document["shardlist"]] == [
+        f"train-00000{n}.tar" for n in range(3)
+    ]
+    data = (shards / "train-000001.tar").read_bytes()
+    assert document["shardlist"][1] == {
+        "url": "train-000001.tar",
+        "nsamples": 5,
+        "filesize": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+    with ShardListDataset(output) as dataset:
+        assert dataset.get_by_key("s00011")[".txt"] == "text 11"
+    assert run("verify", output)[0] == 0
+
+
+def test_create_with_old_options(shards: Path) -> None:
+    """The options and the default output of ``widsindex create``."""
+    (shards / "about.txt").write_text("a description")
+
+    status, out, _ = run(
+        *("create", "train-000000.tar", "train-000001.tar", "-n", "mine", "-i", "about.txt"),
+        *("-b", "https://example.com/data/"),
+        cwd=shards,
+    )
+
+    assert (status, out) == (0, "shardindex.json: 2 shards, 13 samples\n")
+    spec = load_spec(shards / "shardindex.json")
+    assert (spec.name, spec.extras["info"]) == ("mine", "a description")
+    assert spec.shards[1].url == "https://example.com/data/train-000001.tar"
+    assert spec.index == "https://example.com/data/shardindex.index"
+
+
+def test_create_of_remote_shards(server: Server, shards: Path, tmp_path: Path) -> None:
+    """The spec has the URLs of a pattern as they are."""
+    for path in shards.glob("*.tar"):
+        server.page(f"/{path.name}", path.read_bytes())
+    output = tmp_path / "remote.json"
+
+    status, out, _ = run("create", f"{server.url}/train-{{000000..000002}}.tar", "-o", output)
+
+    assert (status, out) == (0, f"{output}: 3 shards, 20 samples\n")
+    with ShardListDataset(output, access="range") as dataset:
+        assert dataset[12][".txt"] == "text 12"
+
+
+def test_an_interrupted_create_is_resumed(tmp_path: Path) -> None:
+    """Ctrl-C leaves no spec, no pack and no process; the next run reads what is missing."""
+    for number in range(40):
+        write_tar(tmp_path / f"a-{number:03d}.tar", sample_members(0, 2000))
+    output = tmp_path / "a.json"
+    command = [sys.executable, "-m", "wids.cli", "create", str(tmp_path), "-o", str(output)]
+    process = subprocess.Popen(
+        [*command, "-j", "2"], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    journal = tmp_path / "a.partial"
+    until_s = time.monotonic() + 60
+    while not journal.exists() or journal.stat().st_size < 1000:
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+
+    assert process.returncode == 130, err
+    assert err.splitlines()[-1] == "wids: interrupted"
+    left = {path.name for path in tmp_path.iterdir() if not path.name.endswith(".tar")}
+    assert left == {"a.partial"}
+    assert run("create", tmp_path, "-o", output)[0] == 0
+    assert load_spec(output).shards[39].num_samples == 2000
+    assert not journal.exists()
+
+
+def test_nothing_to_describe(tmp_path: Path) -> None:
+    """An empty folder and a missing shard are errors."""
+    assert run("create", tmp_path, "-o", tmp_path / "a.json")[0] == 1
+    status, out, err = run("create", tmp_path / "missing.tar", "-o", tmp_path / "a.json")
+    assert (status, out) == (1, "")
+    assert re.fullmatch(r"wids: .*missing\.tar: .*\n", err)
+    assert not (tmp_path / "a.json").exists()
+
+
+@pytest.mark.parametrize("output", ["a.tar", "a.index", "a"])
+def test_outputs_that_would_overwrite_something_else(output: str, shards: Path) -> None:
+    """A spec has to end in .json; a foreign file in place of the journal stays as it is."""
+    status, _, err = run("create", shards, "-o", shards / output)
+    assert status == 1
+    assert "expected a name that ends in .json" in err
+    (shards / "b.partial").write_text("mine")
+    assert run("create", shards, "-o", shards / "b.json")[0] == 1
+    assert (shards / "b.partial").read_text() == "mine"
+
+
+def test_bases(shards: Path) -> None:
+    """Shards with the same name cannot share a base; a local base leaves the pack in its place."""
+    (shards / "x").mkdir()
+    shutil.copy(shards / "train-000000.tar", shards / "x")
+    names = [shards / "train-000000.tar", shards / "x" / "train-000000.tar"]
+    status, _, err = run("create", *names, "-o", shards / "a.json", "-b", "https://h/d/")
+    assert status == 1
+    assert "found train-000000.tar more than once" in err
+    (shards / "specs").mkdir()
+    assert run("create", shards, "-o", shards / "specs" / "a.json", "-b", shards)[0] == 0
+    assert run("verify", shards / "specs" / "a.json")[0] == 0
+
+
+def test_names_with_braces(tmp_path: Path) -> None:
+    """Files in a folder are taken literally, and once."""
+    for name in ("w{1,2}.tar", "w{1.tar"):
+        write_tar(tmp_path / name, sample_members(0, 2))
+    assert run("create", tmp_path, "-o", tmp_path / "a.json")[0] == 0
+    assert load_spec(tmp_path / "a.json").shards[0].num_samples == 2
+    both = [tmp_path, f"{tmp_path}/."]
+    assert "2 shards" in run("create", *both, "-o", tmp_path / "b.json")[1]
+
+
+def test_from_a_folder_of_files_to_a_verified_dataset(tmp_path: Path) -> None:
+    """Two commands turn files into shards, spec and pack, and a third one verifies them."""
+    need(shutil.which("split") and shutil.which("tar"), "GNU split and tar")
+    files = tmp_path / "files"
+    files.mkdir()
+    (tmp_path / "shards").mkdir()
+    for number in range(1000):
+        (files / f"{number:06d}.txt").write_text(f"text {number}")
+        (files / f"{number:06d}.cls").write_text(str(number % 10))
+    make = (
+        "ls files | LC_ALL=C sort | split -l 500 -d -a 6 "
+        "--filter='tar -cf shards/$FILE.tar -C files -T -' - train-"
+    )
+    subprocess.run(make, shell=True, cwd=tmp_path, check=True)  # noqa: S602 - as a user types it
+
+    assert run("create", "shards", "-o", "shards/train.json", cwd=tmp_path)[0] == 0
+    assert run("verify", "shards/train.json", cwd=tmp_path)[0] == 0
+    with ShardListDataset(tmp_path / "shards" / "train.json") as dataset:
+        assert dataset.lengths == [250] * 4
+        assert dataset.get_by_key("000777")[".txt"] == "text 777"
+
+
+def test_the_old_library_reads_the_spec(shards: Path) -> None:
+    """Wids 0.1.11, run by the interpreter in ``WIDS_OLD_PYTHON``, reads a sample by the spec."""
+    old_python = os.environ.get("WIDS_OLD_PYTHON")
+    need(old_python, "set WIDS_OLD_PYTHON to an environment with wids==0.1.11")
+    spec = shards / "train.json"
+    run("create", shards, "-o", spec, "--base", str(shards))
+    code = (
+        "import sys, wids\n"
+        "dataset = wids.ShardListDataset(sys.argv[1], cache_dir=sys.argv[2])\n"
+        "print(len(dataset), dataset[12]['.txt'], file=sys.stderr)"
+    )
+
+    result = subprocess.run(
+        [str(old_python), "-W", "ignore", "-c", code, str(spec), str(shards / "cache")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert result.stderr.splitlines()[-1] == "20 text 12"

@@ -1,0 +1,134 @@
+"""The parser of the ``wids`` command, its errors, and its output as a program."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from importlib.metadata import entry_points, version
+from pathlib import Path
+
+import pytest
+from command import run, write_bare_shards
+from conftest import sample_members, write_tar
+
+from wids import SpecError, demo
+from wids.cli import main as cli
+
+COMMANDS = [
+    *("create", "info", "sample", "verify", "update"),
+    *("browse", "prefetch", "cache", "demo"),
+]
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """A folder of three shards without a spec."""
+    return write_bare_shards(tmp_path)
+
+
+def test_both_names_are_installed() -> None:
+    """``widsindex`` is the name that users know."""
+    scripts = {e.name: e.value for e in entry_points(group="console_scripts")}
+    assert scripts["wids"] == scripts["widsindex"] == "wids.cli.main:main"
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """Help names the commands and goes to standard output."""
+    for arguments, expected in ((["--help"], "demo"), (["--version"], version("wids"))):
+        with pytest.raises(SystemExit, match="0"):
+            cli.main(arguments)
+        assert expected in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["demo", "--nonsense"]])
+def test_wrong_usage_is_status_two(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Usage errors go to standard error."""
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(arguments)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "usage: wids" in captured.err
+
+
+def test_errors_of_the_library_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A user sees the message, not a traceback, and status 1."""
+
+    def fail(folder: str) -> str:
+        raise SpecError(f"{folder}: no")
+
+    monkeypatch.setattr(demo, "write_dataset", fail)
+
+    assert cli.main(["demo", "x"]) == 1
+    assert capsys.readouterr().err == "wids: x: no\n"
+
+
+def test_folder_that_cannot_be_written_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """An error of the operating system is one line too."""
+    assert cli.main(["demo", "/proc/nothing"]) == 1
+    assert capsys.readouterr().err.startswith("wids: [Errno ")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Help says what a command does and ends with an example."""
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([command, "--help"])
+    text = capsys.readouterr().out
+    assert f"example:\n  wids {command} " in text or f"example:\n  wids {command}\n" in text
+    assert all(len(line) <= 90 for line in text.splitlines())
+
+
+def test_output_that_is_not_read_to_its_end(train: Path) -> None:
+    """``wids … | head -1`` shows no traceback."""
+    command = f"{sys.executable} -m wids.cli info --json {' '.join([str(train)] * 800)} | head -1"
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)  # noqa: S602
+    assert result.stderr == ""
+    assert json.loads(result.stdout)["num_samples"] == 20
+
+
+def test_start_is_quick_and_without_torch(train: Path) -> None:
+    """The fastest of five starts takes a fraction of a second."""
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        run("info", train)
+        times.append(time.perf_counter() - start)
+    code = (
+        "import sys; from wids.cli import main; main.main(['info', sys.argv[1]]);"
+        "assert not {'torch', 'PIL', 'urllib3'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(train)], capture_output=True, check=True)
+    assert min(times) < 0.6, "0.2 s on an idle machine"
+
+
+def test_progress_goes_to_standard_error(
+    shards: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bar is shown on standard error if wanted; standard output has the results alone."""
+    monkeypatch.setattr("wids.files.progress.DELAY_S", 0)
+    for wanted, is_shown in (("1", True), ("0", False)):
+        monkeypatch.setenv("WIDS_PROGRESS", wanted)
+        assert cli.main(["create", str(shards), "-o", str(shards / "a.json"), "-j", "1"]) == 0
+        out, err = capsys.readouterr()
+        assert out == f"{shards}/a.json: 3 shards, 20 samples\n"
+        assert ("reading shards" in err) is is_shown
+
+
+def test_terminals_get_no_control_characters(tmp_path: Path) -> None:
+    """Names in a hostile shard or spec stay on their line and cannot control the terminal."""
+    members = [*sample_members(0, 2), ("README\x1b]0;pwn\x07\nsecond", b"")]
+    path = write_tar(tmp_path / "a.tar", members)
+    status, out, _ = run("verify", path)
+    assert (status, len(out.splitlines())) == (1, 1)
+    assert "README\\x1b]0;pwn\\x07\\nsecond" in out
+    spec = tmp_path / "a.json"
+    spec.write_text(json.dumps({"shardlist": [{"url": "x\x1b[2J.tar", "nsamples": 1}]}))
+    assert run("sample", spec)[2].isprintable() is False  # the end of the line
+    assert run("sample", spec)[2].strip().isprintable()
+    assert run("info", "--json", spec)[1].strip().isprintable()

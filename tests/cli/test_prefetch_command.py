@@ -1,0 +1,94 @@
+"""``wids prefetch`` and ``wids cache``: copies of remote shards; and Ctrl-C while downloading."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from command import run, write_bare_shards
+from loopback import Fault, Server
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """A folder of three shards without a spec."""
+    return write_bare_shards(tmp_path)
+
+
+def test_prefetch_and_cache(server: Server, shards: Path, own_cache: Path) -> None:
+    """Shards are fetched up to a limit, shown, checked and cleared."""
+    spec = shards / "train.json"
+    run("create", shards, "-o", spec, "--base", f"{server.url}/")
+    for path in shards.iterdir():
+        server.page(f"/{path.name}", path.read_bytes())
+    nbytes = (shards / "train-000000.tar").stat().st_size
+
+    status, out, err = run("prefetch", spec, "--limit", 2 * nbytes)
+    assert (status, out) == (1, "2 shards available locally, 2 fetched now\n")
+    assert "1 shard does not fit into" in err
+    assert run("prefetch", spec)[:2] == (0, "3 shards available locally, 1 fetched now\n")
+    assert Path(own_cache).is_dir()
+    shown = run("cache", "show")[1]
+    assert shown.count("train-00000") == 6, "each with its index"
+
+    assert run("cache", "check", spec)[::2] == (0, "checked copies of 3 of 3 shards\n")
+    copy = next(path for path in (own_cache / "shards").iterdir() if path.name.endswith("1.tar"))
+    data = bytearray(copy.read_bytes())
+    data[600] ^= 1
+    copy.write_bytes(data)
+    status, out, _ = run("cache", "check", spec)
+    assert status == 1
+    assert out.startswith(f"{copy}: the spec says the sha256")
+
+    assert run("cache", "clear")[1].startswith(f"{own_cache}: deleted 6 files, ")
+    assert run("cache", "show")[1].startswith("     0 B  in 0 files in ")
+    assert run("cache", "check")[0] == 1
+
+
+def test_prefetch_of_a_rank(server: Server, shards: Path) -> None:
+    """Only the fixed share of one rank is fetched."""
+    spec = shards / "train.json"
+    run("create", shards, "-o", spec, "--base", f"{server.url}/")
+    for path in shards.iterdir():
+        server.page(f"/{path.name}", path.read_bytes())
+
+    assert run("prefetch", spec, "--rank", 0, "--num-replicas", 4)[0] == 0
+
+    asked = {request.path for request in server.log if request.path.endswith(".tar")}
+    assert asked == {"/train-000000.tar"}
+    assert "expected --rank and --num-replicas together" in run("prefetch", spec, "--rank", 0)[2]
+
+
+def test_downloads_end_with_ctrl_c(server: Server, shards: Path) -> None:
+    """No command waits for its downloads, or for a server that hangs."""
+    spec = shards / "train.json"
+    run("create", shards, "-o", spec, "--base", f"{server.url}/")
+    for path in shards.iterdir():
+        faults = [Fault(after_nbytes=100, how="stall")] * 9 if path.suffix == ".tar" else []
+        server.page(f"/{path.name}", path.read_bytes(), faults=faults)
+    urls = [f"{server.url}/train-00000{number}.tar" for number in range(3)]
+    for arguments in (
+        ["prefetch", spec],
+        ["verify", spec, "-j2"],
+        ["create", *urls, "-j2", "-o", shards / "b.json"],
+    ):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "wids.cli", *map(str, arguments)],
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        num_before = len(server.log)
+        until_s = time.monotonic() + 30
+        while len(server.log) == num_before:
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        time.sleep(0.3)
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=15)
+        assert process.returncode == 130, (arguments, err)

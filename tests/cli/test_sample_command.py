@@ -1,0 +1,60 @@
+"""``wids sample``: one sample → text or bytes."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+from command import run, write_bare_shards
+
+from wids.cli import main as cli
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """A folder of three shards without a spec."""
+    return write_bare_shards(tmp_path)
+
+
+def test_sample(shards: Path) -> None:
+    """A sample by index, negative or not, or by key; and one field as it is stored."""
+    spec = shards / "train.json"
+    run("create", shards, "-o", spec)
+
+    lines = run("sample", spec, 12)[1].splitlines()
+    assert lines[0].split(maxsplit=1) == [".txt", "text 12"]
+    assert run("sample", spec, "--key", "s00012")[1].splitlines() == lines
+    assert run("sample", spec, "--", -8)[1].splitlines() == lines
+    assert run("sample", spec)[1].splitlines()[0].split(maxsplit=1) == [".txt", "text 0"]
+    assert run("sample", spec, 12, "--cat", ".txt")[1] == "text 12"
+    assert run("sample", spec, 12, "-c", "txt")[1] == "text 12"
+    assert run("sample", spec, 12, "-r", "-w", 20)[1].splitlines()[0] == ".txt b'text 12'"
+    assert "'.txt': b'text 12'" in run("sample", spec, 12, "-p")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["20"], "20"),
+        (["--key", "none"], "none"),
+        (["1", "--cat", ".jpg"], 'sample "s00001": it has no field .jpg'),
+        (["1", "--key", "a"], "found both"),
+    ],
+)
+def test_samples_that_do_not_exist(arguments: list[str], message: str, train: Path) -> None:
+    """The error is one line, with status 1."""
+    status, out, err = run("sample", train, *arguments)
+    assert (status, out) == (1, "")
+    assert err.startswith("wids: ")
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_stdout_of_cat_is_bytes(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A field is written as it is stored."""
+    stream = io.TextIOWrapper(io.BytesIO())
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert cli.main(["sample", str(train), "3", "--cat", ".txt"]) == 0
+    assert stream.buffer.getvalue() == b"text 3"  # type: ignore[attr-defined]

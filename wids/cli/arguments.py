@@ -1,0 +1,81 @@
+"""What commands share: their parsers and arguments, loading a spec, and the form of output.
+
+Prints nothing, and knows no command. Imported at every start, so it imports little itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from wids.specs.model import DatasetSpec
+
+
+def add_command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str, example: str
+) -> argparse.ArgumentParser:
+    """Add a command to the parser, with a line of help and an example.
+
+    Args:
+        commands: The subparsers of the parser.
+        name: Name of the command.
+        run: Takes the parsed arguments and returns the exit status.
+        text: What the command does, in lower case and without a full stop.
+        example: Indented lines.
+    """
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=text,
+        description=textwrap.fill(text[0].upper() + text[1:] + "."),
+        epilog="example:\n" + example,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_spec(parser: argparse.ArgumentParser) -> None:
+    """Add the argument for the dataset."""
+    parser.add_argument("spec", help="a JSON spec or its URL, a .tar, or a pattern of tars")
+
+
+def add_allow_pipe(parser: argparse.ArgumentParser) -> None:
+    """Add the option that allows commands in a spec."""
+    parser.add_argument("--allow-pipe", action="store_true", help="run commands that a spec names")
+
+
+def add_processes(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the number of processes."""
+    parser.add_argument(
+        "-j", "--jobs", type=positive, default=None, help="processes (default: one per core)"
+    )
+
+
+def positive(text: str) -> int:
+    """Return the number in an argument; it has to be at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, found {number}")
+    return number
+
+
+def loaded_spec(path: str, options: argparse.Namespace) -> DatasetSpec:
+    """Load the spec at a path or URL."""
+    from wids.specs.loader import load_spec
+
+    return load_spec(path, allow_pipe=options.allow_pipe)
+
+
+def output_width() -> int:
+    """Return the columns of the window; output that another program reads is not cut."""
+    return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 10_000
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 shard``, ``1,000 shards``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

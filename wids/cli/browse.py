@@ -1,0 +1,67 @@
+"""``wids browse``: a dataset → a page in the browser of this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from wids.cli.arguments import add_allow_pipe, add_command, add_spec
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = add_command(
+        commands,
+        "browse",
+        run,
+        "look at a dataset in a browser on this machine, until Ctrl-C",
+        "  wids browse train.json\n"
+        "  wids browse https://example.com/train.json   # reads what is shown, no whole shards",
+    )
+    add_spec(parser)
+    parser.add_argument("-p", "--port", type=int, default=0, help="(default: a free one)")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+    add_allow_pipe(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve the page until Ctrl-C."""
+    from wids.dataset import ShardListDataset
+    from wids.looking.browse import Browser
+
+    with ShardListDataset(options.spec, access="range", allow_pipe=options.allow_pipe) as dataset:
+        browser = Browser(dataset, options.port)
+        print(browser.url, flush=True)
+        print(
+            "Anyone with this address can look at the dataset; press Ctrl-C to stop.",
+            file=sys.stderr,
+        )
+        redirect = _redirect_page(browser.url) if options.open else ""
+        if redirect:
+            import webbrowser
+
+            webbrowser.open(f"file://{redirect}")
+        try:
+            browser.serve()
+        except KeyboardInterrupt:
+            print(file=sys.stderr)  # below the ^C
+        finally:
+            browser.close()
+            if redirect:
+                os.unlink(redirect)
+    return 0
+
+
+def _redirect_page(url: str) -> str:
+    """Write a page that leads to the URL and return its path.
+
+    The URL has a secret in it. On the browser's command line other users could see it; the file is
+    readable by this user only.
+    """
+    import tempfile
+
+    with tempfile.NamedTemporaryFile("w", prefix="wids-", suffix=".html", delete=False) as file:
+        file.write(f'<meta http-equiv="refresh" content="0;url={url}">')
+        return file.name

@@ -1,0 +1,82 @@
+"""``wids cache``: show, clear or check the copies of remote shards."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from wids.cli.arguments import add_allow_pipe, add_command, counted, loaded_spec
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = add_command(
+        commands,
+        "cache",
+        run,
+        "show, clear or check the copies of remote shards",
+        "  wids cache show\n  wids cache clear\n  wids cache check train.json",
+    )
+    parser.add_argument("action", choices=["show", "clear", "check"])
+    parser.add_argument("spec", nargs="?", help="the spec whose copies to check")
+    parser.add_argument("--cache-dir", help="the cache folder (default: $WIDS_CACHE)")
+    add_allow_pipe(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what the action says; return 1 if a copy has a problem."""
+    from wids.cache.names import default_folder
+
+    folder = os.path.abspath(options.cache_dir or default_folder())
+    if options.action == "check":
+        return _check(options, folder)
+    if options.action == "clear":
+        return _clear(folder)
+    return _show(folder)
+
+
+def _show(folder: str) -> int:
+    from wids.cache.eviction import contents
+    from wids.files.sizes import nbytes_text
+    from wids.looking.text import printable
+
+    files = contents(folder)
+    for file in sorted(files, key=lambda file: file.used_ns):
+        print(f"{nbytes_text(file.nbytes):>8}  {printable(file.name)}")
+    total_nbytes = sum(file.nbytes for file in files)
+    print(f"{nbytes_text(total_nbytes):>8}  in {counted(len(files), 'file')} in {folder}")
+    return 0
+
+
+def _clear(folder: str) -> int:
+    from wids.cache import eviction
+    from wids.files.sizes import nbytes_text
+
+    num_files, nbytes, num_used = eviction.clear(folder)
+    print(f"{folder}: deleted {counted(num_files, 'file')}, {nbytes_text(nbytes)}")
+    if num_used:
+        verb = "is" if num_used == 1 else "are"
+        print(f"wids: {counted(num_used, 'file')} {verb} in use and not deleted", file=sys.stderr)
+    return 0
+
+
+def _check(options: argparse.Namespace, folder: str) -> int:
+    from wids.cache.store import Cache
+    from wids.looking.text import printable
+    from wids.reading.opener import remote_file
+    from wids.transport import fetch
+    from wids.writing.verify import verify_spec
+
+    if options.spec is None:
+        raise ValueError("wids cache check: expected a spec whose copies to check, found none")
+    cache = Cache(folder, fetch.Fetcher())
+    spec = loaded_spec(options.spec, options)
+    copies = {shard.url: cache.find(remote_file(shard)) for shard in spec.shards}
+    problems = verify_spec(spec, locate=lambda shard_spec: copies[shard_spec.url])
+    for problem in problems:
+        print(printable(str(problem)))
+    num_copies = sum(path is not None for path in copies.values())
+    print(f"checked copies of {num_copies:,} of {len(spec.shards):,} shards", file=sys.stderr)
+    return 1 if problems else 0

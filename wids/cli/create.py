@@ -1,0 +1,135 @@
+"""``wids create``: shards → a JSON spec and the pack of their indexes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from contextlib import suppress
+from typing import Any
+
+from wids.cli.arguments import add_command, add_processes, counted
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = add_command(
+        commands,
+        "create",
+        run,
+        "describe shards in a JSON spec, with their index beside it",
+        "  wids create train-*.tar --output train.json\n"
+        "  wids create 'https://example.com/train-{000000..000146}.tar' -o train.json\n"
+        "  wids create shards/ -o train.json --base https://example.com/train/\n"
+        "After an interruption, run it again to resume.",
+    )
+    parser.add_argument(
+        "files",
+        nargs="+",
+        help="shards, patterns, URLs, folders; - reads names from standard input",
+    )
+    parser.add_argument("-o", "--output", default="shardindex.json", help="(%(default)s)")
+    parser.add_argument("-n", "--name", help="name of the dataset (default: from the first shard)")
+    parser.add_argument(
+        "-i", "--info", metavar="FILE", help="file with a description, for the spec"
+    )
+    parser.add_argument("-b", "--base", help="folder or URL where the shards will be published")
+    parser.add_argument(
+        "--key-split", choices=["first", "last"], help="dot between key and field (first)"
+    )
+    parser.add_argument("--no-index", action="store_true", help="write the spec only")
+    add_processes(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Describe the shards and write spec and pack."""
+    from wids.specs.edit import name_with_query
+    from wids.specs.model import save_document
+    from wids.transport import urls
+    from wids.writing.build import build_spec
+    from wids.writing.processes import process_pool
+
+    files = _named_files(options.files)
+    _check_output(options.output, files, options.base)
+    info = None
+    if options.info is not None:
+        with open(options.info, encoding="utf-8") as file:
+            info = file.read()
+    stem = os.path.splitext(os.path.abspath(options.output))[0]
+    with process_pool(options.jobs, len(files)) as executor:
+        spec = build_spec(
+            [{"url": name} for name in files],
+            name=_dataset_name(files[0]) if options.name is None else options.name,
+            key_split=options.key_split,
+            pack=None if options.no_index else stem + ".index",
+            executor=executor,
+            journal=stem + ".partial",
+        )
+    document = spec.document(os.path.dirname(stem))
+    if info is not None:
+        document["info"] = info
+    if options.base is not None:
+        for shard in document["shardlist"]:
+            shard["url"] = name_with_query(shard["url"])
+        document["base"] = options.base
+        if "index" in document and urls.is_local(options.base):
+            # A relative name would be looked for in the base. If the base is remote, that is where
+            # the pack will be published.
+            document["index"] = stem + ".index"
+    save_document(options.output, document)
+    with suppress(FileNotFoundError):
+        os.unlink(stem + ".partial")
+    num_samples = sum(shard.num_samples or 0 for shard in spec.shards)
+    shards = counted(len(spec.shards), "shard")
+    print(f"{options.output}: {shards}, {counted(num_samples, 'sample')}")
+    return 0
+
+
+def _named_files(files: list[str]) -> list[str]:
+    """Return the shards that the arguments name, each once, sorted by name."""
+    if files == ["-"]:
+        files = [line.strip() for line in sys.stdin if line.strip()]
+    from wids.transport import urls
+
+    found: list[str] = []
+    for name in files:
+        if urls.is_local(name) and os.path.isdir(urls.local_path(name)):
+            folder = urls.local_path(name)
+            tars = [entry for entry in os.listdir(folder) if entry.endswith(".tar")]
+            found += [os.path.abspath(os.path.join(folder, entry)) for entry in tars]
+        else:
+            found += urls.expand(name)
+    found = [os.path.abspath(name) if urls.scheme(name) == "" else name for name in found]
+    if not found:
+        source = " ".join(files) or "standard input"
+        raise FileNotFoundError(f"{source}: expected shards, found none")
+    return sorted(dict.fromkeys(found))
+
+
+def _check_output(output: str, files: list[str], base: str | None) -> None:
+    """Refuse what would fail or do harm only after all shards have been read."""
+    from wids.specs.edit import name_with_query
+
+    if not output.endswith(".json"):
+        raise ValueError(f"--output: expected a name that ends in .json, found {output!r}")
+    if base is None:
+        return
+    names = set()
+    for name in map(name_with_query, files):
+        if name in names:
+            raise ValueError(
+                f"--base: expected shards with different names for one folder, found {name} more "
+                "than once"
+            )
+        names.add(name)
+
+
+def _dataset_name(path: str) -> str:
+    """Return a name for a dataset from its first shard: ``train-000000.tar`` → ``train``."""
+    import re
+
+    from wids.transport import urls
+
+    stem = os.path.splitext(os.path.basename(urls.path_of(path)))[0]
+    words = [word for word in re.split(r"[^A-Za-z0-9_]+", stem) if not word.isdecimal()]
+    return "-".join(dict.fromkeys(words)) or stem

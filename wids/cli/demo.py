@@ -1,0 +1,61 @@
+"""``wids demo``: a small dataset, one sample, and one exact epoch in two processes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+from typing import Any
+
+from wids.cli.arguments import add_command
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = add_command(
+        commands,
+        "demo",
+        run,
+        "make a small dataset and run one exact epoch over it in two processes",
+        "  wids demo",
+    )
+    parser.description = textwrap.fill(
+        "Make a small dataset of pictures, captions and labels, show one sample, and run one exact "
+        "epoch over it in two processes. The exit status is 1 if the epoch was not exact."
+    )
+    parser.add_argument(
+        "folder", nargs="?", default="wids-demo", help="where to write (%(default)s)"
+    )
+    parser.add_argument(
+        "--sampler",
+        metavar="MODULE:NAME",
+        help="try this sampler instead: a callable that takes the dataset",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the demo; return 1 if the epoch was not exact."""
+    from subprocess import TimeoutExpired
+
+    from wids import demo
+
+    spec_path = demo.write_dataset(options.folder)
+    print(f"wrote {demo.NUM_SHARDS} shards and {spec_path}\n")
+    print(demo.describe_sample(spec_path, 123), end="\n\n")
+    print("one epoch, two processes, a DataLoader with two workers in each …", flush=True)
+    try:
+        report = demo.run_epoch(spec_path, options.sampler or demo.DEFAULT_SAMPLER)
+    except (RuntimeError, TimeoutExpired) as error:
+        print(f"wids: {error}", file=sys.stderr)
+        return 1
+    print(report.table())
+    if not (report.is_complete and report.is_even):
+        print("\nThis epoch was not exact: look at the sampler.")
+        return 1
+    print(
+        "\nNext, in Python:\n"
+        "    import wids\n"
+        f"    dataset = wids.ShardListDataset({spec_path!r})\n"
+        "    dataset[123]"
+    )
+    return 0

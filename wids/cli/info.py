@@ -1,0 +1,74 @@
+"""``wids info``: what specs say of their datasets, as text, table or JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from wids.cli.arguments import add_allow_pipe, add_command, loaded_spec, output_width
+from wids.errors import WidsError
+
+if TYPE_CHECKING:
+    from wids.specs.model import DatasetSpec
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = add_command(
+        commands,
+        "info",
+        run,
+        "show what a spec says",
+        "  wids info train.json\n  wids info --json train.json | jq .num_samples\n"
+        "  wids info --table *.json",
+    )
+    parser.add_argument("specs", nargs="+", help="JSON specs or their URLs")
+    parser.add_argument("-t", "--table", action="store_true", help="one line for each spec")
+    parser.add_argument(
+        "--json", action="store_true", help="for scripts: one JSON object on each line"
+    )
+    add_allow_pipe(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what each spec says."""
+    from wids.looking.text import shortened, spec_rows, spec_text, table
+
+    specs = [(path, loaded_spec(path, options)) for path in options.specs]
+    found = [(path, spec_rows(spec)) for path, spec in specs]
+    if options.json:
+        for path, rows in found:
+            print(json.dumps({"file": path, **rows}))
+    elif options.table:
+        columns = ["name", "num_samples", "num_shards", "nbytes", "first", "last"]
+        rows_of = ([path, *(rows[column] for column in columns)] for path, rows in found)
+        text = table(["file", *columns], rows_of)
+        print("\n".join(shortened(line, output_width()) for line in text.splitlines()))
+    else:
+        texts = []
+        for (path, rows), (_, spec) in zip(found, specs, strict=True):
+            heading = f"{path}\n" if len(found) > 1 else ""
+            texts.append(heading + spec_text(rows, output_width()) + _fields_text(spec))
+        print("\n\n".join(texts))
+    return 0
+
+
+def _fields_text(spec: DatasetSpec) -> str:
+    """Return the fields of a dataset as a table if a local pack tells them, else ``""``."""
+    from wids.files.sizes import nbytes_text
+    from wids.looking.text import table
+    from wids.transport import urls
+
+    if spec.index is None or not urls.is_local(spec.index):
+        return ""
+    from wids.dataset import ShardListDataset
+    from wids.looking import preview
+
+    try:
+        with ShardListDataset(spec, access="range") as dataset:
+            stats = preview.field_stats(dataset)
+    except WidsError:  # a damaged pack; what the spec says is shown all the same
+        return ""
+    rows = [(s.field, f"{s.share:.0%}", nbytes_text(s.median_nbytes)) for s in stats]
+    return "\n\n" + table(["field", "samples", "typical size"], rows) if rows else ""

@@ -1,0 +1,68 @@
+"""``wids sample``: one sample of a dataset → text, or the bytes of one field."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from wids.cli.arguments import add_allow_pipe, add_command, add_spec, output_width, positive
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = add_command(
+        commands,
+        "sample",
+        run,
+        "show a sample",
+        "  wids sample train.json 17\n  wids sample train.json --key n01440764_10026\n"
+        "  wids sample train.json 17 --cat .jpg > 17.jpg",
+    )
+    add_spec(parser)
+    parser.add_argument("index", nargs="?", type=int, help="its number; negative from the end")
+    parser.add_argument("-k", "--key", help="its key, instead of the number")
+    parser.add_argument("-c", "--cat", metavar="FIELD", help="write the bytes of this field")
+    parser.add_argument("-r", "--raw", action="store_true", help="show bytes, not decoded values")
+    parser.add_argument("-p", "--python", action="store_true", help="show a Python dict of bytes")
+    parser.add_argument("-w", "--width", type=positive, help="columns (default: the window's)")
+    add_allow_pipe(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the sample, or write the bytes of a field."""
+    from wids.dataset import ShardListDataset
+
+    if options.index is not None and options.key is not None:
+        raise ValueError("expected an index or --key, found both")
+    field = options.cat if options.cat is None or options.cat[:1] == "." else "." + options.cat
+    with ShardListDataset(
+        options.spec,
+        transformations=None,
+        raw="bytes",
+        fields=None if field is None else [field],
+        allow_pipe=options.allow_pipe,
+    ) as dataset:
+        if options.key is None:
+            sample = dataset[options.index or 0]
+        else:
+            sample = dataset.get_by_key(options.key)
+    if field is None:
+        print(_text(sample, options))
+        return 0
+    if field not in sample:
+        raise KeyError(f'{options.spec}: sample "{sample["__key__"]}": it has no field {field}')
+    sys.stdout.buffer.write(sample[field])
+    return 0
+
+
+def _text(sample: dict[str, Any], options: argparse.Namespace) -> str:
+    from wids.looking.text import printable, sample_text, shortened
+
+    width = options.width or output_width()
+    if options.python:
+        return repr(sample)
+    if options.raw:
+        lines = (f"{printable(name)} {value!r}" for name, value in sample.items())
+        return "\n".join(shortened(line, width) for line in lines)
+    return sample_text(sample, width)

@@ -1,0 +1,52 @@
+"""``wids verify``: a spec and its shards → a line for each problem."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from wids.cli.arguments import (
+    add_allow_pipe,
+    add_command,
+    add_processes,
+    add_spec,
+    counted,
+    loaded_spec,
+)
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = add_command(
+        commands,
+        "verify",
+        run,
+        "compare shards with their spec and print a line for each problem",
+        "  wids verify train.json\n  wids verify --decode train.json || echo do not train on this",
+    )
+    add_spec(parser)
+    parser.add_argument("--decode", action="store_true", help="decode every field too")
+    add_processes(parser)
+    add_allow_pipe(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the problems; return 1 if there are any."""
+    from wids.looking.text import printable
+    from wids.writing.processes import process_pool
+    from wids.writing.verify import verify_spec
+
+    spec = loaded_spec(options.spec, options)
+    with process_pool(options.jobs, len(spec.shards)) as executor:
+        problems = verify_spec(spec, decode=options.decode, executor=executor)
+    for problem in problems:
+        print(printable(str(problem)))
+    if problems:
+        return 1
+    text = counted(len(spec.shards), "shard")
+    counts = [shard.num_samples for shard in spec.shards if shard.num_samples is not None]
+    if len(counts) == len(spec.shards):
+        text += f", {counted(sum(counts), 'sample')}"
+    print(f"{options.spec}: {text}: no problems", file=sys.stderr)
+    return 0

@@ -1,0 +1,94 @@
+"""The shards of a dataset, or the share of one rank → copies in the cache, before training begins.
+
+Chooses which shards to fetch and fetches several at a time. Never reads a sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from wids.cache.store import BackgroundFetch
+from wids.files.progress import Bar
+
+if TYPE_CHECKING:
+    from wids.reading.prefetch import RemoteDataset
+
+_PATIENCE_S: Final = 3.0
+"""How long downloads have to notice that they are cancelled."""
+
+
+def rank_shards(dataset: Any, rank: int, num_replicas: int) -> list[int]:
+    """Return the numbers of the shards that one rank reads, ascending.
+
+    They are those of a `DistributedChunkedSampler` with its default settings, by which a rank reads
+    the same slice of the dataset in every epoch.
+    """
+    from wids.sampling import order
+    from wids.sampling.distributed import DistributedChunkedSampler
+
+    sampler = DistributedChunkedSampler(dataset, num_replicas=num_replicas, rank=rank)
+    runs = order.visits(sampler.settings, sampler.seed, 0)
+    return sorted(set(next(islice(runs, rank, None)).tolist()))
+
+
+def select_missing(
+    dataset: RemoteDataset, numbers: Sequence[int], limit_nbytes: int | None
+) -> tuple[list[int], int]:
+    """Return the shards to fetch, and how many shards the limit leaves out.
+
+    Args:
+        dataset: The dataset.
+        numbers: The wanted shards, most important first. Local ones count towards the limit.
+        limit_nbytes: Maximum length of all these shards in bytes; None for no limit.
+
+    Raises:
+        ValueError: There is a limit, and the length of a shard is not known.
+    """
+    total, missing, num_left_out = 0, [], 0
+    for number in numbers:
+        nbytes = dataset.shard_nbytes(number)
+        if limit_nbytes is not None and nbytes is None:
+            raise ValueError(
+                "limit_nbytes: expected a spec that states the length of each shard, found none "
+                f"for shard {number}; `wids create` states it"
+            )
+        total += nbytes or 0
+        if limit_nbytes is not None and total > limit_nbytes:
+            num_left_out += 1
+        elif not dataset.is_here(number):
+            missing.append(number)
+    return missing, num_left_out
+
+
+def fetch_shards(dataset: RemoteDataset, numbers: Sequence[int], *, num_threads: int) -> None:
+    """Fetch shards into the cache, several at a time.
+
+    An error, Ctrl-C included, cancels the other downloads. The ones that have ended stay.
+
+    Raises:
+        FetchError: A shard cannot be fetched.
+    """
+    fetches = {number: BackgroundFetch() for number in numbers}
+
+    def fetch(number: int) -> None:
+        if not fetches[number].cancelled.is_set():
+            dataset.fetch_shard(number, fetches[number])
+
+    threads = ThreadPoolExecutor(num_threads)
+    tasks = [threads.submit(fetch, number) for number in numbers]
+    with Bar("fetching", len(numbers), "shard") as bar:
+        try:
+            for count, task in enumerate(tasks, start=1):
+                task.result()
+                bar.reach(count)
+        except BaseException:
+            for background_fetch in fetches.values():
+                background_fetch.cancelled.set()
+            # Without waiting: a server may hang, and the caller wants the error.
+            threads.shutdown(wait=False, cancel_futures=True)
+            wait(tasks, timeout=_PATIENCE_S)
+            raise
+    threads.shutdown()

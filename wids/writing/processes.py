@@ -1,0 +1,67 @@
+"""Processes that share work, and end at once when their parent is interrupted.
+
+`concurrent.futures` waits for tasks that have begun, and a task may read or download a large shard
+for minutes. Does not know what the work is.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+_CLEANUP_S: Final = 0.1
+"""How long a worker that is told to end has to delete its temporary files."""
+
+
+@contextmanager
+def process_pool(num_processes: int | None, num_tasks: int) -> Iterator[Executor | None]:
+    """Yield an executor of processes, or None if one process would have all the work.
+
+    For the main thread of a program, since it handles SIGTERM while the block runs.
+
+    Args:
+        num_processes: Maximum number of processes; None for one per core.
+        num_tasks: Number of tasks; there are never more processes than tasks.
+    """
+    num_processes = min(num_processes or os.cpu_count() or 1, num_tasks)
+    if num_processes < 2:
+        yield None
+        return
+    from concurrent.futures import ProcessPoolExecutor
+
+    executor = ProcessPoolExecutor(num_processes, initializer=_prepare_worker)
+    previous = signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield executor
+    except BaseException:
+        workers = list((executor._processes or {}).values())  # noqa: SLF001 - public in Python 3.14
+        for worker in workers:
+            worker.terminate()
+        raise
+    finally:
+        executor.shutdown(cancel_futures=True)
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _prepare_worker() -> None:
+    """Leave Ctrl-C to the parent, and clean up when the parent ends this process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _end_worker)
+
+
+def _end_worker(number: int, frame: object) -> None:
+    # The executor takes the exception for the result of a task and starts the next one, so an
+    # alarm ends the process for certain.
+    signal.signal(signal.SIGALRM, lambda number, _: os._exit(128 + number))
+    signal.setitimer(signal.ITIMER_REAL, _CLEANUP_S)
+    _exit(number, frame)
+
+
+def _exit(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
