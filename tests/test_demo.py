@@ -1,4 +1,4 @@
-"""``wids demo``, as a user runs it."""
+"""``wids demo``, run as a user runs it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run_demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_demo_shows_an_exact_epoch(tmp_path: Path) -> None:
-    """It writes a dataset, shows a sample, an exact epoch and what to type next."""
+    """It writes a dataset, shows a sample and an exact epoch, and says what to type next."""
     result = run_demo(tmp_path)
 
     assert result.returncode == 0, result.stderr
@@ -77,8 +77,8 @@ def test_demo_shows_an_exact_epoch(tmp_path: Path) -> None:
         ("uneven", "NO:  the same number of batches on every rank"),
     ],
 )
-def test_wrong_sampler_is_found(tmp_path: Path, sampler: str, line: str) -> None:
-    """The table comes from what the loaders gave, so a wrong sampler ends with status 1."""
+def test_wrong_sampler_is_detected(tmp_path: Path, sampler: str, line: str) -> None:
+    """The report comes from what the loaders returned, so a wrong sampler ends with status 1."""
     (tmp_path / "wrong.py").write_text(WRONG)
 
     result = run_demo(tmp_path, "--sampler", f"wrong:{sampler}")
@@ -89,7 +89,7 @@ def test_wrong_sampler_is_found(tmp_path: Path, sampler: str, line: str) -> None
 
 
 def test_failing_sampler_is_shown(tmp_path: Path) -> None:
-    """Where the processes fail, their last words are on standard error."""
+    """If the processes fail, the end of their output is on standard error."""
     (tmp_path / "wrong.py").write_text(WRONG)
 
     result = run_demo(tmp_path, "--sampler", "wrong:broken")
@@ -110,7 +110,7 @@ def test_pictures_are_real(tmp_path: Path) -> None:
 
 
 def test_report_counts_indices() -> None:
-    """Missing, repeated and unequal are told apart."""
+    """Missing and repeated samples and uneven ranks are distinguished."""
     assert EpochReport(4, [[[0, 1]], [[2, 3]]]).is_complete
     assert not EpochReport(4, [[[0, 1]], [[2, 2]]]).is_complete
     assert not EpochReport(4, [[[0, 1]], [[2, 3], [4]]]).is_complete

@@ -1,4 +1,4 @@
-"""Errors: built-ins as well, and the same after a trip through a worker."""
+"""Errors are built-ins too, and survive the way from a worker to the main process."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ CLASSES = [value for value in vars(errors).values() if isinstance(value, type)]
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_error_is_built_from_one_string(kind: type[Exception]) -> None:
-    """An exception of a worker is rebuilt by calling its class with one string."""
+    """Torch rebuilds an exception of a worker by calling its class with one string."""
     assert str(kind("what happened")) == "what happened"
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CLASSES if kind is not errors.WidsError])
 def test_error_is_a_builtin_too(kind: type[Exception]) -> None:
-    """Code that catches the natural built-in catches ours."""
+    """Code that catches the natural built-in catches these errors."""
     assert issubclass(kind, errors.WidsError)
     assert issubclass(kind, ValueError | OSError)
 

@@ -1,20 +1,20 @@
-"""The errors of wids, and nothing else.
+"""The errors that wids raises on purpose, and nothing else.
 
 ::
 
     WidsError
     ├── SpecError           (ValueError)         the JSON document, or the `shards` argument
-    ├── ShardFormatError    (ValueError)         bytes that are not the tar they claim to be
-    ├── MismatchError       (ValueError)         a shard that is not what its spec says
-    ├── FetchError          (OSError)            a URL that could not be read
-    │   └── NotFoundError   (FileNotFoundError)  a URL where nothing is
-    ├── StateError          (ValueError)         a sampler's state that is not its own
+    ├── ShardFormatError    (ValueError)         bytes that are not a complete, plain tar
+    ├── MismatchError       (ValueError)         a shard that differs from its spec
+    ├── FetchError          (OSError)            a URL or path that could not be read
+    │   └── NotFoundError   (FileNotFoundError)  a URL or path that does not exist
+    ├── StateError          (ValueError)         a state that does not fit the sampler
     └── SampleError         (ValueError)         one sample; names shard, key, field and index
         ├── DecodeError                          a field that is not what its extension says
-        └── TransformError                       a callable of the user's that raised
+        └── TransformError                       a transformation of the caller that raised
 
-Every class is the natural built-in as well, and can be built from one string: that is how torch
-rebuilds an exception that a DataLoader worker raised, so the type survives the way home.
+Every class is also the natural built-in, and can be built from one string. That is how torch
+rebuilds an exception of a DataLoader worker in the main process, so its type survives.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SpecError(WidsError, ValueError):
 
 
 class ShardFormatError(WidsError, ValueError):
-    """Bytes that are not the complete, plain tar that a shard has to be."""
+    """Bytes that are not a complete, plain tar, as every shard has to be."""
 
 
 class MismatchError(WidsError, ValueError):
@@ -43,21 +43,21 @@ class FetchError(WidsError, OSError):
 
 
 class NotFoundError(FetchError, FileNotFoundError):
-    """A URL or path where there is nothing."""
+    """A URL or path that does not exist."""
 
 
 class StateError(WidsError, ValueError):
-    """A saved state of a sampler that cannot be restored into this one."""
+    """A saved state that cannot be restored into this sampler."""
 
 
 class SampleError(WidsError, ValueError):
-    """A single sample that could not be produced.
+    """A sample that could not be read, decoded or transformed.
 
     Attributes:
-        shard: URL of the shard, or None where it is not known.
-        key: Key of the sample, or None.
-        field: Field with its leading dot, or None where the error is not about one field.
-        index: Index in the full dataset, or None.
+        shard: URL of the shard, or None if it is not known.
+        key: Key of the sample, or None if it is not known.
+        field: Field with its leading dot, or None if the error is not about one field.
+        index: Index in the full dataset, or None if it is not known.
     """
 
     def __init__(
@@ -81,14 +81,14 @@ class DecodeError(SampleError):
 
 
 class TransformError(SampleError):
-    """A transformation of the caller's that raised; the original error is its ``__cause__``."""
+    """A transformation of the caller that raised; the original error is the ``__cause__``."""
 
 
 def local_error(path: str, error: OSError) -> FetchError:
-    """Return the error for a local path that could not be opened."""
+    """Return the `FetchError` for a local path that could not be opened."""
     if isinstance(error, FileNotFoundError):
         return NotFoundError(
-            f"{path}: no such file (seen from {os.getcwd()}); check the path, or `base`"
+            f"{path}: no such file (the current folder is {os.getcwd()}); check the path, or `base`"
         )
     found = "a folder" if os.path.isdir(path) else error.strerror or error
     return FetchError(f"{path}: expected a readable file, found: {found}")

@@ -1,4 +1,4 @@
-"""Starting the examples as their users do, killing them, and reading what they used.
+"""Start the examples as their users do, kill them, and read which samples they used.
 
 ``torchrun`` is ``python -m torch.distributed.run``, with gloo on loopback.
 """
@@ -24,7 +24,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def write_pictures(folder: Path, lengths: Iterable[int]) -> Path:
-    """Write shards of small pictures and their classes, and a spec; give its path."""
+    """Write shards of small pictures and their classes, and a spec; return its path."""
     pictures = []
     for label in range(4):
         stream = io.BytesIO()
@@ -46,7 +46,7 @@ def write_pictures(folder: Path, lengths: Iterable[int]) -> Path:
 
 
 def torchrun(num_replicas: int, *arguments: object) -> list[str]:
-    """Give the command that runs an example on so many processes of one node."""
+    """Return the command that runs an example in several processes on one node."""
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         *("--local-addr", "127.0.0.1", "--nproc-per-node", str(num_replicas)),
@@ -55,12 +55,12 @@ def torchrun(num_replicas: int, *arguments: object) -> list[str]:
 
 
 def environment(**others: str) -> dict[str, str]:
-    """Give the environment of a job: a thread for each process, as torchrun would choose."""
+    """Return the environment of a job: one thread per process, as torchrun would choose."""
     return {**os.environ, "OMP_NUM_THREADS": "1", **others}
 
 
 def run(command: list[str], timeout_s: float = 200, **others: str) -> str:
-    """Run a job to its end; give what it printed."""
+    """Run a job to its end and return its output."""
     with started(command, **others) as job:
         output, _ = job.communicate(timeout=timeout_s)
     assert job.returncode == 0, output
@@ -69,7 +69,7 @@ def run(command: list[str], timeout_s: float = 200, **others: str) -> str:
 
 @contextmanager
 def started(command: list[str], **others: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a job; whatever is left of it at the end is killed."""
+    """Start a job, and kill what is left of it at the end."""
     with subprocess.Popen(
         command,
         env=environment(**others),
@@ -87,7 +87,7 @@ def kill(job: subprocess.Popen[str]) -> None:
     """Kill -9 the agent, the ranks that it started, and their workers."""
     family = _family(job.pid) if job.poll() is None else []
     for pid in family:
-        # Stopped first, so that no parent sees a child die and cleans up.
+        # Stopped first: a parent that sees its child die would clean up.
         _signal(pid, signal.SIGSTOP)
     for pid in family:
         _signal(pid, signal.SIGKILL)
@@ -109,7 +109,7 @@ def _signal(pid: int, number: int) -> None:
 
 @dataclass(frozen=True)
 class Step:
-    """What a rank used in a step."""
+    """The samples that a rank used in a step."""
 
     rank: int
     epoch: int
@@ -118,7 +118,7 @@ class Step:
 
 
 def steps(folder: Path) -> list[Step]:
-    """Give all steps of all ranks of a job, from the log of an example; a torn line is none."""
+    """Return all steps of all ranks of a job, from its log; an incomplete line does not count."""
     found = []
     for path in sorted(folder.glob("*.jsonl")):
         lines = path.read_text().split("\n")[:-1]
@@ -129,7 +129,7 @@ def steps(folder: Path) -> list[Step]:
 
 
 def used(found: Iterable[Step], epoch: int) -> list[int]:
-    """Give the samples that were used in an epoch, sorted."""
+    """Return the samples that were used in an epoch, sorted."""
     return sorted(index for step in found if step.epoch == epoch for index in step.indices)
 
 
@@ -138,5 +138,5 @@ def wait_for_step(job: subprocess.Popen[str], folder: Path, number: int) -> None
     until_s = time.monotonic() + 120
     while not any(step.number >= number for step in steps(folder)):
         assert job.poll() is None, f"the job ended before step {number}: {job.communicate()[0]}"
-        assert time.monotonic() < until_s, f"step {number} did not come in two minutes"
+        assert time.monotonic() < until_s, f"step {number} was not reached in two minutes"
         time.sleep(0.01)

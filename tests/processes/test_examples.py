@@ -1,7 +1,7 @@
-"""The examples, run as their users run them: what training used is exact, whatever happened.
+"""The examples train on every sample exactly once, even if they are killed and resumed.
 
-Each test starts a program of ``examples/``, under ``torchrun`` with gloo on loopback where it has
-several processes, and looks at the samples that its training steps used.
+Each test starts a program of ``examples/`` as its users do, under ``torchrun`` with gloo on
+loopback if it has several processes, and checks which samples its training steps used.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ GLOBAL_BATCH_SIZE = 48
 
 
 def traced(folder: Path, command: list[str], **others: str) -> list[jobs.Step]:
-    """Run a job to its end; give what it used."""
+    """Run a job to its end and return its steps."""
     folder.mkdir()
     jobs.run([*command, "--trace", str(folder)], **others)
     return jobs.steps(folder)
 
 
 def check_equal_steps(steps: list[jobs.Step], num_replicas: int, epochs: int, count: int) -> None:
-    """Every rank took each step once, and an epoch has so many."""
+    """Every rank took each step once, and an epoch has ``count`` steps."""
     expected = [
         (rank, epoch, epoch * count + number)
         for rank in range(num_replicas)
@@ -53,12 +53,12 @@ CONFIGURATIONS = [
 @pytest.mark.long
 @pytest.mark.parametrize(("num_replicas", "workers"), CONFIGURATIONS)
 def test_every_rank_trains_equally(num_replicas: int, workers: list[str], tmp_path: Path) -> None:
-    """Equal steps on all ranks, and every sample; at most one a canonical run comes twice."""
+    """All ranks take equal steps over every sample; at most one per canonical run is repeated."""
     check_training(num_replicas, workers, tmp_path)
 
 
 def test_two_ranks_train_equally(tmp_path: Path) -> None:
-    """The same for two ranks whose workers are forked."""
+    """The same with two ranks and forked workers."""
     check_training(2, ["2", "fork"], tmp_path)
 
 
@@ -80,12 +80,11 @@ def check_training(num_replicas: int, workers: list[str], tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-def test_killed_and_gone_on_with_by_others(tmp_path: Path) -> None:
-    """Killed twice in the middle of an epoch, and gone on with on another number of ranks.
+def test_killed_and_resumed_on_another_number_of_ranks(tmp_path: Path) -> None:
+    """A job on three ranks, killed twice in the middle of an epoch, resumes on two and four.
 
-    Three ranks, then two, then four: of all samples that were used, up to a checkpoint before a
-    kill and after it in the next job, each comes exactly once in each epoch; and each step has the
-    samples that it would have had without a kill.
+    Up to the last checkpoint before a kill, and from there in the next job, each sample is used
+    exactly once in each epoch, and each step has the samples that it would have without the kill.
     """
     num_samples, num_epochs = 2400, 3  # 50 steps an epoch
     spec = jobs.write_pictures(tmp_path, [700, 4, 1000, 696])
@@ -152,11 +151,11 @@ def _steps_of_one_process(
 
 
 def test_each_node_fetches_its_share(server: Server, tmp_path: Path) -> None:
-    """Two ``torchrun`` agents with a cache each: every sample once, each node fetches its part.
+    """Two ``torchrun`` agents have a cache each: every sample once, each node fetches its share.
 
-    By default a rank has the same slice of the dataset in every epoch, so that a node asks for the
-    shards of its slices only, once in two epochs: its share and at most one shard at a boundary for
-    each rank. The nodes are told apart by the path under which they see the server.
+    By default a rank has the same slice of the dataset in every epoch. So a node asks only for the
+    shards of its slices, once in two epochs: its share, and at most one shard at a boundary for
+    each rank. The path of a request tells which node it comes from.
     """
     num_shards, length = 10, 48
     spec = jobs.write_pictures(tmp_path, [length] * num_shards)
@@ -207,7 +206,7 @@ def test_each_node_fetches_its_share(server: Server, tmp_path: Path) -> None:
 
 
 def program(name: str, *packages: str) -> Path:
-    """Give an example that needs other packages."""
+    """Return the path of an example, if the packages that it needs are installed."""
     for package in packages:
         need(importlib.util.find_spec(package), f"pip install {package}")
     return jobs.EXAMPLES / name
@@ -216,7 +215,7 @@ def program(name: str, *packages: str) -> Path:
 def killed_and_restarted(
     tmp_path: Path, command: list[str], checkpoints: str, kill_at: int
 ) -> tuple[list[jobs.Step], list[jobs.Step]]:
-    """Kill a job at a step and start it again; give the steps of both."""
+    """Kill a job at a step and start it again; return the steps of both jobs."""
     traces = [tmp_path / "trace0", tmp_path / "trace1"]
     command = [*command, checkpoints, str(tmp_path / "saved"), "--save-every", "7"]
     traces[0].mkdir()
@@ -229,7 +228,7 @@ def killed_and_restarted(
 def check_exact(
     before: list[jobs.Step], after: list[jobs.Step], num_samples: int, count: int
 ) -> None:
-    """Together, up to the checkpoint and after it, every sample of two epochs was used once."""
+    """Up to the checkpoint and after it, every sample of two epochs was used exactly once."""
     begin = min(step.number for step in after)
     assert 1 < begin <= max(step.number for step in before) + 1
     steps = [step for step in before if step.number < begin] + after
@@ -241,7 +240,7 @@ def check_exact(
 
 @pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_stateful_dataloader(num_workers: int, tmp_path: Path) -> None:
-    """Killed in its second epoch, it goes on with the batch after the checkpoint."""
+    """Killed in its second epoch, it resumes with the batch after the checkpoint."""
     spec = jobs.write_pictures(tmp_path, [500, 3, 500, 197])
     script = program("train_stateful.py", "torchdata")
     command = [sys.executable, str(script), str(spec), "--num-workers", str(num_workers)]
@@ -253,7 +252,7 @@ def test_stateful_dataloader(num_workers: int, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_lightning(tmp_path: Path) -> None:
-    """``Trainer(strategy="ddp")`` on two processes leaves the sampler alone, also after a kill."""
+    """``Trainer(strategy="ddp")`` in two processes leaves the sampler alone, also after a kill."""
     spec = jobs.write_pictures(tmp_path, [700, 3, 700, 997])
     script = program("train_lightning.py", "lightning", "torchdata")
     command = [sys.executable, str(script), str(spec)]
@@ -265,7 +264,7 @@ def test_lightning(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_accelerate(tmp_path: Path) -> None:
-    """Two processes, the loader not prepared: each sample once, also after a kill."""
+    """In two processes with an unprepared loader each sample is used once, also after a kill."""
     spec = jobs.write_pictures(tmp_path, [700, 3, 700, 997])
     script = program("train_accelerate.py", "accelerate", "torchdata")
     command = jobs.torchrun(2, script, spec)
@@ -276,8 +275,8 @@ def test_accelerate(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_prepared_loader_would_be_dealt_out_twice(tmp_path: Path) -> None:
-    """Why README says what it says: accelerate shards what a sampler has sharded already."""
+def test_prepared_loader_would_be_sharded_twice(tmp_path: Path) -> None:
+    """The reason for the warning in README: accelerate shards an order that is sharded already."""
     need(importlib.util.find_spec("accelerate"), "pip install accelerate")
     script = tmp_path / "prepared.py"
     script.write_text(
@@ -298,8 +297,8 @@ def test_prepared_loader_would_be_dealt_out_twice(tmp_path: Path) -> None:
     assert printed.count("batches 10 5") == 2
 
 
-def test_examples_are_all_here() -> None:
-    """An example that no test runs would rot."""
+def test_every_example_has_a_test() -> None:
+    """Every example is named in a test."""
     tests = [Path(__file__), Path(__file__).with_name("test_notebook.py")]
     source = "".join(path.read_text(encoding="utf-8") for path in tests)
     examples = [*jobs.EXAMPLES.glob("*.py"), *jobs.EXAMPLES.glob("*.ipynb")]
