@@ -28,7 +28,9 @@ def add(commands: Any) -> None:
         action="store_true",
         help="make the folder that all shards are in the base",
     )
-    parser.add_argument("-d", "--dir", default="", help="put the shards into this folder or URL")
+    parser.add_argument(
+        "-d", "--dir", default="", help="state that the shards are in this folder or URL"
+    )
     parser.add_argument(
         "-D", "--nodir", action="store_true", help="remove the folder from the names of shards"
     )

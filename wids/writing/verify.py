@@ -67,7 +67,7 @@ class _Fingerprint(NamedTuple):
     digest: bytes
 
 
-_Findings = tuple[list[Problem], "_Fingerprint | None"]
+_Findings = tuple[list[Problem], _Fingerprint | None]
 """The problems of a shard, and the fingerprint of its index unless it is another file."""
 
 
