@@ -162,6 +162,8 @@ def expand(pattern: str) -> list[str]:
     Raises:
         SpecError: The braces are unbalanced.
     """
+    if "{" not in pattern and "}" not in pattern:  # each name of a list of up to 100,000
+        return [pattern]
     try:
         return list(braceexpand(pattern, escape=False))
     except ValueError as error:
