@@ -23,8 +23,8 @@ from wids.errors import SampleError, SpecError, TransformError, WidsError
 from wids.fields.decode import Decoder
 from wids.files.progress import Bar
 from wids.files.sizes import parse_nbytes
-from wids.looking import preview
-from wids.looking.preview import Gallery
+from wids.looking import notebook
+from wids.looking.notebook import Gallery
 from wids.reading.opener import Access, ShardOpener
 from wids.reading.pool import ShardPool, default_size
 from wids.specs.loader import Shards, load_spec
@@ -177,7 +177,7 @@ class ShardListDataset(_Dataset):
             raise SpecError(f"{self.spec.name or 'the spec'}: its counts add up to 2**63 or more")
         self._set_edges(np.concatenate(([0], np.cumsum(np.array(counts, np.int64)))))
         self._positions: range | IntArray = range(int(self._edges[-1]))
-        preview.show_samples_in_notebooks()
+        notebook.show_samples_in_notebooks()
 
     def _set_edges(self, edges: IntArray) -> None:
         """Set where shards begin and end in the dataset; views give plain ints, and fast."""
@@ -378,10 +378,10 @@ class ShardListDataset(_Dataset):
             where: Takes a sample, and tells whether to show it; a thousand are looked at, and those
                 that cannot be read are passed over.
         """
-        return preview.gallery(self, num_samples, seed, where)
+        return notebook.gallery(self, num_samples, seed, where)
 
     def _repr_html_(self) -> str:
-        return preview.summary_html(self)
+        return notebook.summary_html(self)
 
     def locate(self, index: int) -> tuple[int, int]:
         """Give the number of a sample's shard, and the sample's index in it."""

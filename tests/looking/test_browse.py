@@ -187,7 +187,7 @@ def test_views_are_refused(spec: Path) -> None:
     """Pages are of whole datasets; a view shows itself."""
     with wids.ShardListDataset(spec) as dataset:
         for view in (dataset[5:], dataset[[3, 1]]):
-            with raises(ValueError, "expected all of a dataset, found a view"):
+            with raises(ValueError, "expected a complete dataset, found a view"):
                 Browser(view)
 
 
@@ -245,7 +245,7 @@ def test_a_sample(spec: Path) -> None:
         sample = client.json("sample/60")
         assert (sample["index"], sample["key"]) == (60, "k/0060")
         assert "<video" in sample["html"]
-        assert "its number 20" in sample["html"]
+        assert "position 20" in sample["html"]
         status, headers, body = client.get(f"field/60/{quote('.mp4')}")
         assert (status, headers["Content-Type"], len(body)) == (200, "video/mp4", 3_000_000)
         assert "not a picture that can be shown, 10 B" in client.json("sample/5")["html"]
@@ -290,7 +290,7 @@ def test_odd_requests(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_search_goes_on_where_it_was(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A field that is rare is looked for in some shards at a time."""
-    monkeypatch.setattr("wids.looking.browse._MAX_SEARCHED", 10)
+    monkeypatch.setattr("wids.looking.field_search._MAX_SEARCHED", 10)
     with browsing(spec) as client:
         first = client.json("samples?field=.mp4")
         assert (first["cards"], first["next"]) == ([], 40)

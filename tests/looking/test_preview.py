@@ -15,7 +15,7 @@ from PIL import Image
 from test_browse import HOSTILE, write
 
 import wids
-from wids.looking import preview
+from wids.looking import notebook
 from wids.looking.html import field_html, sample_html, thumbnail
 
 
@@ -52,7 +52,7 @@ def test_nothing_is_fetched_to_be_looked_at(server: Server, tmp_path: Path) -> N
     with wids.ShardListDataset(server.page("/bare.json", document)) as dataset:
         html = dataset._repr_html_()
     assert "no shards" in html
-    assert "wids create makes one" in html
+    assert "`wids create` makes an index" in html
     assert {r.path for r in server.log} == {"/bare.json"}
 
     with wids.ShardListDataset(f"{server.url}/looks.json") as dataset:
@@ -73,7 +73,7 @@ def test_show(spec: Path) -> None:
         assert "caption 52" in dataset[50:].show(3)._repr_html_()
         chosen = dataset[6:].show(3, where=lambda sample: sample[".json"]["n"] % 10 == 0)
         assert chosen.indices == [4, 14, 24]
-        assert "3 of 25 samples that were looked at" in chosen._repr_html_()
+        assert "3 of 25 samples tested" in chosen._repr_html_()
         assert repr(chosen) == "<Gallery of 3 samples: [4, 14, 24]>"
         assert dataset.show(0).indices == []
 
@@ -135,8 +135,8 @@ def test_ipython_shows_samples_and_no_other_dicts(
             assert "looks" in shell.display_formatter.format(dataset)[0]["text/html"]
     finally:
         interactive.InteractiveShell.clear_instance()
-    monkeypatch.setitem(preview.sys.modules, "IPython", None)
-    preview.show_samples_in_notebooks()
+    monkeypatch.setitem(notebook.sys.modules, "IPython", None)
+    notebook.show_samples_in_notebooks()
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_samples_as_html() -> None:
     )
     assert "<script" not in html
     assert "sample 7" in html
-    assert "its number 3" in html
+    assert "position 3" in html
     assert "secret" not in html
     assert "pw" not in html
 

@@ -1,33 +1,35 @@
-"""Indexes of shards → which fields samples have, and how large: without reading a sample.
+"""Indexes of shards → which fields the samples have, and how large the fields are.
 
-This room knows indexes only; whoever asks decides which shards may be opened for it.
+No sample is read. This module knows nothing but indexes; the caller decides which shards to open.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from wids.fields.codecs import IMAGE_EXTENSIONS, extension
 from wids.tars.index import ShardIndex
 
-_TEXT_EXTENSIONS = ("txt", "text", "transcript", "cls", "json", "id", "index")
-_MAX_PICTURE_NBYTES = 4_000_000
-_MAX_TEXT_NBYTES = 16_000
-_MAX_PICTURES, _MAX_TEXTS = 2, 3
+_TEXT_EXTENSIONS: Final = ("txt", "text", "transcript", "cls", "json", "id", "index")
+_MAX_PICTURE_NBYTES: Final = 4_000_000
+_MAX_TEXT_NBYTES: Final = 16_000
+_MAX_PICTURES: Final = 2
+_MAX_TEXTS: Final = 3
 
 
 @dataclass(frozen=True)
 class FieldStats:
-    """A field, in some shards.
+    """How frequent and how large one field is in some shards.
 
     Attributes:
-        field: Its name, with the leading dot.
-        share: The part of the samples that have it, from 0 to 1.
-        median_nbytes: Its typical length in bytes.
-        max_nbytes: Its greatest length in bytes.
+        field: The name of the field, with the leading dot.
+        share: The share of samples that have the field, from 0 to 1.
+        median_nbytes: The median length in bytes.
+        max_nbytes: The greatest length in bytes.
     """
 
     field: str
@@ -37,36 +39,36 @@ class FieldStats:
 
 
 def compute_field_stats(indexes: Iterable[ShardIndex]) -> list[FieldStats]:
-    """Give the fields of some shards, the most frequent first."""
+    """Return the fields of some shards, most frequent first."""
     sizes: dict[str, list[np.ndarray]] = {}
     num_samples = 0
     for index in indexes:
         num_samples += len(index)
-        ids, lengths = np.asarray(index.field_ids), np.asarray(index.sizes)
-        for number, field in enumerate(index.fields):
-            sizes.setdefault(field, []).append(lengths[ids == number])
-    found = []
+        field_ids, lengths = np.asarray(index.field_ids), np.asarray(index.sizes)
+        for field_id, field in enumerate(index.fields):
+            sizes.setdefault(field, []).append(lengths[field_ids == field_id])
+    stats = []
     for field, parts in sizes.items():
         lengths = np.concatenate(parts)
         if len(lengths):
             share = len(lengths) / num_samples
-            found.append(FieldStats(field, share, int(np.median(lengths)), int(lengths.max())))
-    return sorted(found, key=lambda stats: -stats.share)
+            stats.append(FieldStats(field, share, int(np.median(lengths)), int(lengths.max())))
+    return sorted(stats, key=lambda field_stats: -field_stats.share)
 
 
 def preview_fields(stats: Iterable[FieldStats]) -> list[str]:
-    """Choose fields that show what a sample is: small pictures and texts, the frequent first."""
+    """Choose fields that show what a sample is: small pictures and texts, frequent ones first."""
     pictures: list[str] = []
     texts: list[str] = []
-    for about in stats:
-        if is_small(about.field, about.median_nbytes):
-            is_picture = extension(about.field) in IMAGE_EXTENSIONS
-            (pictures if is_picture else texts).append(about.field)
+    for field_stats in stats:
+        if is_small(field_stats.field, field_stats.median_nbytes):
+            is_picture = extension(field_stats.field) in IMAGE_EXTENSIONS
+            (pictures if is_picture else texts).append(field_stats.field)
     return [*pictures[:_MAX_PICTURES], *texts[:_MAX_TEXTS]]
 
 
 def is_small(field: str, nbytes: int) -> bool:
-    """Tell whether a field of this length is read to show what a sample is."""
+    """Return whether a field of this length is small enough to be read for a preview."""
     kind = extension(field)
     if kind in IMAGE_EXTENSIONS:
         return nbytes <= _MAX_PICTURE_NBYTES
@@ -74,7 +76,7 @@ def is_small(field: str, nbytes: int) -> bool:
 
 
 def field_sizes(index: ShardIndex, local_index: int) -> dict[str, int]:
-    """Give the fields of one sample with their lengths in bytes."""
+    """Return the fields of one sample with their lengths in bytes."""
     start, stop = map(int, index.member_starts[local_index : local_index + 2])
     return {
         index.fields[index.field_ids[member]]: int(index.sizes[member])
@@ -83,10 +85,11 @@ def field_sizes(index: ShardIndex, local_index: int) -> dict[str, int]:
 
 
 def samples_with_field(index: ShardIndex, field: str, start: int = 0) -> Iterator[int]:
-    """Give the samples of a shard that have a field, from one on."""
+    """Yield the samples of a shard that have a field, beginning at sample `start`."""
     if field not in index.fields:
         return
-    number = index.fields.index(field)
-    at = np.flatnonzero(np.asarray(index.field_ids) == number)
-    samples = np.searchsorted(np.asarray(index.member_starts), at, side="right") - 1
+    field_id = index.fields.index(field)
+    members = np.flatnonzero(np.asarray(index.field_ids) == field_id)
+    samples = np.searchsorted(np.asarray(index.member_starts), members, side="right") - 1
+    # A set, because an archive may hold the same field of a sample more than once.
     yield from sorted(set(samples[samples >= start].tolist()))

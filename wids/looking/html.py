@@ -1,8 +1,8 @@
-"""Samples, fields and datasets → HTML that a person looks at, in a notebook or on a page.
+"""Samples, fields and datasets → HTML for a person, in a notebook or on a page.
 
-Nothing is read here: bytes and values come in, text goes out. All of a dataset's own text passes
-`escaped`, so that no browser runs it; pictures are made anew in small. Colours are those of the
-page around, light or dark.
+Nothing is read here: bytes and values go in, text comes out. All text from a dataset passes through
+`escaped`, so that no browser runs it, and pictures are re-encoded as thumbnails. Colours are
+inherited from the surrounding page, light or dark.
 """
 
 from __future__ import annotations
@@ -19,14 +19,19 @@ import numpy as np
 
 from wids.errors import SampleError
 from wids.fields.codecs import IMAGE_EXTENSIONS, extension
-from wids.fields.decode import Decoder
 from wids.fields.images import opened_image
 from wids.files.sizes import nbytes_text
-from wids.looking.text import MAX_SHOWN_NBYTES, plain_text, shortened, value_text
+from wids.looking.text import (
+    MAX_SHOWN_NBYTES,
+    PREVIEW_DECODER,
+    count_text,
+    plain_text,
+    shortened,
+    value_text,
+)
 from wids.transport import urls
 
-_DECODER: Final = Decoder(images="PIL", max_nbytes=MAX_SHOWN_NBYTES)
-
+# `!important` is for JupyterLab, whose style sheet aligns and colours all cells of tables.
 STYLE: Final = """<style>
 .wids{font:inherit;line-height:1.4;max-width:100%;overflow-wrap:anywhere}
 .wids *{box-sizing:border-box}
@@ -60,42 +65,44 @@ _AUDIO: Final = {"wav": "wav", "mp3": "mpeg", "flac": "flac", "ogg": "ogg", "m4a
 _VIDEO: Final = {"mp4": "mp4", "webm": "webm", "m4v": "mp4", "ogv": "ogg"}
 _MAX_PLAYED_NBYTES: Final = 20_000_000
 _MAX_SHOWN_CHARS: Final = 2000
+"""Longer text is folded away."""
 _MAX_FOLDED_CHARS: Final = 100_000
-_THUMBNAIL: Final = 256
+_THUMBNAIL_PIXELS: Final = 256
 _MAX_PIXELS: Final = 100_000_000
+"""Larger pictures are not decoded: a few bytes can claim to be billions of pixels (SEC-13)."""
 
 
 def media_type(field: str) -> str | None:
-    """Give the media type of a field that a browser can play, or None."""
+    """Return the media type of a field that a browser can play, or None."""
     kind = extension(field)
     if kind in _AUDIO:
         return f"audio/{_AUDIO[kind]}"
     return f"video/{_VIDEO[kind]}" if kind in _VIDEO else None
 
 
-def thumbnail(data: bytes | Any, size: int = _THUMBNAIL) -> tuple[bytes, str, str]:
-    """Make a small picture of a picture: its bytes, their media type, and what it was, as text.
+def thumbnail(data: bytes | Any, size: int = _THUMBNAIL_PIXELS) -> tuple[bytes, str, str]:
+    """Return a thumbnail of a picture: its bytes, their media type, and a text about the original.
 
     Args:
-        data: Bytes of a picture, or a PIL image.
-        size: Most pixels in both directions.
+        data: Bytes of a picture, or a PIL image, which stays as it is.
+        size: Maximum width and height in pixels.
 
     Raises:
-        ValueError: It cannot be read as a picture, or has too many pixels.
+        ValueError: The picture cannot be decoded, or has too many pixels.
     """
     try:
         image = opened_image(data) if isinstance(data, bytes) else data
         form = getattr(image, "format", None) or "image"
-        about = f"{form} {image.width} x {image.height} {image.mode}"
+        description = f"{form} {image.width} x {image.height} {image.mode}"
         if image.width * image.height <= _MAX_PIXELS:
-            if isinstance(data, bytes):  # and not somebody's own image, which this would change
-                image.draft("RGB", (size, size))  # a JPEG is decoded in small right away
-            return *_small(image, size), about
+            if isinstance(data, bytes):  # `draft` changes the image, so not one of the caller's
+                image.draft("RGB", (size, size))  # decodes a JPEG at reduced size
+            return *_small(image, size), description
     except Exception as error:
-        # Pillow names the object that it read from, which is nothing to anybody.
+        # Pillow names the stream that it read from, which means nothing to a reader.
         text = re.sub(r"<_io\.BytesIO object at 0x[0-9a-f]+>", "of it", str(error))
         raise ValueError(f"{type(error).__name__}: {text}") from error
-    raise ValueError(f"{about}: too many pixels to show")
+    raise ValueError(f"{description}: too many pixels to show")
 
 
 def _small(image: Any, size: int) -> tuple[bytes, str]:
@@ -109,7 +116,7 @@ def _small(image: Any, size: int) -> tuple[bytes, str]:
 
 
 def sample_html(sample: Mapping[str, Any]) -> str:
-    """Give a sample, decoded or not, as HTML: a row for each field, and where it is from."""
+    """Return a sample, decoded or not, as HTML: one row per field, then its origin."""
     rows = "".join(
         f"<tr><th><code>{escaped(name)}</code></th><td>{field_html(name, value)}</td></tr>"
         for name, value in sample.items()
@@ -118,12 +125,18 @@ def sample_html(sample: Mapping[str, Any]) -> str:
     return f'{STYLE}<div class="wids"><table>{rows}</table>{_provenance(sample)}</div>'
 
 
-def field_html(field: str, value: Any, size: int = _THUMBNAIL) -> str:
-    """Give the value of a field, decoded or not, as HTML; pictures of at most so many pixels."""
-    if hasattr(value, "getvalue"):
+def field_html(field: str, value: Any, pixels: int = _THUMBNAIL_PIXELS) -> str:
+    """Return the value of a field, decoded or not, as HTML.
+
+    Args:
+        field: The name of the field, whose extension says what its bytes are.
+        value: Bytes in any form, or a decoded value.
+        pixels: Maximum width and height of an undecoded picture.
+    """
+    if hasattr(value, "getvalue"):  # a stream, as `raw="stream"` returns them
         value = value.getvalue()
     if isinstance(value, bytes | bytearray | memoryview):
-        return _bytes_html(field, bytes(value), pixels=size)
+        return _bytes_html(field, bytes(value), pixels=pixels)
     if hasattr(value, "thumbnail") and hasattr(value, "mode"):
         return _picture_html(value, "")
     if hasattr(value, "dtype") and hasattr(value, "shape"):
@@ -136,9 +149,15 @@ def field_html(field: str, value: Any, size: int = _THUMBNAIL) -> str:
 
 
 def card_html(
-    sample: Mapping[str, Any], others: Mapping[str, int] | None = None, problem: str = ""
+    sample: Mapping[str, Any], other_fields: Mapping[str, int] | None = None, problem: str = ""
 ) -> str:
-    """Give a sample in small: its first picture, its texts, and the names of its other fields."""
+    """Return a sample as a small card: first picture, texts, and names of the other fields.
+
+    Args:
+        sample: Undecoded fields to show, and the values that the dataset adds.
+        other_fields: Fields to name only, with their lengths in bytes.
+        problem: What is wrong with the sample, as text.
+    """
     picture = ""
     texts: list[str] = []
     for name, value in sample.items():
@@ -152,16 +171,16 @@ def card_html(
             texts.append(f"<p>{text}</p>")
         else:
             texts.append(f'<p class="line"><small>{escaped(name)}</small> {text}</p>')
-    names = ", ".join(f"{name} {nbytes_text(size)}" for name, size in (others or {}).items())
-    rest = f'<p class="line"><small>{escaped(names)}</small></p>' if names else ""
+    names = ", ".join(f"{name} {nbytes_text(size)}" for name, size in (other_fields or {}).items())
+    others = f'<p class="line"><small>{escaped(names)}</small></p>' if names else ""
     bad = f'<p class="bad">{escaped(problem)}</p>' if problem else ""
-    where = escaped(f"{sample.get('__index__', '')} · {sample.get('__key__', '')}")
-    parts = [picture, *texts, bad, rest, f"<small>{where}</small>"]
+    label = escaped(f"{sample.get('__index__', '')} · {sample.get('__key__', '')}")
+    parts = [picture, *texts, bad, others, f"<small>{label}</small>"]
     return f'<div class="card">{"".join(parts)}</div>'
 
 
 def gallery_html(cards: Iterable[str], note: str = "") -> str:
-    """Give cards as a grid."""
+    """Return cards as a grid, with a note below it."""
     text = f"<p><small>{escaped(note)}</small></p>" if note else ""
     return f'{STYLE}<div class="wids"><div class="grid">{"".join(cards)}</div>{text}</div>'
 
@@ -173,7 +192,15 @@ def dataset_html(
     note: str,
     gallery: str,
 ) -> str:
-    """Give a dataset as HTML: facts, a table of fields, and its first samples."""
+    """Return a dataset as HTML: facts, a table of fields, a note, and a gallery.
+
+    Args:
+        title: The heading.
+        facts: Values by their labels.
+        fields: Name, share of samples and typical size of each field.
+        note: A remark below the table; may be empty.
+        gallery: HTML of some samples; may be empty.
+    """
     items = "".join(
         f"<div><dt>{escaped(name)}</dt><dd>{escaped(text)}</dd></div>"
         for name, text in facts.items()
@@ -196,23 +223,23 @@ def dataset_html(
 
 
 def escaped(text: Any) -> str:
-    """Give text as HTML that shows it."""
-    told = html.escape(str(text), quote=True)
-    return told.encode("utf-8", "backslashreplace").decode("utf-8")  # what is no UTF-8
+    """Return text as HTML that shows it, without anything that a browser would run."""
+    safe = html.escape(str(text), quote=True)
+    return safe.encode("utf-8", "backslashreplace").decode("utf-8")  # lone surrogates
 
 
 def _provenance(sample: Mapping[str, Any]) -> str:
     shard = urls.redact(str(sample.get("__shard__", "")))
-    where = [
+    parts = [
         f"sample {sample['__index__']}" if "__index__" in sample else "",
         f'key "{sample["__key__"]}"' if "__key__" in sample else "",
-        f"{shard}, its number {sample['__shardindex__']}" if "__shardindex__" in sample else "",
+        f"{shard}, position {sample['__shardindex__']}" if "__shardindex__" in sample else "",
     ]
-    return f"<small>{escaped(' · '.join(filter(None, where)))}</small>"
+    return f"<small>{escaped(' · '.join(filter(None, parts)))}</small>"
 
 
 def _bytes_html(
-    field: str, data: bytes, *, with_text: bool = True, pixels: int = _THUMBNAIL
+    field: str, data: bytes, *, with_text: bool = True, pixels: int = _THUMBNAIL_PIXELS
 ) -> str:
     size = nbytes_text(len(data))
     kind = media_type(field)
@@ -224,7 +251,7 @@ def _bytes_html(
     if len(data) > MAX_SHOWN_NBYTES:
         return f"<small>{escaped(size)}</small> <code>{escaped(repr(data[:60]))}</code>"
     try:
-        value = _DECODER({field: data})[field]
+        value = PREVIEW_DECODER({field: data})[field]
     except SampleError as error:
         return f'<span class="bad">{escaped(f"{size} that cannot be decoded: {error}")}</span>'
     if isinstance(value, bytes):
@@ -233,26 +260,26 @@ def _bytes_html(
 
 
 def _picture_html(
-    picture: Any, size: str, *, with_text: bool = True, pixels: int = _THUMBNAIL
+    picture: Any, size: str, *, with_text: bool = True, pixels: int = _THUMBNAIL_PIXELS
 ) -> str:
     try:
-        small, kind, about = thumbnail(picture, pixels)
+        small, kind, description = thumbnail(picture, pixels)
     except ValueError as error:
         text = escaped(f"not a picture that can be shown{size}")
         detail = escaped(shortened(str(error), 200))
         return f'<div class="bad none" title="{detail}">{text}</div>'
-    text = f"<small>{escaped(about + size)}</small>" if with_text else ""
-    return f'<img alt="{escaped(about)}" src="{_data_url(small, kind)}">{text}'
+    text = f"<small>{escaped(description + size)}</small>" if with_text else ""
+    return f'<img alt="{escaped(description)}" src="{_data_url(small, kind)}">{text}'
 
 
 def _array_html(value: Any) -> str:
     text = f"<small>{escaped(plain_text(value))}</small>"
     try:
         array = np.asarray(value)
-    except Exception:  # noqa: BLE001 - a tensor somewhere else, or of a type that numpy lacks
+    except Exception:  # noqa: BLE001 - a tensor on another device, or of a type that numpy lacks
         return text
     if array.ndim == 3 and array.shape[0] in (1, 3, 4) and array.shape[2] > 4:
-        array = array.transpose(1, 2, 0)  # channels first, as tensors are
+        array = array.transpose(1, 2, 0)  # tensors have their channels first
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     is_picture = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))
@@ -272,30 +299,33 @@ def _text_html(text: str) -> str:
         return f"<pre>{escaped(text)}</pre>" if "\n" in text else escaped(text)
     return (
         f"<details><summary>{escaped(text[:120])}… ({len(text):,} characters)</summary>"
-        f"<pre>{escaped(text[:100_000])}</pre></details>"
+        f"<pre>{escaped(text[:_MAX_FOLDED_CHARS])}</pre></details>"
     )
 
 
 def _folded_html(value: Any) -> str:
     try:
-        # Piece by piece, and no more than is shown: the whole may be many times as long.
-        pieces = json.JSONEncoder(ensure_ascii=False, indent=1, default=plain_text).iterencode(
-            value
-        )
-        text, is_whole = "", False
-        for piece in pieces:
-            text += piece
-            if len(text) > _MAX_FOLDED_CHARS:
-                break
-        else:
-            is_whole = True
-    except (TypeError, ValueError):  # keys that are no text, or a circle
-        text, is_whole = repr(value)[:_MAX_FOLDED_CHARS], False
-    if is_whole and len(text) <= 80:
+        text, is_complete = _json_text(value)
+    except (TypeError, ValueError):  # keys that are not strings, or a circular reference
+        text, is_complete = repr(value)[:_MAX_FOLDED_CHARS], False
+    if is_complete and len(text) <= 80:
         line = json.dumps(value, ensure_ascii=False, default=plain_text)
         return f"<code>{escaped(line)}</code>"
-    kind = "keys" if isinstance(value, Mapping) else "items"
-    return f"<details><summary>{len(value)} {kind}</summary><pre>{escaped(text)}</pre></details>"
+    kind = "key" if isinstance(value, Mapping) else "item"
+    count = count_text(len(value), kind)
+    return f"<details><summary>{count}</summary><pre>{escaped(text)}</pre></details>"
+
+
+def _json_text(value: Any) -> tuple[str, bool]:
+    """Return a value as indented JSON up to the limit, and whether that is all of it."""
+    encoder = json.JSONEncoder(ensure_ascii=False, indent=1, default=plain_text)
+    text = ""
+    # In pieces, because all of it may be many times longer than what is shown.
+    for piece in encoder.iterencode(value):
+        text += piece
+        if len(text) > _MAX_FOLDED_CHARS:
+            return text, False
+    return text, True
 
 
 def _data_url(data: bytes, kind: str) -> str:

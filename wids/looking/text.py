@@ -1,6 +1,7 @@
-"""Values of fields, samples and specs → text that a person reads.
+"""Values of fields, samples and specs → text for a person at a terminal.
 
-Nothing is read here: bytes come in, text goes out. Whatever the bytes are, no terminal obeys them.
+Nothing is read here: bytes go in, text comes out. Whatever the bytes are, the text has no character
+that a terminal would interpret as a command.
 """
 
 from __future__ import annotations
@@ -18,25 +19,28 @@ from wids.specs.model import DatasetSpec
 from wids.transport import urls
 
 MAX_SHOWN_NBYTES: Final = 2_000_000
-"""Longer values, raw or decompressed, are not decoded to be looked at."""
+"""Longer values, compressed or decompressed, are not decoded for display."""
 
-_DECODER: Final = Decoder(images="PIL", max_nbytes=MAX_SHOWN_NBYTES)
-_SHORTEST: Final = 20
+PREVIEW_DECODER: Final = Decoder(images="PIL", max_nbytes=MAX_SHOWN_NBYTES)
+"""Decodes what is displayed. It refuses fields that decompress to more than the limit."""
+
+_MIN_VALUE_WIDTH: Final = 20
+"""Columns that a value always gets, even in a window too narrow for its field name."""
 
 
 def sample_text(sample: Mapping[str, Any], width: int = 80) -> str:
-    """Give a sample of undecoded fields as text: a line for each field, as wide as the window."""
+    """Return a sample of undecoded fields as text: one line per field, cut at the width."""
     names = [printable(name) for name in sample]
     column = max(map(len, names), default=0)
-    room = max(width - column - 1, _SHORTEST)
+    value_width = max(width - column - 1, _MIN_VALUE_WIDTH)
     return "\n".join(
-        f"{name:{column}} {shortened(value_text(field, value), room)}"
+        f"{name:{column}} {shortened(value_text(field, value), value_width)}"
         for name, (field, value) in zip(names, sample.items(), strict=True)
     )
 
 
 def value_text(field: str, value: Any) -> str:
-    """Say what a field is, in a line: text as it is, pictures and arrays by shape and size."""
+    """Describe an undecoded field in one line: text as it is, pictures and arrays by their size."""
     if not field.startswith("."):
         return printable(str(value))
     data = bytes(value)
@@ -47,16 +51,16 @@ def value_text(field: str, value: Any) -> str:
             return f"{image.format} {image.width} x {image.height} {image.mode}, {size}"
         if len(data) > MAX_SHOWN_NBYTES:
             return f"{printable(repr(data[:60]))}, {size}"
-        decoded = _DECODER({field: data})[field]
+        decoded = PREVIEW_DECODER({field: data})[field]
     except SampleError as error:
         return printable(f"{size} that cannot be decoded: {error}")
-    except Exception as error:  # noqa: BLE001 - a corrupt picture, in any of Pillow's ways
+    except Exception as error:  # noqa: BLE001 - Pillow raises many types for a corrupt picture
         return printable(f"{size} that cannot be decoded: {type(error).__name__}: {error}")
-    return f"{printable(plain_text(decoded))}{_size_of(decoded, size)}"
+    return f"{printable(plain_text(decoded))}{_size_suffix(decoded, size)}"
 
 
 def plain_text(value: Any) -> str:
-    """Give a decoded value as text; arrays by type, shape and dtype."""
+    """Return a decoded value as text; an array as its type, shape and dtype."""
     if isinstance(value, str | bytes):
         return value if isinstance(value, str) else repr(value[:60])
     if hasattr(value, "dtype"):
@@ -67,7 +71,7 @@ def plain_text(value: Any) -> str:
         return ", ".join(map(plain_text, value))
     try:
         text = json.dumps(value, ensure_ascii=False, default=repr)
-    except (TypeError, ValueError):  # keys that are no text, or a circle
+    except (TypeError, ValueError):  # keys that are not strings, or a circular reference
         text = repr(value)
     return text
 
@@ -78,12 +82,12 @@ def _array_text(value: Any) -> str:
     return f"{type(value).__name__} {tuple(value.shape)} {value.dtype}"
 
 
-def _size_of(decoded: Any, size: str) -> str:
+def _size_suffix(decoded: Any, size: str) -> str:
     return "" if isinstance(decoded, str | int | float | bool | None) else f", {size}"
 
 
 def spec_rows(spec: DatasetSpec) -> dict[str, Any]:
-    """Give what a spec says of its dataset, by the names that a script would read."""
+    """Return what a spec states about its dataset, under the names that a script reads."""
     samples = [shard.num_samples for shard in spec.shards]
     nbytes = [shard.nbytes for shard in spec.shards]
     return {
@@ -99,7 +103,7 @@ def spec_rows(spec: DatasetSpec) -> dict[str, Any]:
 
 
 def spec_text(rows: Mapping[str, Any], width: int = 80) -> str:
-    """Give `spec_rows` as text, a line for each, with averages, as wide as the window."""
+    """Return `spec_rows` as text with averages: one line per row, cut at the width."""
     samples, nbytes, shards = rows["num_samples"], rows["nbytes"], rows["num_shards"]
     lines = {
         "name": rows["name"] or "-",
@@ -107,18 +111,18 @@ def spec_text(rows: Mapping[str, Any], width: int = 80) -> str:
         "samples": "not stated" if samples is None else f"{samples:,}",
         "shards": f"{shards:,}",
         "size": "not stated" if nbytes is None else nbytes_text(nbytes),
-        "a shard": nbytes and f"{nbytes_text(nbytes / shards)} on average",
-        "a sample": nbytes and samples and f"{nbytes_text(nbytes / samples)} on average",
+        "per shard": nbytes and f"{nbytes_text(nbytes / shards)} on average",
+        "per sample": nbytes and samples and f"{nbytes_text(nbytes / samples)} on average",
         "index": rows["index"] or "none; `wids create` makes one",
         "first": rows["first"],
         "last": rows["last"],
     }
-    told = (f"{name:>9}  {printable(str(text))}" for name, text in lines.items() if text)
-    return "\n".join(shortened(line, width) for line in told)
+    stated = (f"{name:>10}  {printable(str(text))}" for name, text in lines.items() if text)
+    return "\n".join(shortened(line, width) for line in stated)
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """Give rows under a header, in columns that are as wide as they have to be."""
+    """Return rows under a header, in columns as wide as their widest cell."""
     cells = [[printable(str(cell)) for cell in row] for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join(
@@ -128,7 +132,7 @@ def table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 
 
 def printable(text: str) -> str:
-    """Give text on one line, with what a terminal would obey spelled out."""
+    """Return text on one line, with control characters and other unprintable ones escaped."""
     if text.isprintable():
         return text
     return "".join(
@@ -138,8 +142,21 @@ def printable(text: str) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """Cut text to a width, marked by an ellipsis."""
+    """Return text cut to a width, with an ellipsis if something was cut."""
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
+
+
+def count_text(count: int, noun: str) -> str:
+    """Return a count with its noun: ``1 shard``, ``1,000 shards``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def share_text(share: float) -> str:
+    """Return a share as a percentage that is 0% or 100% only if that is exact."""
+    percent = round(share * 100)
+    if percent == 0 and share > 0:
+        return "<1%"
+    return ">99%" if percent == 100 and share < 1 else f"{percent}%"
 
 
 def _total(numbers: list[int | None]) -> int | None:

@@ -1,0 +1,157 @@
+"""A dataset → its summary, a gallery and its samples, as a notebook shows them.
+
+What is worth showing comes from `preview`, what it looks like from `html`. IPython is never
+imported here; it is used only if the process already runs it.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from wids.errors import WidsError
+from wids.files.sizes import nbytes_text
+from wids.looking.field_stats import preview_fields
+from wids.looking.html import dataset_html, gallery_html, sample_html
+from wids.looking.preview import MAX_SHARDS, Browsable, cards, field_stats, sample_or_error
+from wids.looking.text import count_text, share_text
+
+_MAX_TESTED: Final = 1000
+"""Samples that a predicate is tried on."""
+_NUM_FIRST: Final = 6
+"""Samples in the summary of a dataset."""
+
+
+class Gallery:
+    """Samples to look at. A notebook shows them as cards, a terminal lists their indices.
+
+    Attributes:
+        indices: The samples, as indices of the dataset or view whose `show` was called.
+    """
+
+    def __init__(self, indices: list[int], html: str, text: str) -> None:
+        self.indices = indices
+        self._html = html
+        self._text = text
+
+    def _repr_html_(self) -> str:
+        return self._html
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def gallery(
+    dataset: Browsable,
+    num_samples: int,
+    seed: int | None,
+    where: Callable[[Any], Any] | None,
+) -> Gallery:
+    """Return a gallery of the first samples, of random ones, or of those a predicate accepts."""
+    num_samples = max(num_samples, 0)
+    candidates: Sequence[int] = range(len(dataset))
+    if seed is not None:
+        count = min(len(candidates), num_samples if where is None else _MAX_TESTED)
+        candidates = random.Random(seed).sample(candidates, count)  # noqa: S311 - no secret
+    note = ""
+    if where is None:
+        indices = list(candidates[:num_samples])
+    else:
+        indices, num_tested = _accepted(dataset, candidates[:_MAX_TESTED], num_samples, where)
+        note = f"{len(indices)} of {count_text(num_tested, 'sample')} tested"
+    fields = preview_fields(field_stats(dataset))
+    html = gallery_html(cards(dataset, indices, fields), note)
+    return Gallery(indices, html, f"<Gallery of {count_text(len(indices), 'sample')}: {indices}>")
+
+
+def _accepted(
+    dataset: Browsable,
+    candidates: Sequence[int],
+    num_samples: int,
+    where: Callable[[Any], Any],
+) -> tuple[list[int], int]:
+    """Return the first samples that a predicate accepts, and how many samples were tested."""
+    accepted: list[int] = []
+    num_tested = 0
+    with dataset.only(None) as transformed:
+        for index in candidates:
+            if len(accepted) == num_samples:
+                break
+            num_tested += 1
+            sample = sample_or_error(transformed, index)
+            if not isinstance(sample, WidsError) and where(sample):
+                accepted.append(index)
+    return accepted, num_tested
+
+
+def summary_html(dataset: Browsable) -> str:
+    """Return a dataset as HTML: its size, its location, its fields and its first samples."""
+    stats = field_stats(dataset)
+    num_shards = len(dataset.spec.shards)
+    rows = [(s.field, share_text(s.share), nbytes_text(s.median_nbytes)) for s in stats]
+    note = ""
+    if not stats:
+        note = "No index is available, so the fields are unknown; `wids create` makes an index."
+    elif num_shards > MAX_SHARDS:
+        note = "Statistics of fields are from some of the shards."
+    first_samples = ""
+    if stats and len(dataset):
+        first = range(min(len(dataset), _NUM_FIRST))
+        first_samples = gallery_html(cards(dataset, first, preview_fields(stats)))
+    title = dataset.dataset_name or "dataset"
+    return dataset_html(title, _facts(dataset), rows, note, first_samples)
+
+
+def _facts(dataset: Browsable) -> dict[str, str]:
+    shards = dataset.spec.shards
+    nbytes = [shard.nbytes for shard in shards if shard.nbytes is not None]
+    num_checked = min(len(shards), MAX_SHARDS)
+    num_local = sum(dataset.is_here(number) for number in range(num_checked))
+    return {
+        "samples": f"{len(dataset):,}",
+        "shards": f"{len(shards):,}",
+        "size": nbytes_text(sum(nbytes)) if len(nbytes) == len(shards) else "not stated",
+        "available locally": _amount(num_local, num_checked, len(shards)),
+        "cache": dataset.cache_folder,
+        "index": "published" if dataset.spec.index else "none published",
+    }
+
+
+def _amount(num_local: int, num_checked: int, total: int) -> str:
+    if num_local in (0, num_checked):
+        return "all shards" if num_local else "no shards"
+    approximate = "about " if num_checked < total else ""
+    return approximate + count_text(num_local * total // num_checked, "shard")
+
+
+def show_samples_in_notebooks() -> None:
+    """Register a formatter with IPython that shows dicts that are samples as HTML.
+
+    Other dicts look as before. Each dataset calls this when it is made; outside IPython it does
+    nothing.
+    """
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is not None:
+        formatter = shell.display_formatter.formatters["text/html"]
+        previous = formatter.lookup_by_type(dict) if dict in formatter else None
+        if not isinstance(previous, _SampleFormatter):
+            formatter.for_type(dict, _SampleFormatter(previous))
+
+
+class _SampleFormatter:
+    """Formats dicts that are samples, and leaves others to the previous formatter."""
+
+    def __init__(self, previous: Callable[[Any], str | None] | None) -> None:
+        self._previous = previous
+
+    def __call__(self, value: dict[Any, Any]) -> str | None:
+        if "__key__" in value and "__shardindex__" in value:
+            return sample_html(value)
+        if self._previous is not None:
+            return self._previous(value)
+        # IPython no longer asks a subclass of dict for its own HTML, so this formatter does.
+        own_html = getattr(value, "_repr_html_", None)
+        return own_html() if callable(own_html) else None

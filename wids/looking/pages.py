@@ -1,0 +1,222 @@
+"""A path and a query → the answer of the pages of `wids browse`: HTML, script, JSON or bytes.
+
+This module knows nothing of HTTP connections, tokens or headers. It reads only what is shown: the
+small fields of the samples on a page, the fields of one sample, or the one field that is requested.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from http import HTTPStatus
+from importlib import resources
+from itertools import accumulate
+from typing import Any, Final
+from urllib.parse import quote
+
+from wids.errors import WidsError
+from wids.files.sizes import nbytes_text
+from wids.looking import field_search, preview
+from wids.looking.field_stats import FieldStats, field_sizes, preview_fields
+from wids.looking.html import STYLE, escaped, field_html, media_type
+from wids.looking.preview import Browsable
+from wids.looking.text import printable, share_text, shortened
+from wids.tars.names import to_bytes
+from wids.transport import urls
+
+_logger = logging.getLogger("wids")
+
+MAX_PAGE: Final = 120
+"""Maximum number of samples on a page."""
+_MAX_FIELD_NBYTES: Final = 1 << 30
+_MAX_SHOWN_NBYTES: Final = 30_000_000
+_PICTURE_PIXELS: Final = 1200
+
+Answer = tuple[int, str, bytes]
+"""Status, media type and body."""
+
+
+class Pages:
+    """The answers for a dataset. Safe to use from any thread.
+
+    Args:
+        dataset: The dataset, which is not a view.
+    """
+
+    def __init__(self, dataset: Browsable) -> None:
+        self._dataset = dataset
+        self._starts = [0, *accumulate(dataset.lengths)]
+        self._stats: list[FieldStats] | None = None
+        self._routes: dict[str, Callable[[str, dict[str, str]], Answer]] = {
+            "": self._page,
+            "app.js": self._script,
+            "about": self._about,
+            "samples": self._samples,
+            "sample": self._sample,
+            "find": self._find,
+            "field": self._field,
+        }
+
+    def answer(self, path: str, query: dict[str, str]) -> Answer:
+        """Return status, media type and body for a path. Every error becomes an answer."""
+        name, _, rest = path.partition("/")
+        route = self._routes.get(name)
+        if route is None:
+            return _error(HTTPStatus.NOT_FOUND, "not found")
+        try:
+            return route(rest, query)
+        except (WidsError, OSError) as error:
+            return _error(HTTPStatus.BAD_GATEWAY, str(error))
+        except (ValueError, IndexError, KeyError) as error:
+            text = str(error.args[0]) if error.args else "not found"
+            return _error(HTTPStatus.NOT_FOUND, text)
+        except Exception as error:
+            _logger.info("%s could not be shown", path, exc_info=True)
+            return _error(HTTPStatus.INTERNAL_SERVER_ERROR, repr(error))
+
+    def _page(self, _: str, __: dict[str, str]) -> Answer:
+        return 200, "text/html; charset=utf-8", _resource("browse.html")
+
+    def _script(self, _: str, __: dict[str, str]) -> Answer:
+        return 200, "text/javascript; charset=utf-8", _resource("browse.js")
+
+    @property
+    def stats(self) -> list[FieldStats]:
+        """The fields of the dataset, computed once."""
+        if self._stats is None:
+            self._stats = preview.field_stats(self._dataset)
+        return self._stats
+
+    def _about(self, _: str, __: dict[str, str]) -> Answer:
+        """Answer with the name, size and fields of the dataset."""
+        shards = self._dataset.spec.shards
+        nbytes = [shard.nbytes for shard in shards if shard.nbytes is not None]
+        fields = [
+            {
+                "name": stats.field,
+                "share": share_text(stats.share),
+                "size": nbytes_text(stats.median_nbytes),
+            }
+            for stats in self.stats
+        ]
+        return _json(
+            {
+                "name": self._dataset.dataset_name or "dataset",
+                "num_samples": len(self._dataset),
+                "num_shards": len(shards),
+                "size": nbytes_text(sum(nbytes)) if len(nbytes) == len(shards) else None,
+                "fields": fields,
+            }
+        )
+
+    def _samples(self, _: str, query: dict[str, str]) -> Answer:
+        """Answer with cards from a start on: of all samples, or of those that have a field."""
+        start = max(int(query.get("start", "0")), 0)
+        count = min(max(int(query.get("count", "24")), 1), MAX_PAGE)
+        indices, next_start = self._page_of_samples(query.get("field", ""), start, count)
+        cards = preview.cards(self._dataset, indices, preview_fields(self.stats))
+        return _json(
+            {
+                "cards": [{"index": i, "html": c} for i, c in zip(indices, cards, strict=True)],
+                "next": next_start,
+                "previous": self._previous_start(query.get("field", ""), start, count),
+            }
+        )
+
+    def _page_of_samples(self, field: str, start: int, count: int) -> tuple[list[int], int | None]:
+        if field:
+            return field_search.next_with_field(self._dataset, self._starts, field, start, count)
+        total = len(self._dataset)
+        next_start = start + count if start + count < total else None
+        return list(range(start, min(start + count, total))), next_start
+
+    def _previous_start(self, field: str, start: int, count: int) -> int | None:
+        if not start:
+            return None
+        if field:
+            return field_search.previous_start(self._dataset, self._starts, field, start, count)
+        return max(0, start - count)
+
+    def _sample(self, rest: str, _: dict[str, str]) -> Answer:
+        """Answer with one sample: its small fields as HTML, and links to save any field."""
+        index = self._index(rest)
+        number, local_index = self._dataset.locate(index)
+        shard_index = self._dataset.shard_index(number)
+        if shard_index is None:
+            raise ValueError(f"shard {number} has no index; `wids create` makes an index")
+        sizes = field_sizes(shard_index, local_index)
+        shown = [f for f, n in sizes.items() if n <= _MAX_SHOWN_NBYTES and not media_type(f)]
+        with self._dataset.only(shown) as selection:
+            sample = selection[index]
+        rows = "".join(
+            _field_row(index, field, nbytes, sample.get(field)) for field, nbytes in sizes.items()
+        )
+        shard = escaped(printable(urls.redact(self._dataset.spec.shards[number].url)))
+        html = (
+            f'{STYLE}<div class="wids"><table>{rows}</table>'
+            f"<small>{shard}, position {local_index}</small></div>"
+        )
+        key = printable(shard_index.key(local_index))
+        return _json({"index": index, "key": key, "html": html})
+
+    def _find(self, _: str, query: dict[str, str]) -> Answer:
+        """Answer with the index of a key."""
+        return _json({"index": self._dataset.find_key(query.get("key", ""))})
+
+    def _field(self, rest: str, query: dict[str, str]) -> Answer:
+        """Answer with the bytes of a field: audio and video to play, all others to save."""
+        digits, _, field = rest.partition("/")
+        data = self._read(self._index(digits), field)
+        kind = None if "save" in query else media_type(field)
+        return 200, kind or "application/octet-stream", data
+
+    def _read(self, index: int, field: str) -> bytes:
+        number, local_index = self._dataset.locate(index)
+        shard_index = self._dataset.shard_index(number)
+        sizes = {} if shard_index is None else field_sizes(shard_index, local_index)
+        if field not in sizes or sizes[field] > _MAX_FIELD_NBYTES:
+            raise KeyError(f"sample {index} has no field {field} to show")
+        with self._dataset.only([field]) as selection:
+            data: bytes = selection[index][field]
+            return data
+
+    def _index(self, text: str) -> int:
+        index = int(text)
+        if not 0 <= index < len(self._dataset):
+            raise IndexError(f"expected an index from 0 to {len(self._dataset) - 1}, found {index}")
+        return index
+
+
+def _field_row(index: int, field: str, nbytes: int, data: bytes | None) -> str:
+    """Return a field as a row of a table: its name, its size, a link to save it, and its value."""
+    link = f"field/{index}/{quote(to_bytes(field), safe='')}"
+    kind = media_type(field)
+    if kind is not None:
+        tag = kind.partition("/")[0]
+        body = f'<{tag} controls preload="none" src="{link}"></{tag}>'
+    elif data is None:
+        body = "<small>too large to show</small>"
+    else:
+        try:
+            body = field_html(field, data, _PICTURE_PIXELS)
+        except Exception as error:  # noqa: BLE001 - one odd field must not hide the others
+            text = shortened(printable(repr(error)), 300)
+            body = f'<span class="bad">{escaped(text)}</span>'
+    return (
+        f"<tr><th><code>{escaped(field)}</code><br><small>{nbytes_text(nbytes)}</small><br>"
+        f'<a href="{link}?save=1" download>save</a></th><td>{body}</td></tr>'
+    )
+
+
+def _resource(name: str) -> bytes:
+    return resources.files("wids.looking").joinpath(name).read_bytes()
+
+
+def _json(value: Any) -> Answer:
+    return 200, "application/json", json.dumps(value).encode("ascii")
+
+
+def _error(status: HTTPStatus, text: str) -> Answer:
+    document = {"error": printable(text)}
+    return int(status), "application/json", json.dumps(document).encode("ascii")
