@@ -1,89 +1,22 @@
-"""A dataset as pages, asked for without a browser: what is served, to whom, and what it costs."""
+"""The pages of a dataset, requested without a browser: what they show, to whom, at what cost."""
 
 from __future__ import annotations
 
 import gzip
-import http.client
-import io
 import json
 import re
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
-import numpy as np
 import pytest
 from conftest import raises, write_tar
+from looks import HOSTILE, browsing, picture, write
 from loopback import Server
-from PIL import Image
 
 import wids
 from wids.fields.encode import encode
 from wids.looking.browse import Browser
-
-HOSTILE = '<script>document.title="owned"</script>'
-
-
-def picture(number: int) -> bytes:
-    stream = io.BytesIO()
-    Image.new("RGB", (40, 30), (number % 256, 80, 160)).save(stream, "JPEG")
-    return stream.getvalue()
-
-
-def write(folder: Path, count: int = 100) -> Path:
-    """Write samples with pictures, texts, some large and odd fields; give the spec."""
-    with wids.ShardWriter(folder / "looks-%06d.tar", maxcount=40) as writer:
-        for number in range(count):
-            sample: dict[str, Any] = {
-                "__key__": f"k/{number:04d}",
-                ".jpg": picture(number) if number != 5 else b"not a jpeg",
-                ".txt": HOSTILE if number == 3 else f"caption {number}",
-                ".json": {"n": number, "text": HOSTILE},
-            }
-            if number % 7 == 0:
-                sample[".npy"] = np.zeros((16, 16), np.float32)
-            if number == 60:
-                sample[".mp4"] = bytes(3_000_000)
-                sample[f".{HOSTILE.replace('/', '')}"] = b"x"
-            writer.write(sample)
-    return folder / "looks.json"
-
-
-class Client:
-    """Asks a browser's server, with any path and host."""
-
-    def __init__(self, url: str) -> None:
-        self.parts = urlsplit(url)
-
-    def get(self, path: str = "", **headers: str) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection(self.parts.hostname or "", self.parts.port)
-        try:
-            where = path if path.startswith("/") else self.parts.path + path
-            connection.request("GET", where, headers=headers)
-            response = connection.getresponse()
-            return response.status, dict(response.headers), response.read()
-        finally:
-            connection.close()
-
-    def json(self, path: str) -> Any:
-        return json.loads(self.get(path)[2])
-
-
-@contextmanager
-def browsing(spec: str | Path, **options: Any) -> Iterator[Client]:
-    with wids.ShardListDataset(spec, access="range", **options) as dataset:
-        browser = Browser(dataset)
-        thread = threading.Thread(target=browser.serve)
-        thread.start()
-        try:
-            yield Client(browser.url)
-        finally:
-            browser.close()
-            thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +24,8 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("looks"))
 
 
-def test_page_and_script_come_from_here(spec: Path) -> None:
-    """The page loads its own script and nothing else, and says so to the browser."""
+def test_page_and_script_are_self_contained(spec: Path) -> None:
+    """The page loads its own script and nothing else, and its headers forbid anything else."""
     with browsing(spec) as client:
         status, headers, page = client.get()
         assert status == 200
@@ -106,8 +39,8 @@ def test_page_and_script_come_from_here(spec: Path) -> None:
     assert (headers["X-Content-Type-Options"], headers["Cache-Control"]) == ("nosniff", "no-store")
 
 
-def test_only_who_has_the_address_may_look(spec: Path) -> None:
-    """Without the token, or by another name of this machine, there is nothing (SEC-13)."""
+def test_address_is_required(spec: Path) -> None:
+    """Requests without the token, or under another host name, are not found (SEC-13)."""
     with browsing(spec) as client:
         token = client.parts.path
         assert len(token) > 20
@@ -126,7 +59,7 @@ def test_only_who_has_the_address_may_look(spec: Path) -> None:
 
 
 def test_about(spec: Path) -> None:
-    """Name, counts, and the fields, by the indexes."""
+    """The dataset is described by name, counts, and fields from the indexes."""
     with browsing(spec) as client:
         about = client.json("about")
     assert (about["name"], about["num_samples"], about["num_shards"]) == ("looks", 100, 3)
@@ -136,7 +69,7 @@ def test_about(spec: Path) -> None:
 
 
 def test_pages_of_samples(spec: Path) -> None:
-    """From any start on, and where the next page begins; the last is short."""
+    """A page begins at any sample and states where the next begins; the last page is short."""
     with browsing(spec) as client:
         first = client.json("samples?start=0&count=24")
         assert [card["index"] for card in first["cards"]] == list(range(24))
@@ -151,7 +84,7 @@ def test_pages_of_samples(spec: Path) -> None:
 
 
 def test_filter_by_field(spec: Path) -> None:
-    """Samples that have a field, over the edges of shards, by indexes alone."""
+    """Samples that have a field are found across shards, from indexes alone."""
     with browsing(spec) as client:
         found = client.json("samples?field=.npy&count=10")
         assert [card["index"] for card in found["cards"]] == list(range(0, 70, 7))
@@ -161,8 +94,8 @@ def test_filter_by_field(spec: Path) -> None:
         assert client.json("samples?field=.none&start=9")["cards"] == []
 
 
-def test_pages_before(spec: Path) -> None:
-    """Where the page before begins, also among samples that have a field."""
+def test_previous_pages(spec: Path) -> None:
+    """A page states where the previous one begins, also among samples that have a field."""
     with browsing(spec) as client:
         assert client.json("samples?start=0")["previous"] is None
         assert client.json("samples?start=10&count=24")["previous"] == 0
@@ -171,8 +104,8 @@ def test_pages_before(spec: Path) -> None:
         assert client.json("samples?field=.npy&start=70&count=50")["previous"] == 0
 
 
-def test_media_can_be_read_in_part(spec: Path) -> None:
-    """As players do that go to and fro."""
+def test_media_can_be_read_by_range(spec: Path) -> None:
+    """Players that jump to another time request a range."""
     with browsing(spec) as client:
         path = f"field/60/{quote('.mp4')}"
         status, headers, body = client.get(path, Range="bytes=10-19")
@@ -184,15 +117,15 @@ def test_media_can_be_read_in_part(spec: Path) -> None:
 
 
 def test_views_are_refused(spec: Path) -> None:
-    """Pages are of whole datasets; a view shows itself."""
+    """Only a complete dataset has pages; a view has `show`."""
     with wids.ShardListDataset(spec) as dataset:
         for view in (dataset[5:], dataset[[3, 1]]):
             with raises(ValueError, "expected a complete dataset, found a view"):
                 Browser(view)
 
 
-def test_odd_fields_are_shown_or_told(tmp_path: Path) -> None:
-    """Keys that are no text, names and texts that are no UTF-8, much out of little."""
+def test_odd_fields_are_shown_or_described(tmp_path: Path) -> None:
+    """JSON keys that are not strings, text not in UTF-8, and a decompression bomb do no harm."""
     bomb = gzip.compress(b"[" + b"[]," * 10_000_000 + b"[]]")
     members = [
         ("a.mp", encode(".mp", {1: 2, b"x": [3] * 90})),
@@ -213,8 +146,8 @@ def test_odd_fields_are_shown_or_told(tmp_path: Path) -> None:
     assert "%80y" in html
 
 
-def test_one_large_text_is_not_read(server: Server, tmp_path: Path) -> None:
-    """What is small is decided for each sample, not by what is usual."""
+def test_a_large_text_is_not_read(server: Server, tmp_path: Path) -> None:
+    """Whether a field is small is decided for each sample, not by the median."""
     members = [(f"{n:03d}.txt", b"x" * (50 if n != 7 else 2_000_000)) for n in range(60)]
     path = write_tar(tmp_path / "a.tar", members)
     wids.build_spec([path], pack=tmp_path / "a.index").save(tmp_path / "a.json")
@@ -227,8 +160,8 @@ def test_one_large_text_is_not_read(server: Server, tmp_path: Path) -> None:
     assert server.num_sent - before < 200_000
 
 
-def test_nothing_of_a_dataset_is_run(spec: Path) -> None:
-    """Texts, names of fields and keys are escaped wherever they are shown (SEC-13)."""
+def test_nothing_from_a_dataset_is_run(spec: Path) -> None:
+    """Texts, field names and keys are escaped wherever they are shown (SEC-13)."""
     with browsing(spec) as client:
         shown = [card["html"] for card in client.json("samples?count=100")["cards"]]
         shown += [client.json(f"sample/{index}")["html"] for index in (3, 60)]
@@ -240,7 +173,7 @@ def test_nothing_of_a_dataset_is_run(spec: Path) -> None:
 
 
 def test_a_sample(spec: Path) -> None:
-    """Small fields are shown, large ones can be played and saved; a corrupt one is told."""
+    """Small fields are shown, large ones can be played and saved, corrupt ones are described."""
     with browsing(spec) as client:
         sample = client.json("sample/60")
         assert (sample["index"], sample["key"]) == (60, "k/0060")
@@ -254,7 +187,7 @@ def test_a_sample(spec: Path) -> None:
 
 
 def test_find(spec: Path) -> None:
-    """A key gives its index; one that is not there says so."""
+    """A key leads to its index; an unknown key is an error that says so."""
     with browsing(spec) as client:
         assert client.json("find?key=k/0077") == {"index": 77}
         status, _, body = client.get("find?key=none")
@@ -266,8 +199,8 @@ def test_find(spec: Path) -> None:
     "path",
     ["sample/100", "sample/-1", "sample/x", "field/0/.none", "field/0", "none", "samples?start=x"],
 )
-def test_what_is_not_there_is_an_answer(path: str, spec: Path) -> None:
-    """No address ends the server or a request without an answer."""
+def test_wrong_addresses_are_answered(path: str, spec: Path) -> None:
+    """No address stops the server or leaves a request unanswered."""
     with browsing(spec) as client:
         status, _, body = client.get(path)
         assert status == 404
@@ -276,20 +209,20 @@ def test_what_is_not_there_is_an_answer(path: str, spec: Path) -> None:
 
 
 def test_odd_requests(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is no address of ours, and who goes away in the middle; nothing is printed."""
+    """Malformed requests and clients that disconnect early do no harm and print nothing."""
     with browsing(spec) as client:
         for line in (b"GET * HTTP/1.0", b"GET //[ HTTP/1.0", b"GET \xff/about HTTP/1.0", b"GET"):
-            with socket.create_connection((client.parts.hostname, client.parts.port)) as asker:
-                asker.sendall(line + b"\r\n\r\n")
-                asker.recv(10)
-        with socket.create_connection((client.parts.hostname, client.parts.port)) as asker:
-            asker.sendall(f"GET {client.parts.path}samples?count=100 HTTP/1.0\r\n".encode())
+            with socket.create_connection((client.parts.hostname, client.parts.port)) as connection:
+                connection.sendall(line + b"\r\n\r\n")
+                connection.recv(10)
+        with socket.create_connection((client.parts.hostname, client.parts.port)) as connection:
+            connection.sendall(f"GET {client.parts.path}samples?count=100 HTTP/1.0\r\n".encode())
         assert client.get("about")[0] == 200
     assert capsys.readouterr().err == ""
 
 
-def test_a_search_goes_on_where_it_was(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A field that is rare is looked for in some shards at a time."""
+def test_a_search_continues_where_it_stopped(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rare field is searched for in a limited number of shards at a time."""
     monkeypatch.setattr("wids.looking.field_search._MAX_SEARCHED", 10)
     with browsing(spec) as client:
         first = client.json("samples?field=.mp4")
@@ -299,7 +232,7 @@ def test_a_search_goes_on_where_it_was(spec: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_broken_shard_does_not_break_the_page(tmp_path: Path) -> None:
-    """Its samples are told, the others shown."""
+    """Its samples show the error, the others their fields."""
     spec = write(tmp_path, 60)
     (tmp_path / "looks-000000.tar").write_bytes(b"?" * 10240)
     with browsing(spec) as client:
@@ -310,9 +243,9 @@ def test_a_broken_shard_does_not_break_the_page(tmp_path: Path) -> None:
 
 
 def test_remote_pages_cost_what_they_show(server: Server, tmp_path: Path) -> None:
-    """Of remote shards only the fields of a page are fetched, not the film beside them.
+    """Only the fields of a page are fetched from remote shards, not the video beside them.
 
-    The bytes are those that the server sent.
+    The server counts the bytes that it sends.
     """
     write(tmp_path)
     for path in tmp_path.iterdir():
@@ -330,13 +263,13 @@ def test_remote_pages_cost_what_they_show(server: Server, tmp_path: Path) -> Non
         sample = server.num_sent - before - first - second
 
     assert first < 2 * small + 24 * 2048
-    assert second < 2 * small + 24 * 2048, "one of them has a film of 3 MB"
+    assert second < 2 * small + 24 * 2048, "one of the samples has a video of 3 MB"
     assert sample < 8000
     assert not [r for r in server.log if r.path.endswith(".tar") and r.range is None]
 
 
 def test_remote_shards_without_an_index_are_not_fetched(server: Server, tmp_path: Path) -> None:
-    """The page says what is missing instead."""
+    """The page says that the index is missing, and how to make one."""
     spec = write(tmp_path, 10)
     document = json.loads(spec.read_text())
     del document["index"]

@@ -1,4 +1,4 @@
-"""Values → text for people."""
+"""Values, samples and tables → text for a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from PIL import Image
 
 from wids.fields.encode import encode
 from wids.files.sizes import nbytes_text
-from wids.looking.text import sample_text, table, value_text
+from wids.looking.text import count_text, sample_text, share_text, table, value_text
 
 
 def picture() -> bytes:
@@ -42,21 +42,21 @@ def picture() -> bytes:
     ],
 )
 def test_values_in_a_line(field: str, data: bytes, expected: str) -> None:
-    """What it is, with its size; nothing that a terminal would obey."""
+    """A value is described with its size and without control characters."""
     found = value_text(field, data)
     assert found.startswith(expected)
     assert found.isprintable()
 
 
 def test_pictures_are_described() -> None:
-    """By format and size, whatever their extension says."""
+    """A picture is described by its actual format and size, whatever its extension is."""
     data = picture()
     assert value_text(".jpg", data) == f"JPEG 64 x 48 RGB, {len(data)} B"
     assert value_text(".png", data) == f"JPEG 64 x 48 RGB, {len(data)} B"
 
 
 def test_samples_fit_the_window() -> None:
-    """A line for each field, cut at the width."""
+    """Each field is one line, cut at the width."""
     text = sample_text({".txt": b"x" * 200, ".seg.png": b"", "__key__": "a"}, 40)
 
     assert text.splitlines()[0] == ".txt     " + "x" * 30 + "…"
@@ -64,7 +64,7 @@ def test_samples_fit_the_window() -> None:
 
 
 def test_sizes() -> None:
-    """Three digits and a unit."""
+    """A size has at most one decimal and a unit."""
     sizes = [0, 999, 1000, 1_234_567, 5e12, float("nan")]
     assert [nbytes_text(n) for n in sizes] == [
         "0 B", "999 B", "1.0 kB", "1.2 MB", "5.0 TB", "?",
@@ -72,5 +72,19 @@ def test_sizes() -> None:
 
 
 def test_tables_line_up() -> None:
-    """Columns are as wide as their widest cell."""
+    """A column is as wide as its widest cell."""
     assert table(["a", "bb"], [["long", 1], ["x", None]]) == "a     bb\nlong  1\nx     None"
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [(0, "0%"), (0.001, "<1%"), (0.15, "15%"), (0.9995, ">99%"), (1, "100%")],
+)
+def test_shares_are_not_rounded_to_none_or_all(share: float, expected: str) -> None:
+    """0% and 100% are exact."""
+    assert share_text(share) == expected
+
+
+def test_counts_agree_with_their_noun() -> None:
+    """One is singular."""
+    assert [count_text(n, "shard") for n in (0, 1, 1000)] == ["0 shards", "1 shard", "1,000 shards"]

@@ -1,6 +1,6 @@
-"""The notebook of the examples, executed by a real kernel, and what it shows.
+"""The example notebook, executed by a real kernel, and what its cells show.
 
-The kernel is ipykernel's, started by nbclient; its output is looked at in headless Chromium.
+nbclient starts the kernel of ipykernel; headless Chromium renders the output.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ nbformat.write(notebook, sys.argv[2])
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each cell of code shows, by type."""
+    """The output of each code cell, by media type."""
     for package in ("nbclient", "ipykernel"):
         need(importlib.util.find_spec(package), f"pip install {package}")
     folder = tmp_path_factory.mktemp("notebook")
     demo.write_dataset(str(folder / "wids-demo"))
     done = folder / "done.ipynb"
     command = [sys.executable, "-c", EXECUTE, str(jobs.EXAMPLES / "look.ipynb"), str(done)]
-    # In a process of its own, with the threads that it leaves running.
+    # In a separate process, because the kernel client leaves threads running.
     subprocess.run(command, cwd=folder, check=True, timeout=200)
     found = []
     for cell in json.loads(done.read_text(encoding="utf-8"))["cells"]:
@@ -52,14 +52,14 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return found
 
 
-def test_notebook_is_without_outputs() -> None:
-    """What is committed is the source; a reader makes the rest."""
+def test_notebook_is_committed_without_outputs() -> None:
+    """Only the source is committed; running the notebook makes the outputs."""
     cells = json.loads((jobs.EXAMPLES / "look.ipynb").read_text(encoding="utf-8"))["cells"]
     assert [cell for cell in cells if cell.get("outputs")] == []
 
 
-def test_dataset_and_samples_show_themselves(outputs: list[dict[str, Any]]) -> None:
-    """The summary, a sample, three galleries and a table."""
+def test_datasets_and_samples_display_themselves(outputs: list[dict[str, Any]]) -> None:
+    """The cells show a summary, a sample, three galleries and a table."""
     summary, sample, sliced, random, chosen, cost = outputs
     assert "<h3>shapes</h3>" in summary["text/html"]
     assert "1,000" in summary["text/html"]
@@ -76,7 +76,7 @@ def test_dataset_and_samples_show_themselves(outputs: list[dict[str, Any]]) -> N
 def test_output_looks_right(
     scheme: str, outputs: list[dict[str, Any]], chromium: Any, tmp_path: Path
 ) -> None:
-    """In a real browser: pictures are there, nothing is wider than the page, text can be read."""
+    """In a real browser all pictures load, nothing overflows, and text is legible."""
     page = chromium.new_page(viewport={"width": 800, "height": 900}, color_scheme=scheme)
     html = "".join(output.get("text/html", "") for output in outputs)
     page.set_content(
@@ -91,5 +91,5 @@ def test_output_looks_right(
         " getComputedStyle(document.querySelector('.wids td')).color]"
     )
     assert colors[0] != colors[1]
-    (tmp_path / f"{scheme}.png").write_bytes(page.screenshot(full_page=True))  # for people
+    (tmp_path / f"{scheme}.png").write_bytes(page.screenshot(full_page=True))  # for a human reader
     page.close()

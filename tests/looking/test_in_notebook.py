@@ -1,22 +1,17 @@
-"""Datasets and samples that show themselves, as a notebook asks them to."""
+"""How a notebook shows datasets and samples."""
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from conftest import raises, write_shards
+from conftest import write_shards
+from looks import write
 from loopback import Server
-from PIL import Image
-from test_browse import HOSTILE, write
 
 import wids
 from wids.looking import notebook
-from wids.looking.html import field_html, sample_html, thumbnail
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +20,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_dataset_shows_itself(spec: Path) -> None:
-    """Name, counts, fields with shares and sizes, where it is, and its first samples."""
+    """The summary has name, counts, fields with shares and sizes, location and first samples."""
     with wids.ShardListDataset(spec) as dataset:
         html = dataset._repr_html_()
     assert "<h3>looks</h3>" in html
@@ -36,14 +31,14 @@ def test_dataset_shows_itself(spec: Path) -> None:
 
 
 def test_dataset_without_fields_shows_itself(tmp_path: Path) -> None:
-    """One that is small, and one that has nothing to see."""
+    """A small dataset shows its samples, and an empty view has none to show."""
     with wids.ShardListDataset(write_shards(tmp_path, [3, 2])) as dataset:
         assert "text 0" in dataset._repr_html_()
         assert 'class="card"' not in dataset[:0]._repr_html_()
 
 
-def test_nothing_is_fetched_to_be_looked_at(server: Server, tmp_path: Path) -> None:
-    """A remote dataset without an index is described by its spec; with one, by a few ranges."""
+def test_no_shard_is_downloaded_for_display(server: Server, tmp_path: Path) -> None:
+    """A remote dataset is shown from its spec, or with an index from a few byte ranges."""
     spec = write(tmp_path)
     for path in tmp_path.iterdir():
         server.page(f"/{path.name}", path.read_bytes())
@@ -64,7 +59,7 @@ def test_nothing_is_fetched_to_be_looked_at(server: Server, tmp_path: Path) -> N
 
 
 def test_show(spec: Path) -> None:
-    """The first samples, random ones, those of a view, or those that a predicate picks."""
+    """`show` takes the first samples, random ones, or those a predicate accepts."""
     with wids.ShardListDataset(spec) as dataset:
         assert dataset.show().indices == list(range(12))
         assert dataset.show(3).indices == [0, 1, 2]
@@ -78,10 +73,10 @@ def test_show(spec: Path) -> None:
         assert dataset.show(0).indices == []
 
 
-def test_a_shard_that_was_read_much_is_not_fetched_to_be_looked_at(
+def test_a_shard_read_by_range_is_not_downloaded_for_display(
     server: Server, tmp_path: Path
 ) -> None:
-    """Neither for the summary nor for a predicate that looks at many samples."""
+    """Neither the summary nor a predicate tried on many samples downloads a shard."""
     write(tmp_path, 40)
     for path in tmp_path.iterdir():
         server.page(f"/{path.name}", path.read_bytes())
@@ -92,12 +87,12 @@ def test_a_shard_that_was_read_much_is_not_fetched_to_be_looked_at(
         dataset._repr_html_()
         shown = dataset.show(3, where=lambda sample: sample[".json"]["n"] > 30)
     assert shown.indices == [31, 32, 33]
-    whole = [r for r in server.log if r.path.endswith(".tar") and r.range is None]
-    assert len(whole) <= 1, "by reading samples, not by looking"
+    full = [r for r in server.log if r.path.endswith(".tar") and r.range is None]
+    assert len(full) <= 1, "from reading samples, not from showing them"
 
 
-def test_stand_ins_are_not_shown_for_samples(tmp_path: Path) -> None:
-    """A dataset with ``on_error`` shows what is wrong, and the rest."""
+def test_replacements_are_not_shown_as_samples(tmp_path: Path) -> None:
+    """A dataset with ``on_error`` shows the error of a bad sample, not its replacement."""
     write(tmp_path, 60)
     (tmp_path / "looks-000000.tar").write_bytes(b"?" * 10240)
     with wids.ShardListDataset(tmp_path / "looks.json", on_error=lambda _: None) as dataset:
@@ -107,7 +102,7 @@ def test_stand_ins_are_not_shown_for_samples(tmp_path: Path) -> None:
 
 
 def test_samples_stay_plain_dicts(spec: Path) -> None:
-    """Whatever a notebook shows, a sample is a ``dict`` and nothing else."""
+    """A sample is a plain ``dict``, not a subclass that displays itself."""
     with wids.ShardListDataset(spec) as dataset:
         sample = dataset[0]
     assert type(sample) is dict
@@ -116,7 +111,7 @@ def test_samples_stay_plain_dicts(spec: Path) -> None:
 def test_ipython_shows_samples_and_no_other_dicts(
     spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The formatter of a real IPython shell."""
+    """A real IPython shell formats samples as HTML and other dicts as before."""
     interactive = pytest.importorskip("IPython.core.interactiveshell")
     shell = interactive.InteractiveShell.instance()
     try:
@@ -137,71 +132,3 @@ def test_ipython_shows_samples_and_no_other_dicts(
         interactive.InteractiveShell.clear_instance()
     monkeypatch.setitem(notebook.sys.modules, "IPython", None)
     notebook.show_samples_in_notebooks()
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "parts"),
-    [
-        (".txt", HOSTILE, ["&lt;script&gt;"]),
-        (".txt", "a\nb", ["<pre>a\nb</pre>"]),
-        (".txt", "x" * 5000, ["<details>", "5,000 characters"]),
-        (".json", {"a": HOSTILE, "b": list(range(99))}, ["<details>", "2 keys", "&lt;script&gt;"]),
-        (".json", {"a": 1}, ["<code>{&quot;a&quot;: 1}</code>"]),
-        (".jpg", Image.new("RGB", (9, 8)), ["data:image/jpeg", "image 9 x 8 RGB"]),
-        (".png", Image.new("RGBA", (9, 8)), ["data:image/png"]),
-        (".jpg", np.zeros((16, 17, 3), np.uint8), ["data:image", "ndarray (16, 17, 3) uint8"]),
-        (".jpg", torch.zeros((3, 16, 17)), ["data:image", "Tensor (3, 16, 17) torch.float32"]),
-        (".npy", np.zeros((2, 3)), ["ndarray (2, 3) float64"]),
-        (".npy", np.full((16, 16), 7.5), ["ndarray (16, 16) float64"]),
-        (".wav", b"RIFF", ["<audio controls", "data:audio/wav"]),
-        (".mp4", b"x", ["<video controls"]),
-        (".mp4", memoryview(bytes(21_000_000)), ["21.0 MB"]),
-        (".cls", 3, ["3"]),
-        (".cls", b"cat", ['class="bad"', "cannot be decoded"]),
-        (".jpg", b"\x00", ['class="bad none"', "not a picture that can be shown, 1 B"]),
-        (".bin", b"\x00<b>", ["&lt;b&gt;"]),
-    ],
-)
-def test_values_as_html(field: str, value: object, parts: list[str]) -> None:
-    """Each kind of value, decoded or not; never as something that is run."""
-    html = field_html(field, value)
-    for part in parts:
-        assert part in html
-    assert "<script" not in html
-
-
-def test_samples_as_html() -> None:
-    """Fields in rows, then where the sample is from, without secrets."""
-    html = sample_html(
-        {
-            ".txt": "x",
-            f".{HOSTILE}": "y",
-            "__key__": HOSTILE,
-            "__index__": 7,
-            "__shard__": "https://user:pw@h/a.tar?token=secret",
-            "__shardindex__": 3,
-            "__dataset__": "d",
-        }
-    )
-    assert "<script" not in html
-    assert "sample 7" in html
-    assert "position 3" in html
-    assert "secret" not in html
-    assert "pw" not in html
-
-
-def test_looking_changes_nothing() -> None:
-    """A picture of the user's own is what it was, and numbers are told."""
-    stream = io.BytesIO()
-    Image.new("RGB", (4000, 300)).save(stream, "JPEG")
-    image = Image.open(stream)
-    sample_html({".jpg": image})
-    assert image.size == (4000, 300)
-    assert field_html(".cls", np.int64(3)) == "<small>3</small>"
-
-
-def test_huge_pictures_are_not_decoded() -> None:
-    """A picture that says it has ten billion pixels is not made (SEC-13)."""
-    stream = b"P5 100000 100000 255\n" + bytes(100)
-    with raises(ValueError, "pixels"):
-        thumbnail(stream)

@@ -1,0 +1,82 @@
+"""Values, samples and pictures → HTML."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from conftest import raises
+from looks import HOSTILE
+from PIL import Image
+
+from wids.looking.html import field_html, sample_html, thumbnail
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "parts"),
+    [
+        (".txt", HOSTILE, ["&lt;script&gt;"]),
+        (".txt", "a\nb", ["<pre>a\nb</pre>"]),
+        (".txt", "x" * 5000, ["<details>", "5,000 characters"]),
+        (".json", {"a": HOSTILE, "b": list(range(99))}, ["<details>", "2 keys", "&lt;script&gt;"]),
+        (".json", {"a": 1}, ["<code>{&quot;a&quot;: 1}</code>"]),
+        (".jpg", Image.new("RGB", (9, 8)), ["data:image/jpeg", "image 9 x 8 RGB"]),
+        (".png", Image.new("RGBA", (9, 8)), ["data:image/png"]),
+        (".jpg", np.zeros((16, 17, 3), np.uint8), ["data:image", "ndarray (16, 17, 3) uint8"]),
+        (".jpg", torch.zeros((3, 16, 17)), ["data:image", "Tensor (3, 16, 17) torch.float32"]),
+        (".npy", np.zeros((2, 3)), ["ndarray (2, 3) float64"]),
+        (".npy", np.full((16, 16), 7.5), ["ndarray (16, 16) float64"]),
+        (".wav", b"RIFF", ["<audio controls", "data:audio/wav"]),
+        (".mp4", b"x", ["<video controls"]),
+        (".mp4", memoryview(bytes(21_000_000)), ["21.0 MB"]),
+        (".cls", 3, ["3"]),
+        (".cls", b"cat", ['class="bad"', "cannot be decoded"]),
+        (".jpg", b"\x00", ['class="bad none"', "not a picture that can be shown, 1 B"]),
+        (".bin", b"\x00<b>", ["&lt;b&gt;"]),
+    ],
+)
+def test_values_as_html(field: str, value: object, parts: list[str]) -> None:
+    """Each kind of value is shown, decoded or not, and nothing is run."""
+    html = field_html(field, value)
+    for part in parts:
+        assert part in html
+    assert "<script" not in html
+
+
+def test_samples_as_html() -> None:
+    """A sample is rows of fields, then its origin without secrets."""
+    html = sample_html(
+        {
+            ".txt": "x",
+            f".{HOSTILE}": "y",
+            "__key__": HOSTILE,
+            "__index__": 7,
+            "__shard__": "https://user:pw@h/a.tar?token=secret",
+            "__shardindex__": 3,
+            "__dataset__": "d",
+        }
+    )
+    assert "<script" not in html
+    assert "sample 7" in html
+    assert "position 3" in html
+    assert "secret" not in html
+    assert "pw" not in html
+
+
+def test_showing_changes_nothing() -> None:
+    """The caller's own picture stays as it is, and a numpy scalar shows its value."""
+    stream = io.BytesIO()
+    Image.new("RGB", (4000, 300)).save(stream, "JPEG")
+    image = Image.open(stream)
+    sample_html({".jpg": image})
+    assert image.size == (4000, 300)
+    assert field_html(".cls", np.int64(3)) == "<small>3</small>"
+
+
+def test_huge_pictures_are_not_decoded() -> None:
+    """A picture that claims ten billion pixels is not decoded (SEC-13)."""
+    stream = b"P5 100000 100000 255\n" + bytes(100)
+    with raises(ValueError, "pixels"):
+        thumbnail(stream)

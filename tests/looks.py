@@ -1,0 +1,83 @@
+"""A dataset with much to look at, and a client for its pages."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+from PIL import Image
+
+import wids
+from wids.looking.browse import Browser
+
+HOSTILE = '<script>document.title="owned"</script>'
+
+
+def picture(number: int) -> bytes:
+    """Return a small JPEG."""
+    stream = io.BytesIO()
+    Image.new("RGB", (40, 30), (number % 256, 80, 160)).save(stream, "JPEG")
+    return stream.getvalue()
+
+
+def write(folder: Path, count: int = 100) -> Path:
+    """Write samples with pictures, texts, a few large and odd fields; return the spec's path."""
+    with wids.ShardWriter(folder / "looks-%06d.tar", maxcount=40) as writer:
+        for number in range(count):
+            sample: dict[str, Any] = {
+                "__key__": f"k/{number:04d}",
+                ".jpg": picture(number) if number != 5 else b"not a jpeg",
+                ".txt": HOSTILE if number == 3 else f"caption {number}",
+                ".json": {"n": number, "text": HOSTILE},
+            }
+            if number % 7 == 0:
+                sample[".npy"] = np.zeros((16, 16), np.float32)
+            if number == 60:
+                sample[".mp4"] = bytes(3_000_000)
+                sample[f".{HOSTILE.replace('/', '')}"] = b"x"
+            writer.write(sample)
+    return folder / "looks.json"
+
+
+class Client:
+    """Sends requests to a browser's server, with any path and headers."""
+
+    def __init__(self, url: str) -> None:
+        self.parts = urlsplit(url)
+
+    def get(self, path: str = "", **headers: str) -> tuple[int, dict[str, str], bytes]:
+        """Return status, headers and body for a path below the token, or for an absolute one."""
+        connection = http.client.HTTPConnection(self.parts.hostname or "", self.parts.port)
+        try:
+            full_path = path if path.startswith("/") else self.parts.path + path
+            connection.request("GET", full_path, headers=headers)
+            response = connection.getresponse()
+            return response.status, dict(response.headers), response.read()
+        finally:
+            connection.close()
+
+    def json(self, path: str) -> Any:
+        """Return the parsed body for a path."""
+        return json.loads(self.get(path)[2])
+
+
+@contextmanager
+def browsing(spec: str | Path, **options: Any) -> Iterator[Client]:
+    """Serve the pages of a dataset; the value is a client for them."""
+    with wids.ShardListDataset(spec, access="range", **options) as dataset:
+        browser = Browser(dataset)
+        thread = threading.Thread(target=browser.serve)
+        thread.start()
+        try:
+            yield Client(browser.url)
+        finally:
+            browser.close()
+            thread.join()
