@@ -1,4 +1,4 @@
-"""Every Python block of the README runs, and its links and commands hold."""
+"""Every Python block of README and docs runs, and their links lead to files."""
 
 from __future__ import annotations
 
@@ -13,15 +13,22 @@ from loopback import Server
 from wids import demo
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-PYTHON = [code for language, code in BLOCKS if language == "python"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = [
+    (page.name, language, code)
+    for page in PAGES
+    for language, code in re.findall(
+        r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+]
+PYTHON = [(name, code) for name, language, code in BLOCKS if language == "python"]
 
 
 def test_every_block_has_a_language_that_is_checked() -> None:
-    """No block escapes by another name: Python is run here, bash is run by CI."""
-    assert {language for language, _ in BLOCKS} == {"python", "bash"}
-    assert len(PYTHON) == README.count("\n```python\n") > 3
+    """No block escapes under another name: Python runs here, bash runs in CI."""
+    assert {language for _, language, _ in BLOCKS} == {"python", "bash"}
+    fences = sum(page.read_text(encoding="utf-8").count("\n```python\n") for page in PAGES)
+    assert len(PYTHON) == fences > 3
     assert len(BLOCKS) - len(PYTHON) == 4, "install, test, measure; make and verify, in tests/cli"
 
 
@@ -36,27 +43,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_python_block_runs(
     number: int, folder: Path, monkeypatch: pytest.MonkeyPatch, server: Server
 ) -> None:
-    """A block runs as it stands, beside the demo's dataset, which example.com has too."""
+    """A block runs unchanged beside the demo's dataset, which example.com serves too."""
     monkeypatch.chdir(folder)
     for path in (folder / "wids-demo").iterdir():
         server.page(f"/{path.name}", path.read_bytes())
-    code = PYTHON[number].replace("https://example.com", server.url)
+    page, code = PYTHON[number]
+    code = code.replace("https://example.com", server.url)
     has_accelerate = importlib.util.find_spec("accelerate")
     need("accelerate" not in code or has_accelerate, "pip install accelerate")
-    # A module of its own, as if it were typed into a new file.
-    exec(compile(code, f"README block {number}", "exec"), {"__name__": "readme"})  # noqa: S102
+    # A fresh namespace, as if the block were typed into a new file.
+    exec(compile(code, f"{page} block {number}", "exec"), {"__name__": "readme"})  # noqa: S102
 
 
-def test_links_lead_somewhere() -> None:
-    """Relative links name files that are there."""
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", README)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    """Relative links name files that exist."""
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
     assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []
+    assert [link for link in links if not (page.parent / link).exists()] == []
 
 
 def test_old_names_are_all_mapped() -> None:
-    """The table has every name that users of the old library touch."""
-    table = README[README.index("## Moving over") :]
+    """The table of docs/migration.md has every name that users of the old library touch."""
+    table = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
     old = """
     ShardListDataset ChunkedSampler DistributedChunkedSampler ShardedSampler IndexedTarSamples
     LRUShards ShardListSampler compute_num_samples compute_file_md5sum group_by_key splitname
