@@ -1,13 +1,13 @@
-"""Training with accelerate: network and optimizer are prepared, the loader is not.
+"""Train with accelerate: prepare network and optimizer, but not the loader.
 
     pip install accelerate torchdata
     wids demo
     torchrun --nproc-per-node 2 examples/train_accelerate.py wids-demo/shapes.json
 
-or with ``accelerate launch``, if accelerate is configured for the machine.
+Use ``accelerate launch`` instead of ``torchrun`` if accelerate is configured for the machine.
 
-``accelerator.prepare(loader)`` would deal out the batches to the processes a second time, and each
-would see a part of its share. The loader can be registered for checkpoints all the same.
+``accelerator.prepare(loader)`` would distribute the batches to the processes a second time, so that
+each process would see only a part of its share. Register the loader for checkpoints nevertheless.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ import wids
 def main() -> None:
     """Train, from a checkpoint if there is one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("spec", help="a JSON spec, or its URL; samples have .jpg and .cls")
-    parser.add_argument("--checkpoints", type=Path, help="where to save, and to go on from")
+    parser.add_argument("spec", help="a JSON spec or its URL; samples need .jpg and .cls")
+    parser.add_argument("--checkpoints", type=Path, help="folder to save to and resume from")
     parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--num-workers", type=int, default=2)
-    parser.add_argument("--trace", type=Path, help="folder for what each process used in each step")
+    parser.add_argument("--trace", type=Path, help="folder for logs of the samples used")
     options = parser.parse_args()
 
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
@@ -56,7 +56,7 @@ def main() -> None:
     for epoch in range(step // len(loader), options.epochs):
         sampler.set_epoch(epoch)
         for batch in loader:
-            images = batch[".jpg"].to(accelerator.device) / 255  # prepared loaders would do this
+            images = batch[".jpg"].to(accelerator.device) / 255  # a prepared loader would do this
             labels = batch[".cls"].to(accelerator.device)
             loss = nn.functional.cross_entropy(network(images), labels)
             optimizer.zero_grad()
@@ -74,12 +74,12 @@ def main() -> None:
 
 
 def save(accelerator: Accelerator, folder: Path, step: int) -> None:
-    """Write a checkpoint aside and rename it, so that one with its name is complete."""
-    aside = folder / "new"
-    accelerator.save_state(str(aside))
+    """Write a checkpoint under a temporary name and rename it once it is complete."""
+    temporary = folder / "new"
+    accelerator.save_state(str(temporary))
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        aside.rename(folder / f"step-{step:09d}")
+        temporary.rename(folder / f"step-{step:09d}")
     accelerator.wait_for_everyone()
 
 

@@ -1,13 +1,13 @@
-"""Training on many processes, exact to the sample, also when it is killed and started again.
+"""Train on many processes, exact to the sample, even if training is killed and restarted.
 
     wids demo
     torchrun --nproc-per-node 2 examples/train_ddp.py wids-demo/shapes.json --checkpoint shapes.pt
 
-Kill it and start it again, on 1, 2, 3, 4, 6 or 12 processes: it goes on from the checkpoint, and
-uses what it would have used without the kill: every sample once, and a few twice where 12 does not
-divide their number (``drop_last=True`` of the sampler leaves them out instead). On several nodes,
-start it on each of them (``torchrun --nnodes 2 …``), with a URL as the spec: a node fetches its
-share of the shards.
+Kill it and restart it on 1, 2, 3, 4, 6 or 12 processes: it resumes from the checkpoint and uses the
+same samples as without the kill. Each sample is used once, and a few twice if 12 does not divide
+their number (``drop_last=True`` of the sampler leaves them out instead). For several nodes, start
+it on each of them (``torchrun --nnodes 2 …``) with a URL as the spec: each node downloads its share
+of the shards.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from torch.utils.data import DataLoader
 
 import wids
 
-# The epoch is cut into this many runs, whatever the number of processes, which has to divide it.
+# The epoch is cut into this many runs. The number of processes must divide it.
 NUM_CANONICAL = 12
-# Samples in a step of all processes together. A multiple of NUM_CANONICAL, so that any checkpoint
-# can be gone on with on another number of processes, and that a step has the same samples there.
+# Samples per step, over all processes. A multiple of NUM_CANONICAL, so that any checkpoint can be
+# resumed on another number of processes, and a step uses the same samples there.
 GLOBAL_BATCH_SIZE = 48
 
 
 def main() -> None:
     """Train, from a checkpoint if there is one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("spec", help="a JSON spec, or its URL; samples have .jpg and .cls")
-    parser.add_argument("--checkpoint", type=Path, help="where to save, and to go on from")
+    parser.add_argument("spec", help="a JSON spec or its URL; samples need .jpg and .cls")
+    parser.add_argument("--checkpoint", type=Path, help="file to save to and resume from")
     parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--num-workers", type=int, default=2)
     parser.add_argument("--start-method", choices=["fork", "spawn", "forkserver"])
-    parser.add_argument("--trace", type=Path, help="folder for what each process used in each step")
+    parser.add_argument("--trace", type=Path, help="folder for logs of the samples used")
     options = parser.parse_args()
 
     dist.init_process_group("gloo")  # "nccl" with GPUs
@@ -52,7 +52,7 @@ def main() -> None:
     loader = DataLoader(
         dataset,
         batch_size=GLOBAL_BATCH_SIZE // num_replicas,
-        sampler=wids.Prefetcher(sampler, dataset),  # remote shards are fetched ahead
+        sampler=wids.Prefetcher(sampler, dataset),  # downloads remote shards ahead of time
         num_workers=options.num_workers,
         multiprocessing_context=options.start_method if options.num_workers else None,
         persistent_workers=options.num_workers > 0,
@@ -69,7 +69,7 @@ def main() -> None:
         sampler.load_state_dict(checkpoint["sampler"])
         step = checkpoint["step"]
 
-    for epoch in range(sampler.epoch, options.epochs):  # after a restore, the epoch to go on with
+    for epoch in range(sampler.epoch, options.epochs):  # after a restore, the epoch to resume
         sampler.set_epoch(epoch)
         for num_batches, batch in enumerate(loader, 1):
             loss = nn.functional.cross_entropy(model(batch[".jpg"] / 255), batch[".cls"])
@@ -83,7 +83,7 @@ def main() -> None:
                 with (options.trace / f"{rank}.jsonl").open("a") as file:
                     file.write(json.dumps(line) + "\n")
             if options.checkpoint and rank == 0 and step % options.save_every == 0:
-                # Workers run ahead of training, so training says how many samples it has used.
+                # Workers run ahead of training, so training states how many samples it has used.
                 state = sampler.state_dict(num_consumed=num_batches * loader.batch_size)
                 save(options.checkpoint, network, optimizer, state, step)
         if rank == 0:
@@ -94,16 +94,16 @@ def main() -> None:
 def save(
     path: Path, network: nn.Module, optimizer: torch.optim.Optimizer, sampler: dict, step: int
 ) -> None:
-    """Replace the checkpoint at once, so that a kill leaves the old one or the new one."""
+    """Replace the checkpoint atomically, so that a kill leaves the old one or the new one."""
     checkpoint = {
         "network": network.state_dict(),
         "optimizer": optimizer.state_dict(),
         "sampler": sampler,  # the same on all ranks
         "step": step,
     }
-    aside = path.with_suffix(".new")
-    torch.save(checkpoint, aside)
-    os.replace(aside, path)
+    temporary = path.with_suffix(".new")
+    torch.save(checkpoint, temporary)
+    os.replace(temporary, path)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Training with Lightning on two processes: it leaves the sampler alone, and goes on where it was.
+"""Train with Lightning on two processes: it keeps the sampler unchanged, and resumes exactly.
 
     pip install lightning torchdata
     wids demo
     python examples/train_lightning.py wids-demo/shapes.json --checkpoints shapes-checkpoints
 
-Kill it and start it again: it goes on with the batch after the last checkpoint, since the loader
-has a state. With torch's own DataLoader it would use the first batches of the epoch a second time
-in place of the rest.
+Kill it and restart it: it resumes with the batch after the last checkpoint, because the loader has
+a state. With torch's own DataLoader, Lightning would use the first batches of the epoch a second
+time in place of the remaining ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import wids
 
 
 class Classifier(lightning.LightningModule):
-    """A classifier of the demo's pictures."""
+    """A classifier for the pictures of the demo."""
 
     def __init__(self, trace: Path | None) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Classifier(lightning.LightningModule):
         self.trace = trace
 
     def training_step(self, batch: dict[str, Any], _: int) -> torch.Tensor:
-        """Give the loss of a batch."""
+        """Return the loss of a batch."""
         if self.trace:
             line = {
                 "epoch": self.current_epoch,
@@ -46,20 +46,20 @@ class Classifier(lightning.LightningModule):
         return nn.functional.cross_entropy(self.network(batch[".jpg"] / 255), batch[".cls"])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Give the optimizer."""
+        """Return the optimizer."""
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def main() -> None:
     """Train, from a checkpoint if there is one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("spec", help="a JSON spec, or its URL; samples have .jpg and .cls")
+    parser.add_argument("spec", help="a JSON spec or its URL; samples need .jpg and .cls")
     parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"))
     parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--devices", type=int, default=2, help="how many processes")
+    parser.add_argument("--devices", type=int, default=2, help="number of processes")
     parser.add_argument("--num-workers", type=int, default=2)
-    parser.add_argument("--trace", type=Path, help="folder for what each process used in each step")
+    parser.add_argument("--trace", type=Path, help="folder for logs of the samples used")
     options = parser.parse_args()
 
     dataset = wids.ShardListDataset(options.spec, transformations="torch")

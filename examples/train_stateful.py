@@ -1,10 +1,10 @@
-"""Training with torchdata's StatefulDataLoader: its state says where training is, with workers too.
+"""Train with torchdata's StatefulDataLoader, whose state is exact even with workers.
 
     pip install torchdata
     wids demo
     python examples/train_stateful.py wids-demo/shapes.json --checkpoint shapes.pt
 
-Kill it and start it again: it goes on with the batch after the checkpoint.
+Kill it and restart it: it resumes with the batch after the checkpoint.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import wids
 def main() -> None:
     """Train, from a checkpoint if there is one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("spec", help="a JSON spec, or its URL; samples have .jpg and .cls")
-    parser.add_argument("--checkpoint", type=Path, help="where to save, and to go on from")
+    parser.add_argument("spec", help="a JSON spec or its URL; samples need .jpg and .cls")
+    parser.add_argument("--checkpoint", type=Path, help="file to save to and resume from")
     parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--num-workers", type=int, default=2)
-    parser.add_argument("--trace", type=Path, help="folder for what was used in each step")
+    parser.add_argument("--trace", type=Path, help="folder for a log of the samples used")
     options = parser.parse_args()
 
     dataset = wids.ShardListDataset(options.spec, transformations="torch")
@@ -45,7 +45,7 @@ def main() -> None:
         checkpoint = torch.load(options.checkpoint, weights_only=True)
         network.load_state_dict(checkpoint["network"])
         optimizer.load_state_dict(checkpoint["optimizer"])
-        loader.load_state_dict(checkpoint["loader"])  # the sampler's state is in it
+        loader.load_state_dict(checkpoint["loader"])  # contains the sampler's state
         step = checkpoint["step"]
 
     # A state after the last batch of an epoch is the start of the next one.
@@ -69,9 +69,9 @@ def main() -> None:
                     "loader": loader.state_dict(),
                     "step": step,
                 }
-                aside = options.checkpoint.with_suffix(".new")
-                torch.save(checkpoint, aside)
-                os.replace(aside, options.checkpoint)
+                temporary = options.checkpoint.with_suffix(".new")
+                torch.save(checkpoint, temporary)
+                os.replace(temporary, options.checkpoint)
         print(f"epoch {epoch}: step {step}, loss {loss.item():.3f}", flush=True)
 
 
