@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 def _fields_text(spec: DatasetSpec) -> str:
     """Return the fields of a dataset as a table if a local pack tells them, else ``""``."""
     from wids.files.sizes import nbytes_text
-    from wids.looking.text import table
+    from wids.looking.text import share_text, table
     from wids.transport import urls
 
     if spec.index is None or not urls.is_local(spec.index):
@@ -70,5 +70,5 @@ def _fields_text(spec: DatasetSpec) -> str:
             stats = preview.field_stats(dataset)
     except WidsError:  # a damaged pack; what the spec says is shown all the same
         return ""
-    rows = [(s.field, f"{s.share:.0%}", nbytes_text(s.median_nbytes)) for s in stats]
+    rows = [(s.field, share_text(s.share), nbytes_text(s.median_nbytes)) for s in stats]
     return "\n\n" + table(["field", "samples", "typical size"], rows) if rows else ""
