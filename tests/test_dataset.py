@@ -439,7 +439,7 @@ def test_used_dataset_can_be_pickled(train: Path) -> None:
         first = dataset[3]
         for original in (dataset, dataset[2:9], dataset[[5, 3]]):
             with pickle.loads(pickle.dumps(original)) as other:  # noqa: S301 - made here
-                assert len(other._pool) == 0
+                assert len(other.reader.pool) == 0
                 assert list(other) == list(original)
         with copy.deepcopy(dataset) as other:
             assert other[3] == first
@@ -550,7 +550,7 @@ def test_shard_with_another_count_later_is_noticed(tmp_path: Path) -> None:
                 MismatchError, "expected 8 samples as when the dataset was opened", "found "
             ):
                 pickle.loads(pickle.dumps(dataset))[6]  # noqa: S301 - made here
-            with raises(MismatchError, "written anew: open the dataset again"):
+            with raises(MismatchError, "written again since: open the dataset again"):
                 dataset[6]
 
 

@@ -102,7 +102,7 @@ def test_the_next_shard_is_asked_for_before_the_last_sample(
             wait_for(lambda wanted=wanted: f"/{wanted}.tar" in server.requests)
             # Bounded: not more than two beyond the one that is read.
             assert len(server.requests) <= number + 3
-            wait_for(lambda number=number: dataset.is_here(number))
+            wait_for(lambda number=number: dataset.reader.is_local(number))
         assert dataset[index][".txt"] == f"text {index}"
     assert len(server.requests) == NUM_SHARDS
     dataset.close()
@@ -420,6 +420,10 @@ class Catalog:
 
     cache_share_nbytes = None
 
+    @property
+    def reader(self) -> Catalog:
+        return self
+
     def __init__(self, num_samples: int, length: int, missing: int = -1) -> None:
         self.num_samples, self.length, self.missing = num_samples, length, missing
         self.num_asked = 0
@@ -432,13 +436,13 @@ class Catalog:
         self.num_asked += 1
         return index // self.length
 
-    def is_here(self, number: int) -> bool:
+    def is_local(self, number: int) -> bool:
         return number != self.missing
 
-    def shard_nbytes(self, number: int) -> int:
+    def nbytes(self, number: int) -> int:
         return number + 1
 
-    def fetch_shard(self, number: int, background: Any) -> None:
+    def fetch(self, number: int, background: Any) -> None:
         background.begun.set()
         self.fetched.append(number)
 

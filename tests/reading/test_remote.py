@@ -160,7 +160,7 @@ def test_another_tar_is_an_error(path: Path, tmp_path: Path) -> None:
     asked.data = write_tar(tmp_path / "b.tar", shuffled).read_bytes()
     assert len(asked.data) == shard.nbytes
 
-    with raises(ShardFormatError, "a.tar: at byte 0", "another", "make the index anew"):
+    with raises(ShardFormatError, "a.tar: at byte 0", "another", "rebuild the index"):
         shard[0]
     assert shard[20][".txt"] == b"text 20"
 

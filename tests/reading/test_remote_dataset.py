@@ -369,7 +369,7 @@ def test_a_pack_is_fetched_once(site: Site) -> None:
     write_tar(site.folder / "train-0.tar", [*sample_members(1, 2), *sample_members(0, 1),
                                             *sample_members(2, 8)])  # fmt: skip
     site.server.page("/train-0.tar", (site.folder / "train-0.tar").read_bytes())
-    with wids.ShardListDataset(url) as dataset, raises(ShardFormatError, "make the index anew"):
+    with wids.ShardListDataset(url) as dataset, raises(ShardFormatError, "rebuild the index"):
         dataset[0]
     site.pack()
     with wids.ShardListDataset(url) as dataset:

@@ -121,7 +121,7 @@ def test_datasets_read_large_packs_by_range(
     with wids.ShardListDataset(f"{server.url}/p.json", access="range") as dataset:
         assert dataset[1234][".txt"] == "text 1234"
         assert dataset.get_by_key("s00777")["__index__"] == 777
-        assert compute_field_stats([i for i in [dataset.shard_index(0)] if i])[0].share == 1
+        assert compute_field_stats([i for i in [dataset.reader.index(0)] if i])[0].share == 1
     asked = [request for request in server.log if request.path == "/p.index"]
     assert (len([r for r in asked if r.range is None]) == 0) is has_ranges
     assert not [r for r in server.log if r.path.endswith(".tar") and r.range is None]

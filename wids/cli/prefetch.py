@@ -54,8 +54,8 @@ def run(options: argparse.Namespace) -> int:
         numbers = list(range(len(dataset.lengths)))
         if options.rank is not None:
             numbers = bulk_fetch.rank_shards(dataset, options.rank, options.num_replicas)
-        missing, num_left_out = bulk_fetch.select_missing(dataset, numbers, limit_nbytes)
-        bulk_fetch.fetch_shards(dataset, missing, num_threads=options.jobs)
+        missing, num_left_out = bulk_fetch.select_missing(dataset.reader, numbers, limit_nbytes)
+        bulk_fetch.fetch_shards(dataset.reader, missing, num_threads=options.jobs)
     available = counted(len(numbers) - num_left_out, "shard")
     print(f"{available} available locally, {len(missing):,} fetched now")
     if num_left_out:

@@ -39,7 +39,7 @@ def next_with_field(
     for number in range(first_shard, len(starts) - 1):
         if num_searched > _MAX_SEARCHED:
             return found, starts[number]
-        shard_index = dataset.shard_index(number)
+        shard_index = dataset.reader.index(number)
         if shard_index is None:
             raise ValueError(f"shard {number} has no index to search; `wids create` makes an index")
         num_searched += len(shard_index.sizes)
@@ -62,7 +62,7 @@ def previous_start(
     found: list[int] = []
     num_searched = 0
     for number in range(bisect_left(starts, start) - 1, -1, -1):
-        shard_index = dataset.shard_index(number)
+        shard_index = dataset.reader.index(number)
         if shard_index is None or num_searched > _MAX_SEARCHED:
             return found[0] if found else starts[number + 1]
         num_searched += len(shard_index.sizes)

@@ -108,13 +108,13 @@ def _facts(dataset: Browsable) -> dict[str, str]:
     shards = dataset.spec.shards
     nbytes = [shard.nbytes for shard in shards if shard.nbytes is not None]
     num_checked = min(len(shards), MAX_SHARDS)
-    num_local = sum(dataset.is_here(number) for number in range(num_checked))
+    num_local = sum(dataset.reader.is_local(number) for number in range(num_checked))
     return {
         "samples": f"{len(dataset):,}",
         "shards": f"{len(shards):,}",
         "size": nbytes_text(sum(nbytes)) if len(nbytes) == len(shards) else "not stated",
         "available locally": _amount(num_local, num_checked, len(shards)),
-        "cache": dataset.cache_folder,
+        "cache": dataset.reader.cache_folder,
         "index": "published" if dataset.spec.index else "none published",
     }
 

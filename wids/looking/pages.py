@@ -142,7 +142,7 @@ class Pages:
         """Answer with one sample: its small fields as HTML, and links to save any field."""
         index = self._index(rest)
         number, local_index = self._dataset.locate(index)
-        shard_index = self._dataset.shard_index(number)
+        shard_index = self._dataset.reader.index(number)
         if shard_index is None:
             raise ValueError(f"shard {number} has no index; `wids create` makes an index")
         sizes = field_sizes(shard_index, local_index)
@@ -173,7 +173,7 @@ class Pages:
 
     def _read(self, index: int, field: str) -> bytes:
         number, local_index = self._dataset.locate(index)
-        shard_index = self._dataset.shard_index(number)
+        shard_index = self._dataset.reader.index(number)
         sizes = {} if shard_index is None else field_sizes(shard_index, local_index)
         if field not in sizes or sizes[field] > _MAX_FIELD_NBYTES:
             raise KeyError(f"sample {index} has no field {field} to show")

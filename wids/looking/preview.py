@@ -14,6 +14,7 @@ from wids.errors import WidsError
 from wids.looking.field_stats import FieldStats, compute_field_stats, field_sizes, is_small
 from wids.looking.html import card_html
 from wids.looking.text import printable, shortened
+from wids.reading.reader import ShardReader
 from wids.specs.model import DatasetSpec
 from wids.tars.index import ShardIndex
 
@@ -41,11 +42,9 @@ class Browsable(Protocol):
     def locate(self, index: int) -> tuple[int, int]:
         """Return the number of a sample's shard, and the sample's index in that shard."""
 
-    def is_here(self, number: int) -> bool:
-        """Return whether a shard can be read without downloading it."""
-
-    def shard_index(self, number: int) -> ShardIndex | None:
-        """Return the index of a shard, or None if that takes downloading the shard."""
+    @property
+    def reader(self) -> ShardReader:
+        """The shards of the dataset: which are local, and what their indexes say."""
 
     def only(self, fields: Sequence[str] | None) -> AbstractContextManager[Browsable]:
         """Return the same samples, never downloading shards.
@@ -65,10 +64,6 @@ class Browsable(Protocol):
     def is_view(self) -> bool:
         """Whether the dataset has only some samples of its shards."""
 
-    @property
-    def cache_folder(self) -> str:
-        """The path of the cache folder."""
-
 
 def field_stats(dataset: Browsable) -> list[FieldStats]:
     """Return the fields of a dataset, from the indexes of some shards spread over it."""
@@ -83,7 +78,7 @@ def _spread_indexes(dataset: Browsable) -> Iterator[ShardIndex]:
         if num_members > _MAX_MEMBERS:
             return
         try:
-            index = dataset.shard_index(step * num_shards // count)
+            index = dataset.reader.index(step * num_shards // count)
         except WidsError:  # the error of a broken shard is shown in place of its samples
             continue
         if index is not None:
@@ -122,7 +117,7 @@ def cards(dataset: Browsable, indices: Sequence[int], fields: Sequence[str]) -> 
 
 def _field_sizes(dataset: Browsable, index: int) -> dict[str, int] | None:
     number, local_index = dataset.locate(index)
-    shard_index = dataset.shard_index(number)
+    shard_index = dataset.reader.index(number)
     return None if shard_index is None else field_sizes(shard_index, local_index)
 
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from wids.cache.store import BackgroundFetch
 from wids.files.progress import Bar
-
-if TYPE_CHECKING:
-    from wids.reading.prefetch import RemoteDataset
+from wids.reading.reader import ShardReader
 
 _PATIENCE_S: Final = 3.0
 """How long downloads have to notice that they are cancelled."""
@@ -35,12 +33,12 @@ def rank_shards(dataset: Any, rank: int, num_replicas: int) -> list[int]:
 
 
 def select_missing(
-    dataset: RemoteDataset, numbers: Sequence[int], limit_nbytes: int | None
+    reader: ShardReader, numbers: Sequence[int], limit_nbytes: int | None
 ) -> tuple[list[int], int]:
     """Return the shards to fetch, and how many shards the limit leaves out.
 
     Args:
-        dataset: The dataset.
+        reader: The shards of a dataset.
         numbers: The wanted shards, most important first. Local ones count towards the limit.
         limit_nbytes: Maximum length of all these shards in bytes; None for no limit.
 
@@ -49,7 +47,7 @@ def select_missing(
     """
     total, missing, num_left_out = 0, [], 0
     for number in numbers:
-        nbytes = dataset.shard_nbytes(number)
+        nbytes = reader.nbytes(number)
         if limit_nbytes is not None and nbytes is None:
             raise ValueError(
                 "limit_nbytes: expected a spec that states the length of each shard, found none "
@@ -58,12 +56,12 @@ def select_missing(
         total += nbytes or 0
         if limit_nbytes is not None and total > limit_nbytes:
             num_left_out += 1
-        elif not dataset.is_here(number):
+        elif not reader.is_local(number):
             missing.append(number)
     return missing, num_left_out
 
 
-def fetch_shards(dataset: RemoteDataset, numbers: Sequence[int], *, num_threads: int) -> None:
+def fetch_shards(reader: ShardReader, numbers: Sequence[int], *, num_threads: int) -> None:
     """Fetch shards into the cache, several at a time.
 
     An error, Ctrl-C included, cancels the other downloads. The ones that have ended stay.
@@ -75,7 +73,7 @@ def fetch_shards(dataset: RemoteDataset, numbers: Sequence[int], *, num_threads:
 
     def fetch(number: int) -> None:
         if not fetches[number].cancelled.is_set():
-            dataset.fetch_shard(number, fetches[number])
+            reader.fetch(number, fetches[number])
 
     threads = ThreadPoolExecutor(num_threads)
     tasks = [threads.submit(fetch, number) for number in numbers]

@@ -1,8 +1,8 @@
-"""The number of a shard → the open shard: local path or copy, index, comparison with the spec.
+"""The number of a shard → the open shard: a local file, a cached copy, or a tar read by range.
 
-An index that was made before is used where there is one: from the dataset's pack, a pack of the
-shard's own, the cache folder; each is checked, and none is needed, save for reading by range.
-Nothing here knows what a sample is.
+Each way of opening has its own way to an index: from a pack, from the cache folder, or by scanning
+the tar. Every index is checked against its tar; only reading by range depends on finding one. An
+open shard is compared with its spec. Nothing here knows what a sample is.
 """
 
 from __future__ import annotations
@@ -11,103 +11,80 @@ import logging
 import math
 import mmap
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
 from functools import partial
-from typing import IO, Any, Final, Literal
+from typing import IO, Any, Final
 
 from wids.cache.names import RemoteFile, local_index_path
 from wids.cache.saving import is_settled, save_quietly
 from wids.cache.store import BackgroundFetch, Cache, CachedCopy, Prepare
-from wids.errors import FetchError, MismatchError, ShardFormatError, WidsError
+from wids.errors import FetchError, MismatchError, ShardFormatError
+from wids.reading.options import ReadOptions
+from wids.reading.packs import Packs
 from wids.reading.range_shard import RemoteShard
 from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars import index, tar
-from wids.tars.index import Pack, ShardIndex, TarIdentity
+from wids.tars.index import ShardIndex, TarIdentity
 from wids.tars.names import KeySplit
-from wids.tars.range_pack import RangePack
-from wids.tars.samples import Raw
-from wids.tars.shard import Shard
-from wids.transport import fetch, urls
+from wids.tars.readable_shard import ReadableShard
+from wids.tars.shard import FindIndex, Shard
+from wids.transport import urls
 from wids.transport.rewrite import rewritten
-
-Access = Literal["auto", "download", "range"]
 
 _ENOUGH: Final = 0.25
 """Part of a remote shard to read by range before all of it is fetched, with access="auto"."""
 
 _logger = logging.getLogger("wids")
 
-_LARGE_PACK_NBYTES: Final = 16_000_000
-"""Packs beyond this length are read by range, and not fetched whole."""
-
 
 class ShardOpener:
-    """Opens the shards of a spec by number. Can be pickled, and used by any number of threads.
+    """Opens the shards of a spec by number.
+
+    Can be pickled, and used by any number of threads and after a fork.
 
     Args:
         spec: The dataset.
         store: Copies of remote files.
-        key_split: Where member names are split; None for what the spec says.
-        fields, raw: As for `Shard`.
-        access: ``"download"`` to fetch whole shards, ``"range"`` to read the bytes of samples,
-            ``"auto"`` for the one or the other.
+        options: How to open shards.
 
     Attributes:
-        counts: Number of samples in each shard, or None where it is not known. What is known, from
-            the spec or because a shard was opened to count it, is what each opened shard must have.
+        counts: Number of samples in each shard, None where it is not known yet. A shard that is
+            opened must have as many samples as stand here, whether the spec stated the number or
+            the dataset counted them when it was opened.
     """
 
-    def __init__(
-        self,
-        spec: DatasetSpec,
-        store: Cache,
-        *,
-        key_split: KeySplit | None = None,
-        fields: Collection[str] | None = None,
-        raw: Raw = "bytes",
-        access: Access = "auto",
-    ) -> None:
+    def __init__(self, spec: DatasetSpec, store: Cache, options: ReadOptions) -> None:
         self.shards = spec.shards
-        self.store = store
-        self.key_split = key_split
-        self.fields = fields
-        self.raw: Raw = raw
-        self.access = access
-        self.counts = [shard.num_samples for shard in spec.shards]
-        self._pack_url = spec.index
-        self._packs: dict[str, Pack | RangePack | None] = {}
+        self.counts = [shard_spec.num_samples for shard_spec in spec.shards]
+        self.packs = Packs(spec, store)
+        self._store = store
+        self._options = options
         self._fetched_again: set[int] = set()
         self._local_paths: dict[int, str | None] = {}
-        if spec.index is not None and urls.is_local(rewritten(spec.index)):
-            self._pack(spec.index)  # now, so that processes that are forked later share it
 
     def __call__(
-        self, number: int, *, whole: bool = True, make_room: Callable[[], None] = lambda: None
-    ) -> Shard | RemoteShard:
-        """Open a shard and hold it against its spec; see `pool.OpenShard`.
+        self, number: int, *, local: bool = True, make_room: Callable[[], None] = lambda: None
+    ) -> ReadableShard:
+        """Open a shard and compare it with its spec; see `pool.OpenShard`.
 
         Raises:
-            FetchError: It cannot be opened, or not be fetched.
-            ShardFormatError: It is not a complete, plain tar.
-            MismatchError: It is not what the spec says.
+            FetchError: The shard cannot be opened or fetched.
+            ShardFormatError: The file is not a complete, plain tar.
+            MismatchError: The shard is not what the spec says.
         """
         path = self.local_path(number)
         if path is not None:
-            find_index = partial(self._index_of_local, number)
-            shard: Shard | RemoteShard = self._shard(path, find_index)
-            self._check_count(number, shard)
-            return shard
-        if not whole:
-            remote = self._remote(number)
-            if remote is not None:
-                self._check_count(number, remote)
-                return remote
-        return self._copy(number, make_room)
+            return self._open_file(number, path)
+        if not local:
+            shard = self._open_by_range(number)
+            if shard is not None:
+                return shard
+        return self._open_copy(number, make_room)
 
     def local_path(self, number: int) -> str | None:
-        """Give the path of a shard that is a file of this machine, by its URL or rewritten so."""
+        """Return the path of a shard whose URL is a local file, maybe after rewriting, or None."""
         try:
             return self._local_paths[number]
         except KeyError:
@@ -116,309 +93,235 @@ class ShardOpener:
             self._local_paths[number] = path  # shards are opened often
             return path
 
+    def is_local(self, number: int) -> bool:
+        """Whether a shard can be opened without fetching it."""
+        if self.local_path(number) is not None:
+            return True
+        return self._store.find(remote_file(self.shards[number])) is not None
+
+    def has_index(self, number: int) -> bool:
+        """Whether the index of a shard is available without fetching the shard."""
+        return self.is_local(number) or self._index_for_ranges(number) is not None
+
+    def is_packed(self, number: int) -> bool:
+        """Whether a pack has the index of a tar as long as the shard is, or should be."""
+        path = self.local_path(number)
+        if path is None:
+            return self.packs.has_index(number, self.shards[number].nbytes)
+        try:
+            return self.packs.has_index(number, os.path.getsize(path))
+        except OSError:
+            return False
+
+    def known_count(self, number: int) -> int | None:
+        """Return the number of samples of a shard by its index; None if it has to be opened."""
+        path, known = self.local_path(number), None
+        if path is not None:
+            with suppress(OSError):
+                known = self.packs.index(number, os.path.getsize(path), self._key_split(number))
+        elif not self.is_local(number):
+            index_and_nbytes = self._index_for_ranges(number)
+            known = None if index_and_nbytes is None else index_and_nbytes[0]
+        return None if known is None else len(known)
+
     def fetch(self, number: int, background: BackgroundFetch) -> None:
         """Fetch a remote shard before it is opened; see `Cache.fetch`."""
         if self.local_path(number) is None:
-            self.store.fetch(remote_file(self.shards[number]), self._prepare(number), background)
+            self._store.fetch(remote_file(self.shards[number]), self._prepare(number), background)
 
-    def is_here(self, number: int) -> bool:
-        """Tell whether a shard can be opened without fetching it."""
-        if self.local_path(number) is not None:
-            return True
-        return self.store.find(remote_file(self.shards[number])) is not None
+    def with_options(self, options: ReadOptions) -> ShardOpener:
+        """Return an opener of the same shards with other options; packs and counts are shared."""
+        opener = copy(self)
+        opener._options = options  # noqa: SLF001 - another of this class
+        return opener
 
-    def has_index(self, number: int) -> bool:
-        """Tell whether the index of a shard can be had without fetching the shard."""
-        return self.is_here(number) or self._index_for_ranges(number) is not None
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_fetched_again": set()}
 
-    def only(self, fields: frozenset[str] | None) -> ShardOpener:
-        """Give one that opens the same shards, and fetches none; for some fields only, as bytes."""
-        other = copy(self)
-        other.access = "range"
-        if fields is not None:
-            other.fields, other.raw = fields, "bytes"
-        return other
+    # A file of this machine.
 
-    def key_split_of(self, number: int) -> KeySplit:
-        """Give the rule for a shard: the caller's, else the spec's, else the first dot."""
-        return self.key_split or self.shards[number].key_split or "first"
+    def _open_file(self, number: int, path: str) -> Shard:
+        shard = self._shard(path, partial(self._index_of_file, number))
+        self._check_count(number, shard)
+        return shard
 
-    # Whole shards.
+    def _index_of_file(
+        self, number: int, path: str, data: mmap.mmap, identity: TarIdentity
+    ) -> ShardIndex:
+        """Return the index of a local file: from a pack, or the cache folder, or a scan."""
+        key_split = self._key_split(number)
+        known = self.packs.index(number, identity.nbytes, key_split)
+        if known is not None:
+            return known
+        stored_path = local_index_path(self._store.folder, path, key_split)
+        known = index.load(stored_path, identity, key_split)
+        if known is not None:
+            return known
+        built = index.build(tar.scan(data, path), key_split, path)
+        if is_settled(identity) and save_quietly(stored_path, index.dump(built, identity)):
+            # All processes share the memory of a mapped index, and none that of a built one.
+            known = index.load(stored_path, identity, key_split)
+        return built if known is None else known
 
-    def _shard(self, path: str, find_index: Any, handle: int | None = None) -> Shard:
-        return Shard(path, fields=self.fields, raw=self.raw, find_index=find_index, handle=handle)
+    # The copy of a remote shard.
 
-    def _prepare(self, number: int) -> Prepare:
-        """Give what makes the index of a shard that was fetched."""
-        name = urls.redact(self.shards[number].url)
-        return partial(_dumped_index, name, self.key_split_of(number))
-
-    def _copy(self, number: int, make_room: Callable[[], None]) -> Shard:
-        """Open the copy of a remote shard. One that was there, and is damaged, is fetched again."""
-        about = remote_file(self.shards[number])
-        was_here = self.store.find(about) is not None
-        copy = self.store.open(about, self._prepare(number), make_room)
+    def _open_copy(self, number: int, make_room: Callable[[], None]) -> Shard:
+        """Open the copy of a remote shard; fetch a damaged copy again."""
+        file = remote_file(self.shards[number])
+        was_local = self._store.find(file) is not None
+        stored = self._store.open(file, self._prepare(number), make_room)
         try:
-            shard = self._shard(copy.path, partial(self._index_of_copy, number, copy), copy.handle)
+            find_index = partial(self._index_of_copy, number, stored)
+            shard = self._shard(stored.path, find_index, stored.handle)
             self._check_count(number, shard)
         except (ShardFormatError, MismatchError) as error:
-            # Once in the life of this object: the fault may be the spec's.
-            if not (was_here and copy.is_own) or number in self._fetched_again:
+            # Once for each opener, since the spec may be wrong and not the copy.
+            if not (was_local and stored.is_own) or number in self._fetched_again:
                 raise
             self._fetched_again.add(number)
             _logger.warning("%s; fetching it again", str(error))
-            self.store.discard(about)
-            return self._copy(number, make_room)
+            self._store.discard(file)
+            return self._open_copy(number, make_room)
         return shard
 
-    def _index_of_local(
-        self, number: int, path: str, data: mmap.mmap, identity: TarIdentity
-    ) -> ShardIndex:
-        found = self.packed_index(number, identity.nbytes)
-        if found is not None:
-            return found
-        key_split = self.key_split_of(number)
-        kept_path = local_index_path(self.store.folder, path, key_split)
-        found = index.load(kept_path, identity, key_split)
-        if found is not None:
-            return found
-        made = index.build(tar.scan(data, path), key_split, path)
-        if is_settled(identity) and save_quietly(kept_path, index.dump(made, identity)):
-            # Mapped, its memory is shared by all processes; the one that was made would not be.
-            found = index.load(kept_path, identity, key_split)
-        return made if found is None else found
-
     def _index_of_copy(
-        self, number: int, copy: CachedCopy, path: str, data: mmap.mmap, identity: TarIdentity
+        self, number: int, stored: CachedCopy, path: str, data: mmap.mmap, identity: TarIdentity
     ) -> ShardIndex:
-        key_split = self.key_split_of(number)
-        found = index.load(copy.index_path, identity, key_split)
-        if found is not None:
-            return found
-        if copy.is_own:
-            made_of = index.stored_identity(copy.index_path)
-            if made_of is not None and made_of.nbytes != identity.nbytes:
+        """Return the index of a copy: the one made when it was fetched, or a scan."""
+        key_split = self._key_split(number)
+        known = index.load(stored.index_path, identity, key_split)
+        if known is not None:
+            return known
+        if stored.is_own:
+            indexed = index.stored_identity(stored.index_path)
+            if indexed is not None and indexed.nbytes != identity.nbytes:
                 raise ShardFormatError(
-                    f"{path}: expected {made_of.nbytes} bytes as when it was fetched, found "
+                    f"{path}: expected {indexed.nbytes} bytes as when it was fetched, found "
                     f"{identity.nbytes}; it was changed in the cache"
                 )
-        made = index.for_ranges(data, key_split, path)
-        if save_quietly(copy.index_path, index.dump(made, identity)):
-            found = index.load(copy.index_path, identity, key_split)
-        return made if found is None else found
+        built = index.for_ranges(data, key_split, path)
+        if save_quietly(stored.index_path, index.dump(built, identity)):
+            known = index.load(stored.index_path, identity, key_split)
+        return built if known is None else known
 
-    def _check_count(self, number: int, shard: Shard | RemoteShard) -> None:
-        about, expected = self.shards[number], self.counts[number]
-        if expected is not None and len(shard) != expected:
-            with shard:
-                message = _count_message(about, shard, expected, self.key_split_of(number))
-            raise MismatchError(message)
+    def _prepare(self, number: int) -> Prepare:
+        """Return the callable that makes the index of a shard that was just fetched."""
+        name = urls.redact(self.shards[number].url)
+        return partial(_dumped_index, name, self._key_split(number))
 
-    # Parts of shards.
+    # A remote shard by byte range.
 
-    def _remote(self, number: int) -> RemoteShard | None:
-        """Give a shard to be read by range; None where its copy is here, or it has to be fetched.
+    def _open_by_range(self, number: int) -> RemoteShard | None:
+        """Return a shard to be read by range; None if it has a copy, or has to be fetched.
 
         Raises:
-            FetchError: Its index is not known, and nothing but ranges is wanted.
+            FetchError: No index is known, and the shard must not be fetched.
         """
-        about = self.shards[number]
-        if self.store.find(remote_file(about)) is not None:
+        shard_spec = self.shards[number]
+        if self._store.find(remote_file(shard_spec)) is not None:
             return None
-        known = self._index_for_ranges(number)
-        if known is None:
-            if self.access == "range":
+        only_ranges = self._options.access == "range"
+        index_and_nbytes = self._index_for_ranges(number)
+        if index_and_nbytes is None:
+            if only_ranges:
                 raise FetchError(
-                    f"{urls.redact(about.url)}: expected an index to read it by range, found none; "
-                    'make one for the dataset with `wids create`, or use access="download"'
+                    f"{urls.redact(shard_spec.url)}: expected an index to read it by range, found "
+                    "none; make one for the dataset with `wids create`, or use "
+                    'access="download"'
                 )
             return None
-        found, nbytes = known
-        return RemoteShard(
-            urls.redact(about.url),
-            found,
+        shard_index, nbytes = index_and_nbytes
+        shard = RemoteShard(
+            urls.redact(shard_spec.url),
+            shard_index,
             nbytes,
-            _ReadRange(self.store.fetcher, about.url, nbytes),
-            fields=self.fields,
-            raw=self.raw,
-            enough_nbytes=math.inf if self.access == "range" else nbytes * _ENOUGH,
-            is_here=partial(self.is_here, number),
+            partial(self._store.fetcher.read_range, shard_spec.url, total_nbytes=nbytes),
+            fields=self._options.fields,
+            raw=self._options.raw,
+            enough_nbytes=math.inf if only_ranges else nbytes * _ENOUGH,
+            has_copy=partial(self.is_local, number),
         )
+        self._check_count(number, shard)
+        return shard
 
     def _index_for_ranges(self, number: int) -> tuple[ShardIndex, int] | None:
-        """Give the index of a remote shard, and the length of the tar, without fetching the tar."""
-        about, key_split = self.shards[number], self.key_split_of(number)
-        for pack, at in self._packs_of(number):
-            nbytes = pack.tar_nbytes(at)
-            found = pack.index(at, nbytes, key_split)
-            if found is not None and about.nbytes in (None, nbytes):
-                return found, nbytes
-        left = index.load_for_ranges(self.store.index_path(remote_file(about)), key_split)
-        if left is not None and about.nbytes in (None, left[1].nbytes):
+        """Return the index of a remote shard and the length of its tar, without fetching the tar.
+
+        From a pack, or as an earlier copy has left it in the cache; None where there is neither.
+        """
+        shard_spec, key_split = self.shards[number], self._key_split(number)
+        packed = self.packs.index_and_nbytes(number, key_split)
+        if packed is not None:
+            return packed
+        left = index.load_for_ranges(self._store.index_path(remote_file(shard_spec)), key_split)
+        if left is not None and shard_spec.nbytes in (None, left[1].nbytes):
             return left[0], left[1].nbytes
         return None
 
-    # Packs.
+    # What the three have in common.
 
-    @property
-    def pack(self) -> Pack | RangePack | None:
-        """The dataset's pack, or None where there is none that can be used."""
-        return None if self._pack_url is None else self._pack(self._pack_url)
+    def _shard(self, path: str, find_index: FindIndex, handle: int | None = None) -> Shard:
+        options = self._options
+        return Shard(
+            path, fields=options.fields, raw=options.raw, find_index=find_index, handle=handle
+        )
 
-    def _pack(self, url: str) -> Pack | RangePack | None:
-        """Give a pack, fetched if need be, when it is first wanted."""
-        if url in self._packs:
-            return self._packs[url]
-        pack = self._loaded_pack(url)
-        if pack is None:
-            _logger.info("%s: no index that can be used", urls.redact(url))
-        # One that is mapped holds a descriptor: that of the dataset is kept, and no shard's own.
-        if pack is None or url == self._pack_url or not pack.is_mapped:
-            self._packs[url] = pack
-        return pack
+    def _key_split(self, number: int) -> KeySplit:
+        """Return the rule for a shard: the caller's, else the spec's, else the first dot."""
+        return self._options.key_split or self.shards[number].key_split or "first"
 
-    def _loaded_pack(self, url: str) -> Pack | RangePack | None:
-        place = rewritten(url)
-        if urls.is_local(place):
-            return index.load_pack(urls.local_path(place))
-        try:
-            nbytes, tag = self.store.fetcher.head(url)
-            about = RemoteFile(
-                url, version="" if (nbytes, tag) == (None, None) else repr((nbytes, tag))
-            )
-            if nbytes is not None and nbytes > _LARGE_PACK_NBYTES and not self.store.find(about):
-                with suppress(fetch.RangeError):  # then it is fetched whole
-                    return RangePack(_ReadRange(self.store.fetcher, url, nbytes), nbytes)
-            copy = self.store.open(about)
-        except (WidsError, ValueError) as error:
-            _logger.warning("%s: %s; going on without it", urls.redact(url), str(error))
-            return None
-        return index.load_pack(copy.path, copy.handle)  # leased as long as it is mapped
-
-    def _packs_of(self, number: int) -> Iterator[tuple[Pack | RangePack, int]]:
-        """Give the packs that have a shard of this number and name, and where they have it."""
-        about = self.shards[number]
-        if self._pack_url is None and about.index is None:  # as for most, which are opened often
-            return
-        name = os.path.basename(urls.path_of(about.url))
-        for url, at in ((self._pack_url, number), (about.index, 0)):
-            pack = None if url is None else self._pack(url)
-            # A tar that was packed by its path has %20 for a blank in the name of its URL.
-            if pack is not None and any(pack.is_named(at, n) for n in (name, urls.unquoted(name))):
-                yield pack, at
-
-    def packed_index(self, number: int, tar_nbytes: int) -> ShardIndex | None:
-        """Give a shard's index from a pack; None where it is not that of this tar."""
-        for pack, at in self._packs_of(number):
-            found = pack.index(at, tar_nbytes, self.key_split_of(number))
-            if found is not None:
-                return found
-        return None
-
-    def is_fresh(self, number: int) -> bool:
-        """Tell whether a pack has the index of a tar as long as the shard's is, or should be."""
-        nbytes = self.shards[number].nbytes
-        path = self.local_path(number)
-        if path is not None:
-            try:
-                nbytes = os.path.getsize(path)
-            except OSError:
-                return False
-        return any(nbytes in (None, p.tar_nbytes(at)) for p, at in self._packs_of(number))
-
-    def fill_counts(self) -> None:
-        """Fill in the counts that the spec does not state, as far as indexes are at hand."""
-        if None not in self.counts:
-            return
-        for number, count in enumerate(self.counts):
-            if count is not None:
-                continue
-            if self.local_path(number) is not None:
-                known = self._packs_of(number) if self.is_fresh(number) else iter(())
-                for pack, at in known:
-                    found = pack.index(at, pack.tar_nbytes(at), self.key_split_of(number))
-                    self.counts[number] = None if found is None else len(found)
-                    break
-            elif not self.is_here(number):
-                remote = self._index_for_ranges(number)
-                self.counts[number] = None if remote is None else len(remote[0])
-
-    def shards_that_may_have(self, key: str) -> Iterator[int]:
-        """Give the numbers of shards that may have a key: by the pack, and those it knows not.
-
-        Raises:
-            FetchError: Before a shard that would have to be fetched to know.
-        """
-        packed = None if self.pack is None else self.pack.shards_with(key)
-        for number in range(len(self.shards)):
-            if packed is not None and number not in packed and self.is_fresh(number):
-                continue
-            if not self.is_here(number) and self._index_for_ranges(number) is None:
-                raise FetchError(
-                    f"{urls.redact(self.shards[number].url)}: expected its index, to search for "
-                    f"the key {key!r}, found none; make one for the dataset with "
-                    "`wids create`, or name the shard, which is then fetched"
+    def _check_count(self, number: int, shard: Shard | RemoteShard) -> None:
+        expected = self.counts[number]
+        if expected is not None and len(shard) != expected:
+            with shard:
+                message = _count_message(
+                    self.shards[number], shard, expected, self._key_split(number)
                 )
-            yield number
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A pack that was fetched may be gone by then, and is fetched again.
-        local = {url: pack for url, pack in self._packs.items() if urls.is_local(url)}
-        return {**self.__dict__, "_fetched_again": set(), "_packs": local}
+            raise MismatchError(message)
 
 
-class _ReadRange:
-    """Reads ranges of one remote file; can be pickled."""
-
-    def __init__(self, fetcher: fetch.Fetcher, url: str, nbytes: int) -> None:
-        self.fetcher = fetcher
-        self.url = url
-        self.nbytes = nbytes
-
-    def __call__(self, start: int, stop: int) -> bytes:
-        return self.fetcher.read_range(self.url, start, stop, self.nbytes)
-
-
-def remote_file(about: ShardSpec) -> RemoteFile:
-    """Give what the cache has to know of a remote shard."""
-    return RemoteFile(about.url, about.nbytes, about.md5sum, about.sha256)
+def remote_file(shard_spec: ShardSpec) -> RemoteFile:
+    """Return what the cache has to know of a remote shard."""
+    return RemoteFile(shard_spec.url, shard_spec.nbytes, shard_spec.md5sum, shard_spec.sha256)
 
 
 def _dumped_index(name: str, key_split: KeySplit, file: IO[bytes]) -> bytes:
-    """Make the index of a complete file, as it is kept beside it: for maps and for ranges."""
+    """Return the index of a complete file, for maps and for ranges, as it is stored beside it."""
     status = os.fstat(file.fileno())
     if not status.st_size:
         raise ShardFormatError(f"{name}: expected a tar, found an empty file")
     data = mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ)
     try:
-        made = index.for_ranges(data, key_split, name)
+        built = index.for_ranges(data, key_split, name)
     finally:
         with suppress(BufferError):
             data.close()
-    return index.dump(made, TarIdentity(status.st_size, status.st_mtime_ns))
+    return index.dump(built, TarIdentity(status.st_size, status.st_mtime_ns))
 
 
 def _count_message(
-    about: ShardSpec, shard: Shard | RemoteShard, expected: int, key_split: KeySplit
+    shard_spec: ShardSpec, shard: Shard | RemoteShard, expected: int, key_split: KeySplit
 ) -> str:
-    url = urls.redact(about.url)
-    if about.num_samples is None:
+    """Return the error for a shard with another number of samples, with the likely cause."""
+    url = urls.redact(shard_spec.url)
+    stated = shard_spec.num_samples
+    if stated is None:
         return (
             f"{url}: expected {expected} samples as when the dataset was opened, found "
-            f"{len(shard)}; it was written anew: open the dataset again"
+            f"{len(shard)}; it was written again since: open the dataset again"
         )
     other: KeySplit = "last" if key_split == "first" else "first"
-    message = f"{url}: the spec says {about.num_samples} samples, the shard has {len(shard)}"
+    message = f"{url}: the spec says {stated} samples, the shard has {len(shard)}"
     if isinstance(shard, Shard):
         with Shard(shard.path, key_split=other) as split_otherwise:
-            if len(split_otherwise) == about.num_samples:
+            if len(split_otherwise) == stated:
                 return (
-                    f"{message}, but {about.num_samples} when names are split at their {other} "
-                    f'dot; pass key_split="{other}"'
+                    f"{message}, but {stated} when names are split at their {other} dot; pass "
+                    f'key_split="{other}"'
                 )
-    if about.num_samples == shard.index.num_files:
+    if stated == shard.index.num_files:
         return (
-            f"{message}, and {about.num_samples} is its number of members: the spec counts files; "
-            "count samples, or leave nsamples out to have them counted here"
+            f"{message}, and {stated} is its number of members: the spec counts files; count "
+            "samples, or leave nsamples out, and the dataset counts them when it is opened"
         )
     return f"{message}; correct the spec, or fetch or write the shard again"

@@ -1,8 +1,8 @@
-"""The indices that a sampler gives → the remote shards that they will need, fetched ahead.
+"""The indices of a sampler → the remote shards that they will need, fetched ahead.
 
-A sampler knows its future, so the next shards are fetched while the present one is read: by a few
+A sampler knows its future, so the next shards are fetched while the current one is read: by a few
 threads of the process that runs the sampler, whatever the number of DataLoader workers. Readers
-find the shard in the cache, or wait for it there. This room never sees a sample.
+find the shard in the cache, or wait for it there. Nothing here sees a sample.
 """
 
 from __future__ import annotations
@@ -21,60 +21,75 @@ from torch.utils.data import DistributedSampler, Sampler
 
 from wids.cache.store import BackgroundFetch
 from wids.files.sizes import parse_nbytes
+from wids.reading.reader import ShardReader
 from wids.sampling.chunked import ChunkedSampler
 
 _logger = logging.getLogger("wids")
 
 DEFAULT_NBYTES: Final = 8 << 30
+"""Bytes to fetch ahead where neither the caller nor the cache sets a limit."""
+
 _LOOK_AGAIN: Final = 4096
-"""Indices after which a shard that comes up again is looked for again: it may have been evicted."""
+"""Indices after which a shard that comes up again is looked up again: it may have been evicted."""
 
 _FIRST_LOOK: Final = 50_000
-"""Indices to look at before the first is handed out: about ten milliseconds."""
+"""Indices to look at before the first one is returned: about ten milliseconds."""
+
 _LOOK_FASTER: Final = 10
-"""Indices to look at for each that is handed out: a pass over shards that are all here is not
-looked through before it begins, and the next shard is found when a tenth of this one was read."""
+"""Indices to look at for each one returned: a pass over local shards starts at once, and the next
+remote shard is found when a tenth of the current one was read."""
+
 _LOOK_EVERY: Final = 1024
+"""Indices returned between two looks ahead."""
 
 _PATIENCE_S: Final = 3.0
-"""How long the end of a pass waits for a download to notice that it is called off."""
+"""How long the end of a pass waits for downloads to notice that they are cancelled."""
 
 
 class RemoteDataset(Protocol):
-    """What a `Prefetcher` needs of a dataset."""
-
-    def shard_number(self, index: int) -> int:
-        """Give the number of the shard that a sample is in."""
-
-    def is_here(self, number: int) -> bool:
-        """Tell whether a shard can be read without fetching it."""
-
-    def fetch_shard(self, number: int, background: BackgroundFetch) -> None:
-        """Fetch a shard, unless it is here, or another process does."""
-
-    def shard_nbytes(self, number: int) -> int | None:
-        """Give the length of a shard in bytes, or None where it is not known."""
+    """What a `Prefetcher` asks of a dataset."""
 
     @property
-    def cache_share_nbytes(self) -> int | None:
-        """Most bytes that may wait in the cache, or None for no limit."""
+    def reader(self) -> ShardReader:
+        """The shards, which are fetched through it."""
+
+    def shard_number(self, index: int) -> int:
+        """Return the number of the shard that a sample is in."""
 
 
 class Prefetcher(Sampler[int]):
     """The indices of another sampler, while the shards that they need are fetched ahead.
 
-    Pass it to a DataLoader in place of the sampler. Threads run while a pass is read, and end with
-    it. A fetch that fails is tried again by whoever reads the shard, who gets the error. ``len``,
-    epoch and state are those of the sampler, and around a ``DistributedSampler`` this is one too,
-    so that trainers leave it alone. Not safe to share between threads.
+    Pass it to a DataLoader in place of the sampler. Its threads start with a pass and end with it.
+    A shard whose fetch fails is fetched again when it is read, and that read raises the error.
+    ``len``, epoch and state are those of the sampler. Around a ``DistributedSampler`` the
+    prefetcher is one too, so that trainers do not wrap or replace it. Not safe to share between
+    threads.
 
     Args:
         sampler: Any sampler of indices.
-        dataset: The `ShardListDataset` that they are indices of.
-        ahead_nbytes: Most bytes of shards to have fetched, or be fetching, before they are read, a
-            count or a text such as ``"20GB"``; at least one shard. None for 8 GiB, or a quarter of
+        dataset: The `ShardListDataset` that the indices belong to.
+        ahead_nbytes: Most bytes of shards that are fetched, or being fetched, and not yet read: a
+            number or a text such as ``"20GB"``; at least one shard. None for 8 GiB, or a quarter of
             the dataset's ``cache_size``.
         num_threads: Shards to fetch at a time.
+
+    Raises:
+        TypeError: ``dataset`` is not a `ShardListDataset`.
+        ValueError: ``num_threads`` is less than 1, or ``ahead_nbytes`` is not a number of bytes.
+
+    Example:
+        >>> import wids
+        >>> from torch.utils.data import DataLoader
+        >>> with wids.TarWriter("train.tar") as writer:
+        ...     for n in range(6):
+        ...         _ = writer.write({"__key__": f"{n:06d}", "cls": n})
+        >>> dataset = wids.ShardListDataset("train.tar")  # or the URL of a spec
+        >>> sampler = wids.Prefetcher(wids.ChunkedSampler(dataset), dataset)
+        >>> batches = DataLoader(dataset, batch_size=2, sampler=sampler)
+        >>> sorted(n for batch in batches for n in batch[".cls"].tolist())
+        [0, 1, 2, 3, 4, 5]
+        >>> dataset.close()
     """
 
     def __new__(cls, sampler: Sampler[int], *_: Any, **__: Any) -> Prefetcher:  # noqa: D102
@@ -82,7 +97,7 @@ class Prefetcher(Sampler[int]):
         return super().__new__(_DistributedPrefetcher if is_distributed else cls)
 
     def __getnewargs__(self) -> tuple[Sampler[int]]:
-        return (self.sampler,)  # what __new__ needs, when this is copied or pickled
+        return (self.sampler,)  # __new__ needs it when the prefetcher is copied or unpickled
 
     def __init__(
         self,
@@ -103,7 +118,7 @@ class Prefetcher(Sampler[int]):
         self.dataset = dataset
         stated = parse_nbytes(ahead_nbytes, "ahead_nbytes")
         wanted = DEFAULT_NBYTES if stated is None else stated
-        share = dataset.cache_share_nbytes
+        share = dataset.reader.cache_share_nbytes
         self.ahead_nbytes = wanted if share is None else min(wanted, share)
         self.num_threads = num_threads
 
@@ -112,14 +127,15 @@ class Prefetcher(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         if isinstance(self.sampler, ChunkedSampler):
-            # Its order is a pure function, so a copy runs ahead without touching its position.
+            # The order is a pure function, so a copy can run ahead without changing the position.
             ahead, now = iter(copy(self.sampler)), iter(self.sampler)
         else:
             ahead, now = tee(self.sampler)
         return self._indices(ahead, now)
 
     def _indices(self, ahead: Iterator[int], now: Iterator[int]) -> Iterator[int]:
-        # Nothing happens before the first index is asked for: by then, workers have been forked.
+        # A generator starts at the first index, when the loader has forked its workers: no thread
+        # of ours runs during a fork.
         window = _Window(self.dataset, ahead, self.ahead_nbytes, self.num_threads)
         try:
             window.fill()
@@ -134,7 +150,7 @@ class Prefetcher(Sampler[int]):
         self.sampler.set_epoch(epoch)  # type: ignore[attr-defined]  # one without raises
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Give the state of the sampler, which is where this one is too."""
+        """Return the state of the sampler, which does not depend on what was fetched ahead."""
         state: dict[str, Any] = self._stateful().state_dict(*args, **kwargs)
         return state
 
@@ -143,16 +159,16 @@ class Prefetcher(Sampler[int]):
         self._stateful().load_state_dict(state)
 
     def _stateful(self) -> Any:
-        # Of another sampler the state would be that of the look ahead.
+        # Any other sampler is itself read ahead, and its state is of no use.
         if not isinstance(self.sampler, ChunkedSampler):
             raise TypeError(
-                f"{type(self.sampler).__name__}: expected one of wids' own samplers, whose states "
-                "can be told while others are fetched ahead"
+                f"{type(self.sampler).__name__}: expected one of wids' own samplers, whose state "
+                "does not depend on how far ahead shards were fetched"
             )
         return self.sampler
 
     def __getattr__(self, name: str) -> Any:
-        # Whatever else a trainer asks of a sampler: rank, num_replicas, shuffle, ….
+        # Other attributes that trainers read: rank, num_replicas, shuffle, ….
         if name.startswith("_") or name == "sampler":
             raise AttributeError(name)
         return getattr(self.sampler, name)
@@ -165,15 +181,22 @@ class _DistributedPrefetcher(Prefetcher, DistributedSampler[int]):  # type: igno
 class _Window:
     """The shards of one pass that are fetched, or being fetched, and not yet read.
 
-    ``reach`` is called from one thread; the threads of the window see the queue only.
+    ``reach`` is called from one thread; the threads of the window only see the queue.
+
+    Args:
+        dataset: The dataset.
+        ahead: The indices of the pass, for the window alone.
+        limit_nbytes: Most bytes of shards in the window.
+        num_threads: Shards to fetch at a time.
     """
 
     def __init__(
         self, dataset: RemoteDataset, ahead: Iterable[int], limit_nbytes: int, num_threads: int
     ) -> None:
-        self.dataset = dataset
         self.limit_nbytes = limit_nbytes
         self.num_threads = num_threads
+        self._reader = dataset.reader
+        self._shard_number = dataset.shard_number
         self._ahead = enumerate(map(dataset.shard_number, ahead))
         self._waiting: dict[int, tuple[int, BackgroundFetch]] = {}
         self._looked_at: dict[int, int] = {}
@@ -184,28 +207,28 @@ class _Window:
         self._queue: queue.SimpleQueue[tuple[int, BackgroundFetch] | None] = queue.SimpleQueue()
         self._fetches: list[BackgroundFetch] = []
         self._threads: list[threading.Thread] = []
-        # A pass that an error broke off may be collected only when threads no longer run.
+        # A pass that an error ended may be collected when the interpreter has stopped its threads.
         atexit.register(self.close)
 
     def reach(self, index: int) -> None:
-        """Take note that a sample is read now, or soon."""
+        """Move on to a sample that is read now or soon; order shards that come after it."""
         self._num_reached += 1
         if not self._num_reached % _LOOK_EVERY:
             self.fill()
-        number = self.dataset.shard_number(index)
+        number = self._shard_number(index)
         if number == self._current:
             return
         is_first, self._current = self._current < 0, number
         waiting = self._waiting.pop(number, None)
         if waiting is not None:
             self.fill()
-            # From here on a reader would wait for this fetch, and not fetch by itself. In the
-            # beginning there is nothing else to read.
+            # Once its fetch has begun, a reader waits for it instead of fetching the shard itself.
+            # For the first shard wait until it is complete: there is nothing else to read.
             fetch = waiting[1]
             (fetch.done if is_first else fetch.begun).wait()
 
     def close(self) -> None:
-        """End what is being fetched, and the threads."""
+        """Cancel all fetches, and end the threads."""
         atexit.unregister(self.close)
         until_s = time.monotonic() + _PATIENCE_S
         for fetch in self._fetches:
@@ -216,18 +239,18 @@ class _Window:
             thread.join(max(0.0, until_s - time.monotonic()))
 
     def fill(self) -> None:
-        """Order the next shards until enough bytes are on their way."""
+        """Order the next shards until the window is full."""
         while True:
-            on_their_way = sum(nbytes for nbytes, _ in self._waiting.values())
-            if self._waiting and on_their_way >= self.limit_nbytes:
+            ordered_nbytes = sum(nbytes for nbytes, _ in self._waiting.values())
+            if self._waiting and ordered_nbytes >= self.limit_nbytes:
                 return
             number = self._next()
             if number is None:
                 return
-            stated = self.dataset.shard_nbytes(number)
-            # Where lengths are not stated, four shards are enough ahead.
+            stated = self._reader.nbytes(number)
+            # Where lengths are not stated, four shards fill the window.
             nbytes = self.limit_nbytes // 4 if stated is None else stated
-            if self._waiting and on_their_way + nbytes > self.limit_nbytes:
+            if self._waiting and ordered_nbytes + nbytes > self.limit_nbytes:
                 self._postponed = number
                 return
             self._order(number, nbytes)
@@ -244,7 +267,7 @@ class _Window:
         self._queue.put((number, fetch))
 
     def _next(self) -> int | None:
-        """Give the next shard that is not here yet."""
+        """Return the next shard that has to be fetched; None if none is near."""
         if self._postponed is not None:
             number, self._postponed = self._postponed, None
             return number
@@ -260,18 +283,19 @@ class _Window:
             if looked_at is not None and position - looked_at < _LOOK_AGAIN:
                 continue
             self._looked_at[number] = position
-            if not self.dataset.is_here(number):
+            if not self._reader.is_local(number):
                 return number
         return None
 
     def _work(self) -> None:
+        """Fetch shards from the queue until it yields None."""
         while (order := self._queue.get()) is not None:
             number, fetch = order
             try:
                 if not fetch.cancelled.is_set():
-                    self.dataset.fetch_shard(number, fetch)
-            except Exception as error:  # noqa: BLE001 - a thread that ends would be waited for
-                # Whoever reads the shard tries again, and is told; here nobody would hear.
+                    self._reader.fetch(number, fetch)
+            except Exception as error:  # noqa: BLE001 - the pass waits for this thread
+                # The reader of the shard tries again and raises; an error here would reach nobody.
                 _logger.info("shard %d could not be fetched ahead: %r", number, str(error))
             finally:
                 fetch.begun.set()

@@ -1,8 +1,8 @@
-"""One remote tar as a sequence of raw samples, read by byte range; the same protocol as a `Shard`.
+"""One remote tar → a sequence of raw samples, read by byte range; see `tars.readable_shard`.
 
-What is read are the members of the samples that are asked for, with the headers before them, which
-must be those that the index was made from. This room knows neither URLs nor protocols: it is given
-a callable that reads a range.
+Only the members of the samples that are asked for are read, each with the headers before it, which
+must be those that the index was made from. A callable reads the ranges: nothing here knows URLs or
+protocols.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from wids.tars.samples import WRAP, Raw, RawSample, ReadRange, position
 from wids.tars.tar import BLOCK_NBYTES
 
 _GAP_NBYTES: Final = 64 << 10
-"""Bytes between two members that are rather read than asked for separately: what a connection
-carries in about the time that it takes to ask."""
+"""Largest gap between two members that is read along with them: a connection carries this many
+bytes in about the time that another request takes."""
 
 _REQUEST_NBYTES: Final = 8 << 20
-"""Neighbours are read together up to this length, so that several requests share the work."""
+"""Largest range of joined members, so that the work is spread over several requests."""
 
 _MAX_REQUESTS: Final = 8
 """Requests at a time."""
@@ -33,20 +33,23 @@ _MAX_REQUESTS: Final = 8
 class RemoteShard:
     """One remote tar as a sequence of raw samples.
 
-    Safe to read from any number of threads and after a fork; holds nothing that has to be closed.
+    Safe to read from any number of threads and after a fork; holds nothing that must be closed.
 
     Args:
-        name: How messages name the tar.
+        name: The name of the tar in messages.
         index: Where its samples are, with checksums.
         nbytes: Length of the tar in bytes.
-        read_range: Gives the bytes from a start to a stop.
+        read_range: Returns the bytes from a start to a stop.
         fields: The only fields to read, or None for all.
-        raw: What a field is, as for `Shard`; a ``"view"`` is one of the bytes that were read.
-        enough_nbytes: How much to read this way; then it would have been better to fetch the whole.
-        is_here: Tells whether the whole is on this machine by now.
+        raw: The form of a field, as for `Shard`; a ``"view"`` is one of the bytes that were read.
+        enough_nbytes: How many bytes to read by range before the whole tar is better fetched.
+        has_copy: Whether a local copy of the tar exists by now.
 
     Attributes:
-        num_read_nbytes: Bytes that were asked for so far.
+        num_read_nbytes: Bytes that were read so far.
+
+    Raises:
+        ValueError: The index has no checksums.
     """
 
     is_local: ClassVar[bool] = False
@@ -61,14 +64,14 @@ class RemoteShard:
         fields: Collection[str] | None = None,
         raw: Raw = "bytes",
         enough_nbytes: float = math.inf,
-        is_here: Callable[[], bool] = lambda: False,
+        has_copy: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name = name
         self.index = index
         self.nbytes = nbytes
         self.num_read_nbytes = 0
         self.enough_nbytes = enough_nbytes
-        self._is_here = is_here
+        self._has_copy = has_copy
         self._read_range = read_range
         self._fields = None if fields is None else frozenset(fields)
         self._raw: Raw = raw
@@ -77,8 +80,8 @@ class RemoteShard:
 
     @property
     def is_spent(self) -> bool:
-        """Whether to open the whole from now on: it is here, or so much was read already."""
-        return self.num_read_nbytes >= self.enough_nbytes or self._is_here()
+        """Whether to open the whole tar from now on: enough of it was read, or a copy exists."""
+        return self.num_read_nbytes >= self.enough_nbytes or self._has_copy()
 
     def __repr__(self) -> str:
         return f"RemoteShard({self.name!r}: {len(self)} samples, {self.nbytes} bytes)"
@@ -93,15 +96,15 @@ class RemoteShard:
         return map(self.read, range(len(self)))
 
     def read(self, local_index: int) -> RawSample:
-        """Read one sample, by its position from 0 on."""
+        """Return one sample by its position, which must be 0 or more."""
         return self.read_many([local_index])[0]
 
     def read_many(self, local_indices: Sequence[int]) -> list[RawSample]:
-        """Read samples, neighbours together.
+        """Return samples in the order of ``local_indices``; neighbors share a request.
 
         Raises:
-            MismatchError, ShardFormatError: The tar, or the index, is not what it was.
-            FetchError: It cannot be read.
+            MismatchError, ShardFormatError: The tar or the index has changed.
+            FetchError: The tar cannot be read.
         """
         self.check()
         members = {i: self._members_of(i) for i in local_indices}
@@ -112,7 +115,7 @@ class RemoteShard:
             try:
                 parts = list(threads.map(lambda span: self._read_range(*span), spans))
             finally:
-                # After an error, or Ctrl-C, the other requests are not waited for.
+                # Do not wait for the other requests after an error, or after Ctrl-C.
                 threads.shutdown(wait=False, cancel_futures=True)
         else:
             parts = [self._read_range(*span) for span in spans]
@@ -120,7 +123,7 @@ class RemoteShard:
         return [self._sample(i, members[i], starts, views) for i in local_indices]
 
     def find(self, key: str) -> int:
-        """Give the local index of a key, or -1."""
+        """Return the local index of a key, or -1."""
         return self.index.find(key)
 
     def check(self) -> None:
@@ -141,32 +144,42 @@ class RemoteShard:
         self.close()
 
     def _members_of(self, local_index: int) -> list[int]:
+        """Return the members of a sample that are to be read."""
         index, wanted = self.index, self._fields
         members = range(*map(int, index.member_starts[local_index : local_index + 2]))
         return [m for m in members if wanted is None or index.fields[index.field_ids[m]] in wanted]
 
     def _span(self, member: int) -> tuple[int, int]:
-        """Give where the header of a member begins, and where its bytes end."""
+        """Return where the headers of a member begin, and where its bytes end."""
         start, size = int(self.index.blocks[member]) * BLOCK_NBYTES, int(self.index.sizes[member])
         return start - int(self.index.head_blocks[member]) * BLOCK_NBYTES, start + size
 
     def _sample(
         self, local_index: int, members: list[int], starts: list[int], views: list[memoryview]
     ) -> RawSample:
+        """Cut a sample out of the ranges that were read, and check the headers of its members.
+
+        Args:
+            local_index: The sample.
+            members: Its members.
+            starts: Where each range begins in the tar, in ascending order.
+            views: The bytes of each range.
+        """
         wrap, sample = WRAP[self._raw], RawSample()
         for member in members:
             start, stop = self._span(member)
-            at = bisect_right(starts, start) - 1
-            base, piece = starts[at], views[at]
+            which = bisect_right(starts, start) - 1
+            base, view = starts[which], views[which]
             body = int(self.index.blocks[member]) * BLOCK_NBYTES
             field = self.index.fields[self.index.field_ids[member]]
-            if zlib.crc32(piece[start - base : body - base]) != self.index.crcs[member]:
+            # A header has name and length, so another tar of the same length is noticed.
+            if zlib.crc32(view[start - base : body - base]) != self.index.crcs[member]:
                 raise ShardFormatError(
                     f"{self.name}: at byte {start}: expected the header of a {field} as in the "
-                    "published index, found another; the tar was written anew: make the index "
-                    "anew too, or remove it"
+                    "published index, found another; the tar was written again after its index: "
+                    "rebuild the index too, or remove it"
                 )
-            value = piece[body - base : stop - base]
+            value = view[body - base : stop - base]
             if self._raw == "view":
                 sample[field] = value
             else:
@@ -176,7 +189,7 @@ class RemoteShard:
 
 
 def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join ascending spans with small gaps between them, up to a length worth a request."""
+    """Join ascending spans that have small gaps between them, up to the length of a request."""
     joined: list[tuple[int, int]] = []
     for start, stop in spans:
         if joined:

@@ -1,0 +1,68 @@
+"""How a dataset reads: the caller's arguments → one checked, frozen value.
+
+Wrong arguments are reported here, before anything is opened or fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from wids.tars.names import KeySplit
+from wids.tars.samples import Raw, check_raw
+
+Access = Literal["auto", "download", "range"]
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How shards are opened and samples are read.
+
+    Attributes:
+        access: ``"download"`` fetches whole shards, ``"range"`` reads only the bytes of samples,
+            ``"auto"`` chooses between the two.
+        fields: The only fields to read, or None for all.
+        raw: The form of a field, as for `Shard`.
+        key_split: Where member names are split; None for what the spec says.
+        lru_size: Most shards to keep open; None for `pool.default_size`.
+
+    Raises:
+        ValueError: ``access``, ``raw`` or ``lru_size`` has no meaning.
+    """
+
+    access: Access = "auto"
+    fields: frozenset[str] | None = None
+    raw: Raw = "bytes"
+    key_split: KeySplit | None = None
+    lru_size: int | None = None
+
+    def __post_init__(self) -> None:
+        check_raw(self.raw)
+        if self.access not in get_args(Access):
+            raise ValueError(
+                f'access: expected "auto", "download" or "range", found {self.access!r}'
+            )
+        if self.lru_size is not None and self.lru_size < 1:
+            raise ValueError(f"lru_size: expected at least 1, found {self.lru_size}")
+
+    def only(self, fields: Collection[str] | None) -> ReadOptions:
+        """Return the options that read these fields alone, as bytes, and never a whole shard.
+
+        Args:
+            fields: The fields; None to read the fields that these options read, in their form.
+        """
+        if fields is None:
+            return replace(self, access="range")
+        return replace(self, access="range", fields=frozenset(fields), raw="bytes")
+
+
+def field_set(fields: Collection[str] | None) -> frozenset[str] | None:
+    """Return a collection of fields as a set, and None as None.
+
+    Raises:
+        TypeError: ``fields`` is one text, which would be taken for a collection of letters.
+    """
+    if isinstance(fields, str):
+        raise TypeError(f"fields: expected a list of fields, found the text {fields!r}")
+    return None if fields is None else frozenset(fields)

@@ -1,0 +1,136 @@
+"""The packs that a spec names → the index of a shard, before the shard is opened.
+
+A pack holds the indexes of many shards. A spec can name a pack for the whole dataset, and one for
+a single shard. This module finds packs, fetches them and keeps them open. A pack that is missing,
+damaged or outdated is ignored: an index can always be built from its tar. No shard is opened here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+from wids.cache.names import RemoteFile
+from wids.cache.store import Cache
+from wids.errors import WidsError
+from wids.specs.model import DatasetSpec
+from wids.tars.index import Pack, ShardIndex, load_pack
+from wids.tars.names import KeySplit
+from wids.tars.range_pack import RangePack
+from wids.transport import urls
+from wids.transport.fetch import RangeError
+from wids.transport.rewrite import rewritten
+
+AnyPack: TypeAlias = "Pack | RangePack"
+
+_LARGE_PACK_NBYTES: Final = 16_000_000
+"""Packs beyond this length are read by range instead of being fetched whole."""
+
+_logger = logging.getLogger("wids")
+
+
+class Packs:
+    """The packs of a dataset, opened when they are first needed.
+
+    Safe to use from any number of threads and after a fork. A pickle has the names of the packs;
+    another process opens them again.
+
+    Args:
+        spec: The dataset.
+        store: Fetches remote packs.
+    """
+
+    def __init__(self, spec: DatasetSpec, store: Cache) -> None:
+        self.shards = spec.shards
+        self._store = store
+        self._dataset_url = spec.index
+        self._packs: dict[str, AnyPack | None] = {}
+        if spec.index is not None and urls.is_local(rewritten(spec.index)):
+            self._pack(spec.index)  # now, so that processes forked later share the mapped memory
+
+    def index(self, number: int, tar_nbytes: int, key_split: KeySplit) -> ShardIndex | None:
+        """Return the index of a shard; None where no pack has the index of a tar of this length."""
+        for pack, position in self._packs_of(number):
+            shard_index = pack.index(position, tar_nbytes, key_split)
+            if shard_index is not None:
+                return shard_index
+        return None
+
+    def index_and_nbytes(self, number: int, key_split: KeySplit) -> tuple[ShardIndex, int] | None:
+        """Return the index of a shard and the length of its tar, both as a pack has them.
+
+        None where no pack has them, or where the spec states another length.
+        """
+        stated_nbytes = self.shards[number].nbytes
+        for pack, position in self._packs_of(number):
+            nbytes = pack.tar_nbytes(position)
+            shard_index = pack.index(position, nbytes, key_split)
+            if shard_index is not None and stated_nbytes in (None, nbytes):
+                return shard_index, nbytes
+        return None
+
+    def has_index(self, number: int, tar_nbytes: int | None) -> bool:
+        """Return whether a pack has the index of a tar of this length, or of any with None."""
+        return any(
+            tar_nbytes in (None, pack.tar_nbytes(position))
+            for pack, position in self._packs_of(number)
+        )
+
+    def shards_with(self, key: str) -> set[int] | None:
+        """Return the shards of the dataset's pack that may have a key; None where none can tell."""
+        pack = None if self._dataset_url is None else self._pack(self._dataset_url)
+        return None if pack is None else pack.shards_with(key)
+
+    def _packs_of(self, number: int) -> Iterator[tuple[AnyPack, int]]:
+        """Yield the packs that have a shard of this number and name, with its position there."""
+        shard_spec = self.shards[number]
+        if self._dataset_url is None and shard_spec.index is None:
+            return  # the common case, and shards are opened often
+        name = os.path.basename(urls.path_of(shard_spec.url))
+        # A tar that was packed by its path has %20 in its URL where the pack has a blank.
+        names = (name, urls.unquoted(name))
+        for url, position in ((self._dataset_url, number), (shard_spec.index, 0)):
+            pack = None if url is None else self._pack(url)
+            if pack is not None and any(pack.is_named(position, name) for name in names):
+                yield pack, position
+
+    def _pack(self, url: str) -> AnyPack | None:
+        """Return a pack, opened or fetched at its first use; None if it cannot be used."""
+        if url in self._packs:
+            return self._packs[url]
+        pack = self._opened(url)
+        if pack is None:
+            _logger.info("%s: no index that can be used", urls.redact(url))
+        # A mapped pack holds a descriptor: affordable for the dataset's pack, not for each shard's.
+        if pack is None or url == self._dataset_url or not pack.is_mapped:
+            self._packs[url] = pack
+        return pack
+
+    def _opened(self, url: str) -> AnyPack | None:
+        place = rewritten(url)
+        if urls.is_local(place):
+            return load_pack(urls.local_path(place))
+        fetcher = self._store.fetcher
+        try:
+            nbytes, tag = fetcher.head(url)
+            version = "" if (nbytes, tag) == (None, None) else repr((nbytes, tag))
+            remote_file = RemoteFile(url, version=version)
+            is_large = nbytes is not None and nbytes > _LARGE_PACK_NBYTES
+            if nbytes is not None and is_large and not self._store.find(remote_file):
+                with suppress(RangeError):  # a server without ranges: fetch the whole pack
+                    return RangePack(partial(fetcher.read_range, url, total_nbytes=nbytes), nbytes)
+            copy = self._store.open(remote_file)
+        except (WidsError, ValueError) as error:
+            _logger.warning("%s: %s; going on without it", urls.redact(url), str(error))
+            return None
+        # The map made from the handle keeps the copy from being evicted.
+        return load_pack(copy.path, copy.handle)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The copy of a remote pack may be evicted before this is unpickled.
+        local = {url: pack for url, pack in self._packs.items() if urls.is_local(url)}
+        return {**self.__dict__, "_packs": local}

@@ -1,0 +1,229 @@
+"""A position in a dataset → the open shard that it lies in; and what else is asked about shards.
+
+The dataset reads samples through its reader. The prefetcher, the preview, the page and the command
+ask it which shards are local, where keys are and what indexes say, and have it fetch shards.
+Nothing here knows views, transformations or decoded fields.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator
+from copy import copy
+from typing import Any
+
+import numpy as np
+
+from wids.cache.store import BackgroundFetch, Cache
+from wids.errors import FetchError, SpecError
+from wids.files.progress import Bar
+from wids.reading.opener import ShardOpener
+from wids.reading.options import ReadOptions
+from wids.reading.pool import ShardPool, default_size
+from wids.reading.positions import IntArray, Positions
+from wids.specs.model import DatasetSpec
+from wids.tars.index import ShardIndex
+from wids.transport import urls
+
+
+class ShardReader:
+    """The shards of a dataset, addressed by number or by position.
+
+    A *position* counts samples from the start of the first shard. Shards without a stated number of
+    samples are counted when the reader is made, by their index or by opening them.
+
+    Safe to use from any number of threads; can be pickled, without its open shards, and forked.
+
+    Args:
+        spec: The dataset.
+        store: Copies of remote files.
+        options: How to open shards and read samples.
+        progress: Whether to show a bar while shards are counted, as in `progress.Bar`.
+
+    Attributes:
+        shards: The specs of the shards.
+        pool: The open shards.
+        open: Returns the open shard of a number, as `ShardPool.get`.
+        edges: Where shards begin, and the end of the last one; shape ``(num_shards + 1,)``.
+        starts, ends: The two columns of ``edges``, as memoryviews.
+        fetches_for_one, fetches_for_many: Whether to fetch a remote shard that has no copy in order
+            to read a single sample, or a batch.
+
+    Raises:
+        SpecError: The numbers of samples add up to 2**63 or more.
+        FetchError: A shard that has to be counted cannot be read.
+        ShardFormatError: A shard that has to be counted is not a complete, plain tar.
+    """
+
+    def __init__(
+        self,
+        spec: DatasetSpec,
+        store: Cache,
+        options: ReadOptions,
+        *,
+        progress: bool | None = None,
+    ) -> None:
+        self.shards = spec.shards
+        self.fetches_for_one = options.access == "download"
+        self.fetches_for_many = options.access != "range"
+        self._store = store
+        self._options = options
+        self._opener = ShardOpener(spec, store, options)
+        limit_nbytes = store.limits.share_nbytes
+        self.pool = ShardPool(self._opener, options.lru_size or default_size(), limit_nbytes)
+        counts = self._counted(progress)
+        if sum(counts) >= 1 << 63:
+            raise SpecError(f"{spec.name or 'the spec'}: its counts add up to 2**63 or more")
+        self.edges: IntArray = np.concatenate(([0], np.cumsum(np.array(counts, np.int64))))
+        self._bind()
+
+    def _bind(self) -> None:
+        """Set what every read of a sample looks up, in the form that is fastest to look up."""
+        # A memoryview yields plain ints, several times faster than an array.
+        self.starts, self.ends = self.edges[:-1].data, self.edges[1:].data
+        # A method of this class around it would cost one more call for each sample.
+        self.open = self.pool.get
+
+    def _counted(self, progress: bool | None) -> list[int]:
+        """Return the number of samples of each shard, after counting those that are not stated."""
+        counts, opener = self._opener.counts, self._opener
+        unstated = [number for number, count in enumerate(counts) if count is None]
+        for number in unstated:
+            counts[number] = opener.known_count(number)
+        missing = [number for number in unstated if counts[number] is None]
+        with Bar("counting samples", len(missing), "shard", wanted=progress) as bar:
+            for num_counted, number in enumerate(missing, start=1):
+                # Through the pool, so that a dataset of few shards has them open afterwards.
+                counts[number] = len(self.pool.get(number, local=self.fetches_for_many))
+                bar.reach(num_counted)
+        return [count or 0 for count in counts]
+
+    # Where samples are.
+
+    def __len__(self) -> int:
+        return int(self.edges[-1])
+
+    def locate(self, position: int) -> tuple[int, int]:
+        """Return the number of the shard that a position lies in, and the position in the shard."""
+        number = bisect_right(self.ends, position)
+        return number, position - self.starts[number]
+
+    def groups(self, positions: IntArray) -> Iterator[tuple[int, list[int], list[int]]]:
+        """Yield the positions of a batch shard by shard, and in ascending order in each.
+
+        Yields:
+            The number of a shard, the indices into ``positions`` of those that lie in it, and these
+            positions.
+        """
+        order = np.argsort(positions, kind="stable")
+        ascending = positions[order]
+        numbers = np.searchsorted(self.edges[1:], ascending, side="right")
+        cuts = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
+        indices = order.tolist()
+        for start, stop in zip([0, *cuts], [*cuts, len(indices)], strict=True):
+            if start < stop:  # not so for an empty batch
+                yield int(numbers[start]), indices[start:stop], ascending[start:stop].tolist()
+
+    def fetches_for_view(self, number: int, positions: Positions) -> bool:
+        """Whether to fetch a shard that has no copy, to read all positions of a view in turn."""
+        if self.fetches_for_one or not self.fetches_for_many:
+            return self.fetches_for_one
+        if not isinstance(positions, range) or positions.step != 1:
+            return False
+        first, last = self.starts[number], self.ends[number]
+        # As for a batch, where the view has a quarter of the shard or more.
+        return (min(last, positions.stop) - max(first, positions.start)) * 4 >= last - first
+
+    def find(self, key: str, number: int | None = None) -> Iterator[int]:
+        """Yield the positions of a key, one for each shard that has it, in ascending order.
+
+        Args:
+            key: The key.
+            number: The only shard to search, which is fetched if necessary; None for all, of which
+                only the indexes are read.
+
+        Raises:
+            FetchError: A shard has no index, and would have to be fetched to be searched.
+        """
+        for candidate in self._may_have(key) if number is None else [number]:
+            local_index = self.pool.get(candidate, local=False).find(key)
+            if local_index >= 0:
+                yield self.starts[candidate] + local_index
+
+    def _may_have(self, key: str) -> Iterable[int]:
+        """Yield the shards that may have a key: those that the pack names, or does not know."""
+        packed = self._opener.packs.shards_with(key)
+        for number in range(len(self.shards)):
+            if packed is not None and number not in packed and self._opener.is_packed(number):
+                continue
+            if not self._opener.has_index(number):
+                raise FetchError(
+                    f"{urls.redact(self.shards[number].url)}: expected its index, to search for "
+                    f"the key {key!r}, found none; make one for the dataset with "
+                    "`wids create`, or name the shard, which is then fetched"
+                )
+            yield number
+
+    # What is known of a shard.
+
+    def is_local(self, number: int) -> bool:
+        """Whether a shard can be read without fetching it."""
+        return self._opener.is_local(number)
+
+    def nbytes(self, number: int) -> int | None:
+        """Return the length of a shard in bytes; None where the spec does not state it."""
+        return self.shards[number].nbytes
+
+    def index(self, number: int) -> ShardIndex | None:
+        """Return the index of a shard; None if the shard would have to be fetched to build it."""
+        shard = self.pool.peek(number)
+        if shard is None and self._opener.has_index(number):
+            shard = self.pool.get(number, local=False)
+        return None if shard is None else shard.index
+
+    def fetch(self, number: int, background: BackgroundFetch | None = None) -> None:
+        """Fetch a remote shard, unless it is local or another process fetches it.
+
+        Raises:
+            FetchError: The shard cannot be fetched, or the fetch was cancelled.
+            MismatchError: The shard is not what the spec says.
+        """
+        self._opener.fetch(number, background or BackgroundFetch())
+
+    # The cache, and other readers.
+
+    @property
+    def cache_folder(self) -> str:
+        """The folder of copies and indexes."""
+        return self._store.folder
+
+    @property
+    def cache_share_nbytes(self) -> int | None:
+        """Most bytes of shards that may wait in the cache to be read; None for no limit."""
+        return self._store.limits.share_nbytes
+
+    def only(self, fields: Collection[str] | None) -> ShardReader:
+        """Return a reader of the same shards, with open shards of its own, that fetches no shard.
+
+        Args:
+            fields: The only fields to read, as bytes; None for those of this reader, as they are.
+        """
+        reader = copy(self)
+        reader._options = self._options.only(fields)  # noqa: SLF001 - another of this class
+        reader._opener = self._opener.with_options(reader._options)  # noqa: SLF001
+        reader.pool = ShardPool(reader._opener, self.pool.size, self.pool.limit_nbytes)  # noqa: SLF001
+        reader.fetches_for_one = reader.fetches_for_many = False
+        reader._bind()  # noqa: SLF001
+        return reader
+
+    def close(self) -> None:
+        """Release all open shards; the next read opens them again."""
+        self.pool.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A memoryview cannot be pickled.
+        return {**self.__dict__, "starts": None, "ends": None, "open": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._bind()
