@@ -191,9 +191,10 @@ class ShardListDataset(_Dataset):
                 index = operator.index(index)
             except TypeError:
                 return self._view(select(self._positions, index))
-        if not 0 <= index < len(self._positions):
-            index = from_start(index, len(self._positions))
-        reader, position = self.reader, int(self._positions[index])
+        positions, reader = self._positions, self.reader
+        if not 0 <= index < len(positions):
+            index = from_start(index, len(positions))
+        position = int(positions[index])
         number = bisect_right(reader.ends, position)
         return self._sample(position, number, local=reader.fetches_for_one)
 

@@ -1,4 +1,4 @@
-"""An LRU of open shards."""
+"""At most *n* open shards, and which of them is closed first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wids.reading.pool import ShardPool, default_size
 
 
 class Opener:
-    """Opens shard ``n`` as ``n.tar``, and remembers."""
+    """Opens shard ``n`` as ``n.tar``, and records that."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -35,7 +35,7 @@ def opener(tmp_path: Path) -> Opener:
 
 
 def test_least_recently_used_goes_first(opener: Opener) -> None:
-    """What was used last stays open."""
+    """The shard that was used last stays open."""
     pool = ShardPool(opener, 2)
 
     for number in (0, 1, 0, 2, 0, 1):
@@ -46,7 +46,7 @@ def test_least_recently_used_goes_first(opener: Opener) -> None:
 
 
 def test_descriptors_stay_within_the_size(opener: Opener) -> None:
-    """A shard that falls out is closed at once."""
+    """A shard that is evicted is closed at once."""
     pool = ShardPool(opener, 2)
     before = len(os.listdir("/proc/self/fd"))
 
@@ -59,7 +59,7 @@ def test_descriptors_stay_within_the_size(opener: Opener) -> None:
 
 
 def test_shard_in_use_survives_its_eviction(opener: Opener) -> None:
-    """A reader that holds a shard reads on after it fell out."""
+    """A reader that holds a shard can read it after it was evicted."""
     pool = ShardPool(opener, 1)
     shard = pool.get(0)
     pool.get(1)
@@ -68,7 +68,7 @@ def test_shard_in_use_survives_its_eviction(opener: Opener) -> None:
 
 
 def test_default_is_a_quarter_of_the_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pool stays below the process's limit, and below 256."""
+    """The default stays below the process's limit, and is at most 256."""
     resource = pytest.importorskip("resource")
     for soft, expected in ((400, 100), (1 << 20, 256), (2, 1), (-1, 256)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
@@ -76,7 +76,7 @@ def test_default_is_a_quarter_of_the_descriptors(monkeypatch: pytest.MonkeyPatch
 
 
 def test_pickle_has_no_shards(opener: Opener) -> None:
-    """Another process opens shards for itself."""
+    """An unpickled pool is empty, and opens shards itself."""
     pool = ShardPool(opener, 3)
     pool.get(0)
 
@@ -87,7 +87,7 @@ def test_pickle_has_no_shards(opener: Opener) -> None:
 
 
 def test_threads_share_a_pool_of_one(opener: Opener) -> None:
-    """Four threads and one place: every read is right."""
+    """Four threads and room for one shard: every read is right."""
     pool = ShardPool(opener, 1)
     errors = []
 
@@ -97,7 +97,7 @@ def test_threads_share_a_pool_of_one(opener: Opener) -> None:
             number = numbers.randrange(6)
             try:
                 assert pool.get(number)[0]["__key__"] == f"s{number:05d}"
-            except Exception as error:  # noqa: BLE001 - whatever a thread meets
+            except Exception as error:  # noqa: BLE001 - shown by the assertion
                 errors.append(error)
 
     threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]

@@ -1,0 +1,163 @@
+"""A dataset of remote shards that are read by range, and when it fetches them instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import raises, sample_members, write_tar
+from loopback import Server
+from remote_site import EXPECTED, Site, texts
+
+import wids
+from wids.errors import FetchError, ShardFormatError
+
+
+@pytest.fixture
+def site(tmp_path: Path, server: Server) -> Site:
+    """Shards of 8, 5 and 7 samples."""
+    return Site(tmp_path / "site", server)
+
+
+def test_single_samples_by_range(site: Site) -> None:
+    """With a pack, one sample costs one request for its bytes (CACHE-15)."""
+    site.pack()
+    with wids.ShardListDataset(site.spec(index="train.index"), raw="bytes") as dataset:
+        assert dataset[10][".txt"] == "text 10"
+        assert dataset[10]["__index__"] == 10
+    (first, second) = [r for r in site.server.log if r.path.endswith(".tar")]
+    assert first.num_sent == second.num_sent == 3 * 512 + 1
+    assert first.range.startswith("bytes=")
+
+
+def test_after_a_quarter_the_whole_is_fetched(tmp_path: Path, server: Server) -> None:
+    """With access="auto", a quarter is enough to know that more will be read (CACHE-15)."""
+    site = Site(tmp_path / "site", server, [100])
+    site.pack()
+    with wids.ShardListDataset(site.spec(index="train.index")) as dataset:
+        for index in range(40):
+            assert dataset[index][".txt"] == f"text {index}"
+    by_range = [r.range is not None for r in server.log if r.path.endswith(".tar")]
+    nbytes = len(site.bodies[0])
+    assert by_range == [True] * (1 + nbytes // 4 // 1537) + [False]
+
+
+def test_a_copy_that_appears_later_is_used(site: Site) -> None:
+    """When another process has fetched the shard, the server is not asked again."""
+    site.pack()
+    url = site.spec(index="train.index")
+    with wids.ShardListDataset(url) as dataset, wids.ShardListDataset(url) as other:
+        assert dataset[0][".txt"] == "text 0"
+        other.__getitems__([0])
+        site.server.log.clear()
+        assert dataset[1][".txt"] == "text 1"
+    assert site.asked() == []
+
+
+@pytest.mark.parametrize("read", ["batch", "iteration", "slice"])
+def test_large_reads_fetch_the_whole_shard(site: Site, read: str) -> None:
+    """Batches, passes and long slices make one request for each shard (CACHE-15)."""
+    site.pack()
+    with wids.ShardListDataset(site.spec(index="train.index")) as dataset:
+        if read == "batch":
+            dataset.__getitems__([0, 1])
+        elif read == "iteration":
+            assert texts(dataset) == EXPECTED
+        else:
+            assert texts(dataset[0:4]) == EXPECTED[:4]
+            assert texts(dataset[8:9]) == EXPECTED[8:9]
+    ranges = {r.path: r.range for r in site.server.log if r.path.endswith(".tar")}
+    assert ranges["/train-0.tar"] is None
+    if read == "slice":
+        assert ranges["/train-1.tar"] is not None
+    assert len([p for p in site.asked() if p == "/train-0.tar"]) == 1
+
+
+def test_only_by_range(site: Site, own_cache: Path) -> None:
+    """access="range" never fetches a shard, and refuses one without an index (CACHE-15)."""
+    with wids.ShardListDataset(site.spec(), access="range") as dataset:
+        with raises(FetchError, "/train-0.tar: expected an index", "wids create"):
+            dataset[0]
+    site.pack()
+    with wids.ShardListDataset(site.spec(index="train.index"), access="range") as dataset:
+        assert texts(dataset) == EXPECTED
+        assert texts(dataset.__getitems__(range(20))) == EXPECTED
+    assert all(r.range for r in site.server.log if r.path.endswith(".tar"))
+    assert not list((own_cache / "shards").glob("*.tar"))
+
+
+def test_only_by_range_counts_by_range(site: Site) -> None:
+    """With access="range", not even a missing count makes the dataset fetch a shard."""
+    for shard in site.shards:
+        del shard["nsamples"]
+    with raises(FetchError, "/train-0.tar: expected an index"):
+        wids.ShardListDataset(site.spec(), access="range")
+    assert site.asked() == []
+
+
+def test_an_index_that_is_left_in_the_cache(site: Site, own_cache: Path) -> None:
+    """The index of a copy that was evicted is enough to read by range (CACHE-15)."""
+    with wids.ShardListDataset(site.spec()) as dataset:
+        texts(dataset)
+    for path in (own_cache / "shards").glob("*.tar"):
+        path.unlink()
+    site.server.log.clear()
+    with wids.ShardListDataset(site.spec(), access="range") as dataset:
+        assert dataset[10][".txt"] == "text 10"
+        assert dataset.get_by_key("s00019")[".txt"] == "text 19"
+    assert all(r.range for r in site.server.log if r.path.endswith(".tar"))
+    # Another tar of the same length, in another order:
+    changed = [*sample_members(9, 10), *sample_members(8, 9), *sample_members(10, 13)]
+    write_tar(site.folder / "train-1.tar", changed)
+    site.server.page("/train-1.tar", (site.folder / "train-1.tar").read_bytes())
+    with wids.ShardListDataset(site.spec(), access="range") as dataset:
+        with raises(ShardFormatError, "/train-1.tar", "another"):
+            dataset[8]
+
+
+def test_a_server_without_ranges(site: Site) -> None:
+    """access="auto" fetches the whole shard instead (CACHE-15)."""
+    site.pack()
+    url = site.spec(index="train.index")
+    for page in site.server.pages.values():
+        page.has_ranges = False
+    with wids.ShardListDataset(url) as dataset:
+        assert dataset[10][".txt"] == "text 10"
+        assert dataset[9][".txt"] == "text 9"
+    with wids.ShardListDataset(url, access="range", cache_dir=site.folder / "c") as dataset:
+        with raises(FetchError, "whole files only"):
+            dataset[10]
+
+
+def test_get_by_key(site: Site) -> None:
+    """A key is found through the pack; without one, no shard is fetched to search (CACHE-15)."""
+    with wids.ShardListDataset(site.spec()) as dataset:
+        with raises(FetchError, "/train-0.tar: expected its index", "wids create", "'s00010'"):
+            dataset.get_by_key("s00010")
+        assert site.asked() == []
+        assert dataset.get_by_key("s00010", shard=1)[".txt"] == "text 10"
+        with pytest.raises(KeyError) as caught:
+            dataset.get_by_key("nope", shard=site.server.url + "/train-1.tar")
+        assert "/train-1.tar" in str(caught.value)
+        texts(dataset)
+        assert dataset.get_by_key("s00010")[".txt"] == "text 10"
+    site.pack()
+    site.server.log.clear()
+    with wids.ShardListDataset(
+        site.spec(index="train.index"), cache_dir=site.folder / "c"
+    ) as dataset:
+        assert dataset.get_by_key("s00010")[".txt"] == "text 10"
+        with pytest.raises(KeyError):
+            dataset.get_by_key("nope")
+    (request,) = [r for r in site.server.log if r.path.endswith(".tar")]
+    assert request.num_sent == 3 * 512 + 1
+
+
+def test_fields_of_remote_samples(site: Site) -> None:
+    """Only the bytes of the wanted fields are requested."""
+    site.pack()
+    url = site.spec(index="train.index")
+    with wids.ShardListDataset(url, fields=[".cls"], access="range") as dataset:
+        assert {k for k in dataset[10] if not k.startswith("__")} == {".cls"}
+    (request,) = [r for r in site.server.log if r.path.endswith(".tar")]
+    assert request.num_sent == 512 + 1
