@@ -71,10 +71,10 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("length", [0, 1, 4096, 100_000])
 def test_truncated_shard_is_an_error(path: Path, length: int) -> None:
-    """A shard that is cut short raises, at the next read, and never kills."""
+    """A read of a shard that was truncated raises, and never ends the process by a signal."""
     with reader(path) as process:
         assert ask(process) == OLD
-        # A look at the size is believed for five milliseconds; this is what that costs.
+        # The size of a shard is trusted for five milliseconds after each check.
         time.sleep(0.05)
         os.truncate(path, length)
         answer = ask(process)
@@ -84,7 +84,7 @@ def test_truncated_shard_is_an_error(path: Path, length: int) -> None:
 
 
 def test_replaced_shard_gives_old_bytes_then_new(path: Path) -> None:
-    """Who has it open reads the old file to the end; who opens it reads the new one."""
+    """An open shard stays the old file; opening it again reads the new one."""
     with reader(path) as process:
         assert ask(process) == OLD
         os.replace(write_tar(path.with_name("b.tar"), sample_members(1000, 1400)), path)
@@ -93,7 +93,7 @@ def test_replaced_shard_gives_old_bytes_then_new(path: Path) -> None:
 
 
 def test_deleted_shard_gives_its_old_bytes(path: Path) -> None:
-    """A file that was deleted is there for who has it open, and then gone."""
+    """An open shard outlives the deletion of its file; opening it again fails."""
     with reader(path) as process:
         assert ask(process) == OLD
         path.unlink()
@@ -101,8 +101,8 @@ def test_deleted_shard_gives_its_old_bytes(path: Path) -> None:
         assert ask(process, "again").startswith("NotFoundError")
 
 
-def test_overwritten_shard_is_read_anew(path: Path) -> None:
-    """A shard that was written again in place, longer, is an error here and the new one next."""
+def test_overwritten_shard_is_an_error_until_it_is_opened_again(path: Path) -> None:
+    """A shard that was written in place, longer, is an error; opened again it is the new one."""
     with reader(path) as process:
         assert ask(process) == OLD
         time.sleep(0.05)
@@ -127,7 +127,7 @@ for take in (lambda: dataset.__getitems__([300, 399]), lambda: dataset[399]):
 
 @pytest.mark.parametrize("changed", ["a.tar", "a.index"])
 def test_noticed_truncation_stays_noticed(path: Path, changed: str) -> None:
-    """After a batch met a shard or an index that was cut short, no single read is believed."""
+    """Once a batch has found a shard or an index truncated, single reads fail too."""
     write_tar(path, sample_members(0, 3000))
     spec = load_spec([(str(path), 3000)])
     build_spec(spec, pack=path.with_name("a.index"))
@@ -155,8 +155,8 @@ print(dataset.get_by_key("s00399")["__index__"])
 """
 
 
-def test_pack_cut_short_is_done_without(path: Path) -> None:
-    """A pack that loses its end is as none for the shards that are opened later (INDEX-8)."""
+def test_truncated_pack_is_ignored(path: Path) -> None:
+    """A pack that loses its end is ignored for shards that are opened later (INDEX-8)."""
     other = write_tar(path.with_name("b.tar"), sample_members(400, 3400))
     spec = load_spec([(str(path), 400), (str(other), 3000)])
     build_spec(spec, pack=path.with_name("a.index"))

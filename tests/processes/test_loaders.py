@@ -30,7 +30,7 @@ def spec(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("start_method", [None, "fork", "spawn", "forkserver"])
 def test_workers_read_every_sample(spec: Path, start_method: str | None) -> None:
-    """A used dataset goes into workers of every kind, and default collation takes its samples."""
+    """A dataset that was used works in workers of every kind, with default collation."""
     with ShardListDataset(spec) as dataset:
         dataset[3]
         loader: DataLoader[Any] = DataLoader(
@@ -50,7 +50,7 @@ def test_workers_read_every_sample(spec: Path, start_method: str | None) -> None
 
 
 def test_batches_open_shards_once(spec: Path) -> None:
-    """The loader fetches whole batches, and with default chunks shards are opened once each."""
+    """The loader reads whole batches, so that chunks open each shard about once."""
     with ShardListDataset(spec, lru_size=1) as dataset:
         batches = BatchSampler(ChunkedSampler(dataset, chunksize=10), 10, drop_last=False)
         for _ in DataLoader(dataset, batch_sampler=batches):  # type: ignore[var-annotated]
@@ -59,8 +59,8 @@ def test_batches_open_shards_once(spec: Path) -> None:
         assert dataset.get_stats()[1] <= 14, "ten chunks, a few batches across two of them"
 
 
-def test_error_keeps_its_type_on_the_way_home(tmp_path: Path) -> None:
-    """A worker's error is the library's, with shard, key, field and index in its text."""
+def test_error_of_a_worker_keeps_its_type(tmp_path: Path) -> None:
+    """The main process gets the library's error, with shard, key, field and index."""
     path = write_tar(tmp_path / "a.tar", [("a.cls", b"1"), ("b.cls", b"cat")])
     with ShardListDataset(path) as dataset:
         loader: DataLoader[Any] = DataLoader(dataset, batch_size=2, num_workers=1)
@@ -91,7 +91,7 @@ def indices(batches: Iterable[Any]) -> list[list[int]]:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("is_ahead", [False, True])
 def test_stateful_loader_resumes_at_any_batch(spec: Path, num_workers: int, is_ahead: bool) -> None:
-    """After a state, the rest of the epoch comes and then the next ones, workers or none."""
+    """A restored loader returns the rest of the epoch, then the next epochs."""
     with ShardListDataset(spec) as dataset:
 
         def loader() -> Any:
@@ -116,7 +116,7 @@ def test_stateful_loader_resumes_at_any_batch(spec: Path, num_workers: int, is_a
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 def test_state_after_an_epoch_is_the_next_one(spec: Path) -> None:
-    """After the last batch, read to the end or not, the next epoch comes, and none is lost."""
+    """A state from after the last batch continues with the next epoch, and skips none."""
     with ShardListDataset(spec) as dataset:
 
         def loader() -> Any:
@@ -135,7 +135,7 @@ def test_state_after_an_epoch_is_the_next_one(spec: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 def test_state_of_a_loader_goes_to_other_ranks(spec: Path) -> None:
-    """What one of two ranks saved is gone on with by one process, or by four."""
+    """A state that one of two ranks saved is resumed by one process, or by four."""
     with ShardListDataset(spec) as dataset:
 
         def loaders(num_replicas: int) -> list[Any]:
@@ -162,8 +162,8 @@ def test_state_of_a_loader_goes_to_other_ranks(spec: Path) -> None:
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_epochs_that_are_set_come_whole(spec: Path, num_workers: int, drop_last: bool) -> None:
-    """A loader restores inside ``iter()``; an epoch set before that is not taken for its rest.
+def test_epochs_that_are_set_are_complete(spec: Path, num_workers: int, drop_last: bool) -> None:
+    """A loader restores inside ``iter()``; an epoch that was set before starts at its beginning.
 
     With ``drop_last`` the sampler is not at its end after the last batch, and yet the next epoch,
     which the training loop sets, is a full one.

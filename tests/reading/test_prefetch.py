@@ -1,4 +1,4 @@
-"""Shards fetched ahead: in the order of need, bounded, by the main process."""
+"""Shards are fetched ahead: in the order of need, within a limit, by the main process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NUM_SAMPLES = NUM_SHARDS * LENGTH
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tries follow one another without much waiting."""
+    """Make the wait between two attempts short."""
     monkeypatch.setattr(retry, "_FIRST_WAIT_S", 0.01)
 
 
@@ -53,7 +53,7 @@ def shards(tmp_path: Path, server: Server) -> list[dict[str, Any]]:
 
 
 def identity(samples: list[Any]) -> list[Any]:
-    """Collate nothing."""
+    """Return a batch as it is."""
     return samples
 
 
@@ -69,7 +69,7 @@ def wait_for(condition: Any, timeout_s: float = 10) -> None:
 def test_every_sample_once_and_each_shard_once(
     shards: list[dict[str, Any]], server: Server, workers: int, context: str | None
 ) -> None:
-    """With any number of workers, however they start (CACHE-16)."""
+    """With any number of workers, started in any way (CACHE-16)."""
     dataset = wids.ShardListDataset(shards)
     sampler = wids.Prefetcher(wids.ChunkedSampler(dataset, chunksize=LENGTH), dataset)
     loader = DataLoader(
@@ -88,10 +88,10 @@ def test_every_sample_once_and_each_shard_once(
     dataset.close()
 
 
-def test_the_next_shard_is_asked_for_before_the_last_sample(
+def test_the_next_shard_is_requested_before_the_last_sample(
     shards: list[dict[str, Any]], server: Server
 ) -> None:
-    """And by this process, not by whoever reads (CACHE-16)."""
+    """The next shards are fetched while the current one is read (CACHE-16)."""
     dataset = wids.ShardListDataset(shards)
     size = shards[0]["filesize"]
     sampler = wids.Prefetcher(SequentialSampler(dataset), dataset, ahead_nbytes=2 * size)
@@ -131,7 +131,7 @@ def test_nothing_is_fetched_by_the_workers(
 
 
 def test_local_shards_need_no_thread(tmp_path: Path) -> None:
-    """Around a dataset of local shards it is the sampler, and nothing more."""
+    """For a dataset of local shards, the prefetcher starts no thread."""
     path = write_tar(tmp_path / "a.tar", sample_members(0, 10))
     dataset = wids.ShardListDataset(str(path))
     prefetcher = wids.Prefetcher(wids.ChunkedSampler(dataset), dataset)
@@ -144,7 +144,7 @@ def test_local_shards_need_no_thread(tmp_path: Path) -> None:
 
 
 def test_threads_run_during_a_pass_only(shards: list[dict[str, Any]]) -> None:
-    """From the first index on; none are left by a pass that ended, or was broken off."""
+    """Threads start with the first index; a pass that ends, in any way, leaves none."""
     dataset = wids.ShardListDataset(shards)
     prefetcher = wids.Prefetcher(wids.ChunkedSampler(dataset, chunksize=LENGTH), dataset)
 
@@ -167,10 +167,10 @@ def test_threads_run_during_a_pass_only(shards: list[dict[str, Any]]) -> None:
     dataset.close()
 
 
-def test_a_pass_that_is_broken_off_ends_its_downloads(
+def test_a_pass_that_is_cancelled_ends_its_downloads(
     shards: list[dict[str, Any]], server: Server, own_cache: Path
 ) -> None:
-    """At once, and nothing half stays behind."""
+    """Downloads end at once, and leave no partial file."""
     server.rate_nbytes = 100_000
     dataset = wids.ShardListDataset(shards)
     indices = iter(wids.Prefetcher(SequentialSampler(dataset), dataset))
@@ -187,10 +187,10 @@ def test_a_pass_that_is_broken_off_ends_its_downloads(
     dataset.close()
 
 
-def test_a_process_that_ends_in_the_middle(
+def test_a_process_that_ends_during_a_pass(
     shards: list[dict[str, Any]], server: Server, own_cache: Path
 ) -> None:
-    """An error that nobody catches ends it at once, with nothing half left behind."""
+    """An uncaught error ends the process at once, and leaves no partial file."""
     server.rate_nbytes = 100_000
     code = f"""
 import wids
@@ -209,7 +209,7 @@ next(indices)
 
 
 def test_a_failed_fetch_reaches_the_reader(shards: list[dict[str, Any]], server: Server) -> None:
-    """With its cause and its type, also from a worker; on_error has its say (CACHE-16)."""
+    """The reader gets its cause and type, also from a worker; ``on_error`` works (CACHE-16)."""
     server.pages["/3.tar"].always = Fault(403)
     for workers in (0, 2):
         dataset = wids.ShardListDataset(shards)
@@ -234,7 +234,7 @@ def test_a_failed_fetch_reaches_the_reader(shards: list[dict[str, Any]], server:
 
 
 def test_a_handler_that_raises_anything(shards: list[dict[str, Any]]) -> None:
-    """No thread ends of it, and nobody waits for one; the reader is told."""
+    """Whatever a handler raises ends no thread, blocks no pass, and reaches the reader."""
 
     def refuse(_: str) -> BinaryIO:
         raise RuntimeError("no such thing")
@@ -255,8 +255,8 @@ def test_a_handler_that_raises_anything(shards: list[dict[str, Any]]) -> None:
         dataset.close()
 
 
-def test_a_passing_failure_is_not_noticed(shards: list[dict[str, Any]], server: Server) -> None:
-    """The fetch ahead tries as patiently as others, and the reader tries again."""
+def test_a_temporary_failure_is_not_noticed(shards: list[dict[str, Any]], server: Server) -> None:
+    """A fetch ahead is tried as often as any other, and the reader tries again."""
     server.pages["/3.tar"].faults = [Fault(503)] * 6
     dataset = wids.ShardListDataset(shards)
     sampler = wids.Prefetcher(SequentialSampler(dataset), dataset)
@@ -266,11 +266,11 @@ def test_a_passing_failure_is_not_noticed(shards: list[dict[str, Any]], server: 
     dataset.close()
 
 
-# It is the sampler.
+# The prefetcher behaves like its sampler.
 
 
 def test_length_epoch_and_state_are_those_of_the_sampler(shards: list[dict[str, Any]]) -> None:
-    """Also when it has looked far ahead."""
+    """However far ahead the prefetcher has looked."""
     dataset = wids.ShardListDataset(shards)
     plain = wids.ChunkedSampler(dataset, chunksize=LENGTH)
     sampler = wids.ChunkedSampler(dataset, chunksize=LENGTH)
@@ -294,8 +294,8 @@ def test_length_epoch_and_state_are_those_of_the_sampler(shards: list[dict[str, 
     dataset.close()
 
 
-def test_epochs_move_on_by_themselves(shards: list[dict[str, Any]]) -> None:
-    """A pass that was read to its end, and no other."""
+def test_epochs_advance_by_themselves(shards: list[dict[str, Any]]) -> None:
+    """Only a pass that was read to its end advances the epoch."""
     dataset = wids.ShardListDataset(shards)
     sampler = wids.ChunkedSampler(dataset, chunksize=LENGTH)
     prefetcher = wids.Prefetcher(sampler, dataset)
@@ -309,8 +309,8 @@ def test_epochs_move_on_by_themselves(shards: list[dict[str, Any]]) -> None:
     dataset.close()
 
 
-def test_around_a_distributed_sampler_it_is_one(shards: list[dict[str, Any]]) -> None:
-    """So that trainers leave it alone; around another it is none."""
+def test_a_prefetcher_of_a_distributed_sampler_is_one(shards: list[dict[str, Any]]) -> None:
+    """Trainers leave it alone then; around any other sampler it is not one."""
     dataset = wids.ShardListDataset(shards)
     sampler = wids.DistributedChunkedSampler(dataset, num_replicas=4, rank=1)
     prefetcher = wids.Prefetcher(sampler, dataset)
@@ -324,7 +324,7 @@ def test_around_a_distributed_sampler_it_is_one(shards: list[dict[str, Any]]) ->
 
 
 def test_any_sampler(shards: list[dict[str, Any]]) -> None:
-    """One that cannot be repeated is read once, a little ahead."""
+    """A sampler with a random order of its own is read once, a little ahead."""
     dataset = wids.ShardListDataset(shards)
     prefetcher = wids.Prefetcher(RandomSampler(dataset), dataset)
 
@@ -357,7 +357,7 @@ def test_a_small_cache_is_respected(
     own_cache: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What waits, what is read and what was read fit into the limit together (CACHE-16)."""
+    """Shards that were, are and will be read fit into the limit together (CACHE-16)."""
     limit = 5 * shards[0]["filesize"]
     dataset = wids.ShardListDataset(shards, cache_size=limit)
     prefetcher = wids.Prefetcher(SequentialSampler(dataset), dataset)
@@ -375,7 +375,7 @@ def test_a_small_cache_is_respected(
 
 
 def test_one_shard_at_a_time(shards: list[dict[str, Any]], server: Server) -> None:
-    """Nothing to spare ahead still means one shard, and not the default."""
+    """``ahead_nbytes=0`` means one shard ahead, and not the default."""
     dataset = wids.ShardListDataset(shards)
     prefetcher = wids.Prefetcher(SequentialSampler(dataset), dataset, ahead_nbytes=0)
     indices = iter(prefetcher)
@@ -404,7 +404,7 @@ def test_unknown_lengths(shards: list[dict[str, Any]], server: Server) -> None:
 
 
 def test_arguments(shards: list[dict[str, Any]]) -> None:
-    """Mistakes are named."""
+    """Wrong arguments are errors that name the argument."""
     dataset = wids.ShardListDataset(shards)
     with raises(ValueError, "num_threads: expected at least 1"):
         wids.Prefetcher(SequentialSampler(dataset), dataset, num_threads=0)
@@ -416,7 +416,7 @@ def test_arguments(shards: list[dict[str, Any]]) -> None:
 
 
 class Catalog:
-    """As much of a dataset as a prefetcher asks; counts how often it is asked where a sample is."""
+    """What a prefetcher asks of a dataset; counts how many samples it looks up."""
 
     cache_share_nbytes = None
 
@@ -447,8 +447,8 @@ class Catalog:
         self.fetched.append(number)
 
 
-def test_a_pass_over_shards_that_are_here_begins_at_once() -> None:
-    """The rest of the epoch is not looked through before the first index, nor ever at once."""
+def test_a_pass_over_local_shards_begins_at_once() -> None:
+    """The rest of the epoch is looked up bit by bit, and not before the first index."""
     catalog = Catalog(10**8, 10**5)
     indices = iter(wids.Prefetcher(wids.ChunkedSampler(catalog), catalog))
 
@@ -461,7 +461,7 @@ def test_a_pass_over_shards_that_are_here_begins_at_once() -> None:
 
 
 def test_a_shard_far_ahead_is_found_in_time() -> None:
-    """Behind many indices that are here, a shard is fetched long before it is reached."""
+    """After many indices of local shards, a remote shard is fetched long before it is read."""
     catalog = Catalog(1_000_000, 500_000, missing=1)
     sampler = wids.ChunkedSampler(catalog, shuffle=False)
     indices = iter(wids.Prefetcher(sampler, catalog))
@@ -475,7 +475,7 @@ def test_a_shard_far_ahead_is_found_in_time() -> None:
 
 @pytest.mark.parametrize("kind", [wids.ChunkedSampler, wids.DistributedChunkedSampler])
 def test_it_can_be_copied_and_pickled(kind: Any, tmp_path: Path) -> None:
-    """As trainers do that start their processes by ``spawn``."""
+    """Trainers that start their processes by ``spawn`` do that."""
     path = write_tar(tmp_path / "a.tar", sample_members(0, 20))
     with wids.ShardListDataset(path) as dataset:
         ahead = wids.Prefetcher(kind(dataset, seed=3), dataset, ahead_nbytes=5)

@@ -1,0 +1,151 @@
+"""Samples and shards that cannot be read: what the errors name, and what ``on_error`` replaces."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+from conftest import raises, sample_members, write_tar
+
+from wids import (
+    DecodeError,
+    MismatchError,
+    NotFoundError,
+    SampleError,
+    ShardFormatError,
+    ShardListDataset,
+    TransformError,
+    WidsError,
+)
+
+
+def corrupt(tmp_path: Path) -> Path:
+    return write_tar(tmp_path / "a.tar", [("a.cls", b"1"), ("b.cls", b"cat"), ("c.cls", b"3")])
+
+
+def test_decode_error_names_the_sample(tmp_path: Path) -> None:
+    """Shard, key, field and index are in the text and in attributes."""
+    path = corrupt(tmp_path)
+    with ShardListDataset(path) as dataset, pytest.raises(DecodeError) as caught:
+        dataset[1]
+
+    error = caught.value
+    assert f'{path}: sample "b" (index 1): field ".cls": expected cls data' in str(error)
+    assert (error.shard, error.key, error.field, error.index) == (str(path), "b", ".cls", 1)
+
+
+def test_transformation_error_names_the_sample(train: Path) -> None:
+    """The exception of a transformation is the cause of an error that names the sample."""
+    with ShardListDataset(train) as dataset:
+        dataset.add_transform(lambda sample: sample["jpg"])
+
+        with pytest.raises(TransformError) as caught:
+            dataset[9]
+
+    assert 'train-000001.tar: sample "s00009" (index 9): a transformation raised KeyError' in str(
+        caught.value
+    )
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_on_error_replaces_the_sample(tmp_path: Path) -> None:
+    """What the callable returns takes the sample's place, alone and in a batch."""
+    seen: list[WidsError] = []
+
+    def substitute(error: WidsError) -> None:
+        seen.append(error)
+
+    with ShardListDataset(corrupt(tmp_path), on_error=substitute) as dataset:
+        assert dataset[1] is None
+        assert [sample and sample[".cls"] for sample in dataset.__getitems__([0, 1, 2])] == [
+            *(1, None),
+            3,
+        ]
+    assert [type(error) for error in seen] == [DecodeError] * 2
+    assert isinstance(seen[0], SampleError)
+    assert seen[0].__cause__ is not None
+
+
+def test_on_error_gets_errors_of_shards_too(tmp_path: Path) -> None:
+    """A shard that is missing or not a tar fails each of its samples, and no other."""
+    good = write_tar(tmp_path / "a.tar", [("a.cls", b"1")])
+    (tmp_path / "b.tar").write_bytes(b"<html>" + b" " * 600)
+    shards = [(good, 1), (tmp_path / "b.tar", 1), (tmp_path / "gone.tar", 1)]
+
+    with ShardListDataset(shards, on_error=type) as dataset:
+        assert dataset.__getitems__([2, 1, 0])[:2] == [NotFoundError, ShardFormatError]
+        assert dataset[0][".cls"] == 1
+
+
+def test_broken_shard_is_opened_once_a_batch(tmp_path: Path) -> None:
+    """A batch opens a broken shard once, and replaces all its samples."""
+    (tmp_path / "bad.tar").write_bytes(b"<html>" + b" " * 600)
+
+    with ShardListDataset([(tmp_path / "bad.tar", 50)], on_error=type) as dataset:
+        assert dataset.__getitems__(range(50)) == [ShardFormatError] * 50
+        assert dataset.get_stats() == (1, 1)
+
+
+def test_collected_errors_hold_no_files(tmp_path: Path) -> None:
+    """An error of a broken shard that is stored does not keep the file open."""
+    good = write_tar(tmp_path / "good.tar", sample_members(0, 1))
+    data = good.read_bytes()
+    (tmp_path / "bad.tar").write_bytes(data[:515])
+    (tmp_path / "worse.tar").write_bytes(data[:1024] + b"x" * 600)
+    errors: list[WidsError] = []
+    shards = [(tmp_path / "bad.tar", 1), (tmp_path / "worse.tar", 1)]
+    with ShardListDataset(shards, on_error=errors.append) as dataset:
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(20):
+            dataset.__getitems__([0, 1])
+        assert len(errors) == 40
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+# Shards with another number of samples.
+
+
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [
+        (3, "the spec says 3 samples, the shard has 4; correct the spec"),
+        (8, "the spec says 8 samples, the shard has 4, and 8 is its number of members"),
+    ],
+)
+def test_wrong_count_is_explained(tmp_path: Path, count: int, message: str) -> None:
+    """A count that is not the shard's is an error with both numbers, whichever sample is read."""
+    path = write_tar(tmp_path / "a.tar", sample_members(0, 4))
+    with ShardListDataset([(path, count)]) as dataset, raises(MismatchError, f"{path}: {message}"):
+        dataset[0]
+
+
+def test_count_by_the_other_rule_is_explained(tmp_path: Path) -> None:
+    """Tools that split names at the last dot count differently; the error says what to pass."""
+    path = write_tar(tmp_path / "a.tar", [("a.seg.png", b""), ("a.png", b""), ("b.png", b"")])
+    with (
+        ShardListDataset([(path, 3)]) as dataset,
+        raises(MismatchError, "says 3 samples, the shard has 2", 'pass key_split="last"'),
+    ):
+        dataset[0]
+    with ShardListDataset([(path, 3)], key_split="last", transformations=None) as dataset:
+        assert [sample["__key__"] for sample in dataset] == ["a.seg", "a", "b"]
+    spec = {"key_split": "last", "shardlist": [{"url": "a.tar", "nsamples": 3}]}
+    with ShardListDataset(spec, base=tmp_path, transformations=None) as dataset:
+        assert dataset[0]["__key__"] == "a.seg"
+
+
+def test_shard_with_another_count_later_is_noticed(tmp_path: Path) -> None:
+    """The count from when the dataset was opened is compared whenever a shard is opened."""
+    path = write_tar(tmp_path / "a.tar", sample_members(0, 8))
+    with ShardListDataset(path) as dataset:
+        for members in (sample_members(0, 4), sample_members(0, 9)):
+            dataset.close()
+            write_tar(path, members)
+            with raises(
+                MismatchError, "expected 8 samples as when the dataset was opened", "found "
+            ):
+                pickle.loads(pickle.dumps(dataset))[6]  # noqa: S301 - made here
+            with raises(MismatchError, "written again since: open the dataset again"):
+                dataset[6]
