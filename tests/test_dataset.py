@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import doctest
 import io
 import json
 import os
@@ -20,8 +21,10 @@ import numpy as np
 import pytest
 from conftest import raises, settle, write_shards, write_tar
 
+import wids.dataset
 from wids import (
     ShardListDataset,
+    TarWriter,
 )
 
 
@@ -474,3 +477,14 @@ def test_key_that_cannot_be_is_absent(dataset: ShardListDataset) -> None:
     for key in ("\ud800", "a\0b", ""):
         with raises(KeyError, "no sample has the key"):
             dataset.get_by_key(key)
+
+
+def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The examples of the class and of its methods, with the dataset of the former."""
+    monkeypatch.chdir(tmp_path)
+    with TarWriter("train.tar") as writer:
+        for n in range(3):
+            writer.write({"__key__": f"{n:06d}", "txt": f"text {n}", "cls": n})
+    with ShardListDataset("train.tar") as dataset:
+        result = doctest.testmod(wids.dataset, extraglobs={"dataset": dataset})
+    assert (result.failed, result.attempted > 20) == (0, True)

@@ -159,6 +159,7 @@ class ShardListDataset(_Dataset):
     ) -> None:
         options = ReadOptions(access, field_set(fields), raw, key_split, lru_size)
         folder = cache_folder(cache_dir)
+        # Commands write their output where copies are, on a disk that is meant to hold it.
         fetcher = Fetcher(storage_options, handlers, os.path.join(folder, "shards"))
         self.spec = load_spec(shards, base=base, allow_pipe=allow_pipe, read=fetcher.read)
         self.on_error = on_error
@@ -169,11 +170,13 @@ class ShardListDataset(_Dataset):
             fetcher,
             limits=cache_limits(cache_size, keep=keep, shards=self.spec.shards),
             localname=localname,
+            # Nobody placed a file in the default folder for this dataset.
             offered=frozenset() if cache_dir is None else placed_names(self.spec.shards),
             wants_progress=progress,
         )
         self.reader = ShardReader(self.spec, store, options, progress=progress)
         self._positions: Positions = range(len(self.reader))
+        # A notebook that has a dataset has samples to show, and importing wids changes nothing.
         notebook.show_samples_in_notebooks()
 
     # A sequence of samples.
@@ -186,7 +189,7 @@ class ShardListDataset(_Dataset):
     @overload
     def __getitem__(self, index: slice | Sequence[int] | npt.NDArray[Any]) -> ShardListDataset: ...
     def __getitem__(self, index: Any) -> Any:
-        if type(index) is not int:
+        if type(index) is not int:  # nearly always it is, and operator.index is a call
             try:
                 index = operator.index(index)
             except TypeError:
@@ -194,7 +197,7 @@ class ShardListDataset(_Dataset):
         positions, reader = self._positions, self.reader
         if not 0 <= index < len(positions):
             index = from_start(index, len(positions))
-        position = int(positions[index])
+        position = int(positions[index])  # an array yields a numpy integer
         number = bisect_right(reader.ends, position)
         return self._sample(position, number, local=reader.fetches_for_one)
 
@@ -202,6 +205,10 @@ class ShardListDataset(_Dataset):
         """Return a batch: exactly ``[dataset[i] for i in indices]``, with each shard opened once.
 
         torch's DataLoader calls this instead of ``dataset[i]`` for each index.
+
+        Example:
+            >>> [sample[".txt"] for sample in dataset.__getitems__([2, 0])]
+            ['text 2', 'text 0']
         """
         array = as_array(indices)
         # True and False in a batch are 1 and 0, as for dataset[i]; only a view takes a mask.
@@ -227,11 +234,17 @@ class ShardListDataset(_Dataset):
 
         Args:
             key: The key, as samples have it under ``__key__``.
-            shard: Number or URL of the only shard to search; None for all, in order.
+            shard: Number or URL of the only shard to search, which is fetched if it has no index;
+                None for all, in order.
 
         Raises:
             KeyError: No sample has the key.
+            IndexError: There is no shard of this number.
             FetchError: A shard has no index, and would have to be fetched to be searched.
+
+        Example:
+            >>> dataset.get_by_key("000001")[".txt"]
+            'text 1'
         """
         position = int(self._positions[self._find(key, shard)])
         number = bisect_right(self.reader.ends, position)
@@ -243,6 +256,10 @@ class ShardListDataset(_Dataset):
         Raises:
             KeyError: No sample has the key.
             FetchError: A shard has no index, and would have to be fetched to be searched.
+
+        Example:
+            >>> dataset.find_key("000001")
+            1
         """
         return self._find(key, None)
 
@@ -250,7 +267,7 @@ class ShardListDataset(_Dataset):
         number = None if shard is None else self._number(shard)
         for position in self.reader.find(key, number):
             index = index_of(self._positions, position)
-            if index >= 0:
+            if index >= 0:  # the view has the sample
                 return index
         name = repr(self) if number is None else urls.redact(self.spec.shards[number].url)
         raise KeyError(f"{name}: no sample has the key {key!r}")
@@ -270,7 +287,12 @@ class ShardListDataset(_Dataset):
 
     @property
     def lengths(self) -> list[int]:
-        """Samples in each shard; ``[len(view)]`` for a view that is not a contiguous slice."""
+        """Samples in each shard; ``[len(view)]`` for a view that is not a contiguous slice.
+
+        Example:
+            >>> dataset.lengths, dataset[1:].lengths, dataset[::2].lengths
+            ([3], [2], [2])
+        """
         return counts_per_shard(self._positions, self.reader.edges)
 
     @property
@@ -280,11 +302,28 @@ class ShardListDataset(_Dataset):
 
     @property
     def shards(self) -> list[dict[str, Any]]:
-        """The shards as they stand in a JSON document, with absolute URLs."""
+        """The shards as they stand in a JSON document, with absolute URLs.
+
+        Example:
+            >>> [shard["url"].rpartition("/")[2] for shard in dataset.shards]
+            ['train.tar']
+        """
         return [shard_spec.entry() for shard_spec in self.spec.shards]
 
     def get_shard(self, index: int) -> tuple[Shard, int, dict[str, Any]]:
-        """Return the shard of a sample, fetched and open; the position in it; its JSON entry."""
+        """Return the shard of a sample, the position of the sample in it, and its JSON entry.
+
+        A remote shard is fetched. The shard stays the dataset's: do not close it.
+
+        Raises:
+            IndexError: The index is out of range.
+            FetchError: The shard cannot be opened or fetched.
+
+        Example:
+            >>> shard, local_index, entry = dataset.get_shard(2)
+            >>> shard[local_index]["__key__"]
+            '000002'
+        """
         number, local_index = self.locate(index)
         shard = self.reader.open(number)
         if not isinstance(shard, Shard):  # the reader was asked for a local one
@@ -292,7 +331,13 @@ class ShardListDataset(_Dataset):
         return shard, local_index, self.spec.shards[number].entry()
 
     def get_stats(self) -> tuple[int, int]:
-        """Return how often a shard was asked for, and how often it had to be opened."""
+        """Return how often a shard was asked for, and how often it had to be opened.
+
+        Example:
+            >>> num_accesses, num_misses = dataset.get_stats()
+            >>> num_accesses >= num_misses
+            True
+        """
         return self.reader.pool.num_accesses, self.reader.pool.num_misses
 
     def fetch_shard(self, number: int, background: BackgroundFetch | None = None) -> None:
@@ -301,16 +346,30 @@ class ShardListDataset(_Dataset):
         Raises:
             FetchError: The shard cannot be fetched, or the fetch was cancelled.
             MismatchError: The shard is not what the spec says.
+
+        Example:
+            >>> dataset.fetch_shard(0)  # does nothing, as this shard is local
         """
         self.reader.fetch(number, background)
 
     def add_transform(self, transformation: Transformation) -> ShardListDataset:
-        """Append a transformation and return the dataset."""
+        """Append a transformation and return the dataset.
+
+        Example:
+            >>> dataset[:].add_transform(lambda sample: sample[".cls"])[2]
+            2
+        """
         self.transformations.append(transformation)
         return self
 
     def close(self) -> None:
-        """Release all open shards, which the views of the dataset share."""
+        """Release all open shards, which the views of the dataset share.
+
+        Example:
+            >>> dataset.close()
+            >>> dataset[0][".txt"]  # opens the shard again
+            'text 0'
+        """
         self.reader.close()
 
     def __enter__(self) -> ShardListDataset:
@@ -326,7 +385,15 @@ class ShardListDataset(_Dataset):
         return bisect_right(self.reader.ends, int(self._positions[index]))
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Return the number of the shard that a sample is in, and its position in the shard."""
+        """Return the number of the shard that a sample is in, and its position in the shard.
+
+        Raises:
+            IndexError: The index is out of range.
+
+        Example:
+            >>> dataset.locate(-1)
+            (0, 2)
+        """
         index = from_start(operator.index(index), len(self))
         return self.reader.locate(int(self._positions[index]))
 
@@ -338,6 +405,11 @@ class ShardListDataset(_Dataset):
         Args:
             fields: The only fields to read, as undecoded bytes; None for whole samples, transformed
                 as in this dataset.
+
+        Example:
+            >>> with dataset.only([".cls"]) as view:
+            ...     view[2][".cls"]
+            b'2'
         """
         view = self._view(self._positions)
         view.on_error = None
@@ -372,7 +444,9 @@ class ShardListDataset(_Dataset):
                 thousand samples; samples that cannot be read are skipped.
 
         Example:
-            ``dataset[1000:2000].show(seed=1, where=lambda sample: sample[".cls"] == 3)``
+            >>> gallery = dataset[1:].show(where=lambda sample: sample[".cls"] == 2)
+            >>> gallery.indices
+            [1]
         """
         return notebook.gallery(self, num_samples, seed, where)
 
@@ -386,6 +460,7 @@ class ShardListDataset(_Dataset):
     def _view(self, positions: Positions) -> ShardListDataset:
         view = copy(self)
         view._positions = positions  # noqa: SLF001 - another of this class
+        # A list of its own, so that add_transform on the view leaves this dataset alone.
         view.transformations = list(self.transformations)
         return view
 
@@ -400,6 +475,7 @@ class ShardListDataset(_Dataset):
             sample = reader.open(number, local=local).read(local_index)
         except WidsError as error:  # names the shard
             if isinstance(error, RangeError) and not local and reader.fetches_for_many:
+                # The server has no ranges, and fetching was not ruled out.
                 return self._sample(position, number, local=True)
             return self._stand_in(error)
         shard_spec = reader.shards[number]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import doctest
 import io
 import os
 import pickle
@@ -28,6 +29,7 @@ from torch.utils.data import (
 import wids
 from wids.cache import eviction
 from wids.errors import FetchError
+from wids.reading import prefetch
 from wids.transport import retry
 
 NUM_SHARDS, LENGTH = 8, 25
@@ -483,3 +485,9 @@ def test_it_can_be_copied_and_pickled(kind: Any, tmp_path: Path) -> None:
             assert type(again) is type(ahead)
             assert list(again) == list(kind(dataset, seed=3))
             assert again.ahead_nbytes == 5
+
+
+def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example of the class."""
+    monkeypatch.chdir(tmp_path)
+    assert doctest.testmod(prefetch).failed == 0

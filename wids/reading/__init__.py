@@ -1,4 +1,5 @@
-"""The number of a shard → the open shard, local, copied or read by byte range; fetching ahead.
+"""The number of a shard → the open shard, local, copied or read by range; fetching ahead.
 
-Nothing here decodes a field.
+A `ShardReader` finds the shard of a position and keeps recent shards open; a `Prefetcher` fetches
+the shards that a sampler will need. Views, decoding and transformations are the dataset's.
 """

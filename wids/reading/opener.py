@@ -131,11 +131,12 @@ class ShardOpener:
 
     def with_options(self, options: ReadOptions) -> ShardOpener:
         """Return an opener of the same shards with other options; packs and counts are shared."""
-        opener = copy(self)
+        opener = copy(self)  # shares the list of counts: what one learns, the other knows
         opener._options = options  # noqa: SLF001 - another of this class
         return opener
 
     def __getstate__(self) -> dict[str, Any]:
+        # Another process may have another cache folder, with damaged copies of its own.
         return {**self.__dict__, "_fetched_again": set()}
 
     # A file of this machine.
@@ -158,6 +159,7 @@ class ShardOpener:
         if known is not None:
             return known
         built = index.build(tar.scan(data, path), key_split, path)
+        # The time of modification of a younger file may not change when the file does.
         if is_settled(identity) and save_quietly(stored_path, index.dump(built, identity)):
             # All processes share the memory of a mapped index, and none that of a built one.
             known = index.load(stored_path, identity, key_split)
@@ -193,6 +195,7 @@ class ShardOpener:
         if known is not None:
             return known
         if stored.is_own:
+            # Where the spec states no length, the old index is what tells a copy that was cut.
             indexed = index.stored_identity(stored.index_path)
             if indexed is not None and indexed.nbytes != identity.nbytes:
                 raise ShardFormatError(
@@ -235,6 +238,7 @@ class ShardOpener:
             urls.redact(shard_spec.url),
             shard_index,
             nbytes,
+            # A partial of a method can be pickled, unlike a closure.
             partial(self._store.fetcher.read_range, shard_spec.url, total_nbytes=nbytes),
             fields=self._options.fields,
             raw=self._options.raw,
@@ -273,7 +277,7 @@ class ShardOpener:
     def _check_count(self, number: int, shard: Shard | RemoteShard) -> None:
         expected = self.counts[number]
         if expected is not None and len(shard) != expected:
-            with shard:
+            with shard:  # close it now: a stored error should not keep a file open
                 message = _count_message(
                     self.shards[number], shard, expected, self._key_split(number)
                 )
@@ -294,7 +298,7 @@ def _dumped_index(name: str, key_split: KeySplit, file: IO[bytes]) -> bytes:
     try:
         built = index.for_ranges(data, key_split, name)
     finally:
-        with suppress(BufferError):
+        with suppress(BufferError):  # the traceback of an error may hold a view of the map
             data.close()
     return index.dump(built, TarIdentity(status.st_size, status.st_mtime_ns))
 
@@ -310,6 +314,7 @@ def _count_message(
             f"{url}: expected {expected} samples as when the dataset was opened, found "
             f"{len(shard)}; it was written again since: open the dataset again"
         )
+    # The two mistakes that people make most: the other rule, and counting files.
     other: KeySplit = "last" if key_split == "first" else "first"
     message = f"{url}: the spec says {stated} samples, the shard has {len(shard)}"
     if isinstance(shard, Shard):

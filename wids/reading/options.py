@@ -54,6 +54,7 @@ class ReadOptions:
         """
         if fields is None:
             return replace(self, access="range")
+        # Bytes, since nobody decodes the fields: they are shown, or served, as they are.
         return replace(self, access="range", fields=frozenset(fields), raw="bytes")
 
 

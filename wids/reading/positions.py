@@ -44,8 +44,10 @@ def select(positions: Positions, indices: Any) -> Positions:
         return positions[indices]
     array = as_array(indices)
     length = len(positions)
+    # A mask of another length is an error below, and not a list of zeros and ones.
     if array.dtype == bool and array.shape == (length,):
         array = np.flatnonzero(array)
+    # An empty list has no integers in it: its array has floats.
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size) or array.dtype == bool:
         raise TypeError(
             f"expected an index, a slice, a list of indices or a mask of {length} booleans, "
@@ -67,6 +69,7 @@ def as_array(indices: Any) -> npt.NDArray[Any]:
     try:
         array = np.asarray(indices)
         if array.dtype == object and array.ndim == 1:  # integers too large for numpy, or no numbers
+            # All of them are out of range; clamped, numpy can compare them.
             largest = (1 << 63) - 1
             return np.array([max(-largest, min(largest, operator.index(i))) for i in array])
     except (ValueError, TypeError, RuntimeError):

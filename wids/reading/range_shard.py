@@ -107,10 +107,13 @@ class RemoteShard:
             FetchError: The tar cannot be read.
         """
         self.check()
+        # A dict and a set, so that a sample that is repeated in a batch is read once.
         members = {i: self._members_of(i) for i in local_indices}
         spans = _joined(sorted({self._span(m) for some in members.values() for m in some}))
+        # Not exact with threads, which is no matter: it only decides when to fetch the whole tar.
         self.num_read_nbytes += sum(stop - start for start, stop in spans)
         if len(spans) > 1:
+            # Started for each batch: threads that stay would be missing after a fork.
             threads = ThreadPoolExecutor(min(len(spans), _MAX_REQUESTS))
             try:
                 parts = list(threads.map(lambda span: self._read_range(*span), spans))
@@ -119,6 +122,7 @@ class RemoteShard:
                 threads.shutdown(wait=False, cancel_futures=True)
         else:
             parts = [self._read_range(*span) for span in spans]
+        # Slices of a memoryview copy nothing.
         starts, views = [start for start, _ in spans], [memoryview(part) for part in parts]
         return [self._sample(i, members[i], starts, views) for i in local_indices]
 
@@ -180,7 +184,7 @@ class RemoteShard:
                     "rebuild the index too, or remove it"
                 )
             value = view[body - base : stop - base]
-            if self._raw == "view":
+            if self._raw == "view":  # keeps all of its range in memory
                 sample[field] = value
             else:
                 sample[field] = bytes(value) if wrap is None else wrap(value)
