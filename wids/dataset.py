@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
-from wids.cache.store import BackgroundFetch, Cache, Localname
+from wids.cache.store import Cache, Localname
 from wids.errors import SampleError, TransformError, WidsError
 from wids.fields.decode import Decoder
 from wids.looking import notebook
@@ -340,17 +340,17 @@ class ShardListDataset(_Dataset):
         """
         return self.reader.pool.num_accesses, self.reader.pool.num_misses
 
-    def fetch_shard(self, number: int, background: BackgroundFetch | None = None) -> None:
+    def fetch_shard(self, number: int) -> None:
         """Fetch a remote shard, unless it is local or another process fetches it.
 
         Raises:
-            FetchError: The shard cannot be fetched, or the fetch was cancelled.
+            FetchError: The shard cannot be fetched.
             MismatchError: The shard is not what the spec says.
 
         Example:
             >>> dataset.fetch_shard(0)  # does nothing, as this shard is local
         """
-        self.reader.fetch(number, background)
+        self.reader.fetch(number)
 
     def add_transform(self, transformation: Transformation) -> ShardListDataset:
         """Append a transformation and return the dataset.
