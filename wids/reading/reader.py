@@ -115,14 +115,17 @@ class ShardReader:
             The number of a shard, the indices into ``positions`` of those that lie in it, and these
             positions.
         """
+        if not len(positions):
+            return
         order = np.argsort(positions, kind="stable")
         ascending = positions[order]
         numbers = np.searchsorted(self.edges[1:], ascending, side="right")
-        cuts = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
-        indices = order.tolist()
-        for start, stop in zip([0, *cuts], [*cuts, len(indices)], strict=True):
-            if start < stop:  # not so for an empty batch
-                yield int(numbers[start]), indices[start:stop], ascending[start:stop].tolist()
+        starts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist()]
+        # Lists, since small slices of them cost a fraction of those of arrays.
+        indices, sorted_positions = order.tolist(), ascending.tolist()
+        stops = [*starts[1:], len(indices)]
+        for number, start, stop in zip(numbers[starts].tolist(), starts, stops, strict=True):
+            yield number, indices[start:stop], sorted_positions[start:stop]
 
     def fetches_for_view(self, number: int, positions: Positions) -> bool:
         """Whether to fetch a shard that has no copy, to read all positions of a view in turn."""
