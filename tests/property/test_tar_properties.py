@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wids.errors import ShardFormatError
-from wids.tars import tar
+from wids.tars.scan import scan
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -68,7 +68,7 @@ def archive(specified: list[tuple[str, str, int, float]], tar_format: int) -> by
 
 
 def found(data: bytes) -> list[tuple[bytes, int, int]]:
-    index = tar.scan(data)
+    index = scan(data)
     return list(zip(index.names, index.offsets.tolist(), index.sizes.tolist(), strict=True))
 
 
@@ -120,7 +120,7 @@ def check_damage(specified: list[Any], tar_format: int, damages: list[Any]) -> N
     if has_forged_header(original, data):
         return
     try:
-        index = tar.scan(data)
+        index = scan(data)
     except ShardFormatError:
         return
     for name, offset, size in zip(index.names, index.offsets, index.sizes, strict=True):
@@ -208,7 +208,7 @@ def test_damage_is_never_a_wrong_member_at_length(
 def test_random_bytes_are_no_tar(data: bytes) -> None:
     """Noise is an error, or zeros alone an archive of nothing; never a hang, never a member."""
     try:
-        index = tar.scan(data)
+        index = scan(data)
     except ShardFormatError:
         return
     assert index.names == []

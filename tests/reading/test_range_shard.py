@@ -16,7 +16,7 @@ from conftest import raises, sample_members, write_tar
 
 from wids.errors import ShardFormatError
 from wids.reading.range_shard import RemoteShard
-from wids.tars import index
+from wids.tars.index import index_tar
 
 MEMBERS = [
     *sample_members(0, 50),
@@ -53,7 +53,7 @@ def remote(path: Path, **options: Any) -> tuple[RemoteShard, Recorder]:
     """Return a remote shard over the bytes of a file, and what it reads."""
     data = path.read_bytes()
     recorder = Recorder(data)
-    shard_index = index.for_ranges(data, "first", "a.tar")
+    shard_index = index_tar(data, path="a.tar", checksums=True)
     return RemoteShard("a.tar", shard_index, len(data), recorder, **options), recorder
 
 

@@ -21,7 +21,7 @@ from conftest import Member, in_child, raises, sample_members, write_tar
 
 from wids.errors import ShardFormatError
 from wids.reading.range_shard import RemoteShard
-from wids.tars import index
+from wids.tars.index import index_tar
 from wids.tars.readable_shard import ReadableShard
 from wids.tars.shard import Shard
 from wids.transport.fetch import Fetcher
@@ -67,7 +67,7 @@ def make(request: pytest.FixtureRequest, path: Path) -> Make:
     if request.param == "local":
         return lambda **options: Shard(path, **options)
     data = path.read_bytes()
-    shard_index = index.for_ranges(data, "first", "a.tar")
+    shard_index = index_tar(data, path="a.tar", checksums=True)
 
     def read_from_memory(start: int, stop: int) -> bytes:
         return data[start:stop]

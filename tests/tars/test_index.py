@@ -9,20 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wids.errors import ShardFormatError
-from wids.tars import index
+from wids.tars.archive import TarMembers
+from wids.tars.index import ShardIndex, build_index
 from wids.tars.names import KeySplit, split_name, to_bytes
-from wids.tars.tar import TarIndex
 
 Samples = list[tuple[str, list[tuple[str, int]]]]
 
 
-def tar_of(names: list[bytes]) -> TarIndex:
+def tar_of(names: list[bytes]) -> TarMembers:
     """Give a tar index in which member ``i`` begins at block ``i`` and has ``i`` bytes."""
     numbers = np.arange(len(names), dtype=np.int64)
-    return TarIndex(names, numbers * 512, numbers, numbers * 512 - 512)
+    return TarMembers(names, numbers * 512, numbers, numbers * 512 - 512)
 
 
-def samples_of(built: index.ShardIndex) -> Samples:
+def samples_of(built: ShardIndex) -> Samples:
     """Give each sample's key, and the field and offset of each of its members."""
     return [
         (
@@ -38,7 +38,7 @@ def samples_of(built: index.ShardIndex) -> Samples:
 
 def test_members_of_a_key_are_one_sample_wherever_they_stand() -> None:
     """Interleaved keys give whole samples, in order of first appearance (KEY-3)."""
-    built = index.build(tar_of([b"b.txt", b"a.txt", b"README", b"b.cls", b"a.cls"]))
+    built = build_index(tar_of([b"b.txt", b"a.txt", b"README", b"b.cls", b"a.cls"]))
 
     assert samples_of(built) == [
         ("b", [(".txt", 0), (".cls", 3)]),
@@ -52,7 +52,7 @@ def test_last_of_equal_names_counts() -> None:
 
     KEY-4.
     """
-    built = index.build(tar_of([b"a.txt", b"a.txt", b"b.txt", b"c.txt"]))
+    built = build_index(tar_of([b"a.txt", b"a.txt", b"b.txt", b"c.txt"]))
 
     assert samples_of(built) == [("a", [(".txt", 1)]), ("b", [(".txt", 2)]), ("c", [(".txt", 3)])]
     assert built.num_duplicates == 1
@@ -61,7 +61,7 @@ def test_last_of_equal_names_counts() -> None:
 @pytest.mark.parametrize("names", [[], [b"README"]])
 def test_shard_without_samples_has_length_zero(names: list[bytes]) -> None:
     """An empty tar, and one with orphans only, are shards of no samples."""
-    built = index.build(tar_of(names))
+    built = build_index(tar_of(names))
 
     assert len(built) == 0
     assert built.find("a") == -1
@@ -69,7 +69,7 @@ def test_shard_without_samples_has_length_zero(names: list[bytes]) -> None:
 
 def test_find_takes_whole_keys_only() -> None:
     """A part of a key, or two keys in a row, is no key."""
-    built = index.build(tar_of([b"aa.txt", b"a.txt", b"ba.txt", b"\xff.txt"]))
+    built = build_index(tar_of([b"aa.txt", b"a.txt", b"ba.txt", b"\xff.txt"]))
 
     assert [built.find(key) for key in ("aa", "a", "ba", "b", "", "aa\0a", "\udcff")] == [
         *(0, 1, 2),
@@ -81,13 +81,13 @@ def test_find_takes_whole_keys_only() -> None:
 def test_unknown_rule_is_refused() -> None:
     """There are two rules."""
     with raises(ValueError, "key_split: expected", "first", "last", "middle"):
-        index.build(tar_of([b"a.txt"]), "middle")  # type: ignore[arg-type]
+        build_index(tar_of([b"a.txt"]), "middle")  # type: ignore[arg-type]
 
 
 def test_nul_in_a_name_is_refused() -> None:
     """NUL separates names in the index, so none may have one."""
     with raises(ShardFormatError, "x.tar: a member name has a NUL in it"):
-        index.build(tar_of([b"a\0b.txt"]), path="x.tar")
+        build_index(tar_of([b"a\0b.txt"]), path="x.tar")
 
 
 NAMES = st.lists(st.text(st.sampled_from("ab./é"), max_size=6).map(str.encode), max_size=40)
@@ -105,7 +105,7 @@ def test_index_equals_grouping_with_dicts(names: list[bytes], rule: KeySplit) ->
             fields.pop(parts[1], None)
             fields[parts[1]] = number
 
-    found = samples_of(index.build(tar_of(names), rule))
+    found = samples_of(build_index(tar_of(names), rule))
 
     assert [
         (to_bytes(key), [(to_bytes(field), offset) for field, offset in members])

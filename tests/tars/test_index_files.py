@@ -17,14 +17,14 @@ import pytest
 from conftest import raises, sample_members, settle, write_shards, write_tar
 
 from wids import Shard, ShardFormatError, ShardListDataset, build_spec, load_spec
-from wids.tars import index, tar
-from wids.tars.index import ShardIndex, TarIdentity
+from wids.tars import index, index_file
+from wids.tars.index import ShardIndex, TarIdentity, index_tar
 
 TIMED = TarIdentity(10240, 1_700_000_000_000_000_000)
 
 
 def made(path: Path, key_split: Any = "first") -> ShardIndex:
-    return index.build(tar.scan(path.read_bytes()), key_split)
+    return index_tar(path.read_bytes(), key_split)
 
 
 def same(one: ShardIndex | None, other: ShardIndex) -> bool:
@@ -55,11 +55,11 @@ def test_index_comes_back(members: list[tuple[str, bytes]], tmp_path: Path) -> N
     original = made(write_tar(tmp_path / "a.tar", members))
     identity = TarIdentity((tmp_path / "a.tar").stat().st_size, 5)
 
-    data = index.dump(original, identity)
+    data = index_file.dump(original, identity)
 
-    assert same(index.parse(data, 0, len(data), identity, "first"), original)
+    assert same(index_file.parse(data, 0, len(data), identity, "first"), original)
     shifted = b"x" * 8 + data + b"y"
-    assert same(index.parse(shifted, 8, 8 + len(data), identity, "first"), original)
+    assert same(index_file.parse(shifted, 8, 8 + len(data), identity, "first"), original)
 
 
 def test_file_is_as_the_page_says(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_file_is_as_the_page_says(tmp_path: Path) -> None:
         write_tar(tmp_path / "a.tar", [("a.txt", b"xyz"), ("b.cls", b"1"), ("b.txt", b"")])
     )
 
-    data = index.dump(original, TIMED)
+    data = index_file.dump(original, TIMED)
 
     assert data[:8] == b"wids-idx"
     assert struct.unpack_from("<II", data, 8) == (1, zlib.crc32(data[16:]))
@@ -94,10 +94,10 @@ def test_file_is_as_the_page_says(tmp_path: Path) -> None:
 
 def test_other_tar_rule_or_version_is_not_believed(shard_path: Path) -> None:
     """A stale, foreign, damaged or truncated index is as none (INDEX-3)."""
-    data = index.dump(made(shard_path), TIMED)
+    data = index_file.dump(made(shard_path), TIMED)
 
     def parsed(data: bytes, identity: TarIdentity = TIMED, rule: Any = "first") -> Any:
-        return index.parse(data, 0, len(data), identity, rule)
+        return index_file.parse(data, 0, len(data), identity, rule)
 
     assert parsed(data) is not None
     assert parsed(data, TarIdentity(TIMED.nbytes + 512, TIMED.mtime_ns)) is None
@@ -115,7 +115,7 @@ def forged(original: ShardIndex, **changes: Any) -> bytes:
     """Give an index with a right CRC and wrong contents, as an attacker would."""
     values = {f.name: getattr(original, f.name) for f in fields(original)}
     checked = {"crcs": np.zeros(len(original.blocks), np.uint32)}
-    return index.dump(ShardIndex(**{**values, **checked, **changes}), TarIdentity(20480))
+    return index_file.dump(ShardIndex(**{**values, **checked, **changes}), TarIdentity(20480))
 
 
 def test_forged_index_cannot_lead_outside(shard_path: Path) -> None:
@@ -145,10 +145,10 @@ def test_forged_index_cannot_lead_outside(shard_path: Path) -> None:
         "header before the start": {"head_blocks": np.full(num, 200, np.uint8)},
     }
     good = forged(original)
-    assert index.parse(good, 0, len(good), TarIdentity(20480), "first") is not None
+    assert index_file.parse(good, 0, len(good), TarIdentity(20480), "first") is not None
     for name, changes in attacks.items():
         data = forged(original, **changes)
-        assert index.parse(data, 0, len(data), TarIdentity(20480), "first") is None, name
+        assert index_file.parse(data, 0, len(data), TarIdentity(20480), "first") is None, name
 
 
 # Kept on this machine
@@ -164,7 +164,7 @@ def test_index_is_made_once(
     """The second dataset does not scan, and finds the same (INDEX-1)."""
     with ShardListDataset(shard_path) as dataset:
         expected = list(dataset[:7])
-    monkeypatch.setattr(tar, "scan", None)
+    monkeypatch.setattr(index, "scan", None)
 
     with ShardListDataset(shard_path) as dataset:
         assert list(dataset[:7]) == expected
@@ -291,7 +291,9 @@ def test_processes_that_index_at_once_do_not_disturb(tmp_path: Path) -> None:
 
     assert found == [[str(i % 10).encode() for i in range(3000)]] * 4
     (file,) = kept(Path(folder))
-    assert index.load(str(file), TarIdentity(path.stat().st_size, path.stat().st_mtime_ns), "first")
+    assert index_file.load(
+        str(file), TarIdentity(path.stat().st_size, path.stat().st_mtime_ns), "first"
+    )
 
 
 # Published: the pack
@@ -313,7 +315,7 @@ def test_pack_makes_scans_needless(
     """With a pack nothing is scanned, nothing is kept, and missing counts are known (INDEX-5)."""
     with ShardListDataset(packed) as dataset:
         expected = list(dataset)
-    monkeypatch.setattr(tar, "scan", None)
+    monkeypatch.setattr(index, "scan", None)
     document = json.loads(packed.read_text())
     for entry in document["shardlist"]:
         del entry["nsamples"]
@@ -355,7 +357,7 @@ def test_tar_written_anew_is_another_tar(packed: Path) -> None:
             ShardFormatError, "train-000001.tar: at byte", "expected the header of a .txt as in the"
         ):
             dataset[9]
-        with raises(ShardFormatError, "make the index anew"):
+        with raises(ShardFormatError, "rebuild the index"):
             dataset.__getitems__([9, 10])
         assert dataset[3][".txt"] == "text 3"
 
@@ -483,10 +485,10 @@ def test_index_of_another_user_is_not_used(
         expected = list(dataset[:7])
     (file,) = kept(own_cache)
     identity = TarIdentity(shard_path.stat().st_size, shard_path.stat().st_mtime_ns)
-    assert index.load(str(file), identity, "first") is not None
+    assert index_file.load(str(file), identity, "first") is not None
 
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
 
-    assert index.load(str(file), identity, "first") is None
+    assert index_file.load(str(file), identity, "first") is None
     with ShardListDataset(shard_path) as dataset:
         assert list(dataset[:7]) == expected

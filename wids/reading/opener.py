@@ -25,8 +25,8 @@ from wids.reading.options import ReadOptions
 from wids.reading.packs import Packs
 from wids.reading.range_shard import RemoteShard
 from wids.specs.model import DatasetSpec, ShardSpec
-from wids.tars import index, tar
-from wids.tars.index import ShardIndex, TarIdentity
+from wids.tars import index_file
+from wids.tars.index import ShardIndex, TarIdentity, index_tar
 from wids.tars.names import KeySplit
 from wids.tars.readable_shard import ReadableShard
 from wids.tars.shard import FindIndex, Shard
@@ -155,14 +155,14 @@ class ShardOpener:
         if known is not None:
             return known
         stored_path = local_index_path(self._store.folder, path, key_split)
-        known = index.load(stored_path, identity, key_split)
+        known = index_file.load(stored_path, identity, key_split)
         if known is not None:
             return known
-        built = index.build(tar.scan(data, path), key_split, path)
+        built = index_tar(data, key_split, path)
         # The time of modification of a younger file may not change when the file does.
-        if is_settled(identity) and save_quietly(stored_path, index.dump(built, identity)):
+        if is_settled(identity) and save_quietly(stored_path, index_file.dump(built, identity)):
             # All processes share the memory of a mapped index, and none that of a built one.
-            known = index.load(stored_path, identity, key_split)
+            known = index_file.load(stored_path, identity, key_split)
         return built if known is None else known
 
     # The copy of a remote shard.
@@ -191,20 +191,20 @@ class ShardOpener:
     ) -> ShardIndex:
         """Return the index of a copy: the one made when it was fetched, or a scan."""
         key_split = self._key_split(number)
-        known = index.load(stored.index_path, identity, key_split)
+        known = index_file.load(stored.index_path, identity, key_split)
         if known is not None:
             return known
         if stored.is_own:
             # Where the spec states no length, the old index is what tells a copy that was cut.
-            indexed = index.stored_identity(stored.index_path)
+            indexed = index_file.stored_identity(stored.index_path)
             if indexed is not None and indexed.nbytes != identity.nbytes:
                 raise ShardFormatError(
                     f"{path}: expected {indexed.nbytes} bytes as when it was fetched, found "
                     f"{identity.nbytes}; it was changed in the cache"
                 )
-        built = index.for_ranges(data, key_split, path)
-        if save_quietly(stored.index_path, index.dump(built, identity)):
-            known = index.load(stored.index_path, identity, key_split)
+        built = index_tar(data, key_split, path, checksums=True)
+        if save_quietly(stored.index_path, index_file.dump(built, identity)):
+            known = index_file.load(stored.index_path, identity, key_split)
         return built if known is None else known
 
     def _prepare(self, number: int) -> Prepare:
@@ -257,7 +257,9 @@ class ShardOpener:
         packed = self.packs.index_and_nbytes(number, key_split)
         if packed is not None:
             return packed
-        left = index.load_for_ranges(self._store.index_path(remote_file(shard_spec)), key_split)
+        left = index_file.load_for_ranges(
+            self._store.index_path(remote_file(shard_spec)), key_split
+        )
         if left is not None and shard_spec.nbytes in (None, left[1].nbytes):
             return left[0], left[1].nbytes
         return None
@@ -296,11 +298,11 @@ def _dumped_index(name: str, key_split: KeySplit, file: IO[bytes]) -> bytes:
         raise ShardFormatError(f"{name}: expected a tar, found an empty file")
     data = mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ)
     try:
-        built = index.for_ranges(data, key_split, name)
+        built = index_tar(data, key_split, name, checksums=True)
     finally:
         with suppress(BufferError):  # the traceback of an error may hold a view of the map
             data.close()
-    return index.dump(built, TarIdentity(status.st_size, status.st_mtime_ns))
+    return index_file.dump(built, TarIdentity(status.st_size, status.st_mtime_ns))
 
 
 def _count_message(

@@ -12,20 +12,19 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from wids.cache.names import RemoteFile
 from wids.cache.store import Cache
 from wids.errors import WidsError
 from wids.specs.model import DatasetSpec
-from wids.tars.index import Pack, ShardIndex, load_pack
+from wids.tars.index import ShardIndex
 from wids.tars.names import KeySplit
+from wids.tars.pack import Pack, load_pack
 from wids.tars.range_pack import RangePack
 from wids.transport import urls
 from wids.transport.fetch import RangeError
 from wids.transport.rewrite import rewritten
-
-AnyPack: TypeAlias = "Pack | RangePack"
 
 _LARGE_PACK_NBYTES: Final = 16_000_000
 """Packs beyond this length are read by range instead of being fetched whole."""
@@ -48,7 +47,7 @@ class Packs:
         self.shards = spec.shards
         self._store = store
         self._dataset_url = spec.index
-        self._packs: dict[str, AnyPack | None] = {}
+        self._packs: dict[str, Pack | None] = {}
         if spec.index is not None and urls.is_local(rewritten(spec.index)):
             self._pack(spec.index)  # now, so that processes forked later share the mapped memory
 
@@ -85,7 +84,7 @@ class Packs:
         pack = None if self._dataset_url is None else self._pack(self._dataset_url)
         return None if pack is None else pack.shards_with(key)
 
-    def _packs_of(self, number: int) -> Iterator[tuple[AnyPack, int]]:
+    def _packs_of(self, number: int) -> Iterator[tuple[Pack, int]]:
         """Yield the packs that have a shard of this number and name, with its position there."""
         shard_spec = self.shards[number]
         if self._dataset_url is None and shard_spec.index is None:
@@ -98,7 +97,7 @@ class Packs:
             if pack is not None and any(pack.is_named(position, name) for name in names):
                 yield pack, position
 
-    def _pack(self, url: str) -> AnyPack | None:
+    def _pack(self, url: str) -> Pack | None:
         """Return a pack, opened or fetched at its first use; None if it cannot be used."""
         if url in self._packs:
             return self._packs[url]
@@ -110,7 +109,7 @@ class Packs:
             self._packs[url] = pack
         return pack
 
-    def _opened(self, url: str) -> AnyPack | None:
+    def _opened(self, url: str) -> Pack | None:
         place = rewritten(url)
         if urls.is_local(place):
             return load_pack(urls.local_path(place))

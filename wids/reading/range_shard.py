@@ -14,10 +14,17 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar, Final
 
-from wids.errors import ShardFormatError
+from wids.tars.archive import BLOCK_NBYTES
 from wids.tars.index import ShardIndex
-from wids.tars.samples import WRAP, Raw, RawSample, ReadRange, position
-from wids.tars.tar import BLOCK_NBYTES
+from wids.tars.samples import (
+    WRAP,
+    Raw,
+    RawSample,
+    ReadRange,
+    changed_header_error,
+    changed_index_error,
+    position,
+)
 
 _GAP_NBYTES: Final = 64 << 10
 """Largest gap between two members that is read along with them: a connection carries this many
@@ -133,10 +140,7 @@ class RemoteShard:
     def check(self) -> None:
         """Raise `ShardFormatError` if a mapped index has changed its length."""
         if not self.index.is_intact():
-            raise ShardFormatError(
-                f"{self.name}: expected its index as when it was opened, found one of another "
-                "length; it was changed in place: open the dataset again, and replace by renaming"
-            )
+            raise changed_index_error(self.name)
 
     def close(self) -> None:
         """Do nothing: nothing is held."""
@@ -178,11 +182,7 @@ class RemoteShard:
             field = self.index.fields[self.index.field_ids[member]]
             # A header has name and length, so another tar of the same length is noticed.
             if zlib.crc32(view[start - base : body - base]) != self.index.crcs[member]:
-                raise ShardFormatError(
-                    f"{self.name}: at byte {start}: expected the header of a {field} as in the "
-                    "published index, found another; the tar was written again after its index: "
-                    "rebuild the index too, or remove it"
-                )
+                raise changed_header_error(self.name, start, field)
             value = view[body - base : stop - base]
             if self._raw == "view":  # keeps all of its range in memory
                 sample[field] = value

@@ -1,4 +1,5 @@
-"""The bytes of a tar → indexed samples: member names, tar headers, indexes, packs, shards.
+"""The bytes of a tar → indexed samples: headers, member names, indexes, packs, shards.
 
-Nothing here knows URLs, caches or datasets.
+Nothing here knows URLs, caches, specs or datasets; remote bytes come from a callable that reads a
+range.
 """

@@ -1,6 +1,6 @@
-"""What raw samples are, wherever they come from: their fields, and their places in a shard.
+"""Raw samples: the forms of their fields, their positions, and the errors of reading them.
 
-The vocabulary that local and remote shards share. Nothing is read here.
+Local and remote shards share this vocabulary. Nothing is read here.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import operator
 from collections.abc import Callable
 from typing import Any, Final, Literal, TypeAlias
 
+from wids.errors import ShardFormatError
+
 Raw = Literal["stream", "bytes", "view"]
 RawSample: TypeAlias = dict[str, Any]
+"""The fields of a sample by their names with the leading dot, and its key under ``"__key__"``."""
 ReadRange: TypeAlias = Callable[[int, int], bytes]
 """Returns the bytes from a start to a stop."""
 
@@ -20,18 +23,40 @@ WRAP: Final[dict[str, Callable[[Any], Any] | None]] = {
     "view": None,
     "stream": io.BytesIO,
 }
-"""What to make of the bytes, or of the view, that a shard has cut out; None to leave them."""
+"""What turns the bytes or the view of a field into its form; None if they are that already."""
 
 
 def check_raw(raw: str) -> None:
-    """Refuse a value of ``raw`` that there is not."""
+    """Raise `ValueError` for an unknown value of ``raw``."""
     if raw not in WRAP:
         raise ValueError(f'raw: expected "stream", "bytes" or "view", found {raw!r}')
 
 
 def position(local_index: int, length: int, name: str) -> int:
-    """Give the position that an index means in a shard of a length; negative ones count back."""
-    index = operator.index(local_index)
-    if not -length <= index < length:
+    """Return the position from 0 on of an index, which counts from the end if it is negative.
+
+    Args:
+        local_index: The index.
+        length: Samples in the shard.
+        name: How messages name the shard.
+    """
+    at = operator.index(local_index)
+    if not -length <= at < length:
         raise IndexError(f"{name}: index {local_index} is out of range for {length} samples")
-    return index % length
+    return at % length
+
+
+def changed_header_error(name: str, at: int, field: str) -> ShardFormatError:
+    """Return the error for a header, at a byte of a shard, that its index does not know."""
+    return ShardFormatError(
+        f"{name}: at byte {at}: expected the header of a {field} as in the published index, found "
+        "another; the tar was written again after its index: rebuild the index too, or remove it"
+    )
+
+
+def changed_index_error(name: str) -> ShardFormatError:
+    """Return the error for a mapped index that changed while its shard was open."""
+    return ShardFormatError(
+        f"{name}: expected its index as when it was opened, found one of another length; it was "
+        "changed in place: open the dataset again, and replace files by renaming"
+    )

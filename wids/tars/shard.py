@@ -1,7 +1,7 @@
 """One mapped tar as a sequence of raw samples.
 
-A shard is read where it lies: never copied, locked or written to. This room knows one local file;
-what a spec or a dataset says about it is not its business.
+A shard is read in place: never copied, locked or written to. This module knows one local file, and
+nothing of what a spec or a dataset says about it.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import ClassVar, Final, TypeAlias
 
-from wids.errors import FetchError, ShardFormatError, local_error
-from wids.tars import index, tar
-from wids.tars.index import ShardIndex, TarIdentity
+from wids.errors import ShardFormatError
+from wids.tars.archive import BLOCK_NBYTES
+from wids.tars.index import ShardIndex, TarIdentity, index_tar
+from wids.tars.mapped_file import advise, map_file
 from wids.tars.names import KeySplit
-from wids.tars.samples import WRAP, Raw, RawSample, check_raw, position
-from wids.tars.tar import BLOCK_NBYTES
+from wids.tars.samples import (
+    WRAP,
+    Raw,
+    RawSample,
+    changed_header_error,
+    changed_index_error,
+    check_raw,
+    position,
+)
 
 FindIndex: TypeAlias = Callable[[str, mmap.mmap, TarIdentity], ShardIndex]
+"""Returns the index of a tar, from its path, its bytes and its identity."""
 
 _LARGE_NBYTES: Final = 16 << 10
-"""Members from this size on are worth a hint of their own: its cost is lost in that of the copy."""
+"""Members from this size on get a hint of their own, which costs little beside the copy."""
 
 _COLD_READ_S: Final = 50e-6
-"""A read that takes longer was from the disk, or so large that a hint costs nothing beside it."""
+"""A longer read came from the disk, or is so large that a hint costs little beside it."""
 
 _CHECK_EVERY_S: Final = 0.005
-"""How long a look at the file's size is believed by single reads; the look costs a microsecond."""
-
-
-def scan_index(key_split: KeySplit) -> FindIndex:
-    """Give the callable that makes an index by scanning the tar."""
-
-    def find_index(path: str, data: mmap.mmap, identity: TarIdentity) -> ShardIndex:  # noqa: ARG001
-        return index.build(tar.scan(data, path), key_split, path)
-
-    return find_index
+"""How long single reads rely on the last check of the file's size, which costs a microsecond."""
 
 
 class Shard:
@@ -48,8 +48,16 @@ class Shard:
 
     A raw sample is a dict: each field's bytes under its name with the leading dot, and the key of
     the sample under ``"__key__"``. Safe to read from any number of threads and from forked
-    processes. Holds one file descriptor until it is closed or collected, and another one where its
+    processes. Holds one file descriptor until it is closed or collected, and another one if its
     index is mapped.
+
+    Example:
+        >>> import wids
+        >>> with wids.TarWriter("pets.tar") as writer:
+        ...     nbytes = writer.write({"__key__": "cat", ".txt": "a cat", ".cls": 3})
+        >>> with wids.Shard("pets.tar") as shard:
+        ...     len(shard), shard.find("cat"), shard[0]
+        (1, 0, {'.txt': b'a cat', '.cls': b'3', '__key__': 'cat'})
 
     Args:
         path: The tar file.
@@ -58,23 +66,24 @@ class Shard:
         fields: The only fields to read, or None for all.
         raw: What a field is: ``"bytes"``, ``"stream"`` (an ``io.BytesIO``), or ``"view"`` (a
             ``memoryview`` of the file itself, without a copy; see specs/security.md).
-        find_index: Gives the index, from path, bytes and identity of the file that was opened;
+        find_index: Returns the index, from path, bytes and identity of the file that was opened;
             None to scan the tar.
-        handle: A descriptor of the file, where it is open already; closed here, in any case. A lock
-            on it lasts as long as the shard is mapped.
+        handle: A descriptor of the file, if it is open already; closed here, in any case. A lock
+            on it lasts until the shard is unmapped.
 
     Attributes:
         path: The tar file.
         identity: Its length in bytes and time of modification, when it was opened.
         index: Where its samples are.
+        is_local: True, as all of the tar is available locally, unlike that of a `RemoteShard`.
+        is_spent: False, as there is nothing better to open.
 
     Raises:
         FetchError: The file cannot be opened.
-        ShardFormatError: It is not a complete, plain tar; or, when it is read, it was changed after
-            it was opened, or is not the tar that its published index was made from.
+        ShardFormatError: It is not a complete, plain tar; or, on reading, it was changed after it
+            was opened, or is not the tar that its published index was made from.
     """
 
-    # All of it is on this machine, unlike that of a `RemoteShard`.
     is_local: ClassVar[bool] = True
     is_spent: ClassVar[bool] = False
 
@@ -89,13 +98,16 @@ class Shard:
         handle: int | None = None,
     ) -> None:
         self.path = os.fspath(path)
-        self._map, self.identity = _open_map(self.path, handle)
+        self._map, status = map_file(self.path, handle)
+        self.identity = TarIdentity(status.st_size, status.st_mtime_ns)
         try:
             check_raw(raw)
-            find_index = find_index or scan_index(key_split)
-            self.index = find_index(self.path, self._map, self.identity)
+            if find_index is None:
+                self.index = index_tar(self._map, key_split, self.path)
+            else:
+                self.index = find_index(self.path, self._map, self.identity)
         except BaseException:
-            # Now, and not when the error goes: who collects errors would collect open files.
+            # Explicitly, since the error's traceback keeps this frame, and so the file open.
             with suppress(BufferError):
                 self._map.close()
             raise
@@ -127,31 +139,31 @@ class Shard:
             advise(self._map, "RANDOM")
 
     def read(self, local_index: int) -> RawSample:
-        """Read one sample, by its position from 0 on."""
+        """Return one sample by its position, which must be 0 or more."""
         if time.monotonic() > self._check_after_s:
             self.check()
         return self._read(local_index)
 
     def read_many(self, local_indices: Sequence[int]) -> list[RawSample]:
-        """Read samples, fastest in ascending order; cold ones are read from the disk together."""
+        """Return samples, fastest in ascending order; cold ones are read from the disk together."""
         self.check()
         read, clock = self._read, time.perf_counter
         samples = []
         hint_after_s = _COLD_READ_S
-        before_s = clock()
+        start_s = clock()
         for local_index in local_indices:
             samples.append(read(local_index))
-            after_s = clock()
-            # A slow read was one from the disk, so have the rest read at once. To ask for that each
-            # time, for warm samples too, would cost as much as reading them.
-            if after_s - before_s > hint_after_s:
+            stop_s = clock()
+            # A slow read came from the disk, so the rest is requested at once. Hints for warm
+            # samples would cost as much as reading them.
+            if stop_s - start_s > hint_after_s:
                 self.hint(local_indices[len(samples) :])
                 hint_after_s = math.inf
-            before_s = after_s
+            start_s = stop_s
         return samples
 
     def hint(self, local_indices: Iterable[int]) -> None:
-        """Tell the system that these samples will be read soon, so that it reads them together."""
+        """Advise the system that these samples will be read soon, so it can read them together."""
         names, wanted = self.index.fields, self._fields
         starts, field_ids = self.index.member_starts.data, self.index.field_ids.data
         blocks, sizes = self.index.blocks.data, self.index.sizes.data
@@ -160,20 +172,20 @@ class Shard:
             for member in range(starts[local_index], starts[local_index + 1]):
                 if wanted is None or names[field_ids[member]] in wanted:
                     offset = blocks[member] * BLOCK_NBYTES
-                    if offset - stop > mmap.PAGESIZE:  # not next to the member before
+                    if offset - stop > mmap.PAGESIZE:  # not next to the previous member
                         advise(self._map, "WILLNEED", start, stop - start)
                         start = offset
                     stop = offset + sizes[member]
             advise(self._map, "WILLNEED", start, stop - start)
 
     def find(self, key: str) -> int:
-        """Give the local index of a key, or -1."""
+        """Return the local index of a key, or -1."""
         return self.index.find(key)
 
     def check(self) -> None:
-        """Compare the file's present size with the indexed one.
+        """Raise `ShardFormatError` if the file has changed its length since it was opened.
 
-        To touch a mapped page that the file has lost kills the process, so this comes first.
+        To touch a mapped page that the file has lost kills the process, so reads check this first.
         """
         self._check_after_s = -math.inf  # if this fails, so does each read after it
         nbytes = self._map.size()
@@ -183,14 +195,11 @@ class Shard:
                 "it was changed in place: open the dataset again, and replace shards by renaming"
             )
         if not self.index.is_intact():
-            raise ShardFormatError(
-                f"{self.path}: expected its index as when it was opened, found one of another "
-                "length; it was changed in place: open the dataset again, and replace by renaming"
-            )
+            raise changed_index_error(self.path)
         self._check_after_s = time.monotonic() + _CHECK_EVERY_S
 
     def close(self) -> None:
-        """Let go of the file. Memoryviews that were handed out stay valid and keep it mapped."""
+        """Release the file. Memoryviews that were handed out stay valid and keep it mapped."""
         self._view.release()
         with suppress(BufferError):  # views are out; the last of them closes the map
             self._map.close()
@@ -210,11 +219,11 @@ def _reader(
     wanted: frozenset[str] | None,
     raw: Raw,
 ) -> Callable[[int], RawSample]:
-    """Give the function that reads one sample: the innermost loop of all.
+    """Return the function that reads one sample: the innermost loop of the library.
 
-    A closure, because what it needs is then at hand without looking it up in an object, and because
-    a memoryview gives plain ints, several times faster than an array does. It holds no shard, which
-    would be a cycle that keeps the file open.
+    It is a closure because local variables are faster than attributes, and it indexes memoryviews
+    because these return plain ints several times faster than arrays do. It holds no shard: that
+    would be a reference cycle, which keeps the file open.
     """
     starts, blocks, sizes = index.member_starts.data, index.blocks.data, index.sizes.data
     field_ids, names = index.field_ids.data, index.fields
@@ -241,58 +250,13 @@ def _reader(
         return sample
 
     def prepare(member: int, offset: int, size: int, field: str) -> None:
-        """Hint at a large member, and hold the header before it against a published index."""
+        """Hint at a large member, and compare its header with a published index."""
         if size > _LARGE_NBYTES:
             advise(data, "WILLNEED", offset, size)
         if crcs is None:
             return
         head = view[offset - heads[member] * BLOCK_NBYTES : offset]
         if zlib.crc32(head) != crcs[member]:
-            raise ShardFormatError(
-                f"{path}: at byte {offset - len(head)}: expected the header of a {field} as in the "
-                "published index, found another; the tar was written anew: make the index anew "
-                "too, or remove it"
-            )
+            raise changed_header_error(path, offset - len(head), field)
 
     return read
-
-
-def advise(data: mmap.mmap, advice: str, start: int = 0, nbytes: int | None = None) -> None:
-    """Give the system advice about a range of a mapped file, or all of it, where there is a way.
-
-    The one place that does. Without advice, a cold read of a few kilobytes costs as much as the
-    system's readahead, megabytes on some machines; with ``RANDOM`` alone it costs a wait for each
-    page; with ``WILLNEED`` on the range, one wait for all.
-    """
-    option = getattr(mmap, f"MADV_{advice}", None)
-    if option is None or nbytes == 0:
-        return
-    first = start // mmap.PAGESIZE * mmap.PAGESIZE
-    with suppress(OSError, ValueError):  # it is advice, and a closed map needs none
-        data.madvise(option, first, (len(data) if nbytes is None else start + nbytes) - first)
-
-
-def _open_map(path: str, handle: int | None) -> tuple[mmap.mmap, TarIdentity]:
-    try:
-        if handle is None:
-            handle = os.open(path, os.O_RDONLY)  # a third of the time that open() takes
-    except OSError as error:
-        raise local_error(path, error) from error
-    except ValueError as error:
-        raise FetchError(f"{path!r}: expected a path, found: {error}") from error
-    try:
-        status = os.fstat(handle)
-        identity = TarIdentity(status.st_size, status.st_mtime_ns)
-        if not identity.nbytes:
-            raise ShardFormatError(
-                f"{path}: expected a tar, found an empty file; write it or fetch it again"
-            )
-        return mmap.mmap(handle, identity.nbytes, access=mmap.ACCESS_READ), identity
-    except OSError as error:  # a folder, a device
-        raise local_error(path, error) from error
-    except ValueError as error:
-        if isinstance(error, ShardFormatError):
-            raise
-        raise ShardFormatError(f"{path}: it became shorter while it was opened") from error
-    finally:
-        os.close(handle)

@@ -18,8 +18,8 @@ from wids.files import publish
 from wids.files.progress import Bar
 from wids.specs.loader import Shards, load_spec
 from wids.specs.model import DatasetSpec, ShardSpec
-from wids.tars.index import write_pack
 from wids.tars.names import KeySplit
+from wids.tars.pack import write_pack
 from wids.transport import fetch, urls
 from wids.writing.describe import ShardRecord, describe_shard
 from wids.writing.journal import Journal, Task

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from wids.files.digests import file_digest
-from wids.tars import index, tar
-from wids.tars.index import ShardIndex, TarIdentity
+from wids.tars import index_file
+from wids.tars.archive import TarBytes
+from wids.tars.index import ShardIndex, TarIdentity, index_tar
 from wids.tars.names import KeySplit
 from wids.tars.shard import Shard
 
@@ -54,11 +55,11 @@ def describe_shard(path: str, key_split: KeySplit = "first") -> ShardRecord:
             len(shard),
             shard.nbytes,
             file_digest(path, "sha256"),
-            index.dump(shard.index, TarIdentity(shard.nbytes)),
+            index_file.dump(shard.index, TarIdentity(shard.nbytes)),
         )
 
 
 def _index_with_checksums(
-    key_split: KeySplit, path: str, data: tar.TarBytes, _: TarIdentity
+    key_split: KeySplit, path: str, data: TarBytes, _: TarIdentity
 ) -> ShardIndex:
-    return index.for_ranges(data, key_split, path)
+    return index_tar(data, key_split, path, checksums=True)

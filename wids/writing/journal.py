@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from typing import IO, Final
 
 from wids.files import locks
-from wids.tars import index
+from wids.tars import index_file
 from wids.tars.index import ShardIndex, TarIdentity
 from wids.tars.names import KeySplit
 from wids.transport import urls
@@ -114,7 +114,7 @@ class Journal:
             record, start, stop = self._records[url, key_split]
             self._file.seek(start)
             blob = self._file.read(stop - start)
-            found = index.parse(blob, 0, len(blob), TarIdentity(record.nbytes), key_split)
+            found = index_file.parse(blob, 0, len(blob), TarIdentity(record.nbytes), key_split)
             if found is None:
                 advice = "; delete the journal and run again" if self._path else ""
                 raise OSError(

@@ -16,7 +16,9 @@ from wids.files import publish
 from wids.files.progress import Bar
 from wids.specs.loader import load_spec
 from wids.specs.model import DatasetSpec, ShardSpec
-from wids.tars.index import TarIdentity, dump, write_pack
+from wids.tars.index import TarIdentity
+from wids.tars.index_file import dump
+from wids.tars.pack import write_pack
 from wids.writing.describe import ShardRecord, describe_shard
 from wids.writing.journal import Journal
 from wids.writing.members import Encoder, member_encoder

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import IO, Any, Final
 
 from wids.files import publish
-from wids.tars.index import ShardIndex, for_ranges
+from wids.tars.index import ShardIndex, index_tar
 from wids.transport import urls
 from wids.writing.members import Encoder, member_encoder
 
@@ -154,7 +154,7 @@ class TarWriter:
             self._finish()
             # Indexed before it has its name, so that a published shard is always a valid one.
             with mmap.mmap(self._stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                self.index = for_ranges(data, "first")
+                self.index = index_tar(data, "first", checksums=True)
         except BaseException as error:
             self._replacing.__exit__(type(error), error, error.__traceback__)
             raise

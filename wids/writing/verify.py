@@ -21,11 +21,13 @@ from wids.files.digests import file_digest
 from wids.files.progress import Bar
 from wids.specs.loader import Shards, load_spec
 from wids.specs.model import DatasetSpec, ShardSpec
-from wids.tars import index, tar
-from wids.tars.index import Pack, ShardIndex, TarIdentity
+from wids.tars import index_file
+from wids.tars.archive import TarBytes, TarMembers
+from wids.tars.index import ShardIndex, TarIdentity, build_index, with_checksums
 from wids.tars.names import KeySplit, split_names, to_text
+from wids.tars.pack import Pack, load_pack
+from wids.tars.scan import scan
 from wids.tars.shard import Shard
-from wids.tars.tar import TarIndex
 from wids.transport import fetch, urls
 
 _MAX_NAMES: Final = 3
@@ -160,7 +162,7 @@ def _findings(shard_spec: ShardSpec, path: str, name: str, decode: bool) -> _Fin
         nbytes = os.stat(path).st_size
     except OSError as error:
         return [Problem(name, f"cannot be read: {error.strerror or error}")], None
-    scanned: list[TarIndex] = []
+    scanned: list[TarMembers] = []
     try:
         shard = Shard(path, find_index=partial(_indexed, key_split, scanned))
     except (FetchError, ShardFormatError) as error:
@@ -189,12 +191,12 @@ def _findings(shard_spec: ShardSpec, path: str, name: str, decode: bool) -> _Fin
 
 
 def _indexed(
-    key_split: KeySplit, scanned: list[TarIndex], path: str, data: tar.TarBytes, _: TarIdentity
+    key_split: KeySplit, scanned: list[TarMembers], path: str, data: TarBytes, _: TarIdentity
 ) -> ShardIndex:
     """Index a tar with checksums, and hand out the scan, which has the names and remarks."""
-    found = tar.scan(data, path)
+    found = scan(data, path)
     scanned.append(found)
-    return index.with_checksums(index.build(found, key_split, path), data)
+    return with_checksums(build_index(found, key_split, path), data)
 
 
 def _mismatch(shard_spec: ShardSpec, path: str, nbytes: int) -> str:
@@ -212,7 +214,7 @@ def _mismatch(shard_spec: ShardSpec, path: str, nbytes: int) -> str:
     return ""
 
 
-def _odd_names(found: TarIndex, key_split: KeySplit) -> list[str]:
+def _odd_names(found: TarMembers, key_split: KeySplit) -> list[str]:
     dots = split_names(found.names, key_split).dots.tolist()
     orphans = [name for name, dot in zip(found.names, dots, strict=True) if not dot]
     repeated = [name for name, count in Counter(found.names).items() if count > 1]
@@ -255,7 +257,7 @@ def _opened_pack(
         path = stack.enter_context(fetch.downloaded(fetcher, url))
     except FetchError as error:
         return None, [Problem(name, _without(name, error))]
-    pack = index.load_pack(path)
+    pack = load_pack(path)
     if pack is None:
         found = "another or a damaged file" if os.path.exists(path) else "no file"
         return None, [Problem(name, f"expected a pack of indexes, found {found}")]
@@ -285,7 +287,7 @@ def _pack_mismatch(
 
 
 def _digest(shard_index: ShardIndex, nbytes: int) -> bytes:
-    return hashlib.blake2b(index.dump(shard_index, TarIdentity(nbytes))).digest()
+    return hashlib.blake2b(index_file.dump(shard_index, TarIdentity(nbytes))).digest()
 
 
 def _without(prefix: str, error: Exception) -> str:

@@ -1,11 +1,13 @@
-"""Packs that are read by range: the same answers as from a pack that is here, for fewer bytes."""
+"""What a pack that is read by range costs, and what datasets do with it; see test_pack_contract."""
 
 from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import raises, sample_members, write_tar
 from loopback import Server
@@ -13,7 +15,9 @@ from loopback import Server
 import wids
 from wids.looking.field_stats import compute_field_stats
 from wids.reading import packs
-from wids.tars import index
+from wids.tars.archive import TarMembers
+from wids.tars.index import build_index, index_tar
+from wids.tars.pack import key_hash, parse_header, write_pack
 from wids.tars.range_pack import RangePack
 
 LENGTHS = [300, 0, 1, 900, 299]
@@ -45,68 +49,56 @@ class Ranges:
         return self.data[start:stop]
 
 
-def test_it_answers_as_a_pack_that_is_here(folder: Path) -> None:
-    """Counts, names, indexes and keys (INDEX-9)."""
-    data = (folder / "p.index").read_bytes()
-    whole = index.load_pack(str(folder / "p.index"))
-    assert whole is not None
-    part = RangePack(Ranges(data), len(data))
-
-    assert len(part) == len(whole) == 5
-    assert part.num_samples.tolist() == LENGTHS
-    for number in range(5):
-        nbytes = whole.tar_nbytes(number)
-        assert part.tar_nbytes(number) == nbytes
-        assert part.is_named(number, f"{number}.tar")
-        assert not part.is_named(number, "x.tar")
-        ours, theirs = part.index(number, nbytes, "first"), whole.index(number, nbytes, "first")
-        assert ours is not None
-        assert theirs is not None
-        identity = index.TarIdentity(nbytes)
-        assert index.dump(ours, identity) == index.dump(theirs, identity)
-        assert part.index(number, nbytes + 512, "first") is None
-        assert part.index(number, nbytes, "last") is None
-    assert not part.is_named(7, "7.tar")
-    for number in range(0, 1500, 7):
-        assert part.shards_with(f"s{number:05d}") == whole.shards_with(f"s{number:05d}")
-    assert part.shards_with("none") == set()
-
-
-def test_keys_are_found_in_a_large_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a stretch of it, at both ends too; and however the hashes lie."""
+def test_keys_are_found_in_a_large_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key costs a stretch of the table, at both ends too, however the hashes are spread."""
     keys = [f"k{number}" for number in range(50_000)]
-    hashes = sorted((index.key_hash(key.encode()), number) for number, key in enumerate(keys))
-    tables = b"".join(h.to_bytes(8, "little") for h, _ in hashes)
-    tables += b"".join(n.to_bytes(4, "little") for _, n in hashes)
-    ranges = Ranges(tables)
-    pack = object.__new__(RangePack)
-    pack._read_range = ranges
-    pack._header = index.PackHeader(b"", 1, 0, 0, 2, 50_000, 0, 0, 0, 0, 400_000, 0, 4)
-    pack.num_samples = [20_000, 30_000]  # type: ignore[assignment]
+    shards = []
+    for number, part in enumerate((keys[:20_000], keys[20_000:])):
+        names = [f"{key}.txt".encode() for key in part]
+        offsets = np.arange(1, len(part) + 1) * 512
+        members = TarMembers(names, offsets, np.zeros(len(part), np.int64), offsets - 512)
+        shard_index = replace(build_index(members), crcs=np.zeros(len(part), np.uint32))
+        shards.append((f"{number}.tar", 512 * len(part), shard_index))
+    with (tmp_path / "p.index").open("w+b") as file:
+        write_pack(file, shards)
+    data = (tmp_path / "p.index").read_bytes()
+    ranges = Ranges(data)
+    pack = RangePack(ranges, len(data))
+    ranges.asked.clear()
 
-    ends = [hashes[0][1], hashes[-1][1]]
+    by_hash = sorted(range(50_000), key=lambda number: key_hash(keys[number].encode()))
+    ends = [by_hash[0], by_hash[-1]]
     for number in [*ends, *random.Random(0).sample(range(50_000), 300)]:
         assert pack.shards_with(keys[number]) == {int(number >= 20_000)}
-    assert max(stop - start for start, stop in ranges.asked) < len(tables) // 10
-    monkeypatch.setattr(
-        "wids.tars.range_pack.isqrt", lambda _: -60
-    )  # a window that is far too narrow
+    assert max(stop - start for start, stop in ranges.asked) < 8 * len(keys) // 10
+    # A window that is far too narrow grows until it has the key.
+    monkeypatch.setattr("wids.tars.range_pack.isqrt", lambda _: -60)
     for number in [*ends, 7, 25_000]:
         assert pack.shards_with(keys[number]) == {int(number >= 20_000)}
 
 
-@pytest.mark.parametrize("damage", [lambda d: d[:50], lambda d: b"x" + d[1:], lambda d: d[:-1]])
-def test_other_files_are_no_packs(damage: object, folder: Path) -> None:
-    """Nor is a damaged one."""
-    data = damage((folder / "p.index").read_bytes())  # type: ignore[operator]
-    with raises(ValueError, "expected"):
-        RangePack(Ranges(data), len(data))
-    whole = bytearray((folder / "p.index").read_bytes())
-    header = index.pack_header(bytes(whole[:200]))
-    assert header is not None
-    whole[header.directory + 3] ^= 1
-    with raises(ValueError, "found it damaged"):
-        RangePack(Ranges(bytes(whole)), len(whole))
+def test_damage_is_named(folder: Path) -> None:
+    """A file that is not a pack, and a damaged directory, are different errors."""
+    good = (folder / "p.index").read_bytes()
+    for bad in (good[:50], b"x" + good[1:], good[:-1]):
+        with raises(ValueError, "expected a pack of indexes, found something else"):
+            RangePack(Ranges(bad), len(bad))
+    damaged = bytearray(good)
+    damaged[parse_header(good, len(good)).directory + 3] ^= 1
+    with raises(ValueError, "expected the directory of a pack, found it damaged"):
+        RangePack(Ranges(bytes(damaged)), len(damaged))
+
+
+def test_index_that_was_read_costs_no_second_request(folder: Path) -> None:
+    """The last indexes are stored, and only these."""
+    data = (folder / "p.index").read_bytes()
+    ranges = Ranges(data)
+    pack = RangePack(ranges, len(data))
+    ranges.asked.clear()
+
+    for _ in range(3):
+        assert pack.index(0, pack.tar_nbytes(0), "first") is not None
+    assert len(ranges.asked) == 1
 
 
 @pytest.mark.parametrize("has_ranges", [True, False])
@@ -132,9 +124,9 @@ def test_a_first_page_costs_megabytes_whatever_the_size(server: Server, tmp_path
     path = write_tar(tmp_path / "a.tar", sample_members(0, 2000))
     shard = path.read_bytes()
     names = [f"big-{number:04d}.tar" for number in range(200)]
-    known = index.for_ranges(shard, "first")
+    known = index_tar(shard, checksums=True)
     with (tmp_path / "big.index").open("w+b") as file:
-        index.write_pack(file, ((name, len(shard), known) for name in names))
+        write_pack(file, ((name, len(shard), known) for name in names))
     pack = (tmp_path / "big.index").read_bytes()
     assert len(pack) > packs._LARGE_PACK_NBYTES
     entries = [{"url": n, "nsamples": 2000, "filesize": len(shard)} for n in names]

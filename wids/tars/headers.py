@@ -1,0 +1,157 @@
+"""One tar header or PAX body → its fields, or a `HeaderError` that names the flaw.
+
+Pure functions of bytes: nothing here knows where in a tar the bytes are, or what follows them. The
+formats are V7, ustar, GNU and PAX; specs/tar-shards.md has what is accepted of each.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+NOT_FROM_A_PACKER: Final = "no packer writes this; fetch or write it again"
+"""What to do about headers that only damage or malice produces."""
+
+SPARSE: Final = b"sparse"
+"""Key that stands for all PAX records that make a file sparse."""
+
+# Rounded up to a block, with a header before it, a size still fits in an int64.
+_MAX_NBYTES: Final = (1 << 63) - 1 - 2 * 512
+_PAX_KEYS: Final = (b"path", b"linkpath", b"size")
+_SPARSE_PREFIXES: Final = (b"GNU.sparse.", b"SCHILY.realsize")
+_OCTAL: Final = re.compile(rb" *([0-7]*)[ \0]*")
+
+_LOOKALIKES: Final = (
+    (b"\x1f\x8b", "gzip data (a .tar.gz; unpack it with gunzip)"),
+    (b"\x28\xb5\x2f\xfd", "zstd data (unpack it with zstd -d)"),
+    (b"\xfd7zXZ", "xz data (unpack it with xz -d)"),
+    (b"BZh", "bzip2 data (unpack it with bunzip2)"),
+    (b"PK\x03\x04", "a zip archive (pack its files as a tar)"),
+    (b"<", "HTML or XML (perhaps an error page that was saved as a shard)"),
+    (b"{", "JSON (perhaps a spec or an error message)"),
+)
+
+
+class HeaderError(ValueError):
+    """A flaw in a header: what was expected, what was found, and what to do."""
+
+    def __init__(self, expected: str, found: str, remedy: str) -> None:
+        super().__init__(expected, found, remedy)
+        self.expected = expected
+        self.found = found
+        self.remedy = remedy
+
+
+class Header(NamedTuple):
+    """One header block."""
+
+    kind: bytes
+    name: bytes
+    link: bytes
+    size: int
+
+
+def parse_header(block: bytes) -> Header:
+    """Parse a header block whose checksum is right."""
+    size = parse_number(block[124:136])
+    name = block[:100].partition(b"\0")[0]
+    if size is None:
+        raise HeaderError(
+            f'a size for member "{show(name)}"', repr(block[124:136]), NOT_FROM_A_PACKER
+        )
+    if block[257:263] == b"ustar\0" and block[345]:
+        # The xstar format has "tar" at the very end and stores two times behind its prefix.
+        prefix = block[345 : 476 if block[508:512] == b"tar\0" else 500].partition(b"\0")[0]
+        name = prefix + b"/" + name
+    return Header(block[156:157], name, block[157:257].partition(b"\0")[0], size)
+
+
+def has_checksum(block: bytes) -> bool:
+    """Whether a block is a header: whether it states its own checksum."""
+    stated = parse_number(block[148:156])
+    unsigned = sum(block) - sum(block[148:156]) + 8 * ord(" ")
+    # Old Sun tars summed signed bytes, so each byte over 127 counts 256 less.
+    signed = unsigned - 256 * sum(byte > 127 for byte in block[:148] + block[156:])
+    return stated is not None and stated in (unsigned, signed)
+
+
+def parse_number(field: bytes) -> int | None:
+    """Return an octal or base-256 number; None if it is neither, or negative or too large."""
+    # `int` alone would accept signs, underscores and "0o", which other readers do not.
+    if field[:1] == b"\x80":
+        value = int.from_bytes(field[1:], "big")
+    else:
+        match = _OCTAL.fullmatch(field)
+        if not match:
+            return None
+        value = int(match[1] or b"0", 8)
+    return value if value <= _MAX_NBYTES else None
+
+
+def parse_size(text: bytes, name: bytes) -> int:
+    """Return the size that a PAX record states for a member."""
+    # Length first: Python refuses to convert thousands of digits, with an error of its own.
+    if not text.isdigit() or len(text) > len(str(_MAX_NBYTES)) or int(text) > _MAX_NBYTES:
+        raise HeaderError(
+            f'a PAX size for member "{show(name)}"', repr(text[:40]), NOT_FROM_A_PACKER
+        )
+    return int(text)
+
+
+def parse_records(body: bytes) -> dict[bytes, bytes]:
+    """Return the records of a PAX body that bear on names, sizes or links."""
+    records: dict[bytes, bytes] = {}
+    at = 0
+    while at < len(body):
+        record = _parse_record(body, at)
+        if record is None:
+            break
+        key, value, at = record
+        if key in _PAX_KEYS:
+            if not value or b"\0" in value:
+                raise HeaderError(f"a PAX {key.decode()}", repr(value[:40]), "pack it again")
+            records[key] = value
+        elif key.startswith(_SPARSE_PREFIXES):
+            # The strict lane refuses it, by the file's name if a record has that.
+            records[SPARSE] = value if key == b"GNU.sparse.name" else records.get(SPARSE, b"")
+    return records
+
+
+def _parse_record(body: bytes, at: int) -> tuple[bytes, bytes, int] | None:
+    """Return key and value of the record at a position, and where the next one is.
+
+    Returns:
+        None if only NULs follow: some writers include the padding in the size.
+    """
+    blank = body.find(b" ", at, at + 8)
+    digits = body[at:blank]
+    stop = at + int(digits) if blank > at and digits.isdigit() else 0
+    key, equals, value = body[blank + 1 : stop - 1].partition(b"=")
+    if at < stop <= len(body) and equals and key and body[stop - 1] == ord("\n"):
+        return key, value, stop
+    if not body[at:].strip(b"\0"):
+        return None
+    raise HeaderError(
+        'PAX records of the form "LENGTH KEY=VALUE"',
+        repr(body[at : at + 40]),
+        "pack it again with `tar --format=pax`",
+    )
+
+
+def describe(head: bytes, *, is_start: bool) -> str:
+    """Return what the first bytes of something that is not a header look like.
+
+    Args:
+        head: The bytes.
+        is_start: Whether they begin the file, where another format's magic means something.
+    """
+    if is_start:
+        for magic, what in _LOOKALIKES:
+            if head.lstrip().startswith(magic):
+                return what
+    return f"bytes that begin with {head[:16]!r}"
+
+
+def show(name: bytes) -> str:
+    """Return a stored name as text for a message."""
+    return name.decode("utf-8", "backslashreplace")

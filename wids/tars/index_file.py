@@ -1,0 +1,244 @@
+"""`ShardIndex` ↔ its file: written, checked, and used as it lies.
+
+A stored index is a cache that is checked, never an authority: an index that is damaged, of another
+version, of another tar or of another rule is treated like a missing one. specs/shard-index.md
+describes the file byte by byte.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from wids.tars.archive import BLOCK_NBYTES
+from wids.tars.index import NO_TIME, Column, ShardIndex, TarIdentity
+from wids.tars.mapped_file import FileBytes, read_or_map
+from wids.tars.names import KEY_SPLITS, KeySplit, to_bytes, to_text
+
+VERSION: Final = 1
+ALIGNMENT: Final = 8
+"""Sections begin at multiples of this, so that mapped numbers are aligned."""
+
+_MAGIC: Final = b"wids-idx"
+_HEADER: Final = struct.Struct("<8sIIQQqQQQQQII")
+_SECTIONS: Final = struct.Struct("<18Q")
+_CRC_START: Final = 16  # the CRC covers all bytes from here on
+_DTYPES: Final[dict[float, np.dtype[Any]]] = {n: np.dtype(f"<u{n}") for n in (1, 2, 4, 8)}
+
+
+class _Header(NamedTuple):
+    magic: bytes
+    version: int
+    crc: int
+    nbytes: int
+    tar_nbytes: int
+    tar_mtime_ns: int
+    num_samples: int
+    num_members: int
+    num_files: int
+    num_orphans: int
+    num_duplicates: int
+    key_split: int
+    unused: int = 0
+
+
+def dump(shard_index: ShardIndex, identity: TarIdentity) -> bytes:
+    """Return an index as bytes, bound to a tar."""
+    sections = [
+        bytes(shard_index.text[shard_index.text_start : shard_index.text_stop]),
+        b"\0".join(map(to_bytes, shard_index.fields)),
+        *(
+            column.astype(column.dtype.newbyteorder("<")).tobytes()
+            for column in (
+                *(shard_index.key_starts, shard_index.member_starts),
+                *(shard_index.blocks, shard_index.sizes, shard_index.field_ids),
+                *(shard_index.head_blocks, shard_index.crcs),
+            )
+        ),
+    ]
+    position = _HEADER.size + _SECTIONS.size
+    places = []
+    body = bytearray()
+    for section in sections:
+        places += [position + len(body), len(section)]
+        body += section
+        body += bytes(-(position + len(body)) % ALIGNMENT)
+    header = _Header(
+        magic=_MAGIC,
+        version=VERSION,
+        crc=0,
+        nbytes=position + len(body),
+        tar_nbytes=identity.nbytes,
+        tar_mtime_ns=identity.mtime_ns,
+        num_samples=len(shard_index),
+        num_members=len(shard_index.blocks),
+        num_files=shard_index.num_files,
+        num_orphans=shard_index.num_orphans,
+        num_duplicates=shard_index.num_duplicates,
+        key_split=KEY_SPLITS.index(shard_index.key_split),
+    )
+    rest = _HEADER.pack(*header)[_CRC_START:] + _SECTIONS.pack(*places) + body
+    return _HEADER.pack(*header._replace(crc=zlib.crc32(rest)))[:_CRC_START] + rest
+
+
+def parse(
+    data: FileBytes, start: int, stop: int, identity: TarIdentity, key_split: KeySplit
+) -> ShardIndex | None:
+    """Return the index in ``data[start:stop]``, without a copy of its columns.
+
+    Returns:
+        None if it is damaged, of another version, of another tar, or of the other rule. An index
+        that is returned was checked once, in full, and can be trusted to stay inside the tar.
+    """
+    header = _checked_header(data, start, stop, identity, key_split)
+    if header is None:
+        return None
+    places = _SECTIONS.unpack_from(data, start + _HEADER.size)
+    counts = (*[header.num_samples + 1] * 2, *[header.num_members] * 5)
+    columns = _parse_columns(data, start, stop, places[4:], counts)
+    text_at, text_nbytes, fields_at, fields_nbytes = places[:4]
+    if columns is None or max(text_at + text_nbytes, fields_at + fields_nbytes) > header.nbytes:
+        return None
+    fields = bytes(data[start + fields_at : start + fields_at + fields_nbytes])
+    key_starts, member_starts, blocks, sizes, field_ids, head_blocks, crcs = columns
+    shard_index = ShardIndex(
+        text=data,
+        text_start=start + text_at,
+        text_stop=start + text_at + text_nbytes,
+        key_starts=key_starts,
+        member_starts=member_starts,
+        blocks=blocks,
+        sizes=sizes,
+        field_ids=field_ids,
+        head_blocks=head_blocks,
+        crcs=crcs,
+        fields=tuple(map(to_text, fields.split(b"\0"))) if fields else (),
+        key_split=key_split,
+        num_files=header.num_files,
+        num_orphans=header.num_orphans,
+        num_duplicates=header.num_duplicates,
+    )
+    # This user wrote an index with a time, so its CRC is enough; a published one is from strangers.
+    if identity.mtime_ns == NO_TIME and not _is_sound(shard_index, header):
+        return None
+    return shard_index
+
+
+def _checked_header(
+    data: FileBytes, start: int, stop: int, identity: TarIdentity, key_split: KeySplit
+) -> _Header | None:
+    """Return the header of an undamaged index of this version, this tar and this rule, or None."""
+    if stop > len(data) or stop - start < _HEADER.size + _SECTIONS.size:
+        return None
+    header = _Header(*_HEADER.unpack_from(data, start))
+    if (header.magic, header.version, header.nbytes) != (_MAGIC, VERSION, stop - start):
+        return None
+    if (header.tar_nbytes, header.tar_mtime_ns) != identity:
+        return None
+    if KEY_SPLITS[header.key_split : header.key_split + 1] != (key_split,):
+        return None
+    with memoryview(data) as view, view[start + _CRC_START : stop] as rest:
+        return header if zlib.crc32(rest) == header.crc else None
+
+
+def _parse_columns(
+    data: FileBytes, start: int, stop: int, places: tuple[int, ...], counts: tuple[int, ...]
+) -> list[Column] | None:
+    """Return columns as views of the data; None if one is misaligned, odd or outside."""
+    columns = []
+    for number, count in enumerate(counts):
+        at, length = places[2 * number : 2 * number + 2]
+        dtype = _DTYPES.get(length / count) if length and count else _DTYPES[1]
+        if dtype is None or at + length > stop - start or at % ALIGNMENT:
+            return None
+        columns.append(np.frombuffer(data, dtype, length // dtype.itemsize, start + at))
+    return columns
+
+
+def _is_sound(shard_index: ShardIndex, header: _Header) -> bool:
+    """Whether an index from elsewhere can be used without further checks."""
+    return (
+        _has_right_lengths(shard_index, header)
+        and _has_ascending_starts(shard_index)
+        and (not header.num_members or _is_inside_tar(shard_index, header.tar_nbytes))
+    )
+
+
+def _has_right_lengths(shard_index: ShardIndex, header: _Header) -> bool:
+    starts = (shard_index.key_starts, shard_index.member_starts)
+    members = (
+        *(shard_index.blocks, shard_index.sizes, shard_index.field_ids),
+        *(shard_index.head_blocks, shard_index.crcs),
+    )
+    return {len(column) for column in starts} == {header.num_samples + 1} and {
+        len(column) for column in members
+    } == {header.num_members}
+
+
+def _has_ascending_starts(shard_index: ShardIndex) -> bool:
+    """Whether keys and samples divide the text and the members between them."""
+    keys, members = shard_index.key_starts, shard_index.member_starts
+    text_nbytes = shard_index.text_stop - shard_index.text_start
+    return bool(
+        (int(keys[0]), int(keys[-1])) == (1, text_nbytes)
+        and (int(members[0]), int(members[-1])) == (0, len(shard_index.blocks))
+        and (keys[1:] > keys[:-1]).all()
+        and (members[1:] > members[:-1]).all()
+    )
+
+
+def _is_inside_tar(shard_index: ShardIndex, tar_nbytes: int) -> bool:
+    """Whether all members and their headers are inside the tar, and all fields exist."""
+    blocks, sizes = shard_index.blocks, shard_index.sizes
+    if max(int(blocks.max()) * BLOCK_NBYTES, int(sizes.max())) > tar_nbytes:
+        return False
+    # Now that all are small, the sum cannot overflow.
+    ends = blocks.astype(np.int64) * BLOCK_NBYTES + sizes.astype(np.int64)
+    return bool(
+        int(ends.max()) <= tar_nbytes
+        and int(shard_index.field_ids.max()) < len(shard_index.fields)
+        and int(shard_index.head_blocks.min()) > 0
+        and (shard_index.head_blocks <= blocks).all()
+    )
+
+
+def load(path: str, identity: TarIdentity, key_split: KeySplit) -> ShardIndex | None:
+    """Return the index that this user stored under a path; None if there is none for this tar."""
+    data = read_or_map(path, is_own=True)
+    shard_index = None if data is None else parse(data, 0, len(data), identity, key_split)
+    if shard_index is None or not len(shard_index.crcs):
+        return shard_index
+    # The tar is known to be the one that was indexed, so reads need not look at its headers.
+    return replace(shard_index, crcs=np.empty(0, np.uint32))
+
+
+def load_for_ranges(path: str, key_split: KeySplit) -> tuple[ShardIndex, TarIdentity] | None:
+    """Return the index with checksums that this user stored under a path, and which tar it is of.
+
+    For use when that tar is not available locally: reads have to compare the checksums.
+    """
+    data = read_or_map(path, is_own=True)
+    identity = None if data is None else _parse_identity(data)
+    if data is None or identity is None:
+        return None
+    shard_index = parse(data, 0, len(data), identity, key_split)
+    if shard_index is None or len(shard_index.crcs) != len(shard_index.blocks):
+        return None
+    return shard_index, identity
+
+
+def stored_identity(path: str) -> TarIdentity | None:
+    """Return the tar that the index under a path states; None if there is no index."""
+    data = read_or_map(path, is_own=True)
+    return None if data is None else _parse_identity(data)
+
+
+def _parse_identity(data: FileBytes) -> TarIdentity | None:
+    if len(data) < _HEADER.size:
+        return None
+    header = _Header(*_HEADER.unpack_from(data, 0))
+    return TarIdentity(header.tar_nbytes, header.tar_mtime_ns) if header.magic == _MAGIC else None

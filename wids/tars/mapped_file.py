@@ -1,0 +1,104 @@
+"""A local file → its bytes, mapped or read, and advice to the system about mapped ones.
+
+Nothing here knows what the bytes mean. A mapped page that the file has lost kills the process that
+touches it, so callers compare the length of a mapped file before they read.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from contextlib import suppress
+from typing import Final, TypeAlias
+
+from wids.errors import FetchError, ShardFormatError, local_error
+
+FileBytes: TypeAlias = bytes | mmap.mmap
+
+_SMALL_NBYTES: Final = 64 << 10
+"""Files up to this size are read, larger ones mapped: to map costs as much time as to read this,
+and a file descriptor; to read costs memory that processes do not share."""
+
+
+def map_file(path: str, handle: int | None = None) -> tuple[mmap.mmap, os.stat_result]:
+    """Map a file of any size, and return its status when it was opened.
+
+    Args:
+        path: The file.
+        handle: A descriptor of the file, if it is open already; closed here, in any case.
+
+    Raises:
+        FetchError: The file cannot be opened.
+        ShardFormatError: It is empty, which no tar is.
+    """
+    handle = _open(path) if handle is None else handle
+    try:
+        status = os.fstat(handle)
+        _refuse_empty(path, status)
+        return mmap.mmap(handle, status.st_size, access=mmap.ACCESS_READ), status
+    except OSError as error:  # a folder, a device
+        raise local_error(path, error) from error
+    except ShardFormatError:  # a ValueError too
+        raise
+    except ValueError as error:
+        raise ShardFormatError(f"{path}: it became shorter while it was opened") from error
+    finally:
+        os.close(handle)
+
+
+def _open(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDONLY)  # a third of the time that open() takes
+    except OSError as error:
+        raise local_error(path, error) from error
+    except ValueError as error:  # a NUL in the path
+        raise FetchError(f"{path!r}: expected a path, found: {error}") from error
+
+
+def _refuse_empty(path: str, status: os.stat_result) -> None:
+    if not status.st_size:
+        raise ShardFormatError(
+            f"{path}: expected a tar, found an empty file; write it or fetch it again"
+        )
+
+
+def read_or_map(path: str, *, handle: int | None = None, is_own: bool = False) -> FileBytes | None:
+    """Read a small file, or map a larger one; return None if that is not possible.
+
+    Args:
+        path: The file.
+        handle: A descriptor of the file, if it is open already; closed here, in any case.
+        is_own: Whether to return None for a file that belongs to another user: in a cache folder
+            that users share, each believes only itself.
+    """
+    try:
+        if handle is None:
+            handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(handle)
+        if is_own and hasattr(os, "geteuid") and status.st_uid != os.geteuid():
+            return None
+        if status.st_size <= _SMALL_NBYTES:
+            return os.read(handle, _SMALL_NBYTES)
+        return mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError):  # a folder; cut to nothing since the look at its size
+        return None
+    finally:
+        os.close(handle)
+
+
+def advise(data: mmap.mmap, advice: str, start: int = 0, nbytes: int | None = None) -> None:
+    """Advise the system about a range of a mapped file, or all of it, if the platform can.
+
+    Without advice, a cold read of a few kilobytes costs as much as the system's readahead, which is
+    megabytes on some machines; with ``RANDOM`` alone it costs a wait for each page; with
+    ``WILLNEED`` on the range, one wait for all.
+    """
+    option = getattr(mmap, f"MADV_{advice}", None)
+    if option is None or nbytes == 0:
+        return
+    first = start // mmap.PAGESIZE * mmap.PAGESIZE
+    with suppress(OSError, ValueError):  # it is advice, and a closed map needs none
+        data.madvise(option, first, (len(data) if nbytes is None else start + nbytes) - first)

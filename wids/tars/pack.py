@@ -1,0 +1,309 @@
+"""The indexes of all shards of a dataset in one file: written, and read from a local file.
+
+What a pack offers is the protocol `Pack`; `LocalPack` is a file that is mapped, or read if it is
+small, and `wids.tars.range_pack.RangePack` reads parts of a remote one. specs/shard-index.md
+describes the file byte by byte. Nothing here knows URLs, or the samples' bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import struct
+import zlib
+from collections.abc import Iterable
+from functools import cached_property
+from typing import IO, Any, Final, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from wids.tars import index_file
+from wids.tars.archive import IntArray
+from wids.tars.index import Column, ShardIndex, TarIdentity
+from wids.tars.index_file import ALIGNMENT, VERSION
+from wids.tars.mapped_file import FileBytes, read_or_map
+from wids.tars.names import KeySplit, to_bytes
+
+_MAGIC: Final = b"wids-pak"
+_HEADER: Final = struct.Struct("<8sIIQQQQQQQQII")
+_CRC_START: Final = 16  # the CRC covers the header from here on, then the directory
+_ENTRY_NBYTES: Final = 4 * 8
+HEADER_NBYTES: Final = _HEADER.size
+
+
+class Pack(Protocol):
+    """The indexes of all shards of a dataset; safe to use from any number of threads."""
+
+    @property
+    def num_samples(self) -> IntArray:
+        """Samples in each shard, shape ``(num_shards,)``."""
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the pack holds a file descriptor."""
+
+    def __len__(self) -> int:
+        """Return the number of shards."""
+
+    def is_named(self, number: int, name: str) -> bool:
+        """Whether a shard of this base name was packed under this number."""
+
+    def tar_nbytes(self, number: int) -> int:
+        """Return the length of the tar that was packed under a number."""
+
+    def index(self, number: int, tar_nbytes: int, key_split: KeySplit) -> ShardIndex | None:
+        """Return the index of a shard; None if the tar, or the rule, is another one."""
+
+    def shards_with(self, key: str) -> set[int] | None:
+        """Return the numbers of the shards that may have a key; None if the pack cannot say."""
+
+
+class PackHeader(NamedTuple):
+    """The start of a pack; all positions are in bytes from there.
+
+    Attributes:
+        magic, version: What the file is.
+        crc: CRC-32 of the rest of the header and the directory.
+        nbytes: Length of the pack.
+        num_shards: Shards.
+        total: Samples in all shards.
+        directory: Where the directory is.
+        names, names_nbytes: Where the names are, which end the directory, and their length.
+        hashes: Where the hashes of the keys are, ascending.
+        positions: Where the samples' positions in the dataset are, in the order of the hashes.
+        keys_crc: CRC-32 of hashes and positions.
+        width: Bytes of a position: 4 or 8.
+    """
+
+    magic: bytes
+    version: int
+    crc: int
+    nbytes: int
+    num_shards: int
+    total: int
+    directory: int
+    names: int
+    names_nbytes: int
+    hashes: int
+    positions: int
+    keys_crc: int
+    width: int
+
+    @property
+    def directory_stop(self) -> int:
+        """Where the directory ends, names included."""
+        return self.names + self.names_nbytes
+
+    def is_consistent(self, nbytes: int) -> bool:
+        """Whether this is the header of a pack of a length, with all its sections inside."""
+        return (
+            (self.magic, self.version, self.nbytes) == (_MAGIC, VERSION, nbytes)
+            and self.width in (4, 8)
+            and self.directory + _ENTRY_NBYTES * self.num_shards <= self.names
+            and self.directory_stop <= nbytes
+            and self.hashes + 8 * self.total <= nbytes
+            and self.positions + self.width * self.total <= nbytes
+        )
+
+
+class PackDirectory:
+    """What a pack says about its shards, without their indexes; see `Pack`.
+
+    The base of both kinds of pack.
+
+    Attributes:
+        num_samples: Samples in each shard, shape ``(num_shards,)``.
+    """
+
+    def __init__(self, header: PackHeader, data: bytes) -> None:
+        columns = np.frombuffer(data, "<u8", 4 * header.num_shards).reshape(4, -1)
+        self._starts, self._lengths, self._tar_nbytes, self.num_samples = columns
+        self._names = data[header.names - header.directory :].split(b"\0")
+        if len(self._names) < len(self) or int(self.num_samples.sum()) != header.total:
+            raise ValueError("expected a pack of indexes, found one that contradicts itself")
+
+    def __len__(self) -> int:
+        return len(self.num_samples)
+
+    def is_named(self, number: int, name: str) -> bool:
+        """Whether a shard of this base name was packed under this number."""
+        return number < len(self) and self._names[number] == to_bytes(name)
+
+    def tar_nbytes(self, number: int) -> int:
+        """Return the length of the tar that was packed under a number."""
+        return int(self._tar_nbytes[number])
+
+    def _span(self, number: int) -> tuple[int, int]:
+        """Return where the index of a shard begins and ends."""
+        start = int(self._starts[number])
+        return start, start + int(self._lengths[number])
+
+    def _shards_of(self, positions: Column) -> set[int]:
+        """Return the shards of samples, by their positions in the dataset."""
+        ends = np.cumsum(self.num_samples)
+        return set(np.searchsorted(ends, positions, side="right").tolist())
+
+
+def parse_header(data: bytes, nbytes: int) -> PackHeader:
+    """Return the header of a pack of a length.
+
+    Raises:
+        ValueError: It is not a pack, or not of that length.
+    """
+    if len(data) >= HEADER_NBYTES:
+        header = PackHeader(*_HEADER.unpack_from(data, 0))
+        if header.is_consistent(nbytes):
+            return header
+    raise ValueError("expected a pack of indexes, found something else")
+
+
+def check_directory(header: bytes, directory: bytes, crc: int) -> None:
+    """Raise `ValueError` if header or directory of a pack are damaged."""
+    if zlib.crc32(directory, zlib.crc32(header[_CRC_START:HEADER_NBYTES])) != crc:
+        raise ValueError("expected the directory of a pack, found it damaged")
+
+
+def key_hash(key: bytes) -> int:
+    """Return the 64 bits by which a pack finds a key."""
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+
+
+def equal_range(hashes: Column, wanted: int) -> tuple[int, int]:
+    """Return the start and the stop of the hashes that equal the wanted one; they ascend."""
+    value = np.uint64(wanted)  # a Python int would have numpy convert the whole table
+    return int(np.searchsorted(hashes, value, "left")), int(np.searchsorted(hashes, value, "right"))
+
+
+class LocalPack(PackDirectory):
+    """A pack in a local file, which is mapped unless it is small; see `Pack`.
+
+    Safe to share between threads and forked processes; unpickled, it is mapped again.
+
+    Args:
+        path: The file.
+        data: Its bytes.
+
+    Raises:
+        ValueError: It is damaged, of another version, or not a pack.
+    """
+
+    def __init__(self, path: str, data: FileBytes) -> None:
+        self.path = path
+        self._data = data
+        start = data[:HEADER_NBYTES]
+        header = parse_header(start, len(data))
+        # Copied, since the mapped bytes are only touched after a look at the file's length.
+        directory = data[header.directory : header.directory_stop]
+        check_directory(start, directory, header.crc)
+        super().__init__(header, directory)
+        self._hashes = np.frombuffer(data, "<u8", header.total, header.hashes)
+        self._positions = np.frombuffer(data, f"<u{header.width}", header.total, header.positions)
+        self._keys_crc = header.keys_crc
+
+    def __reduce__(self) -> Any:
+        return load_pack, (self.path,)
+
+    def index(self, number: int, tar_nbytes: int, key_split: KeySplit) -> ShardIndex | None:
+        """Return the index of a shard; None if the tar, or the rule, is another one."""
+        if not self.is_intact():
+            return None
+        start, stop = self._span(number)
+        return index_file.parse(self._data, start, stop, TarIdentity(tar_nbytes), key_split)
+
+    def shards_with(self, key: str) -> set[int] | None:
+        """Return the numbers of the shards that may have a key; None if the pack cannot say."""
+        if not (self.is_intact() and self._has_sound_keys):
+            return None
+        first, last = equal_range(self._hashes, key_hash(to_bytes(key)))
+        return self._shards_of(self._positions[first:last])
+
+    def is_intact(self) -> bool:
+        """Whether the file still has its length: to touch mapped bytes that it lost is fatal."""
+        return not isinstance(self._data, mmap.mmap) or self._data.size() == len(self._data)
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the pack holds a file descriptor."""
+        return isinstance(self._data, mmap.mmap)
+
+    @cached_property
+    def _has_sound_keys(self) -> bool:
+        """Whether the tables of keys are undamaged; read in full when a key is first wanted."""
+        crc = zlib.crc32(self._positions.data, zlib.crc32(self._hashes.data))
+        return bool(crc == self._keys_crc)
+
+
+def load_pack(path: str, handle: int | None = None) -> LocalPack | None:
+    """Open a local pack; None if there is none, or it is damaged or of another version.
+
+    Args:
+        path: The file.
+        handle: A descriptor of it, if it is open already; closed here.
+    """
+    data = read_or_map(path, handle=handle)
+    try:
+        return None if data is None else LocalPack(path, data)
+    except ValueError:
+        return None
+
+
+def write_pack(file: IO[bytes], shards: Iterable[tuple[str, int, ShardIndex]]) -> None:
+    """Write a pack into an empty file that can seek.
+
+    Args:
+        file: The file.
+        shards: Base name, length of the tar, and index with checksums, for each shard in order.
+    """
+    file.write(bytes(HEADER_NBYTES))  # known only at the end
+    entries: list[tuple[int, int, int, int]] = []
+    names: list[bytes] = []
+    hashes: list[npt.NDArray[np.uint64]] = []
+    for name, tar_nbytes, shard_index in shards:
+        blob = index_file.dump(shard_index, TarIdentity(tar_nbytes))
+        entries.append((_align(file), len(blob), tar_nbytes, len(shard_index)))
+        names.append(to_bytes(name))
+        hashes.append(_key_hashes(shard_index))
+        file.write(blob)
+    directory = _align(file)
+    columns = np.array(entries, "<u8").reshape(-1, 4).T.tobytes()
+    joined_names = b"\0".join(names)
+    file.write(columns + joined_names)
+    all_hashes = np.concatenate([np.empty(0, np.uint64), *hashes])
+    order = np.argsort(all_hashes, kind="stable")
+    width = 4 if len(order) < 1 << 32 else 8
+    tables = [all_hashes[order].astype("<u8").tobytes(), order.astype(f"<u{width}").tobytes()]
+    places = []
+    for table in tables:
+        places.append(_align(file))
+        file.write(table)
+    header = PackHeader(
+        magic=_MAGIC,
+        version=VERSION,
+        crc=0,
+        nbytes=file.tell(),
+        num_shards=len(names),
+        total=len(order),
+        directory=directory,
+        names=directory + len(columns),
+        names_nbytes=len(joined_names),
+        hashes=places[0],
+        positions=places[1],
+        keys_crc=zlib.crc32(tables[1], zlib.crc32(tables[0])),
+        width=width,
+    )
+    crc = zlib.crc32(columns + joined_names, zlib.crc32(_HEADER.pack(*header)[_CRC_START:]))
+    file.seek(0)
+    file.write(_HEADER.pack(*header._replace(crc=crc)))
+
+
+def _key_hashes(shard_index: ShardIndex) -> npt.NDArray[np.uint64]:
+    text = bytes(shard_index.text[shard_index.text_start : shard_index.text_stop])
+    keys = text.split(b"\0")[1:-1] if len(shard_index) else []
+    return np.fromiter(map(key_hash, keys), np.uint64, len(keys))
+
+
+def _align(file: IO[bytes]) -> int:
+    """Fill up to the next aligned position and return it."""
+    file.write(bytes(-file.tell() % ALIGNMENT))
+    return file.tell()
