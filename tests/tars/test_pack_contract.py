@@ -39,9 +39,9 @@ class Kind:
 
 
 KINDS = {
-    "mapped": Kind(open_local, [300, 0, 1, 900, 299], is_mapped=True),
+    "mapped": Kind(open_local, [600, 0, 1, 1800, 599], is_mapped=True),
     "in memory": Kind(open_local, [30, 0, 1, 90, 29], is_mapped=False),
-    "by range": Kind(open_by_range, [300, 0, 1, 900, 299], is_mapped=False),
+    "by range": Kind(open_by_range, [600, 0, 1, 1800, 599], is_mapped=False),
 }
 
 
