@@ -1,4 +1,4 @@
-"""Properties of the tar room: equal to ``tarfile``, and never wrong on damaged archives."""
+"""Properties of `scan`: equal to ``tarfile``, and never wrong on damaged archives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wids.tars.scan import scan
 
 @pytest.fixture(autouse=True, scope="module")
 def silence() -> Iterator[None]:
-    """Thousands of odd archives would fill the log."""
+    """Disable the log, which thousands of odd archives would fill."""
     logger = logging.getLogger("wids")
     logger.disabled = True
     yield
@@ -73,7 +73,7 @@ def found(data: bytes) -> list[tuple[bytes, int, int]]:
 
 
 def oracle(data: bytes) -> list[tuple[bytes, int, int]]:
-    """Give name, offset and size of the files, as ``tarfile`` finds them."""
+    """Return name, offset and size of the files that ``tarfile`` finds."""
     result = []
     last: dict[str, tarfile.TarInfo] = {}
     with tarfile.open(fileobj=io.BytesIO(data)) as reader:
@@ -96,7 +96,7 @@ def check_damage(specified: list[Any], tar_format: int, damages: list[Any]) -> N
     original = archive(specified, tar_format)
     expected = found(original)
     places = {(offset, size) for _, offset, size in expected}
-    # A name that stands in the body of an extended header is covered by no checksum.
+    # No checksum covers a name in the body of an extended header.
     unsure = {
         offset
         for name, offset, _ in expected
@@ -126,18 +126,18 @@ def check_damage(specified: list[Any], tar_format: int, damages: list[Any]) -> N
     for name, offset, size in zip(index.names, index.offsets, index.sizes, strict=True):
         place = (int(offset), int(size))
         assert place in places, "a member that was never there"
-        # A hard link goes to the last earlier member of a name; where that one was lost, and its
-        # loss was logged, to the one before.
+        # A hard link leads to the last earlier member of a name; if that one was lost, and its loss
+        # was logged, to the previous one.
         is_link = index.remarks and any(
             n.encode() == name for n, kind, *_ in specified if kind == "h"
         )
         assert (name, *place) in expected or place[0] in unsure or is_link, "a name from nowhere"
     if len(index.names) < len(expected):
-        assert index.remarks or is_whole(data), "members are missing without a word"
+        assert index.remarks or is_complete(data), "members are missing without a word"
 
 
 def has_forged_header(original: bytes, data: bytes) -> bool:
-    """Tell whether several changes to a header cancel out in its sum, which no one can notice."""
+    """Whether several changes to a header cancel out in its sum, which cannot be detected."""
     for start in range(0, len(data) - 511, 512):
         before, after = original[start : start + 512], data[start : start + 512]
         if sum(a != b for a, b in zip(before, after, strict=True)) > 1:
@@ -149,8 +149,8 @@ def has_forged_header(original: bytes, data: bytes) -> bool:
     return False
 
 
-def is_whole(data: bytes) -> bool:
-    """Tell whether an archive ends in zeros alone after its last header: a shorter one, as good."""
+def is_complete(data: bytes) -> bool:
+    """Whether only zeros follow the last member, so that it is a valid, shorter archive."""
     with tarfile.open(fileobj=io.BytesIO(data)) as reader:
         reader.getmembers()
         return not data[reader.offset :].strip(b"\0")
@@ -172,7 +172,7 @@ quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
 @settings(max_examples=300, deadline=None, suppress_health_check=quiet)
 @given(members, st.sampled_from(FORMATS))
 def test_scan_equals_tarfile(specified: list[Any], tar_format: int) -> None:
-    """Names, offsets and sizes are tarfile's, for links, duplicates and names in any script."""
+    """Names, offsets and sizes equal tarfile's, for links, duplicates and names in any script."""
     check_scan(specified, tar_format)
 
 
@@ -181,7 +181,7 @@ def test_scan_equals_tarfile(specified: list[Any], tar_format: int) -> None:
 def test_damage_is_never_a_wrong_member(
     specified: list[Any], tar_format: int, damage: list[Any]
 ) -> None:
-    """A damaged archive gives members of the undamaged one, or an error; none vanish in silence."""
+    """A damaged archive gives members of the undamaged one, or an error; losses are logged."""
     check_damage(specified, tar_format, damage)
 
 
@@ -205,8 +205,8 @@ def test_damage_is_never_a_wrong_member_at_length(
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=4096))
-def test_random_bytes_are_no_tar(data: bytes) -> None:
-    """Noise is an error, or zeros alone an archive of nothing; never a hang, never a member."""
+def test_random_bytes_are_not_a_tar(data: bytes) -> None:
+    """Noise is an error, and zeros are an empty archive; there is no hang and no member."""
     try:
         index = scan(data)
     except ShardFormatError:

@@ -17,13 +17,13 @@ Samples = list[tuple[str, list[tuple[str, int]]]]
 
 
 def tar_of(names: list[bytes]) -> TarMembers:
-    """Give a tar index in which member ``i`` begins at block ``i`` and has ``i`` bytes."""
+    """Return members of which member ``i`` begins at block ``i`` and has ``i`` bytes."""
     numbers = np.arange(len(names), dtype=np.int64)
     return TarMembers(names, numbers * 512, numbers, numbers * 512 - 512)
 
 
 def samples_of(built: ShardIndex) -> Samples:
-    """Give each sample's key, and the field and offset of each of its members."""
+    """Return each sample's key, and the field and offset of each of its members."""
     return [
         (
             built.key(i),
@@ -36,8 +36,8 @@ def samples_of(built: ShardIndex) -> Samples:
     ]
 
 
-def test_members_of_a_key_are_one_sample_wherever_they_stand() -> None:
-    """Interleaved keys give whole samples, in order of first appearance (KEY-3)."""
+def test_members_of_a_key_are_one_sample_wherever_they_are() -> None:
+    """Interleaved keys give complete samples, in order of first appearance (KEY-3)."""
     built = build_index(tar_of([b"b.txt", b"a.txt", b"README", b"b.cls", b"a.cls"]))
 
     assert samples_of(built) == [
@@ -67,8 +67,8 @@ def test_shard_without_samples_has_length_zero(names: list[bytes]) -> None:
     assert built.find("a") == -1
 
 
-def test_find_takes_whole_keys_only() -> None:
-    """A part of a key, or two keys in a row, is no key."""
+def test_find_takes_complete_keys_only() -> None:
+    """A part of a key, or two adjacent keys, are not found."""
     built = build_index(tar_of([b"aa.txt", b"a.txt", b"ba.txt", b"\xff.txt"]))
 
     assert [built.find(key) for key in ("aa", "a", "ba", "b", "", "aa\0a", "\udcff")] == [
@@ -79,13 +79,13 @@ def test_find_takes_whole_keys_only() -> None:
 
 
 def test_unknown_rule_is_refused() -> None:
-    """There are two rules."""
+    """Only the two rules that exist are accepted."""
     with raises(ValueError, "key_split: expected", "first", "last", "middle"):
         build_index(tar_of([b"a.txt"]), "middle")  # type: ignore[arg-type]
 
 
 def test_nul_in_a_name_is_refused() -> None:
-    """NUL separates names in the index, so none may have one."""
+    """NUL separates names in the index, so no name may contain one."""
     with raises(ShardFormatError, "x.tar: a member name has a NUL in it"):
         build_index(tar_of([b"a\0b.txt"]), path="x.tar")
 
@@ -96,7 +96,7 @@ NAMES = st.lists(st.text(st.sampled_from("ab./é"), max_size=6).map(str.encode),
 @settings(max_examples=300, deadline=None)
 @given(NAMES, st.sampled_from(["first", "last"]))
 def test_index_equals_grouping_with_dicts(names: list[bytes], rule: KeySplit) -> None:
-    """The columns say what a dict of dicts says."""
+    """The columns are equal to a dict of dicts."""
     expected: dict[bytes, dict[bytes, int]] = {}
     for number, name in enumerate(names):
         parts = split_name(name, rule)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import io
 import os
 import subprocess
@@ -42,7 +43,7 @@ def test_shard_is_a_sequence(path: Path) -> None:
 
 
 def test_forms_of_raw_bytes(path: Path) -> None:
-    """A field is bytes, a stream or a view, as asked, and other fields are not read."""
+    """A field is bytes, a stream or a view as requested, and other fields are not read."""
     with Shard(path, fields=[".txt"], raw="stream") as shard:
         stream = shard[1]
     with Shard(path, raw="view") as shard:
@@ -63,7 +64,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_folder_and_empty_file_are_refused(tmp_path: Path) -> None:
-    """What is no file, or has no bytes, says so."""
+    """The error says that the path is a folder, or that the file is empty."""
     (tmp_path / "empty.tar").touch()
 
     with raises(FetchError, str(tmp_path), "expected a readable file, found: a folder"):
@@ -73,7 +74,7 @@ def test_folder_and_empty_file_are_refused(tmp_path: Path) -> None:
 
 
 def test_file_cut_short_is_an_error_not_a_signal(path: Path) -> None:
-    """A shard that someone truncates while it is mapped raises; a plain read would kill.
+    """A shard that is truncated while it is mapped raises an error; a plain read would crash.
 
     SEC-7.
     """
@@ -94,7 +95,7 @@ def test_file_cut_short_is_an_error_not_a_signal(path: Path) -> None:
 
 
 def test_replaced_file_keeps_its_old_bytes(path: Path, tmp_path: Path) -> None:
-    """An open shard reads what it opened; opened again, it reads the new file (SEC-7)."""
+    """An open shard reads the file that it opened; opened again, the new file (SEC-7)."""
     with Shard(path) as shard:
         os.replace(write_tar(tmp_path / "b.tar", [("new.txt", b"new")]), path)
 
@@ -104,7 +105,7 @@ def test_replaced_file_keeps_its_old_bytes(path: Path, tmp_path: Path) -> None:
 
 
 def test_read_only_folder_is_left_alone(path: Path) -> None:
-    """Reading writes nothing, so a read-only folder will do."""
+    """Reading writes nothing, so it works in a read-only folder."""
     path.chmod(0o444)
     path.parent.chmod(0o555)
     try:
@@ -117,7 +118,7 @@ def test_read_only_folder_is_left_alone(path: Path) -> None:
 
 
 def test_one_descriptor_for_an_open_shard(path: Path) -> None:
-    """A shard costs one file descriptor, and none when it is closed."""
+    """An open shard holds one file descriptor, a closed one none."""
     before = len(os.listdir("/proc/self/fd"))
     shard = Shard(path)
     assert len(os.listdir("/proc/self/fd")) == before + 1
@@ -126,7 +127,7 @@ def test_one_descriptor_for_an_open_shard(path: Path) -> None:
 
 
 def test_closed_shard_ends_its_iteration(path: Path) -> None:
-    """An iteration that was left, over a shard that was closed, says nothing when it goes."""
+    """An abandoned iteration over a closed shard ends without an error."""
     shard = Shard(path)
     samples = iter(shard)
     next(samples)
@@ -134,7 +135,15 @@ def test_closed_shard_ends_its_iteration(path: Path) -> None:
     samples.close()  # type: ignore[attr-defined]
 
 
-def test_paths_that_cannot_be_are_refused() -> None:
-    """A name that no file can have is an error that shows it."""
+def test_impossible_path_is_refused() -> None:
+    """A path that no file can have is an error that shows the path."""
     with raises(FetchError, "'a\\x00.tar': expected a path"):
         Shard("a\0.tar")
+
+
+def test_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example in the docstring of `Shard` prints what it says."""
+    monkeypatch.chdir(tmp_path)
+    (example,) = doctest.DocTestFinder(recurse=False).find(Shard, "Shard", globs={})
+
+    assert doctest.DocTestRunner().run(example) == (0, 3)

@@ -70,9 +70,10 @@ def has_checksum(block: bytes) -> bool:
     """Whether a block is a header: whether it states its own checksum."""
     stated = parse_number(block[148:156])
     unsigned = sum(block) - sum(block[148:156]) + 8 * ord(" ")
+    if stated is None or stated == unsigned:
+        return stated is not None
     # Old Sun tars summed signed bytes, so each byte over 127 counts 256 less.
-    signed = unsigned - 256 * sum(byte > 127 for byte in block[:148] + block[156:])
-    return stated is not None and stated in (unsigned, signed)
+    return stated == unsigned - 256 * sum(byte > 127 for byte in block[:148] + block[156:])
 
 
 def parse_number(field: bytes) -> int | None:

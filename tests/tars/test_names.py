@@ -1,4 +1,4 @@
-"""Member name ↔ (key, field), by the table of specs/tar-shards.md."""
+"""Member name ↔ (key, field), as in the table of specs/tar-shards.md."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NAMES = st.lists(st.text(st.sampled_from("ab./"), max_size=9).map(str.encode))
 
 @given(NAMES, st.sampled_from(["first", "last"]))
 def test_many_names_are_split_as_one_by_one(names: list[bytes], rule: KeySplit) -> None:
-    """The vectorised rule equals the rule in three lines of plain Python."""
+    """The vectorised rule equals three lines of plain Python."""
     joined, starts, dots, ends = split_names(names, rule)
 
     for name, start, dot, end in zip(names, starts, dots, ends, strict=True):
@@ -62,5 +62,5 @@ def test_many_names_are_split_as_one_by_one(names: list[bytes], rule: KeySplit) 
 
 @given(st.binary())
 def test_any_bytes_survive_as_text(name: bytes) -> None:
-    """A name that is not UTF-8 is kept reversibly."""
+    """A name that is not UTF-8 becomes text and back without loss."""
     assert to_bytes(to_text(name)) == name
