@@ -17,7 +17,7 @@ Samples = list[tuple[str, list[tuple[str, int]]]]
 
 
 def tar_of(names: list[bytes]) -> TarMembers:
-    """Return members of which member ``i`` begins at block ``i`` and has ``i`` bytes."""
+    """Return members such that member ``i`` begins at block ``i`` and has ``i`` bytes."""
     numbers = np.arange(len(names), dtype=np.int64)
     return TarMembers(names, numbers * 512, numbers, numbers * 512 - 512)
 

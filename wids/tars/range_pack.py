@@ -1,4 +1,4 @@
-"""A remote pack of indexes, of which only the parts that are needed are read, by byte range.
+"""A remote pack of indexes, read in parts by byte range.
 
 A pack has about sixty bytes for each sample, a gigabyte for some datasets. Of a large one the
 directory is read, then the index of each shard that is opened, and for a key a stretch of its
