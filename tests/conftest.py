@@ -35,7 +35,7 @@ def write_tar(path: Path, members: Iterable[Member], tar_format: int = tarfile.P
 
 
 def sample_members(start: int, stop: int) -> list[Member]:
-    """Give the members of small samples: a text and a class for each number."""
+    """Return the members of small samples: a text and a class for each number."""
     return [
         member
         for number in range(start, stop)
@@ -80,7 +80,7 @@ def miss(reason: str) -> NoReturn:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give each test a cache folder of its own."""
+    """A cache folder of its own for each test."""
     folder = tmp_path_factory.mktemp("cache") / "wids"
     monkeypatch.setenv("WIDS_CACHE", str(folder))
     return folder

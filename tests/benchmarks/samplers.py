@@ -52,7 +52,7 @@ class Data:
 
 
 def peak_nbytes() -> int:
-    """Give the most memory that this process ever had."""
+    """Return the most memory that this process ever had."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -78,7 +78,7 @@ class Files:
         self.random = random.Random(0)
 
     def spec(self, name: str, shards: int, samples: int, nbytes: int) -> str:
-        """Give a spec of shards with samples of two members, of ``nbytes`` and of ten bytes."""
+        """Return a spec of shards with samples of two members, of ``nbytes`` and of ten bytes."""
         path = self.folder / f"{name}.json"
         if not path.exists():
             shardlist = []
@@ -296,7 +296,7 @@ class Result:
         return [new / old for new, old in pairs]
 
     def line(self) -> str:
-        """Give the row as text."""
+        """Return the row as text."""
         ratios = self.ratios
         verdict = (
             "aim"

@@ -38,7 +38,7 @@ class Library:
         raise NotImplementedError
 
     def maps(self, dataset: Any) -> list[mmap.mmap]:
-        """Give the maps of the open shards."""
+        """Return the maps of the open shards."""
         raise NotImplementedError
 
     def remote_dataset(self, shards: list[dict[str, Any]], cache: str) -> Any:

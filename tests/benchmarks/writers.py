@@ -24,7 +24,7 @@ Sample = dict[str, Any]
 
 
 def small(count: int) -> Iterator[Sample]:
-    """Give samples of a text, a class and a little JSON."""
+    """Yield samples of a text, a class and a little JSON."""
     for number in range(count):
         yield {
             "__key__": f"{number:08d}",
@@ -35,14 +35,14 @@ def small(count: int) -> Iterator[Sample]:
 
 
 def jpegs(count: int) -> Iterator[Sample]:
-    """Give samples of an image of 100 kB that is encoded already, and a class."""
+    """Yield samples of an image of 100 kB that is encoded already, and a class."""
     content = b"\xff\xd8" + bytes(range(256)) * 400
     for number in range(count):
         yield {"__key__": f"{number:08d}", "jpg": content, "cls": number % 10}
 
 
 def arrays(count: int) -> Iterator[Sample]:
-    """Give samples of a picture that the writer has to encode, and a class."""
+    """Yield samples of a picture that the writer has to encode, and a class."""
     import numpy as np
 
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
@@ -77,7 +77,7 @@ def write(library: str, row: str, count: int, folder: str) -> float:
 
 
 def measure(rounds: int, shrink: int) -> Iterator[tuple[str, list[float], list[float]]]:
-    """Give each row, with the seconds of this library and of webdataset."""
+    """Yield each row with the seconds of this library and of webdataset."""
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - a folder is made there
     for row, (_, count) in ROWS.items():
         seconds: dict[str, list[float]] = {"wids": [], "webdataset": []}
