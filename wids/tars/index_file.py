@@ -98,7 +98,7 @@ def parse(
     if header is None:
         return None
     places = _SECTIONS.unpack_from(data, start + _HEADER.size)
-    counts = (*[header.num_samples + 1] * 2, *[header.num_members] * 5)
+    counts = (header.num_samples + 1,) * 2 + (header.num_members,) * 5
     columns = _parse_columns(data, start, stop, places[4:], counts)
     text_at, text_nbytes, fields_at, fields_nbytes = places[:4]
     if columns is None or max(text_at + text_nbytes, fields_at + fields_nbytes) > header.nbytes:
@@ -134,7 +134,7 @@ def _checked_header(
     """Return the header of an undamaged index of this version, this tar and this rule, or None."""
     if stop > len(data) or stop - start < _HEADER.size + _SECTIONS.size:
         return None
-    header = _Header(*_HEADER.unpack_from(data, start))
+    header = _Header._make(_HEADER.unpack_from(data, start))
     if (header.magic, header.version, header.nbytes) != (_MAGIC, VERSION, stop - start):
         return None
     if (header.tar_nbytes, header.tar_mtime_ns) != identity:
@@ -150,8 +150,7 @@ def _parse_columns(
 ) -> list[Column] | None:
     """Return columns as views of the data; None if one is misaligned, odd or outside."""
     columns = []
-    for number, count in enumerate(counts):
-        at, length = places[2 * number : 2 * number + 2]
+    for at, length, count in zip(places[::2], places[1::2], counts, strict=True):
         dtype = _DTYPES.get(length / count) if length and count else _DTYPES[1]
         if dtype is None or at + length > stop - start or at % ALIGNMENT:
             return None
@@ -240,5 +239,5 @@ def stored_identity(path: str) -> TarIdentity | None:
 def _parse_identity(data: FileBytes) -> TarIdentity | None:
     if len(data) < _HEADER.size:
         return None
-    header = _Header(*_HEADER.unpack_from(data, 0))
+    header = _Header._make(_HEADER.unpack_from(data, 0))
     return TarIdentity(header.tar_nbytes, header.tar_mtime_ns) if header.magic == _MAGIC else None
