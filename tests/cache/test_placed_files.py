@@ -10,7 +10,7 @@ import pytest
 from cache_parts import DATA, MD5, SHA, file_names, make_cache, read_copy
 from loopback import Server
 
-from wids.cache import placed
+from wids.cache import verified
 from wids.cache.names import RemoteFile
 
 
@@ -68,8 +68,8 @@ def test_a_placed_file_is_compared_once(
     remote_file = RemoteFile(server.page("/train.tar", DATA), sha256=SHA)
     (tmp_path / "train.tar").write_bytes(DATA)
     compared = []
-    digest = placed.file_digest
-    monkeypatch.setattr(placed, "file_digest", lambda *a: (compared.append(a), digest(*a))[1])
+    digest = verified.file_digest
+    monkeypatch.setattr(verified, "file_digest", lambda *a: (compared.append(a), digest(*a))[1])
     for _ in range(3):
         assert (
             read_copy(make_cache(tmp_path, offered=frozenset(["train.tar"])), remote_file) == DATA

@@ -13,6 +13,7 @@ import errno
 import logging
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,9 +23,9 @@ from typing import IO, NamedTuple, TypeAlias
 from wids.cache import eviction, names, sweeping
 from wids.cache.leases import lease
 from wids.cache.names import RemoteFile
-from wids.cache.placed import PlacedFiles
 from wids.cache.saving import make_folder, open_up, save_quietly
 from wids.cache.turns import turn
+from wids.cache.verified import VerifiedFiles, is_own_file
 from wids.errors import FetchError, MismatchError, ShardFormatError
 from wids.files import locks, publish
 from wids.files.progress import Bar
@@ -120,7 +121,7 @@ class Cache:
         self.localname = localname
         self.offered = offered
         self.wants_progress = wants_progress
-        self._placed = PlacedFiles(folder)
+        self._verified = VerifiedFiles(folder)
         self._was_swept = False
         self._has_warned = False
 
@@ -128,13 +129,16 @@ class Cache:
         """Return the path of the copy of a file, if there is one that fits what is known."""
         for path, is_own in self._candidates(remote_file):
             try:
-                status = os.stat(path)
+                status = os.lstat(path) if is_own else os.stat(path)
             except OSError:
+                continue
+            if not stat.S_ISREG(status.st_mode):  # another user's link or pipe, or a folder
                 continue
             if remote_file.nbytes is not None and status.st_size != remote_file.nbytes:
                 continue
-            # What was fetched was verified on the way; what was placed is verified once.
-            if is_own or self._placed.verify(path, status, remote_file):
+            # What this user fetched was verified on the way; the rest is verified once.
+            is_fetched = is_own and is_own_file(status)
+            if is_fetched or self._verified.verify(path, status, remote_file):
                 return path
         return None
 
@@ -236,8 +240,9 @@ class Cache:
                     self._was_swept = True
                     sweeping.sweep(self.folder)
                 self._download_twice(remote_file, path, prepare, make_room, background)
-                if not is_own:
-                    self._placed.note_fetched(path, remote_file)
+                with suppress(OSError):  # it may be deleted already
+                    if not is_own or not is_own_file(os.stat(path)):
+                        self._verified.note_fetched(path, remote_file)
         except FetchError:
             raise
         except OSError as error:
