@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,12 +23,14 @@ def as_root() -> None:
 
 
 @pytest.fixture
-def digests(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def digests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths of the files that are hashed."""
     hashed: list[str] = []
     file_digest = verified.file_digest
     monkeypatch.setattr(
-        verified, "file_digest", lambda path, name: (hashed.append(path), file_digest(path, name))[1]
+        verified,
+        "file_digest",
+        lambda path, name: (hashed.append(path), file_digest(path, name))[1],
     )
     yield hashed
 

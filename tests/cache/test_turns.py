@@ -72,7 +72,7 @@ def test_lock_files_are_empty_and_stay(tmp_path: Path, server: Server) -> None:
 
 
 def test_a_lock_file_that_is_a_link_is_not_followed(tmp_path: Path, server: Server) -> None:
-    """Whoever may write to a shared cache folder cannot have another file locked or changed."""
+    """A user of a shared cache folder cannot have another file created or locked (SEC-40)."""
     cache = make_cache(tmp_path / "c")
     remote_file = RemoteFile(server.page("/0.tar", DATA))
     lock_path = names.lock_path(cache.folder, own_path(cache, remote_file))
