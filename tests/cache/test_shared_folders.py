@@ -32,7 +32,7 @@ def digests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "file_digest",
         lambda path, name: (hashed.append(path), file_digest(path, name))[1],
     )
-    yield hashed
+    return hashed
 
 
 def plant(cache: Cache, remote_file: RemoteFile, data: bytes) -> Path:

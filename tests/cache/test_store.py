@@ -44,7 +44,7 @@ def test_folders_are_made_when_needed_and_private(tmp_path: Path, server: Server
 
 
 def test_files_are_as_open_as_a_folder_of_the_users(tmp_path: Path, server: Server) -> None:
-    """Files in a folder that a group shares are shared with the group too (CACHE-1)."""
+    """Files in a group's folder are the group's too, copies read-only (CACHE-1, CACHE-21)."""
     (tmp_path / "c").mkdir()
     (tmp_path / "c").chmod(0o755)
     before = os.umask(0o022)
@@ -55,11 +55,11 @@ def test_files_are_as_open_as_a_folder_of_the_users(tmp_path: Path, server: Serv
 
     assert stat.S_IMODE((tmp_path / "c" / "shards").stat().st_mode) == 0o755
     (copy,) = (tmp_path / "c" / "shards").iterdir()
-    assert stat.S_IMODE(copy.stat().st_mode) == 0o644
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o444
     (tmp_path / "group").mkdir()
     (tmp_path / "group").chmod(0o2770)
     read_copy(make_cache(tmp_path / "group"), RemoteFile(server.page("/x.tar", DATA)))
-    for folder, mode in (("shards", 0o660), ("locks", 0o660)):
+    for folder, mode in (("shards", 0o440), ("locks", 0o660)):
         (file,) = (tmp_path / "group" / folder).iterdir()
         assert stat.S_IMODE(file.stat().st_mode) == mode
         assert stat.S_IMODE(file.parent.stat().st_mode) == 0o2770

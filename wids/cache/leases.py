@@ -11,7 +11,6 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from wids.errors import FetchError
 from wids.files import locks
 
 _NUM_TRIES: Final = 20
@@ -21,14 +20,12 @@ def lease(path: str) -> int | None:
     """Open a file so that it is not evicted while it is open; return None if it is gone.
 
     Raises:
-        FetchError: It cannot be read.
+        OSError: It cannot be read.
     """
     try:
         handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise FetchError(f"{path}: cannot be read: {error.strerror or error}") from error
     for _ in range(_NUM_TRIES):
         if locks.acquire_shared(handle) is not False:
             break
@@ -45,7 +42,7 @@ def lease(path: str) -> int | None:
 def delete_if_unused(path: str) -> bool:
     """Delete a file unless a process has a lease on it; return whether it was deleted."""
     try:
-        handle = os.open(path, os.O_RDWR)  # NFS locks exclusively only what is open for writing
+        handle = locks.open_to_lock(path)
     except OSError:
         return False
     try:

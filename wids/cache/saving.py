@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from wids.files import publish
+from wids.files import locks, publish
 from wids.tars.index import TarIdentity
 
 _SETTLED_NS: Final = 2_000_000_000
@@ -51,3 +51,22 @@ def open_up(handle: int, folder: str) -> None:
     """Make a new file as open as its folder, whatever the umask."""
     with suppress(OSError):
         os.fchmod(handle, os.stat(folder).st_mode & 0o666)
+
+
+def protect(handle: int, path: str) -> None:
+    """Make a complete file read-only, for those who may read its folder.
+
+    Args:
+        handle: The file, which this process has locked.
+        path: Its path.
+    """
+    with suppress(OSError):
+        other = os.open(path, os.O_RDONLY)
+        try:
+            # On NFS a file that cannot be opened for writing cannot be locked exclusively, so no
+            # process could know whether it may be evicted.
+            can_lock = locks.acquire(other) is not None
+        finally:
+            os.close(other)
+        if can_lock:
+            os.fchmod(handle, os.stat(os.path.dirname(path)).st_mode & 0o444)

@@ -18,12 +18,12 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, NamedTuple, TypeAlias
+from typing import IO, Final, NamedTuple, TypeAlias
 
 from wids.cache import eviction, names, sweeping
 from wids.cache.leases import lease
 from wids.cache.names import RemoteFile
-from wids.cache.saving import make_folder, open_up, save_quietly
+from wids.cache.saving import make_folder, open_up, protect, save_quietly
 from wids.cache.turns import turn
 from wids.cache.verified import VerifiedFiles, is_own_file
 from wids.errors import FetchError, MismatchError, ShardFormatError
@@ -36,6 +36,9 @@ from wids.transport.fetch import Fetcher
 
 Prepare: TypeAlias = Callable[[IO[bytes]], bytes]
 Localname: TypeAlias = Callable[[str], "str | os.PathLike[str] | None"]
+
+_UNREADABLE: Final = frozenset((errno.EACCES, errno.EPERM, errno.EIO))
+"""Errors that are the file's own, unlike too many open files."""
 
 _logger = logging.getLogger("wids")
 
@@ -162,7 +165,7 @@ class Cache:
         """
         for _ in range(3):  # again only if the copy is evicted before it is leased
             path = self.find(remote_file) or self._download(remote_file, prepare, make_room)
-            handle = None if path is None else lease(path)
+            handle = None if path is None else self._lease(remote_file, path)
             if path is not None and handle is not None:
                 is_own = path == names.copy_path(self.folder, remote_file)
                 return CachedCopy(path, handle, self.index_path(remote_file, path), is_own)
@@ -170,6 +173,20 @@ class Cache:
             f"{urls.redact(remote_file.url)}: other processes evicted it from {self.folder} each "
             "time before it could be opened; make cache_size larger"
         )
+
+    def _lease(self, remote_file: RemoteFile, path: str) -> int | None:
+        """Open a copy; return None if it is gone, or cannot be read and was therefore deleted."""
+        try:
+            return lease(path)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            is_own = path == names.copy_path(self.folder, remote_file)
+            if is_own and error.errno in _UNREADABLE:
+                self.discard(remote_file)
+                if not os.path.lexists(path):
+                    _logger.warning("%s: cannot be read: %s; fetching it again", path, reason)
+                    return None
+            raise FetchError(f"{path}: cannot be read: {reason}") from error
 
     def fetch(
         self, remote_file: RemoteFile, prepare: Prepare | None, background: BackgroundFetch
@@ -307,6 +324,8 @@ class Cache:
                 if prepare is not None:
                     # Before the rename, so that a copy that can be found has its index beside it.
                     save_quietly(self.index_path(remote_file, path), prepare(file))
+                if is_own:
+                    protect(file.fileno(), file.name)
                 # While the file is still locked: this can take longer than a sweeper waits.
                 os.fsync(file.fileno())
             finally:

@@ -103,11 +103,24 @@ def release(handle: int) -> None:
             fcntl.flock(handle, fcntl.LOCK_UN)
 
 
+def open_to_lock(path: str) -> int:
+    """Open an existing file to lock it: not through a link, and without waiting for a named pipe.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        return os.open(path, os.O_RDWR | flags)  # NFS locks exclusively only what is open to write
+    except PermissionError:  # elsewhere a read-only file will do
+        return os.open(path, os.O_RDONLY | flags)
+
+
 def probe(path: str) -> bool:
     """Return whether nobody holds a lock on this file, and a lock on it would exclude others."""
     handles: list[int] = []
     try:
-        handles += [os.open(path, os.O_RDWR), os.open(path, os.O_RDWR)]
+        handles += [open_to_lock(path), open_to_lock(path)]
         return acquire(handles[0]) is True and acquire(handles[1]) is False
     except OSError:
         return False

@@ -33,11 +33,11 @@ def replacing(
     # Short, since names are limited to 255 bytes; in the same folder, since only a rename within
     # one file system is atomic.
     temporary = os.path.join(folder, f"{temporary_prefix(name)}{secrets.token_hex(8)}.tmp")
-    handle = os.open(
-        temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode
+    file = open(  # noqa: SIM115 - closed below
+        temporary, "x+b", opener=lambda path, flags: os.open(path, flags, mode)
     )
     try:
-        with open(handle, "w+b") as file:
+        with file:
             yield file
             file.flush()
             if sync:
