@@ -75,22 +75,26 @@ def make_space(
     limit_nbytes: int,
     make_room: Callable[[], None],
 ) -> int:
-    """Evict what a new file needs, and reserve its length; return how many bytes too many remain.
+    """Evict what a new file needs, and give it a length; return how many bytes too many remain.
 
     Args:
         folder: The cache folder.
         file: The new file, in that folder.
-        nbytes: The length that it will have.
+        nbytes: The length that it will have, so that other processes count it.
         limit_nbytes: The limit of the cache.
         make_room: Called if too many files are in use; closes what this process does not need.
     """
     # One process at a time, or two would each evict for both; but without a long wait for it.
     with folder_lock(names.eviction_lock_path(folder), timeout_s=_WAIT_S):
-        excess = evict(folder, limit_nbytes - nbytes)
+        file.flush()
+        current_nbytes = os.fstat(file.fileno()).st_size  # counted with the other files already
+        nbytes = max(nbytes, current_nbytes)
+        rest_nbytes = limit_nbytes - (nbytes - current_nbytes)
+        excess = evict(folder, rest_nbytes)
         if excess > 0:
             make_room()
-            excess = evict(folder, limit_nbytes - nbytes)
-        file.truncate(nbytes)  # so that other processes count it
+            excess = evict(folder, rest_nbytes)
+        file.truncate(nbytes)
     return excess
 
 

@@ -12,18 +12,19 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import shutil
 import stat
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Final, NamedTuple, TypeAlias
 
 from wids.cache import eviction, names, sweeping
 from wids.cache.leases import lease
 from wids.cache.names import RemoteFile
 from wids.cache.saving import make_folder, open_up, protect, save_quietly
+from wids.cache.space import Space, storage_error
 from wids.cache.turns import turn
 from wids.cache.verified import VerifiedFiles, is_own_file
 from wids.errors import FetchError, MismatchError, ShardFormatError
@@ -160,7 +161,8 @@ class Cache:
             make_room: Called if all that could be evicted is in use; closes what is not needed.
 
         Raises:
-            FetchError: It cannot be fetched, or cannot be stored.
+            FetchError: It cannot be fetched.
+            StorageError: It cannot be stored.
             MismatchError: Twice it was not what its spec says.
         """
         for _ in range(3):  # again only if the copy is evicted before it is leased
@@ -263,7 +265,8 @@ class Cache:
         except FetchError:
             raise
         except OSError as error:
-            raise self._storage_error(remote_file, path, error) from error
+            limit = self.limits.nbytes
+            raise storage_error(remote_file.url, path, self.folder, limit, error) from error
         return path
 
     def _download_twice(
@@ -303,15 +306,14 @@ class Cache:
         wants_progress = self.wants_progress if background is None else False
         bar = Bar(f"fetching {name}", remote_file.nbytes, "B", wanted=wants_progress)
         with bar, publish.replacing(path, sync=False) as file:
-            has_space = not is_own  # a folder of the user's has no limit
             if is_own:
                 open_up(file.fileno(), os.path.dirname(path))
+            limit = self.limits.nbytes if is_own and not self.limits.keep else None
+            reserve = partial(self._reserve, file, limit, make_room)
+            space = Space(os.path.dirname(path), remote_file.nbytes, limit, reserve)
 
             def report(received_nbytes: int, total_nbytes: int | None) -> None:
-                nonlocal has_space
-                if not has_space:
-                    has_space = True
-                    self._make_space(file, total_nbytes or remote_file.nbytes or 0, make_room)
+                space.cover(received_nbytes, total_nbytes)
                 bar.reach(received_nbytes, total_nbytes)
 
             # By this lock a process that sweeps knows that the temporary file has a writer.
@@ -332,12 +334,11 @@ class Cache:
                 # A process that was forked meanwhile has inherited the open file and its lock.
                 locks.release(file.fileno())
 
-    def _make_space(self, file: IO[bytes], nbytes: int, make_room: Callable[[], None]) -> None:
-        """Evict the least recently used files, as far as a new one needs their space."""
-        if nbytes > shutil.disk_usage(names.shards_folder(self.folder)).free:
-            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} for {nbytes_text(nbytes)}")
-        limit = self.limits.nbytes
-        if limit is None or self.limits.keep:
+    def _reserve(
+        self, file: IO[bytes], limit: int | None, make_room: Callable[[], None], nbytes: int
+    ) -> None:
+        """Evict the least recently used files, as far as a file that will be so long needs it."""
+        if limit is None:
             return
         # A file beyond the limit evicts nothing: its length is only what a server claims.
         beyond = max(0, nbytes - limit)
@@ -351,21 +352,6 @@ class Cache:
                 "cache_size larger or lru_size smaller",
                 *(self.folder, nbytes_text(limit), nbytes_text(limit + excess)),
             )
-
-    def _storage_error(self, remote_file: RemoteFile, path: str, error: OSError) -> FetchError:
-        folder = os.path.dirname(path)
-        reason = error.strerror or error
-        what = f"{urls.redact(remote_file.url)}: cannot be stored in {folder}: {reason}"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            with suppress(OSError):
-                what += f", {nbytes_text(shutil.disk_usage(folder).free)} are free"
-            limit = self.limits.nbytes
-            limit_text = "unlimited" if limit is None else nbytes_text(limit)
-            return FetchError(
-                f"{what}; set cache_size (now {limit_text}) to what fits there, or cache_dir (now "
-                f"{self.folder}) to a larger disk"
-            )
-        return FetchError(f"{what}; set cache_dir (now {self.folder}) to a folder of your own")
 
 
 def _make_target_folder(path: str, *, is_own: bool) -> None:
