@@ -7,12 +7,13 @@ import logging
 import os
 import pickle
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 from conftest import raises, sample_members, write_tar
 from loopback import Server
-from remote_site import LENGTHS, Site
+from remote_site import EXPECTED, LENGTHS, Site
 
 import wids
 from wids.cache.leases import delete_if_unused
@@ -143,3 +144,32 @@ def test_a_pack_that_is_missing_or_broken(site: Site, caplog: pytest.LogCaptureF
     with wids.ShardListDataset(url) as dataset:
         assert dataset[10][".txt"] == "text 10"
     assert "no index that can be used" in caplog.text
+
+
+def test_a_pack_without_a_place_to_store_it(
+    site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Samples are read by range although the cache folder cannot be written (CACHE-24)."""
+    site.pack()
+    (tmp_path / "file").touch()
+    for _ in range(2):
+        with wids.ShardListDataset(
+            site.spec(index="train.index"), cache_dir=str(tmp_path / "file" / "c"), access="range"
+        ) as dataset:
+            assert [dataset[n][".txt"] for n in range(20)] == EXPECTED
+    assert all(request.range for request in site.server.log if request.path.endswith(".tar"))
+    assert "Not a directory" in caplog.text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "site"]
+
+
+def test_a_pack_without_any_place(
+    site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without a writable folder for temporary files, shards are fetched to be read."""
+    site.pack()
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
+    url = site.spec(index="train.index")
+    with wids.ShardListDataset(url, cache_dir=str(tmp_path / "file" / "c")) as dataset:
+        with raises(FetchError, "cannot be stored"):
+            dataset[0]

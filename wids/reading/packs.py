@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 from wids.cache.names import RemoteFile
+from wids.cache.space import Space, StorageError
 from wids.cache.store import Cache
 from wids.errors import WidsError
 from wids.specs.model import DatasetSpec
@@ -23,7 +25,7 @@ from wids.tars.names import KeySplit
 from wids.tars.pack import Pack, load_pack
 from wids.tars.range_pack import RangePack
 from wids.transport import urls
-from wids.transport.fetch import RangeError
+from wids.transport.fetch import Fetcher, RangeError
 from wids.transport.rewrite import rewritten
 
 _LARGE_PACK_NBYTES: Final = 16_000_000
@@ -122,8 +124,12 @@ class Packs:
             if nbytes is not None and is_large and not self._store.find(remote_file):
                 with suppress(RangeError):  # a server without ranges: fetch the whole pack
                     return RangePack(partial(fetcher.read_range, url, total_nbytes=nbytes), nbytes)
-            copy = self._store.open(remote_file)
-        except (WidsError, ValueError) as error:
+            try:
+                copy = self._store.open(remote_file)
+            except StorageError as error:
+                _logger.warning("%s; using it without storing it", str(error))
+                return _load_unstored(fetcher, url)
+        except (WidsError, ValueError, OSError) as error:
             _logger.warning("%s: %s; going on without it", urls.redact(url), str(error))
             return None
         # The map made from the handle keeps the copy from being evicted.
@@ -133,3 +139,17 @@ class Packs:
         # The copy of a remote pack may be evicted before this is unpickled.
         local = {url: pack for url, pack in self._packs.items() if urls.is_local(url)}
         return {**self.__dict__, "_packs": local}
+
+
+def _load_unstored(fetcher: Fetcher, url: str) -> Pack | None:
+    """Fetch a pack into a temporary file without a name, which ends with its map.
+
+    Raises:
+        OSError: There is no space for it.
+        WidsError: It cannot be fetched.
+    """
+    with tempfile.TemporaryFile(prefix="wids-") as file:
+        space = Space(tempfile.gettempdir(), None, None, lambda _: None)
+        fetcher.save(url, file, report=space.cover)
+        file.seek(0)
+        return load_pack(urls.redact(url), os.dup(file.fileno()))
