@@ -13,6 +13,7 @@ from cache_parts import DATA, file_names, make_cache, read_copy
 from conftest import in_child, need, raises
 from loopback import Server
 
+from wids.cache import sweeping
 from wids.cache.names import RemoteFile
 from wids.errors import FetchError
 from wids.files import locks
@@ -101,4 +102,21 @@ def test_abandoned_temporary_files_are_deleted(tmp_path: Path, server: Server) -
     read_copy(make_cache(tmp_path), RemoteFile(server.page("/0.tar", DATA)))
 
     assert [p.exists() for p in (old, young, alive, mine, pipe)] == [False, True, True, True, False]
+    os.close(handle)
+
+
+def test_temporary_files_of_a_clock_in_the_future(tmp_path: Path) -> None:
+    """They are not young for ever; the file of a live process stays (CACHE-10, CACHE-25)."""
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    soon, later, alive = (folder / f".{'0' * 32}-0.tar.{n * 16}.tmp" for n in "abc")
+    for path, age_s in ((soon, -30), (later, -1000), (alive, -1000)):
+        path.write_bytes(b"part")
+        os.utime(path, (time.time() - age_s,) * 2)
+    handle = os.open(alive, os.O_RDWR)
+    locks.acquire(handle)
+
+    sweeping.sweep(str(tmp_path))
+
+    assert [path.exists() for path in (soon, later, alive)] == [True, False, True]
     os.close(handle)

@@ -120,6 +120,49 @@ def test_killed_in_the_middle_of_the_bytes(
     assert result(start(spec, 2))["texts"] == EXPECTED
 
 
+FORK_AND_WAIT = """
+import os, sys, threading, time
+import wids
+
+def fork_when_fetching():
+    folder = os.path.join(os.environ["WIDS_CACHE"], "shards")
+    while not os.path.isdir(folder) or not os.listdir(folder):
+        time.sleep(0.01)
+    if not os.fork():
+        print(os.getpid(), flush=True)
+        time.sleep(60)
+        os._exit(0)
+
+threading.Thread(target=fork_when_fetching, daemon=True).start()
+wids.ShardListDataset(sys.argv[1], access="download")[0]
+"""
+
+
+def test_killed_with_a_live_child(spec: str, server: Server, own_cache: Path) -> None:
+    """A child that was forked during a download holds no lock of it (CACHE-25).
+
+    The next process neither waits for the child, nor does the temporary file stay.
+    """
+    server.rate_nbytes = len(server.pages["/0.tar"].body) / 3
+    command = [sys.executable, "-W", "ignore", "-c", FORK_AND_WAIT, spec]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    try:
+        process.kill()
+        process.wait()
+        (left,) = (own_cache / "shards").iterdir()
+        settle(left)
+        server.rate_nbytes = None
+        start_s = time.monotonic()
+        assert result(start(spec, 2))["texts"] == EXPECTED
+        assert time.monotonic() - start_s < 30
+        assert temporary_files(own_cache) == []
+    finally:
+        os.kill(child, signal.SIGKILL)
+        process.stdout.close()
+
+
 def test_ctrl_c_leaves_nothing(spec: str, server: Server, own_cache: Path) -> None:
     """An interrupted download deletes its temporary file (CACHE-10)."""
     server.rate_nbytes = len(server.pages["/0.tar"].body)

@@ -46,9 +46,10 @@ def delete_if_unused(path: str) -> bool:
     except OSError:
         return False
     try:
-        if locks.acquire(handle) is False:
-            return False
-        os.unlink(path)
+        with locks.holding(handle) as is_held:
+            if is_held is False:
+                return False
+            os.unlink(path)
     except OSError:
         return False
     finally:

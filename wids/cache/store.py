@@ -316,9 +316,9 @@ class Cache:
                 space.cover(received_nbytes, total_nbytes)
                 bar.reach(received_nbytes, total_nbytes)
 
-            # By this lock a process that sweeps knows that the temporary file has a writer.
-            locks.acquire(file.fileno())
-            try:
+            # The lock tells a process that sweeps that the temporary file has a writer. It lasts
+            # until the disk has the file, since that can take longer than a sweeper waits.
+            with locks.holding(file.fileno()):
                 expected = Expected(remote_file.nbytes, remote_file.md5sum, remote_file.sha256)
                 cancel = None if background is None else background.cancelled
                 self.fetcher.save(remote_file.url, file, expected, report, cancel)
@@ -328,11 +328,7 @@ class Cache:
                     save_quietly(self.index_path(remote_file, path), prepare(file))
                 if is_own:
                     protect(file.fileno(), file.name)
-                # While the file is still locked: this can take longer than a sweeper waits.
                 os.fsync(file.fileno())
-            finally:
-                # A process that was forked meanwhile has inherited the open file and its lock.
-                locks.release(file.fileno())
 
     def _reserve(
         self, file: IO[bytes], limit: int | None, make_room: Callable[[], None], nbytes: int

@@ -55,7 +55,8 @@ def temporary_files(path: str) -> list[tuple[str, int, int]]:
 def _delete_if_abandoned(path: str) -> None:
     """Delete a temporary file or folder if it is old and nobody writes to it."""
     with suppress(OSError):
-        age_s = time.time() - os.stat(path).st_mtime
+        # A time in the future is as far from now: a clock was wrong, and may have been set right.
+        age_s = abs(time.time() - os.stat(path).st_mtime)
         if os.path.isdir(path):
             if age_s > _ABANDONED_UNLOCKED_S:
                 shutil.rmtree(path, ignore_errors=True)

@@ -64,6 +64,36 @@ def lock_file(
             lock.release()
 
 
+@contextmanager
+def holding(handle: int) -> Iterator[bool | None]:
+    """Try to lock an open file exclusively, without waiting, while the block runs; see `acquire`.
+
+    A process that is forked in the block does not inherit the lock: it has the null device in place
+    of the file. Otherwise the lock would last as long as a child does whose parent was killed.
+    """
+    _held.add(handle)
+    try:
+        yield acquire(handle)
+    finally:
+        release(handle)
+        _held.discard(handle)
+
+
+_held: Final[set[int]] = set()
+
+
+def _drop_locks() -> None:
+    for handle in _held:
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, handle, inheritable=False)
+        os.close(null)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drop_locks)
+
+
 def acquire(handle: int) -> bool | None:
     """Try to lock an open file exclusively, without waiting.
 
