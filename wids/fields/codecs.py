@@ -38,6 +38,8 @@ class Codec:
         encode: Value → bytes that `decode` turns into the same value, as far as the format allows.
         kind: ``"image"`` if ``Decoder(images=...)`` chooses the decoder, ``"pickle"`` if decoding
             executes code, so that the caller has to allow it.
+        is_structure: Whether the value consists of many small objects, which take many times the
+            memory of the bytes; its ``.gz`` fields have a lower limit.
         package: Optional package that the functions import, by its import name.
         extra: Extra of wids that installs the package.
     """
@@ -46,6 +48,7 @@ class Codec:
     decode: Decode
     encode: Encode
     kind: Literal["plain", "image", "pickle"] = "plain"
+    is_structure: bool = False
     package: str | None = None
     extra: str | None = None
 
@@ -58,8 +61,8 @@ CODECS: Final = (
     Codec(("txt", "text", "transcript"), values.decode_text, values.encode_text),
     # `int` reads bytes, and ignores a newline that an editor or `echo` left at the end.
     Codec(("cls", "cls2", "class", "count", "index", "inx", "id"), int, values.encode_integer),
-    Codec(("json", "jsn"), json.loads, values.encode_json),
-    Codec(("jsonl",), values.decode_json_lines, values.encode_json_lines),
+    Codec(("json", "jsn"), json.loads, values.encode_json, is_structure=True),
+    Codec(("jsonl",), values.decode_json_lines, values.encode_json_lines, is_structure=True),
     Codec(("npy",), arrays.decode_npy, arrays.encode_npy),
     Codec(("npz",), arrays.decode_npz, arrays.encode_npz),
     Codec(("ten", "tenbin", "tb"), arrays.decode_tenbin, arrays.encode_tenbin),
@@ -67,10 +70,18 @@ CODECS: Final = (
         ("mp", "msg", "msgpack"),
         values.decode_msgpack,
         values.encode_msgpack,
+        is_structure=True,
         package="msgpack",
         extra="msgpack",
     ),
-    Codec(("cbor",), values.decode_cbor, values.encode_cbor, package="cbor2", extra="cbor"),
+    Codec(
+        ("cbor",),
+        values.decode_cbor,
+        values.encode_cbor,
+        is_structure=True,
+        package="cbor2",
+        extra="cbor",
+    ),
     Codec(("pt", "pth"), arrays.decode_torch_weights, arrays.encode_torch_weights),
     Codec(
         ("safetensors",),

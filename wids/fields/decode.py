@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from wids.errors import DecodeError
+from wids.fields import safety
 from wids.fields.codecs import BY_EXTENSION, Codec, Decode, extension, find, how_to_install
 from wids.fields.images import image_decoder
 from wids.fields.safety import RefusedError, unzip
@@ -61,7 +62,9 @@ class Decoder:
             fields that end so; the longest match wins. None instead of a callable leaves fields as
             they are.
         allow_pickle: Whether to decode ``pkl pickle pyd``, which executes the code in them.
-        max_nbytes: Largest decompressed size of a ``.gz`` field in bytes; None for 1 GiB.
+        max_nbytes: Largest decompressed size of a ``.gz`` field in bytes; None for 64 MB of json,
+            jsonl, msgpack and cbor, whose values take many times the memory of their bytes, and
+            for 1 GiB of all others.
 
     Raises:
         ValueError: ``images`` is not one of the names above.
@@ -111,9 +114,18 @@ class Decoder:
                 decode = find(name[:-3] if is_zipped else name, self.table)
                 if decode is not None:
                     if is_zipped:
-                        decode = partial(_unzipped_and_decoded, decode, self.max_nbytes)
+                        decode = partial(_unzipped_and_decoded, decode, self._limit(name[:-3]))
                     sample[field] = _decoded(decode, field, value)
         return sample
+
+    def _limit(self, name: str) -> int:
+        """Return the limit for a ``.gz`` field, given its name without that ending."""
+        if self.max_nbytes is not None:
+            return self.max_nbytes
+        codec = BY_EXTENSION.get(extension(name))
+        if codec is not None and codec.is_structure:
+            return safety.MAX_UNZIPPED_STRUCTURE_NBYTES
+        return safety.MAX_UNZIPPED_NBYTES
 
 
 def _chosen(codec: Codec, decode_image: Decode, allow_pickle: bool) -> Decode:
@@ -132,7 +144,7 @@ def _refuse_pickle(_: bytes) -> Any:
     )
 
 
-def _unzipped_and_decoded(decode: Decode, max_nbytes: int | None, data: bytes) -> Any:
+def _unzipped_and_decoded(decode: Decode, max_nbytes: int, data: bytes) -> Any:
     return decode(unzip(data, max_nbytes))
 
 
