@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from pathlib import Path
 
 import pytest
 from command import run, write_bare_shards
+from loopback import Server
 
 from wids.cli import main as cli
 
@@ -58,3 +60,19 @@ def test_stdout_of_cat_is_bytes(train: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sys, "stdout", stream)
     assert cli.main(["sample", str(train), "3", "--cat", ".txt"]) == 0
     assert stream.buffer.getvalue() == b"text 3"  # type: ignore[attr-defined]
+
+
+def test_secrets_of_a_url_are_not_shown(train: Path, server: Server) -> None:
+    """User, password and signature stay out of what is printed, in all forms (SEC-4)."""
+    document = json.loads(train.read_text())
+    origin = server.url.replace("http://", "http://user:secret@")
+    for shard in document["shardlist"]:
+        server.page(f"/{shard['url']}", (train.parent / shard["url"]).read_bytes())
+        shard["url"] = f"{origin}/{shard['url']}?X-Signature=secret"
+    train.write_text(json.dumps(document))
+
+    for form in ([], ["--raw"], ["--python"]):
+        status, out, err = run("sample", train, 3, "--width", 200, *form)
+        assert (status, err) == (0, "")
+        assert f"{server.url}/train-000000.tar?" in out
+        assert "secret" not in out

@@ -57,8 +57,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _text(sample: dict[str, Any], options: argparse.Namespace) -> str:
-    from wids.looking.text import printable, sample_text, shortened
+    from wids.errors import printable
+    from wids.looking.text import sample_text, shortened
+    from wids.transport import urls
 
+    # A terminal's history, a log or a bug report is no place for a signed URL.
+    sample = {**sample, "__shard__": urls.redact(sample["__shard__"])}
     width = options.width or output_width()
     if options.python:
         return repr(sample)
