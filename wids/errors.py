@@ -22,8 +22,31 @@ from __future__ import annotations
 import os
 
 
+def printable(text: str) -> str:
+    """Return text on one line, with escapes for the characters that a terminal would obey."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+        for char in text
+    )
+
+
 class WidsError(Exception):
-    """Any error that wids raises on purpose."""
+    """Any error that wids raises on purpose.
+
+    Its message is printable: members, specs and servers choose names that a terminal would obey.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(self._printable(arg) if isinstance(arg, str) else arg for arg in args))
+
+    def _printable(self, message: str) -> str:
+        # torch rebuilds the error of a DataLoader's worker from a text that begins so, and that
+        # has the worker's traceback on its other lines.
+        if message.startswith(f"Caught {type(self).__name__} in "):
+            return "\n".join(map(printable, message.split("\n")))
+        return printable(message)
 
 
 class SpecError(WidsError, ValueError):

@@ -39,8 +39,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _show(folder: str) -> int:
     from wids.cache.eviction import contents
+    from wids.errors import printable
     from wids.files.sizes import nbytes_text
-    from wids.looking.text import printable
 
     files = contents(folder)
     for file in sorted(files, key=lambda file: file.used_ns):
@@ -64,7 +64,7 @@ def _clear(folder: str) -> int:
 
 def _check(options: argparse.Namespace, folder: str) -> int:
     from wids.cache.store import Cache
-    from wids.looking.text import printable
+    from wids.errors import printable
     from wids.reading.opener import remote_file
     from wids.transport import fetch
     from wids.writing.verify import verify_spec

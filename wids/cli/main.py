@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _failed(error: Exception) -> int:
     """Print an error on one line and return the exit status."""
-    from wids.looking.text import printable
+    from wids.errors import printable
 
     if isinstance(error, BrokenPipeError):
         # The reader of standard output has closed it, as `head` does. Python would complain when

@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the problems; return 1 if there are any."""
-    from wids.looking.text import printable
+    from wids.errors import printable
     from wids.writing.processes import process_pool
     from wids.writing.verify import verify_spec
 

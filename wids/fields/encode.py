@@ -14,6 +14,7 @@ import gzip
 from collections.abc import Mapping
 from typing import Any, Final
 
+from wids.errors import printable
 from wids.fields.codecs import BY_EXTENSION, Encode, find
 
 _ENCODERS: Final = {extension: codec.encode for extension, codec in BY_EXTENSION.items()}
@@ -44,8 +45,8 @@ def encode(field: str, value: Any, encoders: Mapping[str, Encode] | None = None)
         encoder = str.encode
     if encoder is None:
         raise TypeError(
-            f'field "{field}": expected bytes or text, found {type(value).__name__}; there are '
-            f"encoders for {' '.join(_ENCODERS)}"
+            f'field "{printable(field)}": expected bytes or text, found {type(value).__name__}; '
+            f"there are encoders for {' '.join(_ENCODERS)}"
         )
     try:
         data = encoder(value)
@@ -54,7 +55,8 @@ def encode(field: str, value: Any, encoders: Mapping[str, Encode] | None = None)
     except Exception as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(
-            f'field "{field}": {type(value).__name__} could not be encoded: {error}'
+            f'field "{printable(field)}": {type(value).__name__} could not be encoded: '
+            f"{printable(str(error))}"
         ) from error
     return _zipped(data) if is_zipped else data
 

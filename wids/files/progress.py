@@ -12,6 +12,8 @@ import sys
 import time
 from typing import Any
 
+from wids.errors import printable
+
 DELAY_S = 2.0
 """Work that takes less time shows no bar."""
 
@@ -33,7 +35,7 @@ class Bar:
     def __init__(
         self, description: str, total: int | None, unit: str, *, wanted: bool | None = None
     ) -> None:
-        self.description = description
+        self.description = printable(description)
         self.total = total
         self.unit = unit
         self._is_wanted = is_wanted(wanted)

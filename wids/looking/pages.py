@@ -15,13 +15,13 @@ from itertools import accumulate
 from typing import Any, Final
 from urllib.parse import quote
 
-from wids.errors import WidsError
+from wids.errors import WidsError, printable
 from wids.files.sizes import nbytes_text
 from wids.looking import field_search, preview
 from wids.looking.field_stats import FieldStats, field_sizes, preview_fields
 from wids.looking.html import STYLE, escaped, field_html, media_type
 from wids.looking.preview import Browsable
-from wids.looking.text import printable, share_text, shortened
+from wids.looking.text import share_text, shortened
 from wids.tars.names import to_bytes
 from wids.transport import urls
 

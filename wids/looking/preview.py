@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
-from wids.errors import WidsError
+from wids.errors import WidsError, printable
 from wids.looking.field_stats import FieldStats, compute_field_stats, field_sizes, is_small
 from wids.looking.html import card_html
-from wids.looking.text import printable, shortened
+from wids.looking.text import shortened
 from wids.reading.reader import ShardReader
 from wids.specs.model import DatasetSpec
 from wids.tars.index import ShardIndex

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from wids.errors import SampleError
+from wids.errors import SampleError, printable
 from wids.fields.codecs import IMAGE_EXTENSIONS, extension
 from wids.fields.decode import Decoder
 from wids.fields.images import opened_image
@@ -128,16 +128,6 @@ def table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     return "\n".join(
         "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
-    )
-
-
-def printable(text: str) -> str:
-    """Return text on one line, with control characters and other unprintable ones escaped."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
-        for char in text
     )
 
 

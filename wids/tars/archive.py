@@ -13,7 +13,7 @@ from typing import Final, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
-from wids.errors import ShardFormatError
+from wids.errors import ShardFormatError, printable
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 TarBytes: TypeAlias = bytes | mmap
@@ -127,7 +127,7 @@ class Archive:
         """Log something odd and add it to the remarks, up to a limit."""
         if len(self.remarks) < _MAX_REMARKS:
             self.remarks.append(text)
-            _logger.log(level, "%s: %s", self.path, text)
+            _logger.log(level, "%s: %s", printable(self.path), text)
 
     def error(self, position: int, expected: str, found: str, remedy: str) -> ShardFormatError:
         """Return the error for what was found at a position."""

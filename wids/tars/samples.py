@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, Final, Literal, TypeAlias
 
-from wids.errors import ShardFormatError
+from wids.errors import ShardFormatError, printable
 
 Raw = Literal["stream", "bytes", "view"]
 RawSample: TypeAlias = dict[str, Any]
@@ -42,7 +42,8 @@ def position(local_index: int, length: int, name: str) -> int:
     """
     at = operator.index(local_index)
     if not -length <= at < length:
-        raise IndexError(f"{name}: index {local_index} is out of range for {length} samples")
+        text = f"{name}: index {local_index} is out of range for {length} samples"
+        raise IndexError(printable(text))
     return at % length
 
 

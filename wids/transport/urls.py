@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 
 from braceexpand import braceexpand
 
-from wids.errors import FetchError, SpecError
+from wids.errors import FetchError, SpecError, printable
 
 # Names without dots to resolve, schemes, `~` or queries: joined without looking further.
 _PLAIN = re.compile(r"(?:\w[\w.-]*/)*\w[\w.-]*")
@@ -220,7 +220,11 @@ def unquoted(text: str) -> str:
 
 
 def redact(url: str) -> str:
-    """Return the URL for a message: without user, password, query and command arguments."""
+    """Return a URL for a message: printable, without user, password, query and arguments."""
+    return printable(_without_secrets(url))
+
+
+def _without_secrets(url: str) -> str:
     kind = scheme(url)
     if kind in ("", "file"):
         return url

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from wids.errors import ShardFormatError
+from wids.errors import ShardFormatError, printable
 from wids.files import publish
 from wids.files.progress import Bar
 from wids.specs.loader import Shards, load_spec
@@ -142,7 +142,7 @@ def _described(fetcher: fetch.Fetcher, task: Task) -> ShardRecord:
         try:
             record = describe_shard(path, key_split)
         except ShardFormatError as error:
-            raise ShardFormatError(str(error).replace(path, urls.redact(url))) from None
+            raise ShardFormatError(str(error).replace(printable(path), urls.redact(url))) from None
     return replace(record, url=url, mtime_ns=record.mtime_ns if urls.is_local(url) else None)
 
 

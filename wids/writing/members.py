@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from wids.errors import printable
 from wids.fields.codecs import Encode
 from wids.fields.encode import encode
 
@@ -59,7 +60,7 @@ def member_encoder(encoder: Encoder) -> ToMembers:
 
 def _only_bytes(field: str, value: Any) -> bytes:
     if not isinstance(value, bytes | bytearray | memoryview):
-        raise TypeError(f'field "{field}": expected bytes, found {type(value).__name__}')
+        raise TypeError(f'field "{printable(field)}": expected bytes, found {type(value).__name__}')
     return bytes(value)
 
 
