@@ -21,6 +21,7 @@ from conftest import Member, in_child, raises, sample_members, write_tar
 
 from wids.errors import ShardFormatError
 from wids.reading.range_shard import RemoteShard
+from wids.tars.archive import BLOCK_NBYTES
 from wids.tars.index import index_tar
 from wids.tars.readable_shard import ReadableShard
 from wids.tars.shard import Shard
@@ -109,6 +110,33 @@ def test_indices_are_those_of_a_list(make: Make) -> None:
         for local_index in (0, 62, -1, -63, -12):
             assert shard[local_index] == EXPECTED[local_index]
             assert shard[np.int16(local_index)] == EXPECTED[local_index]  # type: ignore[index]
+
+
+def test_a_part_of_a_field(make: Make) -> None:
+    """Any bytes of a field are read without the others; past its end there are none."""
+    with make() as shard:
+        assert shard.read_part(50, ".bin", 0, 10) == LARGE[:10]
+        assert shard.read_part(50, ".bin", 150_000, 250_000) == LARGE[150_000:250_000]
+        assert shard.read_part(50, ".bin", 299_990, 10**12) == LARGE[-10:]
+        assert shard.read_part(50, ".bin", 400_000, 500_000) == b""
+        assert shard.read_part(51, ".txt", 0, 10) == b""
+        if isinstance(shard, RemoteShard):
+            assert shard.num_read_nbytes < 100_000 + 10 * BLOCK_NBYTES
+        with raises(KeyError, "a.tar", ".cls"):
+            shard.read_part(50, ".cls", 0, 1)
+
+
+def test_a_part_of_another_tar_is_not_read(path: Path) -> None:
+    """A tar that is not the one of its index is noticed by the header before the field."""
+    data = bytearray(path.read_bytes())
+    index = index_tar(bytes(data), path="a.tar", checksums=True)
+    at = data.index(b"large.bin")
+    data[at : at + 5] = b"other"
+    with RemoteShard(
+        "a.tar", index, len(data), lambda start, stop: bytes(data[start:stop])
+    ) as shard:
+        with raises(ShardFormatError, "expected the header of a .bin"):
+            shard.read_part(50, ".bin", 200_000, 200_010)
 
 
 @pytest.mark.parametrize("outside", [63, -64, 10**9, 2**70])

@@ -23,6 +23,7 @@ from wids.tars.samples import (
     ReadRange,
     changed_header_error,
     changed_index_error,
+    missing_field_error,
     position,
 )
 
@@ -117,21 +118,47 @@ class RemoteShard:
         # A dict and a set, so that a sample that is repeated in a batch is read once.
         members = {i: self._members_of(i) for i in local_indices}
         spans = _joined(sorted({self._span(m) for some in members.values() for m in some}))
+        starts, views = [start for start, _ in spans], self._read_spans(spans)
+        return [self._sample(i, members[i], starts, views) for i in local_indices]
+
+    def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
+        """Return bytes of one field, from a start to a stop; fewer where the field ends.
+
+        Only these bytes and the headers of the member are read.
+
+        Raises:
+            KeyError: The sample does not have the field.
+            MismatchError, ShardFormatError: The tar or the index has changed.
+            FetchError: The tar cannot be read.
+        """
+        self.check()
+        member = self.index.member(local_index, field)
+        if member is None:
+            raise missing_field_error(self.name, self.index.key(local_index), field)
+        head, end = self._span(member)
+        body = int(self.index.blocks[member]) * BLOCK_NBYTES
+        part = min(body + start, end), min(body + stop, end)
+        spans = _joined([(head, body), part] if part[0] < part[1] else [(head, body)])
+        views = self._read_spans(spans)
+        if zlib.crc32(views[0][: body - head]) != self.index.crcs[member]:
+            raise changed_header_error(self.name, head, field)
+        base = spans[-1][0]
+        return bytes(views[-1][part[0] - base : part[1] - base])
+
+    def _read_spans(self, spans: list[tuple[int, int]]) -> list[memoryview]:
+        """Return the bytes of several ranges, whose slices copy nothing."""
         # Not exact with threads, which is no matter: it only decides when to fetch the whole tar.
         self.num_read_nbytes += sum(stop - start for start, stop in spans)
-        if len(spans) > 1:
-            # Started for each batch: threads that stay would be missing after a fork.
-            threads = ThreadPoolExecutor(min(len(spans), _MAX_REQUESTS))
-            try:
-                parts = list(threads.map(lambda span: self._read_range(*span), spans))
-            finally:
-                # Do not wait for the other requests after an error, or after Ctrl-C.
-                threads.shutdown(wait=False, cancel_futures=True)
-        else:
-            parts = [self._read_range(*span) for span in spans]
-        # Slices of a memoryview copy nothing.
-        starts, views = [start for start, _ in spans], [memoryview(part) for part in parts]
-        return [self._sample(i, members[i], starts, views) for i in local_indices]
+        if len(spans) <= 1:
+            return [memoryview(self._read_range(*span)) for span in spans]
+        # Started for each batch: threads that stay would be missing after a fork.
+        threads = ThreadPoolExecutor(min(len(spans), _MAX_REQUESTS))
+        try:
+            parts = threads.map(lambda span: self._read_range(*span), spans)
+            return [memoryview(part) for part in parts]
+        finally:
+            # Do not wait for the other requests after an error, or after Ctrl-C.
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def find(self, key: str) -> int:
         """Return the local index of a key, or -1."""

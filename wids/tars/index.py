@@ -92,6 +92,14 @@ class ShardIndex:
         start, stop = self.key_starts[local_index], self.key_starts[local_index + 1]
         return to_text(self.text[self.text_start + int(start) : self.text_start + int(stop) - 1])
 
+    def member(self, local_index: int, field: str) -> int | None:
+        """Return the member that is a field of one sample, or None if the sample lacks it."""
+        first, stop = map(int, self.member_starts[local_index : local_index + 2])
+        for member in range(first, stop):
+            if self.fields[self.field_ids[member]] == field:
+                return member
+        return None
+
     def is_intact(self) -> bool:
         """Whether the file that it is mapped from, if any, still has its length."""
         return not isinstance(self.text, mmap.mmap) or self.text.size() == len(self.text)

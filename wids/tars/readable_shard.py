@@ -47,6 +47,9 @@ class ReadableShard(Protocol):
     def read_many(self, local_indices: Sequence[int]) -> list[RawSample]:
         """Return samples in the order of ``local_indices``; fastest where these ascend."""
 
+    def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
+        """Return bytes of one field, from a start to a stop; fewer where the field ends."""
+
     def find(self, key: str) -> int:
         """Return the local index of a key, or -1."""
 

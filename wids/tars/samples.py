@@ -47,6 +47,11 @@ def position(local_index: int, length: int, name: str) -> int:
     return at % length
 
 
+def missing_field_error(name: str, key: str, field: str) -> KeyError:
+    """Return the error for a field that a sample of a shard does not have."""
+    return KeyError(f"{name}: the sample {key!r} has no field {field}")
+
+
 def changed_header_error(name: str, at: int, field: str) -> ShardFormatError:
     """Return the error for a header, at a byte of a shard, that its index does not know."""
     return ShardFormatError(

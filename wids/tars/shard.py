@@ -27,6 +27,7 @@ from wids.tars.samples import (
     changed_header_error,
     changed_index_error,
     check_raw,
+    missing_field_error,
     position,
 )
 
@@ -177,6 +178,25 @@ class Shard:
                         start = offset
                     stop = offset + sizes[member]
             advise(self._map, "WILLNEED", start, stop - start)
+
+    def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
+        """Return bytes of one field, from a start to a stop; fewer where the field ends.
+
+        Raises:
+            KeyError: The sample does not have the field.
+            ShardFormatError: The file or its index has changed.
+        """
+        self.check()
+        index = self.index
+        member = index.member(local_index, field)
+        if member is None:
+            raise missing_field_error(self.path, index.key(local_index), field)
+        offset, size = int(index.blocks[member]) * BLOCK_NBYTES, int(index.sizes[member])
+        if len(index.crcs):
+            head = self._view[offset - int(index.head_blocks[member]) * BLOCK_NBYTES : offset]
+            if zlib.crc32(head) != index.crcs[member]:
+                raise changed_header_error(self.path, offset - len(head), field)
+        return self._map[offset + min(start, size) : offset + min(stop, size)]
 
     def find(self, key: str) -> int:
         """Return the local index of a key, or -1."""
