@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -75,8 +78,60 @@ def test_showing_changes_nothing() -> None:
     assert field_html(".cls", np.int64(3)) == "<small>3</small>"
 
 
-def test_huge_pictures_are_not_decoded() -> None:
-    """A picture that claims ten billion pixels is not decoded (SEC-13)."""
-    stream = b"P5 100000 100000 255\n" + bytes(100)
+@pytest.mark.parametrize("size", [b"100000 100000", b"6500 6500"])
+def test_huge_pictures_are_not_decoded(size: bytes) -> None:
+    """A picture that claims ten billion pixels, or 42 million, is not decoded (SEC-13)."""
+    stream = b"P5 " + size + b" 255\n" + bytes(100)
     with raises(ValueError, "pixels"):
         thumbnail(stream)
+
+
+@pytest.mark.parametrize("is_progressive", [False, True])
+def test_large_photographs_are_decoded_in_small(is_progressive: bool) -> None:
+    """A JPEG of 49 million pixels costs the memory of its eighth, unless it is progressive."""
+    stream = io.BytesIO()
+    Image.new("L", (7000, 7000)).save(stream, "JPEG", progressive=is_progressive)
+    if is_progressive:
+        with raises(ValueError, "JPEG 7000 x 7000 L: too many pixels to show"):
+            thumbnail(stream.getvalue())
+    else:
+        small, _, description = thumbnail(stream.getvalue())
+        assert Image.open(io.BytesIO(small)).size == (256, 256)
+        assert description == "JPEG 7000 x 7000 L"
+
+
+_LOOKS = """
+import io, resource, sys
+from concurrent.futures import ThreadPoolExecutor
+from PIL import Image
+from wids.looking.html import thumbnail
+
+data = open(sys.argv[1], "rb").read()
+thumbnail(open(sys.argv[2], "rb").read())  # imports what it needs
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with ThreadPoolExecutor(5) as threads:
+    assert len(set(threads.map(thumbnail, [data] * 5))) == 1
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+def test_looks_at_once_take_the_memory_of_two(tmp_path: Path) -> None:
+    """Five looks at a picture of 64 MB when decoded take 128 MB and not 640 (SEC-53)."""
+    for name, size in (("large.png", (4000, 4000)), ("small.png", (9, 9))):
+        Image.new("RGB", size).save(tmp_path / name)
+    result = subprocess.run(
+        [sys.executable, "-c", _LOOKS, tmp_path / "large.png", tmp_path / "small.png"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert int(result.stdout) < 180_000_000
+
+
+def test_archives_are_shown_up_to_a_length() -> None:
+    """A small ``.npz`` or ``.pt`` that is large when decompressed is not decoded (SEC-53)."""
+    stream = io.BytesIO()
+    np.savez_compressed(stream, a=np.zeros(5_000_000, np.uint8))
+    for field in (".npz", ".pt"):
+        html = field_html(field, stream.getvalue())
+        assert "longer than 2000000 bytes when decompressed" in html

@@ -33,9 +33,9 @@ def encode_npy(value: Any) -> bytes:
     return stream.getvalue()
 
 
-def decode_npz(data: bytes) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of an ``.npz`` file by name."""
-    check_archive(data)
+def decode_npz(data: bytes, max_nbytes: int | None = None) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of an ``.npz`` file by name; see `check_archive` for the limit."""
+    check_archive(data, max_nbytes)
     with np.load(io.BytesIO(data), allow_pickle=False) as members:
         return dict(members)
 
@@ -64,8 +64,11 @@ def encode_tenbin(value: Any) -> bytes:
     return tenbin.dumps(value if isinstance(value, list | tuple) else [value])
 
 
-def decode_torch_weights(data: bytes) -> Any:
-    """Return what ``torch.save`` stored, on the CPU; anything but weights is refused."""
+def decode_torch_weights(data: bytes, max_nbytes: int | None = None) -> Any:
+    """Return what ``torch.save`` stored, on the CPU; anything but weights is refused.
+
+    See `check_archive` for the limit.
+    """
     import torch
 
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
@@ -74,7 +77,7 @@ def decode_torch_weights(data: bytes) -> Any:
             "made to execute code (CVE-2025-32434)"
         )
     if data.startswith(_ZIP_SIGNATURE):  # how torch tells archives from its format before 1.6
-        check_archive(data)
+        check_archive(data, max_nbytes)
     # On the CPU, since workers of a DataLoader must not touch a GPU.
     return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
 

@@ -40,6 +40,7 @@ class Codec:
             executes code, so that the caller has to allow it.
         is_structure: Whether the value consists of many small objects, which take many times the
             memory of the bytes; its ``.gz`` fields have a lower limit.
+        is_archive: Whether `decode` takes ``max_nbytes``, a limit of the decompressed size.
         package: Optional package that the functions import, by its import name.
         extra: Extra of wids that installs the package.
     """
@@ -49,6 +50,7 @@ class Codec:
     encode: Encode
     kind: Literal["plain", "image", "pickle"] = "plain"
     is_structure: bool = False
+    is_archive: bool = False
     package: str | None = None
     extra: str | None = None
 
@@ -64,7 +66,7 @@ CODECS: Final = (
     Codec(("json", "jsn"), json.loads, values.encode_json, is_structure=True),
     Codec(("jsonl",), values.decode_json_lines, values.encode_json_lines, is_structure=True),
     Codec(("npy",), arrays.decode_npy, arrays.encode_npy),
-    Codec(("npz",), arrays.decode_npz, arrays.encode_npz),
+    Codec(("npz",), arrays.decode_npz, arrays.encode_npz, is_archive=True),
     Codec(("ten", "tenbin", "tb"), arrays.decode_tenbin, arrays.encode_tenbin),
     Codec(
         ("mp", "msg", "msgpack"),
@@ -82,7 +84,7 @@ CODECS: Final = (
         package="cbor2",
         extra="cbor",
     ),
-    Codec(("pt", "pth"), arrays.decode_torch_weights, arrays.encode_torch_weights),
+    Codec(("pt", "pth"), arrays.decode_torch_weights, arrays.encode_torch_weights, is_archive=True),
     Codec(
         ("safetensors",),
         arrays.decode_safetensors,

@@ -9,7 +9,7 @@ what it decodes, unless the caller allows pickle. This module knows no format; t
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -62,9 +62,9 @@ class Decoder:
             fields that end so; the longest match wins. None instead of a callable leaves fields as
             they are.
         allow_pickle: Whether to decode ``pkl pickle pyd``, which executes the code in them.
-        max_nbytes: Largest decompressed size of a ``.gz`` field in bytes; None for 64 MB of json,
-            jsonl, msgpack and cbor, whose values take many times the memory of their bytes, and
-            for 1 GiB of all others.
+        max_nbytes: Largest decompressed size in bytes of ``.gz``, npz and pt. None for 1 GiB,
+            and for 64 MB in a ``.gz`` of json, jsonl, msgpack or cbor, whose values take many times
+            the memory of their bytes.
 
     Raises:
         ValueError: ``images`` is not one of the names above.
@@ -94,7 +94,7 @@ class Decoder:
         self.max_nbytes = max_nbytes
         self.table: Mapping[str, Decode | None] = {
             **{
-                extension: _chosen(codec, decode_image, allow_pickle)
+                extension: self._chosen(codec, decode_image)
                 for extension, codec in BY_EXTENSION.items()
             },
             # Last, so that they replace entries of the table.
@@ -118,6 +118,17 @@ class Decoder:
                     sample[field] = _decoded(decode, field, value)
         return sample
 
+    def _chosen(self, codec: Codec, decode_image: Decode) -> Decode:
+        """Return how the fields of a codec are decoded."""
+        if codec.kind == "image":
+            return decode_image
+        if codec.kind == "pickle" and not self.allow_pickle:
+            return _refuse_pickle
+        if codec.is_archive and self.max_nbytes is not None:
+            decode: Callable[..., Any] = codec.decode
+            return partial(decode, max_nbytes=self.max_nbytes)
+        return codec.decode
+
     def _limit(self, name: str) -> int:
         """Return the limit for a ``.gz`` field, given its name without that ending."""
         if self.max_nbytes is not None:
@@ -126,15 +137,6 @@ class Decoder:
         if codec is not None and codec.is_structure:
             return safety.MAX_UNZIPPED_STRUCTURE_NBYTES
         return safety.MAX_UNZIPPED_NBYTES
-
-
-def _chosen(codec: Codec, decode_image: Decode, allow_pickle: bool) -> Decode:
-    """Return how a codec's fields are decoded, given the options of a `Decoder`."""
-    if codec.kind == "image":
-        return decode_image
-    if codec.kind == "pickle" and not allow_pickle:
-        return _refuse_pickle
-    return codec.decode
 
 
 def _refuse_pickle(_: bytes) -> Any:

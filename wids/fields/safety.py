@@ -43,8 +43,15 @@ def unzip(data: bytes, max_nbytes: int) -> bytes:
     return unzipped
 
 
-def check_archive(data: bytes) -> None:
-    """Raise ValueError for data that is not a zip archive, or one that would fill the memory."""
-    # Stored members may be as long as the archive itself, which is in memory already.
-    if archive_nbytes(data) > max(MAX_UNZIPPED_NBYTES, len(data)):
-        raise ValueError(f"it is longer than {MAX_UNZIPPED_NBYTES} bytes when decompressed")
+def check_archive(data: bytes, max_nbytes: int | None) -> None:
+    """Raise ValueError for data that is not a zip archive, or one that would fill the memory.
+
+    Args:
+        data: The archive.
+        max_nbytes: Largest length of its members when decompressed; None for
+            `MAX_UNZIPPED_NBYTES`. Stored members may be as long as the archive in any case, which
+            is in memory already.
+    """
+    limit = MAX_UNZIPPED_NBYTES if max_nbytes is None else max_nbytes
+    if archive_nbytes(data) > max(limit, len(data)):
+        raise ValueError(f"it is longer than {limit} bytes when decompressed (`max_nbytes`)")

@@ -13,6 +13,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Mapping
+from threading import BoundedSemaphore
 from typing import Any, Final
 
 import numpy as np
@@ -68,8 +69,12 @@ _MAX_SHOWN_CHARS: Final = 2000
 """Longer text is folded away."""
 _MAX_FOLDED_CHARS: Final = 100_000
 _THUMBNAIL_PIXELS: Final = 256
-_MAX_PIXELS: Final = 100_000_000
-"""Larger pictures are not decoded: a few bytes can claim to be billions of pixels (SEC-13)."""
+_MAX_PIXELS: Final = 40_000_000
+"""Larger pictures are not decoded: a few bytes can claim to be billions of pixels (SEC-13). A pixel
+takes 4 bytes in most formats, and 16 while a WebP is decoded."""
+
+_DECODING: Final = BoundedSemaphore(2)
+"""A page asks for many pictures at once; so many are in memory at full size (SEC-53)."""
 
 
 def media_type(field: str) -> str | None:
@@ -94,10 +99,10 @@ def thumbnail(data: bytes | Any, size: int = _THUMBNAIL_PIXELS) -> tuple[bytes, 
         image = opened_image(data) if isinstance(data, bytes) else data
         form = getattr(image, "format", None) or "image"
         description = f"{form} {image.width} x {image.height} {image.mode}"
-        if image.width * image.height <= _MAX_PIXELS:
-            if isinstance(data, bytes):  # `draft` changes the image, so not one of the caller's
-                image.draft("RGB", (size, size))  # decodes a JPEG at reduced size
-            return *_small(image, size), description
+        with _DECODING:
+            # An image of the caller's is decoded already, and `draft` would change it.
+            if not isinstance(data, bytes) or _num_decoded_pixels(image, size) <= _MAX_PIXELS:
+                return *_small(image, size), description
     except Exception as error:
         # Pillow names the stream that it read from, which means nothing to a reader.
         text = re.sub(r"<_io\.BytesIO object at 0x[0-9a-f]+>", "of it", str(error))
@@ -105,9 +110,19 @@ def thumbnail(data: bytes | Any, size: int = _THUMBNAIL_PIXELS) -> tuple[bytes, 
     raise ValueError(f"{description}: too many pixels to show")
 
 
+def _num_decoded_pixels(image: Any, size: int) -> int:
+    """Have a JPEG decoded at a reduced size, and return how many pixels decoding will hold."""
+    num_pixels: int = image.width * image.height
+    image.draft("RGB", (size, size))
+    # All of a progressive JPEG is in memory before its first pixel is decoded.
+    return num_pixels if image.info.get("progressive") else image.width * image.height
+
+
 def _small(image: Any, size: int) -> tuple[bytes, str]:
-    small = image.copy()
-    small.thumbnail((size, size))
+    scale = min(size / image.width, size / image.height, 1)
+    shape = max(round(image.width * scale), 1), max(round(image.height * scale), 1)
+    # Not `thumbnail`, which changes the image: a copy of a caller's would take its memory again.
+    small = image.resize(shape, reducing_gap=2.0)
     is_opaque = not small.has_transparency_data
     small = small.convert("RGB" if is_opaque else "RGBA")
     stream = io.BytesIO()
