@@ -70,7 +70,7 @@ class Client:
 
 
 @contextmanager
-def browsing(spec: str | Path, **options: Any) -> Iterator[Client]:
+def browsing(spec: Any, **options: Any) -> Iterator[Client]:
     """Serve the pages of a dataset; the value is a client for them."""
     with wids.ShardListDataset(spec, access="range", **options) as dataset:
         browser = Browser(dataset)

@@ -6,6 +6,9 @@ import gzip
 import json
 import re
 import socket
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,7 +19,7 @@ from loopback import Server
 
 import wids
 from wids.fields.encode import encode
-from wids.looking.browse import Browser
+from wids.looking.browse import Browser, allowed_hosts
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +115,106 @@ def test_media_can_be_read_by_range(spec: Path) -> None:
         assert (status, len(body)) == (206, 10)
         assert headers["Content-Range"] == "bytes 10-19/3000000"
         assert len(client.get(path, Range="bytes=2999990-")[2]) == 10
-        for odd in ("bytes=5000000-", "bytes=-5", "lines=1-2"):
-            assert client.get(path, Range=odd)[0] == 200
+        assert client.get(path, Range="bytes=0-9999999")[1]["Content-Range"].endswith("9/3000000")
+        assert (
+            client.get(path, Range="bytes=-5")[1]["Content-Range"]
+            == "bytes 2999995-2999999/3000000"
+        )
+        assert len(client.get(path, Range="bytes=-9999999")[2]) == 3_000_000
+        assert client.get(path)[1]["Accept-Ranges"] == "bytes"
+
+
+@pytest.mark.parametrize(
+    "invalid",
+    ["bytes=5-2", "bytes=", "bytes=-", "bytes=1-2,4-5", "lines=1-2", f"bytes={'9' * 5000}-"],
+)
+def test_invalid_ranges_are_ignored(spec: Path, invalid: str) -> None:
+    """The answer is the whole field, as RFC 9110 has it; so it is for several ranges at once."""
+    with browsing(spec) as client:
+        status, headers, body = client.get(f"field/60/{quote('.mp4')}", Range=invalid)
+    assert (status, len(body)) == (200, 3_000_000)
+    assert "Content-Range" not in headers
+
+
+@pytest.mark.parametrize("outside", ["bytes=3000000-", "bytes=5000000-6000000", "bytes=-0"])
+def test_ranges_outside_a_field_are_refused(spec: Path, outside: str) -> None:
+    """The answer is status 416 with the length of the field (RFC 9110)."""
+    with browsing(spec) as client:
+        status, headers, body = client.get(f"field/60/{quote('.mp4')}", Range=outside)
+    assert (status, body) == (416, b"")
+    assert headers["Content-Range"] == "bytes */3000000"
+
+
+def test_a_range_costs_what_it_returns(server: Server, tmp_path: Path) -> None:
+    """A player that jumps through a film does not read the film for each jump (SEC-53)."""
+    write(tmp_path)
+    for path in tmp_path.iterdir():
+        server.page(f"/{path.name}", path.read_bytes())
+    with browsing(f"{server.url}/looks.json") as client:
+        client.json("about")
+        before = server.num_sent
+        for start in (0, 1_000_000, 2_000_000):
+            _, _, body = client.get(
+                f"field/60/{quote('.mp4')}", Range=f"bytes={start}-{start + 99}"
+            )
+            assert body == bytes(100)
+        assert server.num_sent - before < 100_000
+
+
+def test_a_field_that_cannot_be_read_is_an_answer(tmp_path: Path) -> None:
+    """A tar that was written again after its index is noticed before anything is sent."""
+    spec = write(tmp_path, 61)
+    tar = tmp_path / "looks-000001.tar"
+    data = tar.read_bytes()
+    with browsing(spec) as client:
+        client.json("about")
+        tar.write_bytes(data.replace(b"k/0060.mp4", b"k/0060.mp5"))
+        status, _, body = client.get(f"field/60/{quote('.mp4')}", Range="bytes=0-9")
+    assert status == 502
+    assert "looks-000001.tar" in json.loads(body)["error"]
+
+
+def test_idle_connections_are_closed(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that sends no request, or half of one, holds a thread for seconds only (SEC-53)."""
+    monkeypatch.setattr("wids.looking.browse._Handler.timeout", 0.2)
+    with browsing(spec) as client:
+        for start in (b"", b"GET /", b"GET / HTTP/1.0\r\nHost: "):
+            address = (client.parts.hostname, client.parts.port)
+            with socket.create_connection(address, timeout=5) as connection:
+                connection.sendall(start)
+                assert connection.recv(10) == b""
+        assert client.get("about")[0] == 200
+
+
+def test_clients_that_stop_reading_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A player that is paused for minutes holds no thread, and no film in memory (SEC-53)."""
+    monkeypatch.setattr("wids.looking.browse._SEND_TIMEOUT_S", 0.2)
+    film = write_tar(tmp_path / "a.tar", [("a.mp4", bytes(30_000_000))])  # more than sockets buffer
+    with browsing([(film, 1)]) as client, socket.socket() as connection:
+        before = set(threading.enumerate())
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect((client.parts.hostname, client.parts.port))
+        request = f"GET {client.parts.path}field/0/.mp4 HTTP/1.0\r\nHost: {client.parts.netloc}"
+        connection.sendall(f"{request}\r\n\r\n".encode())
+        assert connection.recv(4) == b"HTTP"
+        wait_until(lambda: set(threading.enumerate()) <= before)
+        assert client.get("about")[0] == 200
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds, for ten seconds at most."""
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+def test_host_names_of_a_server() -> None:
+    """Browsers leave out port 80, which is the default of HTTP (SEC-13)."""
+    assert allowed_hosts(8000) == {"127.0.0.1:8000", "localhost:8000"}
+    assert allowed_hosts(80) == {"127.0.0.1:80", "localhost:80", "127.0.0.1", "localhost"}
 
 
 def test_views_are_refused(spec: Path) -> None:

@@ -9,20 +9,27 @@ the browser to run anything that comes from the dataset.
 from __future__ import annotations
 
 import logging
-import re
 import secrets
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote
 
-from wids.looking.pages import Answer, Pages
+from wids.looking.byte_ranges import requested_span
+from wids.looking.pages import Answer, FieldBytes, Pages, error_answer
 from wids.looking.preview import Browsable
 
 _logger = logging.getLogger("wids")
 
-# Up to 18 digits, so that a hostile header cannot make the conversion to int slow.
-_RANGE: Final = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
+_REQUEST_TIMEOUT_S: Final = 30
+_SEND_TIMEOUT_S: Final = 300
+"""Longer than for a request: a player that is paused stops reading, and then requests the rest."""
+
+_DEFAULT_PORT: Final = 80
+
+_PIECE_NBYTES: Final = 1 << 20
+"""How much of a field is in memory while it is sent."""
 
 # No other page may frame or read this one, and it loads nothing from elsewhere.
 _HEADERS: Final = {
@@ -84,7 +91,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
         self.pages = pages
         self._token = token.encode()
-        self._hosts = [f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")]
+        self._hosts = allowed_hosts(self.server_port)
 
     def is_allowed(self, token: str, host: str | None) -> bool:
         """Return whether a request has the token and names this machine."""
@@ -95,24 +102,57 @@ class _Server(ThreadingHTTPServer):
         _logger.info("a request ended early", exc_info=True)  # noqa: LOG014 - called in a handler
 
 
+def allowed_hosts(port: int) -> set[str]:
+    """Return what a browser may name as the host of a server at a port of this machine."""
+    names = {"127.0.0.1", "localhost"}
+    hosts = {f"{name}:{port}" for name in names}
+    return hosts | names if port == _DEFAULT_PORT else hosts
+
+
 class _Handler(BaseHTTPRequestHandler):
     """One request."""
 
     server: _Server
     server_version, sys_version = "wids", ""
+    timeout = _REQUEST_TIMEOUT_S
 
     def do_GET(self) -> None:
+        self.connection.settimeout(_SEND_TIMEOUT_S)
         status, kind, body = self._answer()
-        part = _part(self.headers.get("Range", ""), body) if status == HTTPStatus.OK else None
-        if part is not None:  # a player that jumps to another time
-            status, (content_range, body) = HTTPStatus.PARTIAL_CONTENT, part
+        if isinstance(body, FieldBytes):
+            self._send_field(kind, body)
+        else:
+            self._send(status, kind, body)
+
+    def _send_field(self, kind: str, body: FieldBytes) -> None:
+        """Send a field, or the part of it that a player requests, piece by piece."""
+        span = requested_span(self.headers.get("Range", ""), body.nbytes)
+        if span is not None and not span:
+            headers = {"Content-Range": f"bytes */{body.nbytes}"}
+            self._send(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, kind, b"", headers)
+            return
+        headers, status = {"Accept-Ranges": "bytes"}, HTTPStatus.OK
+        if span is not None:
+            status = HTTPStatus.PARTIAL_CONTENT
+            headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{body.nbytes}"
+        span = range(body.nbytes) if span is None else span
+        pieces = _pieces(body, span)
+        try:
+            first = next(pieces, b"")
+        except Exception as error:  # noqa: BLE001 - nothing is sent yet, so it becomes an answer
+            self._send(*error_answer(error, "a field"))
+            return
+        self._send(status, kind, first, {**headers, "Content-Length": str(len(span))})
+        for piece in pieces:
+            self.wfile.write(piece)
+
+    def _send(
+        self, status: int, kind: str, body: bytes, headers: Mapping[str, str] | None = None
+    ) -> None:
         self.send_response(status)
-        if part is not None:
-            self.send_header("Content-Range", content_range)
-        for name, value in _HEADERS.items():
+        length = {"Content-Type": kind, "Content-Length": str(len(body))}
+        for name, value in {**_HEADERS, **length, **(headers or {})}.items():
             self.send_header(name, value)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
@@ -129,10 +169,6 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing, because the path contains the token."""
 
 
-def _part(requested: str, body: bytes) -> tuple[str, bytes] | None:
-    """Return the Content-Range and the bytes that a Range header requests; None for all."""
-    span = _RANGE.fullmatch(requested)
-    if span is None or int(span[1]) >= len(body):
-        return None
-    start, stop = int(span[1]), min(int(span[2] or len(body)) + 1, len(body))
-    return f"bytes {start}-{stop - 1}/{len(body)}", body[start:stop]
+def _pieces(body: FieldBytes, span: range) -> Iterator[bytes]:
+    for start in span[::_PIECE_NBYTES]:
+        yield body.read(start, min(start + _PIECE_NBYTES, span.stop))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 from importlib import resources
 from itertools import accumulate
@@ -29,11 +30,24 @@ _logger = logging.getLogger("wids")
 
 MAX_PAGE: Final = 120
 """Maximum number of samples on a page."""
-_MAX_FIELD_NBYTES: Final = 1 << 30
 _MAX_SHOWN_NBYTES: Final = 30_000_000
 _PICTURE_PIXELS: Final = 1200
 
-Answer = tuple[int, str, bytes]
+
+@dataclass(frozen=True)
+class FieldBytes:
+    """A field that is read while it is sent.
+
+    Attributes:
+        nbytes: Its length.
+        read: Returns the bytes from a start to a stop.
+    """
+
+    nbytes: int
+    read: Callable[[int, int], bytes]
+
+
+Answer = tuple[int, str, bytes | FieldBytes]
 """Status, media type and body."""
 
 
@@ -66,14 +80,8 @@ class Pages:
             return _error(HTTPStatus.NOT_FOUND, "not found")
         try:
             return route(rest, query)
-        except (WidsError, OSError) as error:
-            return _error(HTTPStatus.BAD_GATEWAY, str(error))
-        except (ValueError, IndexError, KeyError) as error:
-            text = str(error.args[0]) if error.args else "not found"
-            return _error(HTTPStatus.NOT_FOUND, text)
-        except Exception as error:
-            _logger.info("%s could not be shown", path, exc_info=True)
-            return _error(HTTPStatus.INTERNAL_SERVER_ERROR, repr(error))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
+            return error_answer(error, path)
 
     def _page(self, _: str, __: dict[str, str]) -> Answer:
         return 200, "text/html; charset=utf-8", _resource("browse.html")
@@ -167,19 +175,20 @@ class Pages:
     def _field(self, rest: str, query: dict[str, str]) -> Answer:
         """Answer with the bytes of a field: audio and video to play, all others to save."""
         digits, _, field = rest.partition("/")
-        data = self._read(self._index(digits), field)
-        kind = None if "save" in query else media_type(field)
-        return 200, kind or "application/octet-stream", data
-
-    def _read(self, index: int, field: str) -> bytes:
+        index = self._index(digits)
         number, local_index = self._dataset.locate(index)
         shard_index = self._dataset.reader.index(number)
         sizes = {} if shard_index is None else field_sizes(shard_index, local_index)
-        if field not in sizes or sizes[field] > _MAX_FIELD_NBYTES:
+        if field not in sizes:
             raise KeyError(f"sample {index} has no field {field} to show")
-        with self._dataset.only([field]) as selection:
-            data: bytes = selection[index][field]
-            return data
+
+        def read(start: int, stop: int) -> bytes:
+            with self._dataset.only([field]) as selection:
+                shard = selection.reader.open(number, local=False)
+                return shard.read_part(local_index, field, start, stop)
+
+        kind = None if "save" in query else media_type(field)
+        return 200, kind or "application/octet-stream", FieldBytes(sizes[field], read)
 
     def _index(self, text: str) -> int:
         index = int(text)
@@ -217,6 +226,16 @@ def _json(value: Any) -> Answer:
     return 200, "application/json", json.dumps(value).encode("ascii")
 
 
-def _error(status: HTTPStatus, text: str) -> Answer:
+def error_answer(error: Exception, path: str) -> tuple[int, str, bytes]:
+    """Return the answer to a request that failed, for a path."""
+    if isinstance(error, WidsError | OSError):
+        return _error(HTTPStatus.BAD_GATEWAY, str(error))
+    if isinstance(error, ValueError | IndexError | KeyError):
+        return _error(HTTPStatus.NOT_FOUND, str(error.args[0]) if error.args else "not found")
+    _logger.info("%s could not be shown", printable(path), exc_info=error)
+    return _error(HTTPStatus.INTERNAL_SERVER_ERROR, repr(error))
+
+
+def _error(status: HTTPStatus, text: str) -> tuple[int, str, bytes]:
     document = {"error": printable(text)}
     return int(status), "application/json", json.dumps(document).encode("ascii")
