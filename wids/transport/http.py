@@ -24,7 +24,8 @@ from wids.transport.stream import (
 if TYPE_CHECKING:
     import urllib3
 
-TIMEOUT_S: Final = 30.0
+TIMEOUT_S: Final = 15.0
+"""Longest silence of a server that is believed to answer; `connections` has the lowest speed."""
 
 _MAX_REDIRECTS: Final = 10
 _MAX_RETRY_AFTER_S: Final = 60.0
@@ -92,7 +93,7 @@ class Http:
             if not target:
                 return response
             response.close()
-            target = urljoin(location, target)
+            target = _joined(url, location, target)
             if urls.scheme(target) not in ("http", "https"):
                 raise FetchError(
                     f"{urls.redact(url)}: expected a response, found a redirect to "
@@ -131,6 +132,10 @@ class Http:
                 decode_content=False,
                 timeout=urllib3.Timeout(connect=self.timeout_s, read=self.timeout_s),
             )
+        except urllib3.exceptions.LocationValueError:  # its message quotes the address
+            raise FetchError(
+                f"{urls.redact(url)}: expected an address, found {urls.redact(location)}"
+            ) from None
         except urllib3.exceptions.HTTPError as error:
             raise _connection_error(url, error) from None
         except ValueError:  # its message quotes the header, which may be a token
@@ -142,6 +147,8 @@ class Http:
     def _pool(self, url: str, host: str | None) -> urllib3.PoolManager:
         """Return this process's connections, through the proxy that the environment names."""
         import urllib3
+
+        from wids.transport import connections
 
         proxy = getproxies().get(urls.scheme(url))
         if proxy is not None and proxy_bypass(host or ""):
@@ -155,10 +162,19 @@ class Http:
                 if address.auth is not None:
                     auth = urls.unquoted(address.auth)
                     options["proxy_headers"] = urllib3.util.make_headers(proxy_basic_auth=auth)
-                self._pools[key] = urllib3.ProxyManager(address._replace(auth=None).url, **options)
-            else:
-                self._pools[key] = urllib3.PoolManager(**options)
+                proxy = address._replace(auth=None).url
+            self._pools[key] = connections.new_pool(proxy or None, **options)
         return self._pools[key]
+
+
+def _joined(url: str, location: str, target: str) -> str:
+    """Return where a redirect from ``location`` leads."""
+    try:
+        return urljoin(location, target)
+    except ValueError:  # `urljoin` refuses some addresses
+        raise FetchError(
+            f"{urls.redact(url)}: expected a response, found a redirect to {urls.redact(target)}"
+        ) from None
 
 
 def _stream(url: str, start: int, response: urllib3.BaseHTTPResponse) -> Stream:
@@ -227,10 +243,8 @@ def _connection_error(url: str, error: Exception) -> FetchError:
         error = error.reason or error
     reason = error_text(error, url)
     causes = (error.__cause__, *error.args)
-    # Another attempt cannot help a malformed address or a wrong certificate.
-    if isinstance(error, urllib3.exceptions.LocationValueError) or any(
-        isinstance(cause, ssl.SSLCertVerificationError) for cause in causes
-    ):
+    # Another attempt cannot help a wrong certificate.
+    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
         return FetchError(f"{urls.redact(url)}: expected a response, found: {reason}")
     return TransientError(f"{urls.redact(url)}: the connection failed: {reason}")
 
