@@ -37,8 +37,9 @@ from wids.tars.names import KeySplit
 from wids.tars.samples import Raw
 from wids.tars.shard import Shard
 from wids.transport import urls
-from wids.transport.fetch import Fetcher, RangeError
+from wids.transport.fetch import Fetcher
 from wids.transport.local import Opener
+from wids.transport.range_reader import RangeError
 
 Sample: TypeAlias = dict[str, Any]
 Transformation: TypeAlias = Callable[[Any], Any]

@@ -10,7 +10,7 @@ from loopback import Server
 from remote_site import EXPECTED, Site, texts
 
 import wids
-from wids.errors import FetchError, ShardFormatError
+from wids.errors import FetchError, MismatchError, ShardFormatError
 
 
 @pytest.fixture
@@ -84,6 +84,21 @@ def test_only_by_range(site: Site, own_cache: Path) -> None:
         assert texts(dataset.__getitems__(range(20))) == EXPECTED
     assert all(r.range for r in site.server.log if r.path.endswith(".tar"))
     assert not list((own_cache / "shards").glob("*.tar"))
+
+
+def test_a_shard_that_is_replaced_between_two_reads(site: Site) -> None:
+    """Two versions with the same headers and length are not mixed in one epoch (CACHE-30)."""
+    site.pack()
+    url = site.spec(index="train.index")
+    with wids.ShardListDataset(url, access="range", lru_size=1) as dataset:
+        assert dataset[0][".txt"] == "text 0"
+        assert dataset[8][".txt"] == "text 8"  # closes the first shard
+        site.server.page("/train-0.tar", site.bodies[0].replace(b"text", b"TEXT"))
+        for _ in range(2):
+            with raises(MismatchError, "/train-0.tar", "it was replaced while it was being read"):
+                dataset[1]
+    with wids.ShardListDataset(url, access="range") as dataset:
+        assert dataset[1][".txt"] == "TEXT 1"
 
 
 def test_only_by_range_counts_by_range(site: Site) -> None:

@@ -11,7 +11,6 @@ import random
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +75,7 @@ def make(request: pytest.FixtureRequest, path: Path) -> Make:
     read_range: Callable[[int, int], bytes] = read_from_memory
     if request.param == "server":
         url = request.getfixturevalue("server").page("/a.tar", data)
-        read_range = partial(Fetcher().read_range, url, total_nbytes=len(data))
+        read_range = Fetcher().range_reader(url, len(data))
     return lambda **options: RemoteShard("a.tar", shard_index, len(data), read_range, **options)
 
 

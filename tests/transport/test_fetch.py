@@ -1,4 +1,4 @@
-"""Reading documents and byte ranges, with one fetcher in many places."""
+"""Reading documents, with one fetcher in many places."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from conftest import in_child, raises
-from loopback import Fault, Server
+from loopback import Server
 from transfers import DATA, saved
 
-from wids.errors import FetchError, MismatchError, NotFoundError
+from wids.errors import FetchError, NotFoundError
 from wids.transport import fetch
-from wids.transport.fetch import Fetcher, RangeError
+from wids.transport.fetch import Fetcher
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 
@@ -78,43 +78,6 @@ def test_a_download_lasts_as_long_as_its_block(server: Server) -> None:
     assert not os.path.exists(path)
 
 
-# Ranges
-
-
-def test_only_the_range_is_sent(server: Server) -> None:
-    """A range is one request, and the server sends no other byte."""
-    url = server.page("/a", DATA)
-
-    assert Fetcher().read_range(url, 1000, 1500, len(DATA)) == DATA[1000:1500]
-    assert Fetcher().read_range(url, 0, 7, len(DATA)) == DATA[:7]
-    assert (server.num_sent, server.log[0].range) == (507, "bytes=1000-1499")
-
-
-def test_a_range_of_another_file_is_refused(server: Server) -> None:
-    """The length of the whole file, which each response states, must be the expected one."""
-    url = server.page("/a", DATA)
-
-    with raises(MismatchError, f"expected a file of 9 bytes, as its index says, found {len(DATA)}"):
-        Fetcher().read_range(url, 1, 5, 9)
-
-
-def test_a_server_without_ranges_is_an_error(server: Server) -> None:
-    """The whole file is not transferred for a few bytes."""
-    url = server.page("/a", DATA * 10, has_ranges=False)
-
-    with raises(RangeError, "whole files only", 'access="download"'):
-        Fetcher().read_range(url, 1000, 1500, 10 * len(DATA))
-    # The beginning of the file can be read without ranges.
-    assert Fetcher().read_range(url, 0, 500, 10 * len(DATA)) == DATA[:500]
-
-
-def test_ranges_are_requested_again(server: Server) -> None:
-    """A range is retried after a cut, and while the server is busy."""
-    url = server.page("/a", DATA, faults=[Fault(503), Fault(after_nbytes=100, how="reset")])
-
-    assert Fetcher().read_range(url, 1000, 5000, len(DATA)) == DATA[1000:5000]
-
-
 # One fetcher in many places
 
 
@@ -127,7 +90,7 @@ def test_connections_are_reused(server: Server) -> None:
     server.http.finish_request = lambda *a: (accepted.append(1), finish(*a))  # type: ignore[method-assign]
 
     for start in range(0, 20_000, 1000):
-        fetcher.read_range(url, start, start + 100, len(DATA))
+        fetcher.range_reader(url, len(DATA))(start, start + 100)
 
     assert len(accepted) == 1
 

@@ -22,9 +22,9 @@ def test_fsspec_file_systems() -> None:
         file.write(DATA)
 
     assert saved("memory://bucket/a.tar", Expected(len(DATA))) == DATA
-    assert Fetcher().read_range("memory://bucket/a.tar", 7, 99, len(DATA)) == DATA[7:99]
+    assert Fetcher().range_reader("memory://bucket/a.tar", len(DATA))(7, 99) == DATA[7:99]
     with raises(MismatchError, "found 5000000"):
-        Fetcher().read_range("memory://bucket/a.tar", 7, 99, 100)
+        Fetcher().range_reader("memory://bucket/a.tar", 100)(7, 99)
     with raises(NotFoundError, "memory://bucket/b.tar"):
         saved("memory://bucket/b.tar")
 

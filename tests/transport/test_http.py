@@ -63,7 +63,7 @@ def test_endless_numbers_are_errors(server: Server) -> None:
     headers = {"Content-Range": f"bytes 0-0/{'9' * 5000}"}
     fault = Fault(206, headers=headers, body=b"x")
     with raises(FetchError, "Content-Range"):
-        Fetcher().read_range(server.page("/a", b"", faults=[fault]), 0, 1, 5)
+        Fetcher().range_reader(server.page("/a", b"", faults=[fault]), 5)(0, 1)
     with pytest.raises(FetchError) as caught:
         saved(server.page("/b", DATA), storage_options={"headers": {"a": "SECRET\nc"}})
     assert "correct the headers" in str(caught.value)

@@ -72,7 +72,7 @@ def test_handlers_of_the_callers_own(tmp_path: Path) -> None:
 
     handlers = {"mine": open_mine}
     assert saved("mine://a", handlers=handlers) == DATA
-    assert Fetcher(handlers=handlers).read_range("mine://a", 5, 10, len(DATA)) == DATA[5:10]
+    assert Fetcher(handlers=handlers).range_reader("mine://a", len(DATA))(5, 10) == DATA[5:10]
     with raises(NotFoundError, "mine://b"):
         saved("mine://b", handlers=handlers)
     assert opened == ["mine://a", "mine://a", "mine://b"]

@@ -238,8 +238,7 @@ class ShardOpener:
             urls.redact(shard_spec.url),
             shard_index,
             nbytes,
-            # A partial of a method can be pickled, unlike a closure.
-            partial(self._store.fetcher.read_range, shard_spec.url, total_nbytes=nbytes),
+            self._store.fetcher.range_reader(shard_spec.url, nbytes),
             fields=self._options.fields,
             raw=self._options.raw,
             enough_nbytes=math.inf if only_ranges else nbytes * _ENOUGH,

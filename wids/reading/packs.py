@@ -12,7 +12,6 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from typing import Any, Final
 
 from wids.cache.names import RemoteFile
@@ -25,7 +24,8 @@ from wids.tars.names import KeySplit
 from wids.tars.pack import Pack, load_pack
 from wids.tars.range_pack import RangePack
 from wids.transport import urls
-from wids.transport.fetch import Fetcher, RangeError
+from wids.transport.fetch import Fetcher
+from wids.transport.range_reader import RangeError
 from wids.transport.rewrite import rewritten
 
 _LARGE_PACK_NBYTES: Final = 16_000_000
@@ -123,7 +123,7 @@ class Packs:
             is_large = nbytes is not None and nbytes > _LARGE_PACK_NBYTES
             if nbytes is not None and is_large and not self._store.find(remote_file):
                 with suppress(RangeError):  # a server without ranges: fetch the whole pack
-                    return RangePack(partial(fetcher.read_range, url, total_nbytes=nbytes), nbytes)
+                    return RangePack(fetcher.range_reader(url, nbytes), nbytes)
             try:
                 copy = self._store.open(remote_file)
             except StorageError as error:

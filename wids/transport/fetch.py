@@ -12,17 +12,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, Any
 
-from wids.errors import FetchError, MismatchError
+from wids.errors import FetchError
 from wids.transport import urls
 from wids.transport.download import Download, Expected, Report, check_complete
 from wids.transport.local import Opener
+from wids.transport.range_reader import RangeReader
 from wids.transport.retry import with_retries
 from wids.transport.schemes import Transports
 from wids.transport.stream import PastEndError, TransientError
-
-
-class RangeError(FetchError):
-    """A server that sends whole files only."""
 
 
 class Fetcher:
@@ -48,6 +45,8 @@ class Fetcher:
         scratch: str | None = None,
     ) -> None:
         self._transports = Transports(storage_options, handlers, scratch)
+        # Here and not in a reader, since a shard may be closed and opened again in an epoch.
+        self._tags: dict[str, str] = {}
 
     def read(self, url: str, limit_nbytes: int) -> bytes:
         """Read all bytes of a document.
@@ -77,38 +76,12 @@ class Fetcher:
 
         return with_retries(attempt)
 
-    def read_range(self, url: str, start: int, stop: int, total_nbytes: int) -> bytes:
-        """Read the bytes from ``start`` to ``stop`` of a file of a known length.
+    def range_reader(self, url: str, nbytes: int) -> RangeReader:
+        """Return the reader of parts of a remote file of this length.
 
-        Raises:
-            RangeError: The server does not support ranges, or does not state the file's length.
-            MismatchError: The file has another length.
-            FetchError: It cannot be read.
+        All readers of a URL that this object has returned expect the same version of the file.
         """
-
-        def attempt() -> bytes:
-            with self._transports.open(url, start, stop) as stream:
-                if stream.start != start or stream.total_nbytes is None:
-                    raise RangeError(
-                        f"{urls.redact(url)}: expected a part of the file, found a server that "
-                        'sends whole files only; use access="download"'
-                    )
-                if stream.total_nbytes != total_nbytes:
-                    raise MismatchError(
-                        f"{urls.redact(url)}: expected a file of {total_nbytes} bytes, as its "
-                        f"index says, found {stream.total_nbytes}; a new version was published: "
-                        "rebuild its index"
-                    )
-                data = bytearray()
-                for chunk in stream.chunks:
-                    data += chunk
-                    if len(data) > stop - start:  # a server without ranges would send all of it
-                        break
-            del data[stop - start :]
-            check_complete(url, len(data), stop - start)
-            return bytes(data)
-
-        return with_retries(attempt)
+        return RangeReader(self._transports, self._tags, url, nbytes)
 
     def save(
         self,

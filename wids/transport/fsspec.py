@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from wids.errors import FetchError
 from wids.transport import urls
-from wids.transport.stream import Stream, Transport, driver_error, file_chunks
+from wids.transport.stream import Stream, TransientError, Transport, driver_error, file_chunks
 
 _BLOCK_NBYTES: Final = 16 << 20
 
@@ -55,19 +55,15 @@ class Fsspec:
         """
         system, path = self._file_system(url)
         try:
-            # File systems cache listings, which would hide a newer version of the file.
-            system.invalidate_cache()
-            info = system.info(path)
-            nbytes, tag = info.get("size"), info.get("ETag") or info.get("etag")
             if stop is not None:
-                data = system.cat_file(path, start=start, end=stop)
-                return Stream(iter([data]), start, nbytes, tag)
+                return _part(url, system, path, start, stop, tag)
+            nbytes, tag = _version(system, path)
             file = system.open(path, "rb", block_size=_BLOCK_NBYTES)
             if start:
                 file.seek(start)
         except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
             raise driver_error(url, error) from None
-        return Stream(file_chunks(url, file), start, nbytes, tag and str(tag), file.close)
+        return Stream(file_chunks(url, file), start, nbytes, tag, file.close)
 
     def _file_system(self, url: str) -> tuple[Any, str]:
         import fsspec
@@ -97,3 +93,27 @@ class Fsspec:
                 "the file by its path"
             )
         return system, path
+
+
+def _version(system: Any, path: str) -> tuple[int | None, str | None]:
+    """Return the length and the tag of a file."""
+    system.invalidate_cache()  # listings are cached, which would hide a newer version of the file
+    info = system.info(path)
+    tag = info.get("ETag") or info.get("etag")
+    return info.get("size"), None if tag is None or str(tag).startswith("W/") else str(tag)
+
+
+def _part(url: str, system: Any, path: str, start: int, stop: int, tag: str | None) -> Stream:
+    """Return the stream of a part of a file, with the tag of the version that it is from.
+
+    Bytes and tag are two requests, and the file may be replaced between them. A tag that was known
+    before the bytes were read, and is the same afterwards, is theirs.
+    """
+    data = system.cat_file(path, start=start, end=stop)
+    nbytes, found = _version(system, path)
+    if tag is None and found is not None:
+        data, tag = system.cat_file(path, start=start, end=stop), found
+        nbytes, found = _version(system, path)
+        if found != tag:
+            raise TransientError(f"{urls.redact(url)}: it changed while it was being read")
+    return Stream(iter([data]), start, nbytes, found)

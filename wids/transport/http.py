@@ -6,6 +6,7 @@ import os
 import re
 import ssl
 from collections.abc import Iterator, Mapping
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urljoin
 from urllib.request import getproxies, proxy_bypass
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 TIMEOUT_S: Final = 15.0
 """Longest silence of a server that is believed to answer; `connections` has the lowest speed."""
+
+_MIN_AGE_S: Final = 60.0
+"""Age from which a date of modification identifies a version, even if two clocks differ."""
 
 _MAX_REDIRECTS: Final = 10
 _MAX_RETRY_AFTER_S: Final = 60.0
@@ -197,10 +201,23 @@ def _stream(url: str, start: int, response: urllib3.BaseHTTPResponse) -> Stream:
     else:
         start = 0
         total_nbytes = _number(response.headers.get("Content-Length"))
-    tag = response.headers.get("ETag")
-    if tag is None or tag.startswith("W/"):  # a weak tag may stay when the bytes change
-        tag = response.headers.get("Last-Modified")
-    return Stream(_chunks(url, response), start, total_nbytes, tag, response.close)
+    return Stream(
+        _chunks(url, response), start, total_nbytes, _tag(response.headers), response.close
+    )
+
+
+def _tag(headers: Mapping[str, str]) -> str | None:
+    """Return text that is different for each version of a file, or None (RFC 9110, 8.8)."""
+    tag = headers.get("ETag")
+    if tag is not None and not tag.startswith("W/"):  # a weak tag may stay when the bytes change
+        return tag
+    modified = headers.get("Last-Modified")
+    try:
+        age = parsedate_to_datetime(headers["Date"]) - parsedate_to_datetime(modified or "")
+    except (KeyError, ValueError, TypeError):  # no date, not a date, without a time zone
+        return None
+    # A file that has just been modified may be modified again in the same second.
+    return modified if age.total_seconds() >= _MIN_AGE_S else None
 
 
 def _chunks(url: str, response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
