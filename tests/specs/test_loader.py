@@ -6,6 +6,8 @@ import copy
 import io
 import json
 import logging
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from wids import (
     SpecError,
     load_spec,
 )
+from wids.specs import parsing
 from wids.specs.loader import MAX_DEPTH
 from wids.transport import retry
 
@@ -338,3 +341,63 @@ def test_documents_in_a_list_keep_their_names() -> None:
     assert load_spec(["/d/a.json"], read=read) == load_spec("/d/a.json", read=read)
     both = load_spec(["/d/a.json", "/d/b.json"], read=read)
     assert [shard.dataset for shard in both.shards] == ["A", "B"]
+
+
+@pytest.mark.parametrize("text", ["[],", "{},", '{"":[]},', '"a",', "0,", "[[],[]],"])
+def test_a_bomb_of_values_is_refused(text: str, tmp_path: Path) -> None:
+    """Sixty megabytes of small values, which would take gigabytes, are not parsed (SEC-39)."""
+    path = tmp_path / "bomb.json"
+    path.write_text('{"shardlist": [' + text * (60_000_000 // len(text)) + "0]}")
+    started_s = time.monotonic()
+    with raises(SpecError, "bomb.json: expected at most", "10000000 values"):
+        load_spec(path)
+    with path.open("rb") as file, raises(SpecError, "10000000 values"):
+        load_spec(file)
+    assert time.monotonic() - started_s < 3
+
+
+def test_values_of_all_documents_are_counted(tmp_path: Path) -> None:
+    """Many documents are not more than one (SPEC-11)."""
+    path = tmp_path / "many.json"
+    path.write_text(json.dumps({"shardlist": ["a.tar"], "more": [0] * 2_000_000}))
+    parts = [{"source_url": "many.json"}] * 100
+
+    with raises(SpecError, "many.json: expected at most", "10000000 values"):
+        load_spec({"datasets": parts}, base=tmp_path)
+
+
+def test_a_long_document_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document has a length, in a file that is open too (SPEC-11)."""
+    assert parsing.MAX_DOCUMENT_NBYTES == 256 << 20
+    path = tmp_path / "long.json"
+    path.write_text(json.dumps({"shardlist": ["a.tar"], "info": "x" * 1000}))
+    monkeypatch.setattr("wids.specs.loader.MAX_DOCUMENT_NBYTES", 1000)
+
+    with raises(FetchError, "long.json: expected at most 1000 bytes"):
+        load_spec(path)
+    for mode in ("r", "rb"):
+        with path.open(mode) as file, raises(SpecError, "long.json: expected at most 1000 bytes"):
+            load_spec(file)
+
+
+@pytest.mark.parametrize("brackets", ["[]", '{"a":}'])
+@pytest.mark.parametrize(
+    "place",
+    [
+        *("{}", '{{"shardlist": {}}}', '{{"shardlist": [{}]}}', '{{"shardlist": [{{"url": {}}}]}}'),
+        *('{{"wids_version": {}}}', '{{"name": {}, "files": []}}', '{{"datasets": [{}]}}'),
+        *('{{"shardlist": ["a.tar"], "more": {}}}', '{{"datasets": [{{"weight": {}}}]}}'),
+        *('{{"shardlist": [{{"url": "a", "nsamples": {}}}]}}', '{{"key_split": {}, "files": []}}'),
+    ],
+)
+def test_deep_values_are_errors_of_the_spec(place: str, brackets: str, tmp_path: Path) -> None:
+    """Values of any depth are refused or preserved; the stack is never exhausted (SEC-39)."""
+    path = tmp_path / "deep.json"
+    for depth in (*range(970, 1000), 5000, 1_000_000):
+        path.write_text(
+            place.format(
+                brackets[:-1] * depth + ("[]" if "a" in brackets else "") + brackets[-1] * depth
+            )
+        )
+        with suppress(SpecError):
+            load_spec(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -72,3 +73,14 @@ def test_awkward_names_survive_saving(tmp_path: Path) -> None:
     spec.save(tmp_path / "d.json")
 
     assert load_spec(tmp_path / "d.json").shards == spec.shards
+
+
+def test_a_spec_without_counts() -> None:
+    """Only the counts of the shards are left out."""
+    shard = ShardSpec("/a.tar", 3, 1024, sha256="x", key_split="last", extras={"a": 1})
+    spec = DatasetSpec((shard, ShardSpec("/b.tar")), "d", "/d.index", {"info": "i"})
+
+    assert spec.without_counts() == replace(
+        spec, shards=(replace(shard, num_samples=None), ShardSpec("/b.tar"))
+    )
+    assert spec.shards[0].num_samples == 3

@@ -88,15 +88,6 @@ def test_scheme(url: str, scheme: str) -> None:
     assert urls.scheme(url) == scheme
 
 
-def test_braces_expand_as_in_a_shell() -> None:
-    """Ranges and lists are expanded; a lone name in braces is not."""
-    assert urls.expand("t-{08..11}.tar") == ["t-08.tar", "t-09.tar", "t-10.tar", "t-11.tar"]
-    assert urls.expand("{a,b}/{0..1}.tar") == ["a/0.tar", "a/1.tar", "b/0.tar", "b/1.tar"]
-    assert urls.expand("pipe:cat {local} {0..1}") == ["pipe:cat {local} 0", "pipe:cat {local} 1"]
-    with raises(SpecError, "t-{00..11.tar: the braces are not balanced"):
-        urls.expand("t-{00..11.tar")
-
-
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
@@ -130,9 +121,3 @@ def test_file_urls_are_local() -> None:
     for url in ("file://server/share/x.tar", "file://localhost2/x"):
         with raises(SpecError, url, "expected a local file, found the host"):
             urls.local_path(url)
-
-
-def test_backslashes_are_preserved() -> None:
-    """A backslash is part of a name, with braces and without."""
-    assert urls.expand("d\\x.tar") == ["d\\x.tar"]
-    assert urls.expand("d\\x-{0..1}.tar") == ["d\\x-0.tar", "d\\x-1.tar"]

@@ -89,6 +89,7 @@ def _named_files(files: list[str]) -> list[str]:
     """Return the shards that the arguments name, each once, sorted by name."""
     if files == ["-"]:
         files = [line.strip() for line in sys.stdin if line.strip()]
+    from wids.specs.braces import expand
     from wids.transport import urls
 
     found: list[str] = []
@@ -98,7 +99,7 @@ def _named_files(files: list[str]) -> list[str]:
             tars = [entry for entry in os.listdir(folder) if entry.endswith(".tar")]
             found += [os.path.abspath(os.path.join(folder, entry)) for entry in tars]
         else:
-            found += urls.expand(name)
+            found += expand(name)
     found = [os.path.abspath(name) if urls.scheme(name) == "" else name for name in found]
     if not found:
         source = " ".join(files) or "standard input"

@@ -327,7 +327,11 @@ def _count_message(
                 )
     if stated == shard.index.num_files:
         return (
-            f"{message}, and {stated} is its number of members: the spec counts files; count "
-            "samples, or leave nsamples out, and the dataset counts them when it is opened"
+            f"{message}, and {stated} is its number of members: the spec counts files; pass "
+            "spec.without_counts() to count samples when the dataset is opened, or make a correct "
+            "spec with `wids create`"
         )
-    return f"{message}; correct the spec, or fetch or write the shard again"
+    return (
+        f"{message}; if the spec is wrong, pass spec.without_counts(), or make a correct spec with "
+        "`wids create`; otherwise fetch or write the shard again"
+    )

@@ -8,7 +8,6 @@ in specs/shard-spec.md.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,12 +15,13 @@ from dataclasses import dataclass, replace
 from typing import IO, Any, Final, TypeAlias
 
 from wids.errors import SpecError
+from wids.specs.braces import expand
 from wids.specs.entries import key_split_of, kind_of, list_of, reference, shard_of, text
 from wids.specs.model import VERSION, DatasetSpec, ShardSpec
+from wids.specs.parsing import MAX_DOCUMENT_NBYTES, MAX_VALUES, num_values, parse
 from wids.tars.names import KeySplit
 from wids.transport import fetch, urls
 
-MAX_DOCUMENT_NBYTES: Final = 1 << 30
 MAX_DEPTH: Final = 8
 """Most documents in a chain of references, and most inline datasets inside one another."""
 MAX_DOCUMENTS: Final = 10_000
@@ -85,7 +85,10 @@ def load_spec(
     """
     if isinstance(shards, DatasetSpec):
         return shards
-    spec = _Loader(read, allow_pipe).load(shards, None if base is None else os.fspath(base))
+    try:
+        spec = _Loader(read, allow_pipe).load(shards, None if base is None else os.fspath(base))
+    except RecursionError as error:  # a value that is nested deeply, where a message shows it
+        raise SpecError(f"{_name_of(shards)}: the values are nested too deeply") from error
     if not spec.shards:
         raise SpecError(
             f"{_name_of(shards)}: expected at least one shard, found an empty list; "
@@ -101,6 +104,7 @@ class _Loader:
         self.read = read
         self.allow_pipe = allow_pipe
         self.num_documents = 0
+        self.num_values = 0
 
     def load(self, shards: Any, base: str | None) -> DatasetSpec:
         """Load ``shards`` by its form."""
@@ -139,9 +143,9 @@ class _Loader:
                 url = os.fspath(item)
                 if _is_document(url):
                     return _as_component(self.url(join(url)), None)
-                return [ShardSpec(join(name)) for name in urls.expand(url)]
+                return [ShardSpec(join(name)) for name in expand(url)]
             case (str() | os.PathLike() as path, count):
-                (url, *more) = urls.expand(os.fspath(path))
+                (url, *more) = expand(os.fspath(path))
                 if more:
                     raise SpecError(
                         f"{label}: expected one shard for the count {count!r}, found a pattern "
@@ -162,7 +166,7 @@ class _Loader:
         if isinstance(name, str) and os.path.exists(name):
             folder = os.path.dirname(os.path.abspath(name))
         context = _Context.at(str(name or "the open file"), folder, base)
-        return self.document(_parse(file.read(), context.name), context)
+        return self.document(self.parsed(file.read(MAX_DOCUMENT_NBYTES + 1), context.name), context)
 
     def url(self, url: str, base: str | None = None, chain: tuple[str, ...] = ()) -> DatasetSpec:
         """Read and load the document at a URL, to which the documents in ``chain`` have led."""
@@ -184,7 +188,17 @@ class _Loader:
             is_trusted=urls.is_local(url),
             chain=(*chain, url),
         )
-        return self.document(_parse(self.read(url, MAX_DOCUMENT_NBYTES), name), context)
+        return self.document(self.parsed(self.read(url, MAX_DOCUMENT_NBYTES), name), context)
+
+    def parsed(self, document: str | bytes, name: str) -> Any:
+        """Parse a document, if it and the previous ones are not too much for a spec."""
+        self.num_values += num_values(document)
+        if len(document) > MAX_DOCUMENT_NBYTES or self.num_values > MAX_VALUES:
+            raise SpecError(
+                f"{name}: expected at most {MAX_DOCUMENT_NBYTES} bytes in a document and "
+                f"{MAX_VALUES} values in a spec, found more"
+            )
+        return parse(document, name)
 
     def document(self, document: Any, context: _Context) -> DatasetSpec:
         """Resolve a parsed document, or one of the inline datasets inside it."""
@@ -217,7 +231,7 @@ class _Loader:
             raise SpecError(f"{label}: expected an object, found {kind_of(component)}")
         if component.get("weight", 1) != 1:
             _logger.warning(
-                "%s: the weight %r is not used: an epoch has every sample once",
+                "%s: the weight %.80r is not used: an epoch has every sample once",
                 label,
                 component["weight"],
             )
@@ -294,16 +308,6 @@ def _is_document(url: str) -> bool:
     return urls.path_of(url).lower().endswith(".json")
 
 
-def _parse(document: str | bytes, name: str) -> Any:
-    try:
-        return json.loads(document)
-    except (ValueError, RecursionError) as error:
-        head = document[:40] if isinstance(document, str) else document[:40].decode("latin-1")
-        raise SpecError(
-            f"{name}: expected a JSON document, found text that begins with {head!r} ({error})"
-        ) from error
-
-
 def _normal_form(document: Any, name: str) -> Mapping[str, Any]:
     """Return a document with a ``shardlist`` from any of the forms in use."""
     if not isinstance(document, Mapping):
@@ -325,7 +329,7 @@ def _normal_form(document: Any, name: str) -> Mapping[str, Any]:
         return {"shardlist": [{"url": path, **entry} for path, entry in document.items()]}
     raise SpecError(
         f"{name}: expected the key shardlist or datasets, found "
-        f"{', '.join(sorted(map(str, document))) or 'nothing'}"
+        f"{', '.join(sorted(map(str, document))) or 'nothing':.200}"
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from wids.errors import FetchError
@@ -104,6 +104,23 @@ class DatasetSpec:
     name: str = ""
     index: str | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)
+
+    def without_counts(self) -> DatasetSpec:
+        """Return the same spec with the number of samples of every shard unknown.
+
+        For published specs whose counts are wrong, such as those that count files. A dataset of
+        the result counts the samples itself, by the indexes of the shards; where a shard has none,
+        it opens the shard, or fetches it. `wids create` writes a spec with correct counts.
+
+        Example:
+            >>> import wids
+            >>> spec = wids.load_spec([("/data/train-000000.tar", 999)])
+            >>> spec.without_counts().shards[0].num_samples is None
+            True
+        """
+        return replace(
+            self, shards=tuple(replace(shard, num_samples=None) for shard in self.shards)
+        )
 
     def document(self, folder: str | None = None) -> dict[str, Any]:
         """Return the JSON document; files inside ``folder`` are named relative to it."""

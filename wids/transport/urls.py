@@ -1,4 +1,4 @@
-"""URLs as strings: split, resolve, compare, redact and brace-expand them.
+"""URLs as strings: split, resolve, compare and redact them.
 
 Nothing here opens, stats or fetches a file. A *URL* is any name of a file in a spec: a local path,
 ``file:…``, ``scheme://…`` or ``pipe:COMMAND``. Text without ``://`` and without one of the prefixes
@@ -11,8 +11,6 @@ import os
 import re
 from collections.abc import Callable
 from urllib.parse import quote, unquote
-
-from braceexpand import braceexpand
 
 from wids.errors import FetchError, SpecError, printable
 
@@ -154,23 +152,6 @@ def relative(url: str, folder: str) -> str:
     name = os.path.relpath(local_path(url), folder)
     # Without the "./" the name would be read back as a URL, a command or a home folder.
     return "./" + name if scheme(name) or name.startswith("~") else name
-
-
-def expand(pattern: str) -> list[str]:
-    """Expand ``{000..146}`` and ``{a,b}`` as a shell does; other braces stay as they are.
-
-    Raises:
-        SpecError: The braces are unbalanced.
-    """
-    if "{" not in pattern and "}" not in pattern:  # each name of a list of up to 100,000
-        return [pattern]
-    try:
-        return list(braceexpand(pattern, escape=False))
-    except ValueError as error:
-        raise SpecError(
-            f"{redact(pattern)}: the braces are not balanced; write {{000..146}} or {{a,b}}, "
-            "or pass the names as a list of dicts"
-        ) from error
 
 
 def origin(url: str) -> str:

@@ -1,0 +1,38 @@
+"""The text of a JSON document → its values, within the memory that a spec may take.
+
+Nothing here knows what the values mean.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from wids.errors import SpecError
+
+MAX_DOCUMENT_NBYTES: Final = 256 << 20
+MAX_VALUES: Final = 10_000_000
+"""Most values in all documents of one spec. Python needs up to 300 bytes for a value that is
+three bytes of text, such as ``{},``; a shard with seven keys has eight values."""
+
+
+def num_values(document: str | bytes) -> int:
+    """Return how many values a document has, or a few more: separators in text count too."""
+    if isinstance(document, str):
+        return sum(map(document.count, ",[{"))
+    return sum(map(document.count, (b",", b"[", b"{")))
+
+
+def parse(document: str | bytes, name: str) -> Any:
+    """Return the values of a document; messages begin with ``name``.
+
+    Raises:
+        SpecError: It is not JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(document)
+    except (ValueError, RecursionError) as error:
+        head = document[:40] if isinstance(document, str) else document[:40].decode("latin-1")
+        raise SpecError(
+            f"{name}: expected a JSON document, found text that begins with {head!r} ({error})"
+        ) from error
