@@ -54,9 +54,10 @@ def with_retries(
         try:
             return attempt()
         except TransientError as error:
+            # An attempt that starts over makes progress where it gets further than any before it:
+            # otherwise a server could send the same megabytes for ever.
             if position() - reached >= _PROGRESS_NBYTES:
                 num_failures, reached = 0, position()
-            reached = min(reached, position())  # the attempt may have started over
             num_failures += 1
             if num_failures >= MAX_FAILURES:
                 raise FetchError(f"{error}; tried {num_failures} times") from error

@@ -1,0 +1,314 @@
+"""Thousands of servers that fail, lie and change their minds, in this process: what is fetched?
+
+The law: a fetch returns the bytes of one version of the file or raises an error of wids, after a
+bounded number of attempts. Each server is made from a seed, which the message of a failure names.
+
+A server is honest about its tags, since nobody could notice otherwise. If it lies about more than
+lengths and positions, the caller knows the digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import random
+import time
+from collections.abc import Mapping
+from email.utils import formatdate
+from typing import IO
+
+import pytest
+import urllib3
+
+from wids.errors import WidsError
+from wids.transport import retry, schemes
+from wids.transport.download import Expected
+from wids.transport.fetch import Fetcher
+from wids.transport.http import Http
+
+_NOW_S = 1_700_000_000
+_PROGRESS_NBYTES = 500
+
+
+class Body(io.BytesIO):
+    """A body that ends, or raises an error when it has been read."""
+
+    def __init__(self, data: bytes, piece_nbytes: int, error: Exception | None) -> None:
+        super().__init__(data)
+        self.piece_nbytes = piece_nbytes
+        self.error = error
+
+    def read1(self, size: int | None = -1) -> bytes:
+        data = super().read(min(size or 0, self.piece_nbytes))
+        if not data and self.error is not None:
+            raise self.error
+        return data
+
+    def read(self, size: int | None = -1) -> bytes:
+        return self.read1(size)
+
+
+class Site:
+    """One file, in some versions, and the habits of its server."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        chance = self.random.random
+        nbytes = self.random.choice([1, 10, 700, 3000])
+        self.versions = [self.random.randbytes(nbytes)]
+        for _ in range(self.random.randrange(3)):
+            other = nbytes if chance() < 0.7 else self.random.randrange(1, 3000)
+            self.versions.append(self.random.randbytes(other))
+        self.tags = self.random.choice(["strong", "strong", "strong", "date", "weak", "none"])
+        self.has_ranges = chance() < 0.8
+        self.has_if_range = chance() < 0.8
+        self.has_length = chance() < 0.8
+        self.reliability = self.random.choice([0.1, 0.5, 0.9])
+        self.is_liar = chance() < 0.3
+        self.current = 0
+        self.num_requests = 0
+
+    @property
+    def body(self) -> bytes:
+        return self.versions[self.current]
+
+    def tag_headers(self) -> dict[str, str]:
+        """Return the headers that identify the current version."""
+        return {
+            "strong": {"ETag": f'"{self.current}"'},
+            "weak": {"ETag": f'W/"{self.random.choice([1, 1, 1, 2])}"'},
+            "date": {
+                "Last-Modified": formatdate(_NOW_S - 1000 + self.current, usegmt=True),
+                "Date": formatdate(_NOW_S, usegmt=True),
+            },
+            "none": {},
+        }[self.tags]
+
+    def begin_request(self) -> None:
+        """Count a request; maybe publish the next version before it is answered."""
+        self.num_requests += 1
+        if self.random.random() < 0.2 and self.current + 1 < len(self.versions):
+            self.current += 1
+
+    def fails(self) -> bool:
+        """Whether this time something goes wrong."""
+        return self.random.random() > self.reliability
+
+
+class SimulatedHttp(Http):
+    """The HTTP of wids, as far as it is above the connections."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self.site = site
+
+    def _final_response(self, url: str, headers: Mapping[str, str]) -> urllib3.HTTPResponse:  # noqa: ARG002
+        site = self.site
+        site.begin_request()
+        status, body, answer = self._answer(headers)
+        error: Exception | None = None
+        if site.fails():
+            status, body, answer, error = self._failure(status, body, answer)
+        if "Content-Length" in answer and answer["Content-Length"].isdigit():
+            body = body[: int(answer["Content-Length"])]
+        stream = Body(body, site.random.choice([90, 1000]), error)
+        return urllib3.HTTPResponse(stream, answer, status, preload_content=False)
+
+    def _answer(self, headers: Mapping[str, str]) -> tuple[int, bytes, dict[str, str]]:
+        """Return what an honest server sends."""
+        site = self.site
+        body, answer, status = site.body, site.tag_headers(), 200
+        if_range = headers.get("If-Range")
+        is_same = not site.has_if_range or if_range in (None, *answer.values())
+        if "Range" in headers and site.has_ranges and is_same:
+            first, _, last = headers["Range"].removeprefix("bytes=").partition("-")
+            start, stop = int(first), min(len(body), int(last or len(body)) + 1)
+            if start >= len(body):
+                return 416, b"", answer
+            if if_range is not None and site.has_if_range and site.random.random() < 0.2:
+                answer = {}  # it is that version, so that some servers do not say so
+            status = 206
+            answer["Content-Range"] = f"bytes {start}-{stop - 1}/{len(body)}"
+            body = body[start:stop]
+        if site.has_length:
+            answer["Content-Length"] = str(len(body))
+        return status, body, answer
+
+    def _failure(
+        self, status: int, body: bytes, answer: dict[str, str]
+    ) -> tuple[int, bytes, dict[str, str], Exception | None]:
+        """Return what a server sends that fails or lies."""
+        choice, chosen = self.site.random.choice, self.site.random.random()
+        if chosen < 0.15:
+            return choice([500, 503, 503, 429, 404, 403, 416, 206, 204]), b"an error", {}, None
+        if chosen < 0.3 and self.site.is_liar:
+            lie = choice([self.site.random.randbytes(len(body)), body[:-1], body + b"x", b""])
+            return status, lie, {**answer, "Content-Length": str(len(lie))}, None
+        if chosen < 0.6 and status == 206:
+            body, answer["Content-Range"] = self._other_part(body, answer["Content-Range"])
+            answer.pop("Content-Length", None)
+            return status, body, answer, None
+        if chosen < 0.7 and self.site.has_length:
+            answer["Content-Length"] = str(len(body) + choice([1, 99]))
+            return status, body, answer, None
+        cut = self.site.random.randrange(len(body) + 1)
+        return status, body[:cut], answer, choice([ConnectionResetError(), TimeoutError()])
+
+    def _other_part(self, body: bytes, content_range: str) -> tuple[bytes, str]:
+        """Return a part that was not requested, or one whose header is wrong."""
+        whole, start = self.site.body, self.site.random.randrange(len(self.site.body))
+        part = content_range.partition("/")[0]
+        lies = ["", "bytes 0-0/1", "bytes */9", "bytes 5-2/9", f"bytes 0-{len(body)}/{10**30}"]
+        lies += [f"{part}/*", f"{part}/0", f"{part}/{len(whole) + 1}"]
+        if self.site.random.random() < 0.5:
+            return whole[start:], f"bytes {start}-{len(whole) - 1}/{len(whole)}"
+        return body, self.site.random.choice(lies)
+
+
+class OpenedFile(Body):
+    """What a caller's handler opens: it may not seek, end early, or fail."""
+
+    def __init__(self, site: Site) -> None:
+        data, error = site.body, None
+        self.claimed_nbytes = len(data)
+        self.can_seek = site.random.random() < 0.7
+        if site.fails():
+            cut = site.random.randrange(len(data) + 1)
+            error = site.random.choice([OSError("lost"), TimeoutError(), EOFError(), TypeError()])
+            if self.can_seek and site.random.random() < 0.5:
+                error = None  # only the length reveals it
+            data = data[:cut]
+        super().__init__(data, site.random.choice([90, 1000]), error)
+
+    def seekable(self) -> bool:
+        return self.can_seek
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        if whence == io.SEEK_END:
+            return self.claimed_nbytes
+        return super().seek(offset, whence)
+
+
+def fetcher_of(site: Site, monkeypatch: pytest.MonkeyPatch) -> Fetcher:
+    """Return a fetcher of the site, which is HTTP or what a handler opens."""
+    if site.random.random() < 0.8:
+        # The table of schemes is how a transport is added.
+        monkeypatch.setitem(
+            schemes.TRANSPORTS,  # type: ignore[arg-type]
+            "http",
+            lambda *_: SimulatedHttp(site),
+        )
+        return Fetcher()
+
+    def open_file(_: str) -> IO[bytes]:
+        site.begin_request()
+        if site.fails() and site.random.random() < 0.3:
+            raise site.random.choice([FileNotFoundError(), OSError("busy"), PermissionError()])
+        return OpenedFile(site)
+
+    site.tags, site.is_liar = "none", False
+    return Fetcher(handlers={"http": open_file})
+
+
+def check_save(site: Site, fetcher: Fetcher) -> bool:
+    """Download the file; return whether it succeeded."""
+    wanted = site.random.choice(site.versions)
+    expected = Expected()
+    if site.is_liar or site.random.random() < 0.2:
+        expected = Expected(sha256=hashlib.sha256(wanted).hexdigest())
+    elif site.random.random() < 0.3:
+        expected = Expected(nbytes=len(wanted))
+    file = io.BytesIO()
+    try:
+        fetcher.save("http://h/a", file, expected)
+    except WidsError:
+        return False
+    found = file.getvalue()
+    assert found in site.versions
+    assert expected.sha256 is None or found == wanted
+    assert expected.nbytes is None or len(found) == len(wanted)
+    return True
+
+
+def check_read(site: Site, fetcher: Fetcher) -> bool:
+    """Read the file as a document; return whether it succeeded."""
+    site.is_liar = False  # documents have no digest
+    try:
+        found = fetcher.read("http://h/a", 10_000)
+    except WidsError:
+        return False
+    assert found in site.versions
+    return True
+
+
+def check_ranges(site: Site, fetcher: Fetcher) -> bool:
+    """Read parts of the first version; return whether all succeeded."""
+    site.is_liar = False  # CRCs of the index reveal other bytes, but not here
+    nbytes = len(site.body)
+    possible, is_complete = set(range(len(site.versions))), True
+    for _ in range(4):
+        start = site.random.randrange(nbytes)
+        stop = site.random.randrange(start, nbytes) + 1
+        num_requests = site.num_requests
+        try:
+            # Shards are closed and opened again in an epoch.
+            part = fetcher.range_reader("http://h/a", nbytes)(start, stop)
+        except WidsError:
+            is_complete = False
+            continue
+        finally:
+            assert site.num_requests - num_requests <= retry.MAX_FAILURES
+        of = {number for number, body in enumerate(site.versions) if body[start:stop] == part}
+        assert of
+        if site.tags in ("strong", "date"):
+            possible &= of
+    assert possible
+    return is_complete
+
+
+def run(seconds: float, first_seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """Check servers for some seconds; return how many, and how many gave what was asked for."""
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(retry, "_PROGRESS_NBYTES", _PROGRESS_NBYTES)
+    started_s, num_servers, num_complete = time.monotonic(), 0, 0
+    while time.monotonic() - started_s < seconds:
+        seed = first_seed + num_servers
+        site = Site(seed)
+        check = site.random.choice([check_save, check_save, check_read, check_ranges])
+        try:
+            num_complete += check(site, fetcher_of(site, monkeypatch))
+        except BaseException as error:
+            raise AssertionError(f"the server with seed {seed}, {check.__name__}") from error
+        num_servers += 1
+        # Each further piece of a file allows five more failures.
+        assert site.num_requests <= 4 * retry.MAX_FAILURES * (1 + 3000 // _PROGRESS_NBYTES), seed
+    return num_servers, num_complete
+
+
+def test_any_server_gives_one_version_or_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a server that fails in any way, no mixed or partial file is returned (CACHE-12)."""
+    num_servers, num_complete = run(3, 0, monkeypatch)
+
+    assert num_servers > 500
+    assert num_servers / 10 < num_complete < num_servers
+
+
+@pytest.mark.long
+def test_many_more_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for minutes, with other servers each time (CACHE-12)."""
+    run(180, time.time_ns(), monkeypatch)
+
+
+def test_endless_starting_over_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has to be fetched again is no progress (CACHE-12)."""
+    monkeypatch.setattr(retry, "_FIRST_WAIT_S", 0.0)
+    data, requests = bytes(5_000_000), []
+
+    def open_file(_: str) -> IO[bytes]:
+        requests.append(1)
+        assert len(requests) < 100
+        return Body(data[: (2_000_000, 0)[len(requests) % 2]], 1 << 20, OSError("lost"))
+
+    with pytest.raises(WidsError, match="tried 5 times"):
+        Fetcher(handlers={"http": open_file}).save("http://h/a", io.BytesIO())
+    assert len(requests) <= 2 * retry.MAX_FAILURES
