@@ -59,7 +59,7 @@ class Site:
         for _ in range(self.random.randrange(3)):
             other = nbytes if chance() < 0.7 else self.random.randrange(1, 3000)
             self.versions.append(self.random.randbytes(other))
-        self.tags = self.random.choice(["strong", "strong", "strong", "date", "weak", "none"])
+        self.tags = self.random.choice(["strong", "strong", "date", "weak", "weak", "none"])
         self.has_ranges = chance() < 0.8
         self.has_if_range = chance() < 0.8
         self.has_length = chance() < 0.8
