@@ -292,7 +292,22 @@ def test_length_epoch_and_state_are_those_of_the_sampler(shards: list[dict[str, 
 
     again = wids.Prefetcher(wids.ChunkedSampler(dataset, chunksize=LENGTH), dataset)
     again.load_state_dict(state)
+    plain.set_epoch(5)
     assert taken + list(again) == list(plain)
+    dataset.close()
+
+
+def test_looking_ahead_is_no_pass_of_its_own(shards: list[dict[str, Any]]) -> None:
+    """The second full pass of a fixed epoch warns once, and not ahead of time (ORDER-14)."""
+    dataset = wids.ShardListDataset(shards)
+    prefetcher = wids.Prefetcher(wids.ChunkedSampler(dataset, chunksize=LENGTH), dataset)
+    prefetcher.set_epoch(2)
+    list(prefetcher)
+    again = iter(prefetcher)
+    taken = [next(again) for _ in range(NUM_SAMPLES - 1)]
+    with pytest.warns(UserWarning, match="second full pass") as caught:
+        taken += again
+    assert (sorted(taken), len(caught)) == (list(range(NUM_SAMPLES)), 1)
     dataset.close()
 
 
@@ -320,7 +335,9 @@ def test_a_prefetcher_of_a_distributed_sampler_is_one(shards: list[dict[str, Any
     assert isinstance(prefetcher, wids.Prefetcher)
     assert (prefetcher.rank, prefetcher.num_replicas, prefetcher.drop_last) == (1, 4, False)
     prefetcher.set_epoch(3)
-    assert list(prefetcher) == list(sampler)
+    indices = list(prefetcher)
+    sampler.set_epoch(3)
+    assert indices == list(sampler)
     assert not isinstance(wids.Prefetcher(SequentialSampler(dataset), dataset), DistributedSampler)
     dataset.close()
 

@@ -21,11 +21,13 @@ from wids import ChunkedSampler, DistributedChunkedSampler, ShardListSampler
         ((3, 9), range(3, 9)),
         (0, []),
         ((5, 5), []),
+        ((9, 3), []),
+        ((22, 20), []),
         (20, range(20)),
     ],
 )
 def test_num_samples_is_a_count_or_a_range(num_samples: Any, expected: Any) -> None:
-    """Zero means no samples, and a pair excludes its end."""
+    """Zero means no samples, and a pair is a range: it excludes its end, and may be empty."""
     assert sorted(ChunkedSampler(DATA, num_samples=num_samples)) == list(expected)
     union = {i for rank in distributed(2, num_samples=num_samples) for i in rank}
     assert union == set(expected)
@@ -36,7 +38,7 @@ def test_num_samples_is_a_count_or_a_range(num_samples: Any, expected: Any) -> N
     [
         ({"num_samples": 21}, "within the dataset's 20 samples, found 21"),
         ({"num_samples": (3, 21)}, "found (3, 21)"),
-        ({"num_samples": (9, 3)}, "found (9, 3)"),
+        ({"num_samples": (22, 21)}, "found (22, 21)"),
         ({"num_samples": -1}, "num_samples: expected an integer of at least 0, found -1"),
         ({"num_samples": 1.5}, "found 1.5"),
         ({"num_samples": True}, "found True"),
@@ -104,3 +106,13 @@ def test_integers_of_numpy_are_integers() -> None:
     assert json.loads(json.dumps(sampler.state_dict())) == plain.state_dict()
     assert list(sampler) == list(plain)
     assert list(ChunkedSampler(DATA, chunksize=10**30)) == list(ChunkedSampler(DATA, chunksize=20))
+
+
+def test_stated_length_is_what_len_returns() -> None:
+    """``dslength_per_replica`` changes only ``len``, as in the old library."""
+    stated = ChunkedSampler(DATA, num_samples=(15, 20), dslength_per_replica=7)
+    true = ChunkedSampler(DATA, num_samples=(15, 20), dslength_per_replica=-1)
+
+    assert (len(stated), len(true)) == (7, 5)
+    assert list(stated) == list(true)
+    assert stated.state_dict() == true.state_dict()

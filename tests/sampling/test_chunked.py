@@ -65,7 +65,49 @@ def test_complete_pass_advances_the_epoch() -> None:
     for epoch, indices in enumerate(passes):
         fixed.set_epoch(epoch)
         assert list(fixed) == indices
-        assert list(fixed) == indices, "a fixed epoch stays"
+        assert list(islice(fixed, 5)) == indices[:5], "a fixed epoch stays"
+
+
+@pytest.mark.parametrize("kind", [ChunkedSampler, ShardListSampler, DistributedChunkedSampler])
+def test_second_full_pass_of_a_fixed_epoch_warns_once(kind: type[ChunkedSampler]) -> None:
+    """``set_epoch`` called once, before the loop, gives the same order for ever (ORDER-14)."""
+    sampler = kind(DATA)
+    sampler.set_epoch(0)
+    first = list(sampler)
+    list(islice(sampler, 19))  # not a full pass
+
+    with pytest.warns(UserWarning, match=r"second full pass.*epoch 0.*set_epoch\(epoch\)"):
+        assert list(sampler) == first
+    assert list(sampler) == first
+    sampler.set_epoch(1)
+    assert list(sampler) == list(sampler)
+
+
+def test_repeated_orders_on_purpose_do_not_warn() -> None:
+    """Ascending indices, epochs that are set before each pass, and epochs that advance (ORDER-14).
+
+    Warnings are errors in the tests.
+    """
+    ascending = ChunkedSampler(DATA, shuffle=False)
+    ascending.set_epoch(0)
+    set_each_time, advancing = ChunkedSampler(DATA), ChunkedSampler(DATA)
+    for _ in range(3):
+        assert list(ascending) == list(range(20))
+        set_each_time.set_epoch(0)
+        list(set_each_time)
+        list(advancing)
+
+
+def test_restored_pass_is_not_a_full_one() -> None:
+    """The rest of an epoch does not count, and so a trainer that resumes never warns (ORDER-14)."""
+    before, after = ChunkedSampler(DATA), ChunkedSampler(DATA)
+    before.set_epoch(3)
+    list(islice(before, 8))
+    after.load_state_dict(before.state_dict(8))
+    rest = list(after)
+    assert list(after)[8:] == rest
+    with pytest.warns(UserWarning, match="epoch 3"):
+        list(after)
 
 
 def test_pass_takes_its_epoch_when_it_begins() -> None:

@@ -128,7 +128,9 @@ class Prefetcher(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         if isinstance(self.sampler, ChunkedSampler):
             # The order is a pure function, so a copy can run ahead without changing the position.
-            ahead, now = iter(copy(self.sampler)), iter(self.sampler)
+            sampler = copy(self.sampler)
+            sampler.set_epoch(sampler.epoch)  # no pass of the copy counts as a repeated one
+            ahead, now = iter(sampler), iter(self.sampler)
         else:
             ahead, now = tee(self.sampler)
         return self._indices(ahead, now)

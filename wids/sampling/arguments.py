@@ -63,6 +63,9 @@ def shard_lengths(dataset: Sized, lengths: Sequence[int] | None) -> npt.NDArray[
 def index_range(num_samples: Any, length: int) -> tuple[int, int]:
     """Return the first index and the index after the last one that ``num_samples`` stands for.
 
+    A pair stands for ``range(start, stop)``, which is empty unless start is less than stop: where
+    programs cut a dataset for more ranks than it has samples, the last ranges begin past its end.
+
     Raises:
         ValueError: It is neither a count nor a ``(start, stop)`` pair within the dataset.
     """
@@ -70,9 +73,9 @@ def index_range(num_samples: Any, length: int) -> tuple[int, int]:
         return 0, length
     pair = num_samples if isinstance(num_samples, tuple | list) else (0, num_samples)
     start, stop = (at_least(0, value, "num_samples") for value in (*pair, None)[:2])
-    if len(pair) != 2 or not start <= stop <= length:
+    if len(pair) != 2 or stop > length:
         raise ValueError(
             f"num_samples: expected a count or (start, stop) within the dataset's {length} "
             f"samples, found {num_samples!r}"
         )
-    return start, stop
+    return min(start, stop), stop

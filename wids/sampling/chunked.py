@@ -7,6 +7,7 @@ epoch, and a state to resume from. Nothing here knows about files or other ranks
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from itertools import chain
 from typing import Any, Final
@@ -48,9 +49,10 @@ class ChunkedSampler(Sampler[int]):
 
     Chunks follow the shards of a dataset that has ``lengths``; otherwise they are plain ranges.
     ``len()`` is the length of a full pass, also after a restore. A pass takes its epoch when
-    ``iter()`` is called. ``set_epoch`` fixes the epoch; until it is called, each pass that is read
-    to its end advances the epoch by one. specs/sampler-order.md specifies the order. Samplers are
-    not safe to share between threads.
+    ``iter()`` is called. ``set_epoch`` fixes the epoch, so call it before each pass; a second full
+    pass without such a call repeats the order, and warns. Until ``set_epoch`` is called for the
+    first time, each pass that is read to its end advances the epoch by one. specs/sampler-order.md
+    specifies the order. Samplers are not safe to share between threads.
 
     Args:
         dataset: The dataset, or anything with ``len()``.
@@ -60,6 +62,9 @@ class ChunkedSampler(Sampler[int]):
         seed: Different seeds give unrelated orders.
         shuffle: False for ascending indices.
         shufflefirst: False to keep the order of the chunks in epoch 0.
+        dslength_per_replica: What ``len()`` returns, as in the old library, where programs cut the
+            dataset for the ranks themselves; -1 for the true length. `DistributedChunkedSampler`
+            makes ranks equal.
 
     Raises:
         ValueError: ``num_samples`` exceeds the dataset, a number is too small or not an integer, or
@@ -72,6 +77,8 @@ class ChunkedSampler(Sampler[int]):
         ([5, 4, 3, 0, 2, 1], [2, 0, 1, 4, 3, 5])
     """
 
+    _stated_length: int | None = None
+
     def __init__(
         self,
         dataset: Sized,
@@ -81,8 +88,11 @@ class ChunkedSampler(Sampler[int]):
         seed: int = 0,
         shuffle: bool = True,
         shufflefirst: bool = True,
+        dslength_per_replica: int = -1,
     ) -> None:
         chunksize = at_least(1, chunksize, "chunksize")
+        if dslength_per_replica > 0:
+            self._stated_length = operator.index(dslength_per_replica)
         self._set_up(dataset, None, num_samples, chunksize, seed, shuffle, shufflefirst)
 
     def _set_up(
@@ -103,6 +113,8 @@ class ChunkedSampler(Sampler[int]):
         self.shufflefirst = bool(shufflefirst)
         self.epoch = 0
         self._is_fixed = False
+        self._num_full_passes = 0
+        self._has_warned = False
         self._resume_at = 0
         self._pass: _Pass | None = None
 
@@ -118,6 +130,8 @@ class ChunkedSampler(Sampler[int]):
         return 0, 1
 
     def __len__(self) -> int:
+        if self._stated_length is not None:
+            return self._stated_length
         return order.rank_length(self.settings, *self._replica())
 
     def __iter__(self) -> Iterator[int]:
@@ -137,9 +151,28 @@ class ChunkedSampler(Sampler[int]):
             self._resume_at = 0
             if not self._is_fixed:
                 self.epoch += 1
+            elif this.start == 0:
+                self._note_full_pass()
+
+    def _note_full_pass(self) -> None:
+        """Warn at the end of a second full pass over an epoch that was set once (ORDER-14)."""
+        # At its end, since to look at a few samples of a finished epoch is no mistake.
+        self._num_full_passes += 1
+        if self._num_full_passes == 2 and self.shuffle and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"{type(self).__name__}: a second full pass in the order of epoch {self.epoch}, "
+                "which set_epoch fixed; call sampler.set_epoch(epoch) before each pass, or never, "
+                "for another order in each epoch",
+                stacklevel=2,
+            )
 
     def set_epoch(self, epoch: int) -> None:
-        """Fix the epoch of the next passes. A restored position counts only in its own epoch."""
+        """Fix the epoch of the next passes. A restored position counts only in its own epoch.
+
+        Call it before each pass: a second full pass after one call warns, once for each sampler,
+        unless ``shuffle=False``.
+        """
         epoch = at_least(0, epoch, "epoch")
         if epoch != self.epoch:
             self._resume_at = 0
@@ -147,6 +180,7 @@ class ChunkedSampler(Sampler[int]):
             self._pass = None
         self.epoch = epoch
         self._is_fixed = True
+        self._num_full_passes = 0
 
     def state_dict(self, num_consumed: int | None = None) -> dict[str, Any]:
         """Return what `load_state_dict` needs to resume from the current position; JSON-able.
@@ -196,6 +230,7 @@ class ChunkedSampler(Sampler[int]):
             return
         self.epoch = restored.epoch
         self._is_fixed = restored.is_fixed
+        self._num_full_passes = 0
         self._resume_at = restored.position // num_replicas
 
     def _fingerprint(self) -> dict[str, Any]:
