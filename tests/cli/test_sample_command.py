@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from command import run, write_bare_shards
+from conftest import write_tar
 from loopback import Server
 
 from wids.cli import main as cli
@@ -41,7 +42,10 @@ def test_sample(shards: Path) -> None:
     [
         (["20"], "20"),
         (["--key", "none"], "none"),
-        (["1", "--cat", ".jpg"], 'sample "s00001": it has no field .jpg'),
+        (
+            ["1", "--cat", ".jpg"],
+            'found ".jpg", which no shard has; the shards have ".cls", ".txt"',
+        ),
         (["1", "--key", "a"], "found both"),
     ],
 )
@@ -52,6 +56,12 @@ def test_samples_that_do_not_exist(arguments: list[str], message: str, train: Pa
     assert err.startswith("wids: ")
     assert message in err
     assert len(err.splitlines()) == 1
+
+
+def test_field_of_another_sample_only(tmp_path: Path) -> None:
+    """The error names the sample that lacks the field."""
+    path = write_tar(tmp_path / "a.tar", [("a.cls", b"1"), ("b.txt", b"2")])
+    assert 'sample "a": it has no field .txt' in run("sample", path, 0, "-c", "txt")[2]
 
 
 def test_stdout_of_cat_is_bytes(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,15 +55,20 @@ class ReadOptions:
         if fields is None:
             return replace(self, access="range")
         # Bytes, since nobody decodes the fields: they are shown, or served, as they are.
-        return replace(self, access="range", fields=frozenset(fields), raw="bytes")
+        return replace(self, access="range", fields=field_set(fields), raw="bytes")
 
 
 def field_set(fields: Collection[str] | None) -> frozenset[str] | None:
-    """Return a collection of fields as a set, and None as None.
+    """Return a collection of fields as a set, with their leading dots, and None as None.
+
+    ``__key__`` and other labels are left out: every sample has them.
 
     Raises:
         TypeError: ``fields`` is one text, which would be taken for a collection of letters.
     """
     if isinstance(fields, str):
         raise TypeError(f"fields: expected a list of fields, found the text {fields!r}")
-    return None if fields is None else frozenset(fields)
+    if fields is None:
+        return None
+    names = (name for name in fields if not name.startswith("__"))
+    return frozenset(name if name.startswith(".") else f".{name}" for name in names)

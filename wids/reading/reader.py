@@ -17,6 +17,7 @@ import numpy as np
 from wids.cache.store import BackgroundFetch, Cache
 from wids.errors import FetchError, SpecError
 from wids.files.progress import Bar
+from wids.reading.field_check import FieldCheck
 from wids.reading.opener import ShardOpener
 from wids.reading.options import ReadOptions
 from wids.reading.pool import ShardPool, default_size
@@ -70,7 +71,8 @@ class ShardReader:
         self._options = options
         self._opener = ShardOpener(spec, store, options)
         limit_nbytes = store.limits.share_nbytes
-        self.pool = ShardPool(self._opener, options.lru_size or default_size(), limit_nbytes)
+        open_shard = FieldCheck(self._opener, options.fields) if options.fields else self._opener
+        self.pool = ShardPool(open_shard, options.lru_size or default_size(), limit_nbytes)
         counts = self._counted(progress)
         if sum(counts) >= 1 << 63:
             raise SpecError(f"{spec.name or 'the spec'}: its counts add up to 2**63 or more")
