@@ -6,12 +6,16 @@ samples, and passes them through the transformations. Files, caches and shards a
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from copy import copy
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -46,13 +50,20 @@ Transformation: TypeAlias = Callable[[Any], Any]
 OnError: TypeAlias = Callable[[WidsError], Any]
 
 
+_logger = logging.getLogger("wids")
+
+
 if TYPE_CHECKING:
-    from torch.utils.data import Dataset
+    from torch.utils.data import ConcatDataset, Dataset
 
     _Dataset = Dataset[Any]
 else:
-    # DataLoader only needs __len__ and __getitem__, and browsing should not import torch.
-    _Dataset = object
+
+    class _Dataset(Generic[TypeVar("T")]):  # Python replaces a base only by one of the same layout
+        """Stands in for torch's ``Dataset`` until the program has imported torch.
+
+        A DataLoader needs no such base, and browsing should not import torch.
+        """
 
 
 class ShardListDataset(_Dataset):
@@ -68,6 +79,10 @@ class ShardListDataset(_Dataset):
     Safe to read from any number of threads, and can be pickled and forked at any time. ``close``
     (or leaving a ``with`` block) releases the open shards; a later read opens them again.
 
+    A subclass can override ``__getitem__``: batches, iteration and `get_by_key` then go through it,
+    sample by sample. A slice reaches it too; ``super().__getitem__`` returns the view. Where the
+    program has imported torch, the class is a ``torch.utils.data.Dataset``.
+
     Args:
         shards: Path, URL, ``Path`` or open file of a JSON spec; one ``.tar``; a brace pattern; a
             list of paths, of ``(path, count)`` pairs or of dicts. Shards without a count are
@@ -79,9 +94,11 @@ class ShardListDataset(_Dataset):
             matches.
         cache_size: Most bytes of copies to store there, or a text such as ``"200GB"``; the least
             recently used copies are deleted first. None for ``$WIDS_CACHE_SIZE``, or else no limit.
-        keep: True never deletes a copy.
+        keep: True never deletes a copy, whatever ``cache_size`` says.
         localname: Returns the path of a file for the URL of a remote shard, which is used in place
-            or fetched to, instead of a file in ``cache_dir``; or None for the latter.
+            or fetched to, instead of a file in ``cache_dir``; or None for the latter. It is called
+            with the paths of local shards too; these are never copied, so that what it returns is
+            read if it exists, and otherwise the shard itself.
         lru_size: Most shards to keep open; None for 256 or a quarter of the process's file
             descriptors, whichever is less.
         access: ``"download"`` fetches whole remote shards. ``"range"`` reads only the bytes of
@@ -90,10 +107,13 @@ class ShardListDataset(_Dataset):
             fetches the shards of batches.
         transformations: ``"PIL"``, ``"numpy"``, ``"torch"`` or another name that `wids.Decoder`
             knows, to decode fields by extension and pictures to that form; or a list of callables,
-            each from a sample to a sample; ``[]`` or None to leave every field undecoded.
+            each from a sample to a sample, and such names; ``[]`` or None to leave every field
+            undecoded.
         raw: The form of an undecoded field: ``"stream"`` (``io.BytesIO``), ``"bytes"``, or
             ``"view"`` (``memoryview`` without a copy).
-        fields: The only fields to read, with their leading dots; None for all.
+        fields: The only fields to read, with or without their leading dots; None for all. A field
+            that no shard has is an error when the first shard is opened, or only a warning where
+            fetching would be needed to know.
         key_split: Where member names are split into key and field, at the ``"first"`` or the
             ``"last"`` dot; None for what the spec says, or else the first.
         on_error: Called with the error of a sample that cannot be produced; the result takes the
@@ -107,6 +127,7 @@ class ShardListDataset(_Dataset):
         handlers: For each scheme a callable that returns an open binary file for a URL.
         progress: Whether to show progress bars while shards are fetched or counted; None for
             ``$WIDS_PROGRESS``, or else in terminals and notebooks only.
+        options: None. The old library replaced entries of the document by these.
 
     Attributes:
         spec: The resolved spec.
@@ -146,7 +167,7 @@ class ShardListDataset(_Dataset):
         localname: Localname | None = None,
         lru_size: int | None = None,
         access: Access = "auto",
-        transformations: str | Sequence[Transformation] | None = "PIL",
+        transformations: str | Sequence[str | Transformation] | None = "PIL",
         raw: Raw = "stream",
         fields: Collection[str] | None = None,
         key_split: KeySplit | None = None,
@@ -157,8 +178,15 @@ class ShardListDataset(_Dataset):
         storage_options: Mapping[str, Any] | None = None,
         handlers: Mapping[str, Opener] | None = None,
         progress: bool | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
-        options = ReadOptions(access, field_set(fields), raw, key_split, lru_size)
+        if options:
+            raise ValueError(
+                f"options: expected None, found {options!r:.80}; change the document and pass it "
+                'as shards: {**json.load(open("train.json")), "name": "other"}, with base='
+            )
+        _join_torch()
+        read_options = ReadOptions(access, field_set(fields), raw, key_split, lru_size)
         folder = cache_folder(cache_dir)
         # Commands write their output where copies are, on a disk that is meant to hold it.
         fetcher = Fetcher(storage_options, handlers, os.path.join(folder, "shards"))
@@ -175,10 +203,23 @@ class ShardListDataset(_Dataset):
             offered=frozenset() if cache_dir is None else placed_names(self.spec.shards),
             wants_progress=progress,
         )
-        self.reader = ShardReader(self.spec, store, options, progress=progress)
+        self.reader = ShardReader(self.spec, store, read_options, progress=progress)
         self._positions: Positions = range(len(self.reader))
         # A notebook that has a dataset has samples to show, and importing wids changes nothing.
         notebook.show_samples_in_notebooks()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Have batches and iteration call the ``__getitem__`` of a subclass that has its own."""
+        super().__init_subclass__(**kwargs)
+        # Here, once for each class: a question for each sample would cost everyone.
+        if _overrides(cls, "__getitem__", "__getitems__"):
+            cls.__getitems__ = _getitems_one_by_one  # type: ignore[method-assign]
+        if _overrides(cls, "__getitem__", "__iter__"):
+            cls.__iter__ = _iter_one_by_one  # type: ignore[method-assign]
+
+    def __class_getitem__(cls, item: Any) -> GenericAlias:
+        """Return the class with an annotation, as old programs write it; it changes nothing."""
+        return GenericAlias(cls, item)
 
     # A sequence of samples.
 
@@ -247,7 +288,10 @@ class ShardListDataset(_Dataset):
             >>> dataset.get_by_key("000001")[".txt"]
             'text 1'
         """
-        position = int(self._positions[self._find(key, shard)])
+        index = self._find(key, shard)
+        if type(self).__getitem__ is not ShardListDataset.__getitem__:
+            return self[index]
+        position = int(self._positions[index])
         number = bisect_right(self.reader.ends, position)
         return self._sample(position, number, local=False)
 
@@ -341,6 +385,31 @@ class ShardListDataset(_Dataset):
         """
         return self.reader.pool.num_accesses, self.reader.pool.num_misses
 
+    def check_cache_misses(self) -> None:
+        """Log a warning if more than 30% of over 100 accesses had to open their shard.
+
+        Example:
+            >>> dataset.check_cache_misses()
+        """
+        num_accesses, num_misses = self.get_stats()
+        if num_accesses > 100 and num_misses > 0.3 * num_accesses:
+            _logger.warning(
+                "%r: %d of %d accesses had to open their shard; read in the order of a "
+                "ShardListSampler or ChunkedSampler, or make lru_size larger",
+                self,
+                num_misses,
+                num_accesses,
+            )
+
+    def __add__(self, other: Dataset[Any]) -> ConcatDataset[Any]:
+        """Return torch's ``ConcatDataset`` of this dataset and another.
+
+        Its samplers cannot follow shards; ``ShardListDataset`` of both lists of shards can.
+        """
+        from torch.utils.data import ConcatDataset
+
+        return ConcatDataset([self, other])
+
     def fetch_shard(self, number: int) -> None:
         """Fetch a remote shard, unless it is local or another process fetches it.
 
@@ -417,6 +486,7 @@ class ShardListDataset(_Dataset):
         view.reader = self.reader.only(fields)
         if fields is not None:
             view.transformations = []
+            view.__class__ = ShardListDataset  # a subclass expects its samples, not some bytes
         return view
 
     @property
@@ -525,26 +595,72 @@ class ShardListDataset(_Dataset):
         return self.on_error(error)
 
 
+# What a subclass with a ``__getitem__`` of its own has instead. One index after the other, because
+# the subclass decides what an index means, and how many there are.
+
+
+def _getitems_one_by_one(
+    self: ShardListDataset, indices: Sequence[int] | npt.NDArray[Any]
+) -> list[Any]:
+    """Return ``[dataset[i] for i in indices]``."""
+    with self.reader.reading_many():
+        return [self[index] for index in indices]
+
+
+def _iter_one_by_one(self: ShardListDataset) -> Iterator[Any]:
+    # A view may have one sample of each shard, so it reads as single samples do.
+    reading = nullcontext if self.is_view else self.reader.reading_many
+    for index in range(len(self)):
+        with reading():  # not around `yield`: others read in between
+            sample = self[index]
+        yield sample
+
+
+def _overrides(cls: type, name: str, other: str) -> bool:
+    """Return whether a class inherits a method from a nearer class than another method."""
+    nearest = [
+        next(at for at, base in enumerate(cls.__mro__) if method in vars(base))
+        for method in (name, other)
+    ]
+    return nearest[0] < nearest[1]
+
+
+def _join_torch() -> None:
+    """Make the class a torch ``Dataset``, if the program has imported torch.
+
+    Programs check it with ``isinstance``, and torch may be imported before or after this module.
+    """
+    base = getattr(sys.modules.get("torch.utils.data"), "Dataset", None)
+    if base is not None and not issubclass(ShardListDataset, base):
+        with suppress(TypeError):  # a subclass names torch's class before this one
+            ShardListDataset.__bases__ = (base,)
+
+
 def _transformations(given: Any, *, allow_pickle: bool) -> list[Transformation]:
-    """Return the callables of a sample: one decoder for a name, or the caller's own."""
-    if isinstance(given, str):
+    """Return the callables of a sample: a decoder for each name, and the caller's own."""
+    steps = [given] if isinstance(given, str) or callable(given) else list(given or ())
+    if allow_pickle and not any(isinstance(step, str) for step in steps):
+        raise ValueError(
+            "allow_pickle: expected transformations by name, found callables; put "
+            "wids.Decoder(allow_pickle=True) among them"
+        )
+    return [_transformation(step, allow_pickle=allow_pickle) for step in steps]
+
+
+def _transformation(step: Any, *, allow_pickle: bool) -> Transformation:
+    """Return a callable as it is, and a decoder for a name."""
+    if isinstance(step, str):
         try:
-            return [Decoder(given, allow_pickle=allow_pickle)]
+            return Decoder(step, allow_pickle=allow_pickle)
         except ValueError as error:
             raise ValueError(
                 f"transformations: expected a list of callables, None, or the name of what "
                 f"pictures become; {error}"
             ) from None
-    transformations = [given] if callable(given) else list(given or ())
-    for transformation in transformations:
-        if not callable(transformation):
-            raise TypeError(f"transformations: expected callables, found {transformation!r:.80}")
-    if allow_pickle:
-        raise ValueError(
-            "allow_pickle: expected transformations by name, found callables; put "
-            "wids.Decoder(allow_pickle=True) among them"
-        )
-    return transformations
+    if not callable(step):
+        raise TypeError(f"transformations: expected callables, found {step!r:.80}")
+    transformation: Transformation = step
+    return transformation
 
 
 def _located(error: Exception, shard: str, key: str, index: int) -> SampleError:

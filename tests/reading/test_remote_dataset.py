@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import in_child, raises, sample_members, write_tar
@@ -245,14 +246,38 @@ def test_localname(site: Site, tmp_path: Path) -> None:
     assert len(site.asked()) == 3
 
 
+class WithUrl(wids.ShardListDataset):
+    """A subclass with a ``__getitem__`` of its own."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return {**super().__getitem__(index), "mine": True}
+
+
+def test_batches_of_a_subclass_fetch_whole_shards(site: Site) -> None:
+    """Samples that come one by one are fetched as those of a batch are, and single ones are not."""
+    site.pack()
+    spec = site.spec(index="train.index")
+    with WithUrl(spec) as dataset:
+        dataset[9]
+        assert not dataset.reader.is_local(1)
+        dataset.__getitems__([0, 1])
+        assert [dataset.reader.is_local(n) for n in range(3)] == [True, False, False]
+        assert all(sample["mine"] for sample in dataset)
+        assert [dataset.reader.is_local(n) for n in range(3)] == [True] * 3
+        assert not dataset.reader.fetches_for_one
+    with WithUrl(spec, access="range") as dataset:
+        dataset.__getitems__([0, 1])
+        assert not dataset.reader.fetches_for_one
+
+
 def test_sizes_are_checked_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit below the two largest shards is an error with both numbers (CACHE-8)."""
     site.state(filesize=len)
     largest = sum(sorted(map(len, site.bodies))[-2:])
     with raises(ValueError, "two largest shards", str(largest), "found 1000"):
         wids.ShardListDataset(site.spec(), cache_size="1KB")
-    with raises(ValueError, "keep=True", "choose one"):
-        wids.ShardListDataset(site.spec(), cache_size="1TB", keep=True)
+    with pytest.warns(UserWarning, match="keep=True never deletes"):
+        wids.ShardListDataset(site.spec(), cache_size="1TB", keep=True).close()
     with raises(ValueError, 'access: expected "auto"'):
         wids.ShardListDataset(site.spec(), access="both")
     monkeypatch.setenv("WIDS_CACHE_SIZE", "1KB")

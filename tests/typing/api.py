@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import DataLoader, DistributedSampler, Sampler
+from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler, Sampler
 
 import wids
 
@@ -23,7 +23,10 @@ def dataset() -> None:
     with data as entered:
         same: wids.ShardListDataset = entered
     loader: DataLoader[Any] = DataLoader(data, sampler=wids.ChunkedSampler(view))
-    del chosen, sample, batch, lengths, same, loader
+    both: ConcatDataset[Any] = data + view
+    wids.ShardListDataset("a.json", transformations=["PIL", len], options=None)
+    data.check_cache_misses()
+    del both, chosen, sample, batch, lengths, same, loader
 
 
 def shards() -> None:

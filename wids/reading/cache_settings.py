@@ -6,14 +6,19 @@ Limits that cannot work are reported here, before anything is fetched.
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 
 from wids.cache.names import default_folder
 from wids.cache.store import Limits
 from wids.files.sizes import parse_nbytes
 from wids.specs.model import ShardSpec
 from wids.transport import urls
+
+_LEAST_NBYTES: Final = 10_240
+"""Length of the shortest tar that GNU tar writes; a smaller limit is a count of shards."""
 
 
 def cache_folder(cache_dir: str | os.PathLike[str] | None) -> str:
@@ -30,25 +35,37 @@ def cache_limits(
 
     Args:
         cache_size: Most bytes, or a text such as ``"200GB"``; None for ``$WIDS_CACHE_SIZE``.
-        keep: Whether to keep every copy.
+        keep: Whether to keep every copy, whatever the limit.
         shards: The shards of the dataset.
 
     Raises:
-        ValueError: The arguments contradict each other, or two shards do not fit.
+        ValueError: Two shards do not fit.
     """
     if keep and cache_size is not None:
-        raise ValueError(
-            f"keep=True never deletes a copy, and cache_size={cache_size!r} asks for it; choose one"
+        warnings.warn(
+            f"keep=True never deletes a copy, so cache_size={cache_size!r} has no effect",
+            stacklevel=3,  # the line that makes the dataset
         )
     nbytes = parse_nbytes(os.environ.get("WIDS_CACHE_SIZE") if cache_size is None else cache_size)
     if nbytes is None or keep:
         return Limits(None, keep)
     remote_nbytes = sorted(shard.nbytes or 0 for shard in shards if not urls.is_local(shard.url))
+    hint = ""
+    if nbytes < _LEAST_NBYTES:
+        hint = (
+            f"; cache_size counts bytes, and {nbytes} looks like a number of shards: pass such as "
+            '"200GB", or leave it out for no limit'
+        )
     # One shard is read while the next is fetched, and neither can be evicted.
     if sum(remote_nbytes[-2:]) > nbytes:
         raise ValueError(
             f"cache_size: expected room for the two largest shards, {sum(remote_nbytes[-2:])} "
-            f"bytes (one is read while the next one is fetched), found {nbytes}"
+            f"bytes (one is read while the next one is fetched), found {nbytes}{hint}"
+        )
+    if remote_nbytes and hint:  # the spec does not say how long they are
+        warnings.warn(
+            f"cache_size: no shard fits into {nbytes} bytes{hint}",
+            stacklevel=3,
         )
     return Limits(nbytes if remote_nbytes else None)
 

@@ -90,8 +90,19 @@ class ShardOpener:
         except KeyError:
             place = rewritten(self.shards[number].url)
             path = urls.local_path(place) if urls.is_local(place) else None
+            if path is not None:
+                path = self._named_path(self.shards[number].url) or path
             self._local_paths[number] = path  # shards are opened often
             return path
+
+    def _named_path(self, url: str) -> str | None:
+        """Return the file that ``localname`` names for a local shard; None if there is none."""
+        named = None if self._store.localname is None else self._store.localname(url)
+        if named is None:
+            return None
+        path = os.path.abspath(os.path.expanduser(os.fspath(named)))
+        # A name in a cache folder, as for remote shards, stays without a file.
+        return path if os.path.exists(path) else None
 
     def is_local(self, number: int) -> bool:
         """Whether a shard can be opened without fetching it."""

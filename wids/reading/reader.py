@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from copy import copy
 from typing import Any
 
@@ -138,6 +139,18 @@ class ShardReader:
         first, last = self.starts[number], self.ends[number]
         # As for a batch, where the view has a quarter of the shard or more.
         return (min(last, positions.stop) - max(first, positions.start)) * 4 >= last - first
+
+    @contextmanager
+    def reading_many(self) -> Iterator[None]:
+        """Fetch shards for single samples inside the block as for a batch, since they are one.
+
+        Where threads overlap, some of them may read by range instead: the samples are the same.
+        """
+        self.fetches_for_one = self.fetches_for_many
+        try:
+            yield
+        finally:
+            self.fetches_for_one = self._options.access == "download"
 
     def find(self, key: str, number: int | None = None) -> Iterator[int]:
         """Yield the positions of a key, one for each shard that has it, in ascending order.

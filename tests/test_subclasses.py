@@ -1,0 +1,147 @@
+"""Subclasses of the dataset, as programs write them: their samples arrive on every way."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, Subset
+
+from wids import ChunkedSampler, ShardListDataset
+
+
+class Doubled(ShardListDataset):
+    """Adds a field to each sample, and counts its calls."""
+
+    num_calls = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        sample = super().__getitem__(index)
+        if isinstance(sample, ShardListDataset):
+            return sample
+        self.num_calls += 1
+        return {**sample, "twice": 2 * sample[".cls"]}
+
+
+class Odd(Doubled):
+    """Has another meaning of an index, and another length."""
+
+    def __len__(self) -> int:
+        return super().__len__() // 2
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return super().__getitem__(2 * index + 1)
+
+
+class Mixin:
+    """Overrides ``__getitem__`` from the side."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)[".cls"]  # type: ignore[misc]
+
+
+class Mixed(Mixin, Doubled):
+    """Has the method of its mixin."""
+
+
+class OwnBatches(Doubled):
+    """Overrides batches and iteration too, so that they stay its own."""
+
+    def __getitems__(self, indices: Any) -> list[Any]:
+        return ["batch"] * len(indices)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(["all"])
+
+
+class SingleAgain(OwnBatches):
+    """Overrides only ``__getitem__`` of a class with batches of its own."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return ("single", index)
+
+
+@pytest.fixture
+def dataset(train: Path) -> Iterator[Doubled]:
+    with Doubled(train) as dataset:
+        yield dataset
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_loader_calls_the_overridden_method(dataset: Doubled, num_workers: int) -> None:
+    """Every sample of a DataLoader has the field that the subclass adds, in the sampler's order."""
+    loader: DataLoader[Any] = DataLoader(
+        dataset, batch_size=6, sampler=ChunkedSampler(dataset), num_workers=num_workers
+    )
+    seen = []
+    for batch in loader:
+        assert batch["twice"].tolist() == (2 * batch[".cls"]).tolist()
+        seen += batch["__index__"].tolist()
+
+    assert seen == list(ChunkedSampler(dataset))
+
+
+def test_every_way_leads_through_the_overridden_method(dataset: Doubled) -> None:
+    """Batches, iteration, keys, views, subsets and pickles; each sample is made once."""
+    expected = [2 * (n % 10) for n in range(20)]
+
+    assert [sample["twice"] for sample in dataset] == expected
+    assert dataset.num_calls == 20
+    assert [sample["twice"] for sample in dataset.__getitems__([19, 0])] == [18, 0]
+    assert dataset.num_calls == 22
+    assert dataset.get_by_key("s00009")["twice"] == 18
+    assert Subset(dataset, [3]).__getitems__([0])[0]["twice"] == 6
+    with pickle.loads(pickle.dumps(dataset)) as other:  # noqa: S301 - made here
+        assert [sample["twice"] for sample in other] == expected
+
+
+def test_view_of_a_subclass_is_one(dataset: Doubled) -> None:
+    """A view keeps the class, and so what it adds, in loaders too."""
+    view = dataset[8:14]
+
+    assert type(view) is Doubled
+    assert [sample["twice"] for sample in view] == [16, 18, 0, 2, 4, 6]
+    loader: DataLoader[Any] = DataLoader(view, batch_size=3)
+    assert [b["twice"].tolist() for b in loader] == [[16, 18, 0], [2, 4, 6]]
+
+
+def test_subclass_decides_what_an_index_means(train: Path) -> None:
+    """Its length and its indices hold for batches and iteration."""
+    with Odd(train) as dataset:
+        odd = [index % 10 for index in range(1, 20, 2)]
+        assert [sample[".cls"] for sample in dataset] == odd
+        assert [sample[".cls"] for sample in dataset.__getitems__(list(range(10)))] == odd
+
+
+def test_nearest_method_wins(train: Path) -> None:
+    """A mixin overrides as a class does, and batches of the subclass's own stay its own."""
+    with Mixed(train) as mixed, OwnBatches(train) as own, SingleAgain(train) as single:
+        assert mixed.__getitems__([3, 4]) == list(mixed)[3:5] == [3, 4]
+        assert (own.__getitems__([1]), list(own)) == (["batch"], ["all"])
+        assert own[1]["twice"] == 2
+        assert single.__getitems__([1]) == [("single", 1)]
+        assert len(list(single)) == 20
+
+
+def test_class_without_a_method_of_its_own_reads_batches() -> None:
+    """Only an overridden ``__getitem__`` costs the reading of whole batches."""
+
+    class Named(ShardListDataset):
+        pass
+
+    assert Named.__getitems__ is ShardListDataset.__getitems__
+    assert Named.__iter__ is ShardListDataset.__iter__
+
+
+def test_selected_fields_are_bytes_in_a_subclass_too(dataset: Doubled) -> None:
+    """A gallery asks for the bytes of some fields, of which the subclass knows nothing."""
+    with dataset.only([".cls"]) as view, dataset.only(None) as whole:
+        assert view[3][".cls"] == b"3"
+        assert view.__getitems__([3])[0].keys() >= {".cls"}
+        assert whole[3]["twice"] == 6
+    assert "s00000" in dataset.show(2)._repr_html_()
