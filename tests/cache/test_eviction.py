@@ -10,7 +10,7 @@ import pytest
 from cache_parts import DATA, file_names, fill, make_cache, read_copy
 from loopback import Fault, Server
 
-from wids.cache.eviction import CacheFile, choose_victims
+from wids.cache.eviction import CacheFile, choose_victims, clear
 from wids.cache.names import RemoteFile
 from wids.errors import FetchError
 from wids.transport import fetch, retry
@@ -124,6 +124,35 @@ def test_a_limit_below_one_file(
         assert read_copy(cache, RemoteFile(server.page(f"/{number}.tar", DATA))) == DATA
     assert len(file_names(tmp_path)) == 1
     assert len([r for r in caplog.records if "cache_size is 1.0 kB" in r.message]) == 1
+
+
+def test_what_killed_processes_left_counts(tmp_path: Path, server: Server) -> None:
+    """It is deleted when the limit is exceeded, also long after the first download (CACHE-10)."""
+    cache = make_cache(tmp_path, limit=250_000)
+    files = fill(cache, server, 2)
+    left = tmp_path / "shards" / f".{'0' * 32}-0.tar.{'a' * 16}.tmp"
+    left.write_bytes(bytes(200_000))
+    os.utime(left, (time.time() - 100,) * 2)
+
+    more = [RemoteFile(server.page(f"/new{n}.tar", DATA[:100_000]), 100_000) for n in range(2)]
+    for file in more:
+        read_copy(cache, file)
+
+    assert not left.exists()
+    assert [cache.find(file) is not None for file in files + more] == [False, False, True, True]
+
+
+def test_clear_leaves_what_is_being_written(tmp_path: Path, server: Server) -> None:
+    """A file that is not locked yet is not deleted under its writer; an old one is deleted."""
+    cache = make_cache(tmp_path)
+    fill(cache, server, 2)
+    young, old = (tmp_path / "shards" / f".{'0' * 32}-0.tar.{n * 16}.tmp" for n in "ab")
+    for path in (young, old):
+        path.write_bytes(bytes(10))
+    os.utime(old, (time.time() - 100,) * 2)
+
+    assert clear(str(tmp_path)) == (3, 200_010, 1)
+    assert file_names(tmp_path) == [young.name]
 
 
 def test_keep_and_no_limit_evict_nothing(tmp_path: Path, server: Server) -> None:

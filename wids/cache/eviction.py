@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import IO, Final, NamedTuple
 
-from wids.cache import names
+from wids.cache import names, sweeping
 from wids.cache.leases import delete_if_unused
 from wids.cache.turns import folder_lock
 
 _INDEX_SUFFIX: Final = ".index"
 _WAIT_S: Final = 5.0
 """How long to wait for another process's eviction."""
+_NUM_LISTINGS: Final = 3
 
 
 class CacheFile(NamedTuple):
@@ -92,6 +93,7 @@ def make_space(
         rest_nbytes = limit_nbytes - (nbytes - current_nbytes)
         excess = evict(folder, rest_nbytes)
         if excess > 0:
+            sweeping.sweep(folder)  # files of processes that were killed count too
             make_room()
             excess = evict(folder, rest_nbytes)
         file.truncate(nbytes)
@@ -104,13 +106,19 @@ def contents(folder: str) -> list[CacheFile]:
 
 
 def clear(folder: str) -> tuple[int, int, int]:
-    """Delete the copies that no process uses, and the indexes of local shards.
+    """Delete the copies that no process uses, the indexes of local shards, and unfinished files.
+
+    An unfinished file is in use until it is a minute old, since its writer may not have locked it.
 
     Returns:
         The number of deleted files, their bytes, and the number of files that are in use.
     """
     files = [*contents(folder), *_list_files(names.indexes_folder(folder))]
-    deleted = [file for file in files if delete_if_unused(file.path)]
+    deleted = [
+        file
+        for file in files
+        if (sweeping.delete_if_abandoned if file.is_temporary else delete_if_unused)(file.path)
+    ]
     return len(deleted), sum(file.nbytes for file in deleted), len(files) - len(deleted)
 
 
@@ -140,13 +148,30 @@ def _sort(files: Iterable[CacheFile]) -> _Held:
 
 
 def _list_files(folder: str) -> list[CacheFile]:
-    files = []
+    """Return the files of the cache in a folder."""
+    for _ in range(_NUM_LISTINGS):
+        files, is_complete = _list_once(folder)
+        if is_complete:
+            break
+    return files
+
+
+def _list_once(folder: str) -> tuple[list[CacheFile], bool]:
+    """Return the files in a folder, and False if some may have been missed.
+
+    A temporary file that is gone when its length is read may have its final name by then, which the
+    listing does not have.
+    """
+    files, is_complete = [], True
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             is_temporary = names.is_temporary_name(entry.name)
             if is_temporary or names.is_own_name(entry.name):
-                with suppress(OSError):  # deleted since
+                try:
                     status = entry.stat(follow_symlinks=False)
-                    sizes = (status.st_size, status.st_atime_ns)
-                    files.append(CacheFile(entry.path, entry.name, *sizes, is_temporary))
-    return files
+                except OSError:  # deleted or renamed since
+                    is_complete &= not is_temporary
+                    continue
+                sizes = (status.st_size, status.st_atime_ns)
+                files.append(CacheFile(entry.path, entry.name, *sizes, is_temporary))
+    return files, is_complete

@@ -41,17 +41,8 @@ def lease(path: str) -> int | None:
 
 def delete_if_unused(path: str) -> bool:
     """Delete a file unless a process has a lease on it; return whether it was deleted."""
-    try:
-        handle = locks.open_to_lock(path)
-    except OSError:
-        return False
-    try:
-        with locks.holding(handle) as is_held:
-            if is_held is False:
-                return False
+    with suppress(OSError), locks.holding(path) as is_held:
+        if is_held is not False:
             os.unlink(path)
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
-    return True
+            return True
+    return False

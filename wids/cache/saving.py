@@ -57,7 +57,7 @@ def protect(handle: int, path: str) -> None:
     """Make a complete file read-only, for those who may read its folder.
 
     Args:
-        handle: The file, which this process has locked.
+        handle: The file, on which this process has a lock.
         path: Its path.
     """
     with suppress(OSError):

@@ -318,7 +318,7 @@ class Cache:
 
             # The lock tells a process that sweeps that the temporary file has a writer. It lasts
             # until the disk has the file, since that can take longer than a sweeper waits.
-            with locks.holding(file.fileno()):
+            with locks.holding(file.name):
                 expected = Expected(remote_file.nbytes, remote_file.md5sum, remote_file.sha256)
                 cancel = None if background is None else background.cancelled
                 self.fetcher.save(remote_file.url, file, expected, report, cancel)

@@ -29,14 +29,14 @@ def sweep(folder: str) -> None:
             continue
         for entry in entries:
             if names.is_temporary_name(entry.name):
-                _delete_if_abandoned(entry.path)
+                delete_if_abandoned(entry.path)
 
 
 def sweep_beside(path: str) -> None:
     """Delete what killed processes left unfinished of this file, in a folder of the user's."""
     folder = os.path.dirname(path)
     for name, *_ in temporary_files(path):
-        _delete_if_abandoned(os.path.join(folder, name))
+        delete_if_abandoned(os.path.join(folder, name))
 
 
 def temporary_files(path: str) -> list[tuple[str, int, int]]:
@@ -52,13 +52,16 @@ def temporary_files(path: str) -> list[tuple[str, int, int]]:
     return sorted(found)
 
 
-def _delete_if_abandoned(path: str) -> None:
-    """Delete a temporary file or folder if it is old and nobody writes to it."""
+def delete_if_abandoned(path: str) -> bool:
+    """Delete a temporary file or folder if it is old and nobody writes to it; return whether."""
     with suppress(OSError):
         # A time in the future is as far from now: a clock was wrong, and may have been set right.
         age_s = abs(time.time() - os.stat(path).st_mtime)
         if os.path.isdir(path):
             if age_s > _ABANDONED_UNLOCKED_S:
                 shutil.rmtree(path, ignore_errors=True)
+                return True
         elif age_s > _ABANDONED_UNLOCKED_S or (age_s > _ABANDONED_S and locks.probe(path)):
             os.unlink(path)
+            return True
+    return False

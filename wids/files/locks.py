@@ -9,6 +9,7 @@ ones are `flock` itself, and the two exclude each other. This module knows no fo
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -65,24 +66,36 @@ def lock_file(
 
 
 @contextmanager
-def holding(handle: int) -> Iterator[bool | None]:
-    """Try to lock an open file exclusively, without waiting, while the block runs; see `acquire`.
+def holding(path: str) -> Iterator[bool | None]:
+    """Try to lock an existing file exclusively, without waiting, while the block runs.
 
     A process that is forked in the block does not inherit the lock: it has the null device in place
     of the file. Otherwise the lock would last as long as a child does whose parent was killed.
+
+    Yields:
+        As `acquire` returns.
+
+    Raises:
+        OSError: The file cannot be opened.
     """
-    _held.add(handle)
+    with _no_fork:
+        handle = open_to_lock(path)
+        _held.add(handle)
     try:
         yield acquire(handle)
     finally:
         release(handle)
         _held.discard(handle)
+        os.close(handle)
 
 
 _held: Final[set[int]] = set()
+_no_fork: Final = threading.RLock()
+"""Held while a file is open that is not yet in the set: a child would inherit its lock."""
 
 
 def _drop_locks() -> None:
+    _no_fork.release()
     for handle in _held:
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, handle, inheritable=False)
@@ -91,7 +104,9 @@ def _drop_locks() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_drop_locks)
+    os.register_at_fork(
+        before=_no_fork.acquire, after_in_parent=_no_fork.release, after_in_child=_drop_locks
+    )
 
 
 def acquire(handle: int) -> bool | None:
