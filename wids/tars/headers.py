@@ -18,6 +18,7 @@ SPARSE: Final = b"sparse"
 # Rounded up to a block, with a header before it, a size still fits in an int64.
 _MAX_NBYTES: Final = (1 << 63) - 1 - 2 * 512
 _PAX_KEYS: Final = (b"path", b"linkpath", b"size")
+_LENGTH_NUM_DIGITS: Final = 20  # as many as tarfile reads; some writers pad the length with zeros
 _SPARSE_PREFIXES: Final = (b"GNU.sparse.", b"SCHILY.realsize")
 _OCTAL: Final = re.compile(rb" *([0-7]*)[ \0]*")
 
@@ -111,7 +112,9 @@ def parse_records(body: bytes) -> dict[bytes, bytes]:
         if key in _PAX_KEYS:
             if not value or b"\0" in value:
                 raise HeaderError(f"a PAX {key.decode()}", repr(value[:40]), "pack it again")
-            records[key] = value
+            # Without leading zeros, so that one size in two headers does not look like two.
+            is_number = key == b"size" and value.isdigit()
+            records[key] = value.lstrip(b"0") or b"0" if is_number else value
         elif key.startswith(_SPARSE_PREFIXES):
             # The strict lane refuses it, by the file's name if a record has that.
             records[SPARSE] = value if key == b"GNU.sparse.name" else records.get(SPARSE, b"")
@@ -124,7 +127,7 @@ def _parse_record(body: bytes, at: int) -> tuple[bytes, bytes, int] | None:
     Returns:
         None if only NULs follow: some writers include the padding in the size.
     """
-    blank = body.find(b" ", at, at + 8)
+    blank = body.find(b" ", at, at + _LENGTH_NUM_DIGITS + 1)
     digits = body[at:blank]
     stop = at + int(digits) if blank > at and digits.isdigit() else 0
     key, equals, value = body[blank + 1 : stop - 1].partition(b"=")
