@@ -117,7 +117,7 @@ def test_another_tar_is_an_error(path: Path, tmp_path: Path) -> None:
 def test_an_index_without_checksums_is_refused(path: Path) -> None:
     """With nothing to compare it with, a tar that has changed would go unnoticed."""
     shard, recorder = remote(path)
-    bare = replace(shard.index, crcs=np.empty(0, np.uint32))
+    bare = replace(shard.index, head_crcs=np.empty(0, np.uint32))
 
     with raises(ValueError, "expected an index with checksums"):
         RemoteShard("a.tar", bare, shard.nbytes, recorder)

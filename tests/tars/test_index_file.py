@@ -15,7 +15,7 @@ from conftest import sample_members, settle, write_tar
 from wids.tars import index_file
 from wids.tars.index import ShardIndex, TarIdentity, index_tar
 
-TIMED = TarIdentity(10240, 1_700_000_000_000_000_000)
+TIMED = TarIdentity(10240, 1_700_000_000_000_000_000, 1_700_000_000_000_000_001, (1 << 64) - 1)
 
 
 def same(one: ShardIndex | None, other: ShardIndex) -> bool:
@@ -58,12 +58,12 @@ def test_file_has_the_specified_layout(tmp_path: Path) -> None:
     data = index_file.dump(original, TIMED)
 
     assert data[:8] == b"wids-idx"
-    assert struct.unpack_from("<II", data, 8) == (1, zlib.crc32(data[16:]))
-    assert struct.unpack_from("<QQqQQQQQII", data, 16) == (
+    assert struct.unpack_from("<II", data, 8) == (2, zlib.crc32(data[16:]))
+    assert struct.unpack_from("<QQqqQQQQII", data, 16) == (
         *(len(data), *TIMED),
-        *(2, 3, 3, 0, 0, 0, 0),
+        *(2, 3, 3, 0, 0),
     )
-    places = [struct.unpack_from("<QQ", data, 88 + 16 * i) for i in range(9)]
+    places = [struct.unpack_from("<QQ", data, 88 + 16 * i) for i in range(10)]
     sections = [data[at : at + length] for at, length in places]
     assert all(at % 8 == 0 for at, _ in places)
     assert sections == [
@@ -76,6 +76,7 @@ def test_file_has_the_specified_layout(tmp_path: Path) -> None:
         bytes([0, 1, 0]),
         bytes([1, 1, 1]),
         b"",
+        b"",
     ]
 
 
@@ -87,10 +88,12 @@ def test_other_tar_rule_or_version_is_not_believed(shard_path: Path) -> None:
         return index_file.parse(data, 0, len(data), identity, rule)
 
     assert parsed(data) is not None
-    assert parsed(data, TarIdentity(TIMED.nbytes + 512, TIMED.mtime_ns)) is None
-    assert parsed(data, TarIdentity(TIMED.nbytes, TIMED.mtime_ns + 1)) is None
+    assert parsed(data, TIMED._replace(nbytes=TIMED.nbytes + 512)) is None
+    assert parsed(data, TIMED._replace(mtime_ns=TIMED.mtime_ns + 1)) is None
+    assert parsed(data, TIMED._replace(ctime_ns=TIMED.ctime_ns + 1)) is None
+    assert parsed(data, TIMED._replace(inode=TIMED.inode - 1)) is None
     assert parsed(data, rule="last") is None
-    assert parsed(data[:8] + struct.pack("<I", 2) + data[12:]) is None
+    assert parsed(data[:8] + struct.pack("<I", 1) + data[12:]) is None
     assert parsed(b"WIDS-idx" + data[8:]) is None
     for length in range(len(data)):
         assert parsed(data[:length]) is None
@@ -101,7 +104,7 @@ def test_other_tar_rule_or_version_is_not_believed(shard_path: Path) -> None:
 def forged(original: ShardIndex, **changes: Any) -> bytes:
     """Return an index with a correct CRC and wrong contents, as an attacker would make."""
     values = {f.name: getattr(original, f.name) for f in fields(original)}
-    checked = {"crcs": np.zeros(len(original.blocks), np.uint32)}
+    checked = {"head_crcs": np.zeros(len(original.blocks), np.uint32)}
     return index_file.dump(ShardIndex(**{**values, **checked, **changes}), TarIdentity(20480))
 
 
@@ -121,8 +124,9 @@ def test_forged_index_cannot_lead_outside(shard_path: Path) -> None:
         "keys that go back": {"key_starts": original.key_starts[::-1].copy()},
         "keys past the end": {"key_starts": original.key_starts + np.uint8(1)},
         "too few sizes": {"sizes": original.sizes[:-1]},
-        "too few checksums": {"crcs": np.zeros(1, np.uint32)},
-        "no checksums": {"crcs": np.zeros(0, np.uint32)},
+        "too few checksums": {"head_crcs": np.zeros(1, np.uint32)},
+        "too few payload checksums": {"payload_crcs": np.zeros(1, np.uint32)},
+        "no checksums": {"head_crcs": np.zeros(0, np.uint32)},
         "samples that wrap around": {
             "member_starts": np.array(
                 [0, 2**62, 2**63, 2**64 - 1, *original.member_starts[4:]], np.uint64

@@ -159,9 +159,7 @@ def test_processes_that_index_at_once_do_not_disturb(tmp_path: Path) -> None:
 
     assert found == [[str(i % 10).encode() for i in range(3000)]] * 4
     (file,) = stored(Path(folder))
-    assert index_file.load(
-        str(file), TarIdentity(path.stat().st_size, path.stat().st_mtime_ns), "first"
-    )
+    assert index_file.load(str(file), TarIdentity.of_file(path.stat()), "first")
 
 
 def test_shard_uses_the_index_it_is_given(shard_path: Path) -> None:
@@ -185,7 +183,7 @@ def test_index_of_another_user_is_not_used(
     with ShardListDataset(shard_path) as dataset:
         expected = list(dataset[:7])
     (file,) = stored(own_cache)
-    identity = TarIdentity(shard_path.stat().st_size, shard_path.stat().st_mtime_ns)
+    identity = TarIdentity.of_file(shard_path.stat())
     assert index_file.load(str(file), identity, "first") is not None
 
     monkeypatch.setattr(os, "geteuid", lambda: 12345)

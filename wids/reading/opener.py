@@ -202,6 +202,7 @@ class ShardOpener:
     ) -> ShardIndex:
         """Return the index of a copy: the one made when it was fetched, or a scan."""
         key_split = self._key_split(number)
+        identity = identity.of_copy(is_own=stored.is_own)
         known = index_file.load(stored.index_path, identity, key_split)
         if known is not None:
             return known
@@ -312,7 +313,8 @@ def _dumped_index(name: str, key_split: KeySplit, file: IO[bytes]) -> bytes:
     finally:
         with suppress(BufferError):  # the traceback of an error may hold a view of the map
             data.close()
-    return index_file.dump(built, TarIdentity(status.st_size, status.st_mtime_ns))
+    # The inode stays when the file is renamed; its ctime does not.
+    return index_file.dump(built, TarIdentity.of_file(status).of_copy(is_own=False))
 
 
 def _count_message(

@@ -83,7 +83,7 @@ class RemoteShard:
         self._read_range = read_range
         self._fields = None if fields is None else frozenset(fields)
         self._raw: Raw = raw
-        if len(index.crcs) != len(index.blocks):
+        if len(index.head_crcs) != len(index.blocks):
             raise ValueError(f"{name}: expected an index with checksums, found one without")
 
     @property
@@ -208,7 +208,7 @@ class RemoteShard:
             body = int(self.index.blocks[member]) * BLOCK_NBYTES
             field = self.index.fields[self.index.field_ids[member]]
             # A header has name and length, so another tar of the same length is noticed.
-            if zlib.crc32(view[start - base : body - base]) != self.index.crcs[member]:
+            if zlib.crc32(view[start - base : body - base]) != self.index.head_crcs[member]:
                 raise changed_header_error(self.name, start, field)
             value = view[body - base : stop - base]
             if self._raw == "view":  # keeps all of its range in memory

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import os
 import zlib
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -26,7 +27,9 @@ Column: TypeAlias = npt.NDArray[Any]
 """Unsigned integers, of a type as narrow as their values allow."""
 
 NO_TIME: Final = -1
-"""Time of modification of the tar of a published index."""
+"""A time that does not distinguish a tar: that of the tar of a published index."""
+NO_INODE: Final = 0
+"""An inode that does not distinguish a tar; no file has it."""
 
 
 class TarIdentity(NamedTuple):
@@ -34,12 +37,42 @@ class TarIdentity(NamedTuple):
 
     Attributes:
         nbytes: Length of the file.
-        mtime_ns: When it was last changed; -1 for a published index, which is bound to the length
-            and to the checksums of the headers instead.
+        mtime_ns: When its bytes were last changed, as far as programs that set this time tell; -1
+            for a published index, which is bound to the length and to the checksums of the headers
+            instead.
+        ctime_ns: When the file was last changed in any way, which no program can set; -1 where
+            that is not known, and for a copy, which is renamed after it is indexed.
+        inode: Number of the file in its file system; 0 where that is not known.
     """
 
     nbytes: int
     mtime_ns: int = NO_TIME
+    ctime_ns: int = NO_TIME
+    inode: int = NO_INODE
+
+    @classmethod
+    def of_file(cls, status: os.stat_result) -> TarIdentity:
+        """Return the identity of a local file."""
+        # Windows has inodes of 128 bits.
+        inode = status.st_ino & (1 << 64) - 1
+        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode)
+
+    def of_copy(self, *, is_own: bool) -> TarIdentity:
+        """Return what distinguishes a copy of a remote file: each use changes its ctime.
+
+        Args:
+            is_own: Whether the cache fetched it, under a name that is made of its URL or digest;
+                it stays the same file if the cache is moved.
+        """
+        return self._replace(ctime_ns=NO_TIME, inode=NO_INODE if is_own else self.inode)
+
+    def fits(self, stored: TarIdentity) -> bool:
+        """Whether the tar of a stored index is this one, as far as is known of this one."""
+        return (
+            self[:2] == stored[:2]
+            and self.ctime_ns in (NO_TIME, stored.ctime_ns)
+            and self.inode in (NO_INODE, stored.inode)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,13 +92,13 @@ class ShardIndex:
         field_ids: Their fields, as positions in ``fields``; shape ``(num_members,)``.
         head_blocks: Length of the headers before a member's bytes that name it, in blocks; shape
             ``(num_members,)``.
-        crcs: CRC-32 of those headers, which each read compares with the tar; empty where the tar
-            is known to be the one that was indexed.
+        head_crcs: CRC-32 of those headers, which each read compares with the tar; empty where the
+            tar is known to be the one that was indexed.
+        payload_crcs: CRC-32 of the members' bytes, which reads can compare; empty where they were
+            not read.
         fields: Every field that occurs, with its leading dot.
         key_split: The rule by which names were split.
-        num_files: Files in the tar: members, orphans and duplicates.
-        num_orphans: Files whose name gives no key or no field.
-        num_duplicates: Files that a later one of the same name replaces.
+        num_files: Files in the tar: members, files without a key or a field, and duplicates.
     """
 
     text: bytes | mmap.mmap
@@ -77,12 +110,11 @@ class ShardIndex:
     sizes: Column
     field_ids: Column
     head_blocks: Column
-    crcs: Column
+    head_crcs: Column
+    payload_crcs: Column
     fields: tuple[str, ...]
     key_split: KeySplit
     num_files: int
-    num_orphans: int
-    num_duplicates: int
 
     def __len__(self) -> int:
         return len(self.key_starts) - 1
@@ -147,12 +179,11 @@ def build_index(
         sizes=_narrow(members.sizes[belongs][order]),
         field_ids=_narrow(field_of[order]),
         head_blocks=_narrow((members.offsets - members.heads)[belongs][order] // BLOCK_NBYTES),
-        crcs=np.empty(0, np.uint32),
+        head_crcs=np.empty(0, np.uint32),
+        payload_crcs=np.empty(0, np.uint32),
         fields=tuple(map(to_text, unique_fields)),
         key_split=key_split,
         num_files=len(members.names),
-        num_orphans=len(members.names) - len(belongs),
-        num_duplicates=len(belongs) - len(order),
     )
 
 
@@ -204,4 +235,4 @@ def with_checksums(shard_index: ShardIndex, tar: TarBytes) -> ShardIndex:
     starts = stops - shard_index.head_blocks.astype(np.int64) * BLOCK_NBYTES
     spans = zip(starts.tolist(), stops.tolist(), strict=True)
     crcs = [zlib.crc32(tar[start:stop]) for start, stop in spans]
-    return replace(shard_index, crcs=np.array(crcs, np.uint32))
+    return replace(shard_index, head_crcs=np.array(crcs, np.uint32))

@@ -19,13 +19,13 @@ from wids.tars.index import NO_TIME, Column, ShardIndex, TarIdentity
 from wids.tars.mapped_file import FileBytes, read_or_map
 from wids.tars.names import KEY_SPLITS, KeySplit, to_bytes, to_text
 
-VERSION: Final = 1
+VERSION: Final = 2
 ALIGNMENT: Final = 8
 """Sections begin at multiples of this, so that mapped numbers are aligned."""
 
 _MAGIC: Final = b"wids-idx"
-_HEADER: Final = struct.Struct("<8sIIQQqQQQQQII")
-_SECTIONS: Final = struct.Struct("<18Q")
+_HEADER: Final = struct.Struct("<8sIIQQqqQQQQII")
+_SECTIONS: Final = struct.Struct("<20Q")
 _CRC_START: Final = 16  # the CRC covers all bytes from here on
 _DTYPES: Final[dict[float, np.dtype[Any]]] = {n: np.dtype(f"<u{n}") for n in (1, 2, 4, 8)}
 
@@ -37,13 +37,17 @@ class _Header(NamedTuple):
     nbytes: int
     tar_nbytes: int
     tar_mtime_ns: int
+    tar_ctime_ns: int
+    tar_inode: int
     num_samples: int
     num_members: int
     num_files: int
-    num_orphans: int
-    num_duplicates: int
     key_split: int
     unused: int = 0
+
+    def identity(self) -> TarIdentity:
+        """Return what distinguishes the tar that was indexed."""
+        return TarIdentity(self.tar_nbytes, self.tar_mtime_ns, self.tar_ctime_ns, self.tar_inode)
 
 
 def dump(shard_index: ShardIndex, identity: TarIdentity) -> bytes:
@@ -56,7 +60,7 @@ def dump(shard_index: ShardIndex, identity: TarIdentity) -> bytes:
             for column in (
                 *(shard_index.key_starts, shard_index.member_starts),
                 *(shard_index.blocks, shard_index.sizes, shard_index.field_ids),
-                *(shard_index.head_blocks, shard_index.crcs),
+                *(shard_index.head_blocks, shard_index.head_crcs, shard_index.payload_crcs),
             )
         ),
     ]
@@ -74,11 +78,11 @@ def dump(shard_index: ShardIndex, identity: TarIdentity) -> bytes:
         nbytes=position + len(body),
         tar_nbytes=identity.nbytes,
         tar_mtime_ns=identity.mtime_ns,
+        tar_ctime_ns=identity.ctime_ns,
+        tar_inode=identity.inode,
         num_samples=len(shard_index),
         num_members=len(shard_index.blocks),
         num_files=shard_index.num_files,
-        num_orphans=shard_index.num_orphans,
-        num_duplicates=shard_index.num_duplicates,
         key_split=KEY_SPLITS.index(shard_index.key_split),
     )
     rest = _HEADER.pack(*header)[_CRC_START:] + _SECTIONS.pack(*places) + body
@@ -98,13 +102,13 @@ def parse(
     if header is None:
         return None
     places = _SECTIONS.unpack_from(data, start + _HEADER.size)
-    counts = (header.num_samples + 1,) * 2 + (header.num_members,) * 5
+    counts = (header.num_samples + 1,) * 2 + (header.num_members,) * 6
     columns = _parse_columns(data, start, stop, places[4:], counts)
     text_at, text_nbytes, fields_at, fields_nbytes = places[:4]
     if columns is None or max(text_at + text_nbytes, fields_at + fields_nbytes) > header.nbytes:
         return None
     fields = bytes(data[start + fields_at : start + fields_at + fields_nbytes])
-    key_starts, member_starts, blocks, sizes, field_ids, head_blocks, crcs = columns
+    key_starts, member_starts, blocks, sizes, field_ids, head_blocks, *crcs = columns
     shard_index = ShardIndex(
         text=data,
         text_start=start + text_at,
@@ -115,12 +119,11 @@ def parse(
         sizes=sizes,
         field_ids=field_ids,
         head_blocks=head_blocks,
-        crcs=crcs,
+        head_crcs=crcs[0],
+        payload_crcs=crcs[1],
         fields=tuple(map(to_text, fields.split(b"\0"))) if fields else (),
         key_split=key_split,
         num_files=header.num_files,
-        num_orphans=header.num_orphans,
-        num_duplicates=header.num_duplicates,
     )
     # This user wrote an index with a time, so its CRC is enough; a published one is from strangers.
     if identity.mtime_ns == NO_TIME and not _is_sound(shard_index, header):
@@ -137,7 +140,7 @@ def _checked_header(
     header = _Header._make(_HEADER.unpack_from(data, start))
     if (header.magic, header.version, header.nbytes) != (_MAGIC, VERSION, stop - start):
         return None
-    if (header.tar_nbytes, header.tar_mtime_ns) != identity:
+    if not identity.fits(header.identity()):
         return None
     if KEY_SPLITS[header.key_split : header.key_split + 1] != (key_split,):
         return None
@@ -171,11 +174,13 @@ def _has_right_lengths(shard_index: ShardIndex, header: _Header) -> bool:
     starts = (shard_index.key_starts, shard_index.member_starts)
     members = (
         *(shard_index.blocks, shard_index.sizes, shard_index.field_ids),
-        *(shard_index.head_blocks, shard_index.crcs),
+        *(shard_index.head_blocks, shard_index.head_crcs),
     )
-    return {len(column) for column in starts} == {header.num_samples + 1} and {
-        len(column) for column in members
-    } == {header.num_members}
+    return (
+        {len(column) for column in starts} == {header.num_samples + 1}
+        and {len(column) for column in members} == {header.num_members}
+        and len(shard_index.payload_crcs) in (0, header.num_members)
+    )
 
 
 def _has_ascending_starts(shard_index: ShardIndex) -> bool:
@@ -209,10 +214,10 @@ def load(path: str, identity: TarIdentity, key_split: KeySplit) -> ShardIndex | 
     """Return the index that this user stored under a path; None if there is none for this tar."""
     data = read_or_map(path, is_own=True)
     shard_index = None if data is None else parse(data, 0, len(data), identity, key_split)
-    if shard_index is None or not len(shard_index.crcs):
+    if shard_index is None or not len(shard_index.head_crcs):
         return shard_index
     # The tar is known to be the one that was indexed, so reads need not look at its headers.
-    return replace(shard_index, crcs=np.empty(0, np.uint32))
+    return replace(shard_index, head_crcs=np.empty(0, np.uint32))
 
 
 def load_for_ranges(path: str, key_split: KeySplit) -> tuple[ShardIndex, TarIdentity] | None:
@@ -225,7 +230,7 @@ def load_for_ranges(path: str, key_split: KeySplit) -> tuple[ShardIndex, TarIden
     if data is None or identity is None:
         return None
     shard_index = parse(data, 0, len(data), identity, key_split)
-    if shard_index is None or len(shard_index.crcs) != len(shard_index.blocks):
+    if shard_index is None or len(shard_index.head_crcs) != len(shard_index.blocks):
         return None
     return shard_index, identity
 
@@ -240,4 +245,5 @@ def _parse_identity(data: FileBytes) -> TarIdentity | None:
     if len(data) < _HEADER.size:
         return None
     header = _Header._make(_HEADER.unpack_from(data, 0))
-    return TarIdentity(header.tar_nbytes, header.tar_mtime_ns) if header.magic == _MAGIC else None
+    is_index = (header.magic, header.version) == (_MAGIC, VERSION)
+    return header.identity() if is_index else None

@@ -74,7 +74,7 @@ class Shard:
 
     Attributes:
         path: The tar file.
-        identity: Its length in bytes and time of modification, when it was opened.
+        identity: What distinguished it from other files when it was opened.
         index: Where its samples are.
         is_local: True, as all of the tar is available locally, unlike that of a `RemoteShard`.
         is_spent: False, as there is nothing better to open.
@@ -100,7 +100,7 @@ class Shard:
     ) -> None:
         self.path = os.fspath(path)
         self._map, status = map_file(self.path, handle)
-        self.identity = TarIdentity(status.st_size, status.st_mtime_ns)
+        self.identity = TarIdentity.of_file(status)
         try:
             check_raw(raw)
             if find_index is None:
@@ -250,7 +250,7 @@ def _reader(
     text, text_start, key_starts = index.text, index.text_start, index.key_starts.data
     source: mmap.mmap | memoryview = view if raw == "view" else data
     wrap = WRAP[raw]
-    heads, crcs = index.head_blocks.data, index.crcs.data if len(index.crcs) else None
+    heads, crcs = index.head_blocks.data, index.head_crcs.data if len(index.head_crcs) else None
     is_plain = crcs is None and index.sizes.max(initial=0) <= _LARGE_NBYTES
 
     def read(local_index: int) -> RawSample:
