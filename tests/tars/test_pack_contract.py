@@ -146,7 +146,7 @@ def test_damaged_pack_is_refused(packed: Packed, damage: str) -> None:
     if damage == "magic":
         packed.damage(0, b"x")
     elif damage == "version":
-        packed.damage(8, b"\2")
+        packed.damage(8, b"\1")
     elif damage == "directory":
         packed.damage(packed.header().directory + 3, b"\xff")
     else:

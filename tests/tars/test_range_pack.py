@@ -57,7 +57,7 @@ def test_keys_are_found_in_a_large_table(tmp_path: Path, monkeypatch: pytest.Mon
         names = [f"{key}.txt".encode() for key in part]
         offsets = np.arange(1, len(part) + 1) * 512
         members = TarMembers(names, offsets, np.zeros(len(part), np.int64), offsets - 512)
-        shard_index = replace(build_index(members), crcs=np.zeros(len(part), np.uint32))
+        shard_index = replace(build_index(members), head_crcs=np.zeros(len(part), np.uint32))
         shards.append((f"{number}.tar", 512 * len(part), shard_index))
     with (tmp_path / "p.index").open("w+b") as file:
         write_pack(file, shards)
@@ -78,10 +78,14 @@ def test_keys_are_found_in_a_large_table(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_damage_is_named(folder: Path) -> None:
-    """A file that is not a pack, and a damaged directory, are different errors."""
+    """A file that is not a pack, a damaged one, and a damaged directory are different errors."""
     good = (folder / "p.index").read_bytes()
-    for bad in (good[:50], b"x" + good[1:], good[:-1]):
-        with raises(ValueError, "expected a pack of indexes, found something else"):
+    for bad, what in (
+        (good[:50], "something else"),
+        (b"x" + good[1:], "something else"),
+        (good[:-1], "a damaged one"),
+    ):
+        with raises(ValueError, f"expected a pack of indexes, found {what}"):
             RangePack(Ranges(bad), len(bad))
     damaged = bytearray(good)
     damaged[parse_header(good, len(good)).directory + 3] ^= 1

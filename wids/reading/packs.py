@@ -69,9 +69,10 @@ class Packs:
         stated_nbytes = self.shards[number].nbytes
         for pack, position in self._packs_of(number):
             nbytes = pack.tar_nbytes(position)
-            shard_index = pack.index(position, nbytes, key_split)
-            if shard_index is not None and stated_nbytes in (None, nbytes):
-                return shard_index, nbytes
+            if stated_nbytes in (None, nbytes):
+                shard_index = pack.index(position, nbytes, key_split)
+                if shard_index is not None:
+                    return shard_index, nbytes
         return None
 
     def has_index(self, number: int, tar_nbytes: int | None) -> bool:
@@ -113,8 +114,9 @@ class Packs:
 
     def _opened(self, url: str) -> Pack | None:
         place = rewritten(url)
+        num_shards = len(self.shards) if url == self._dataset_url else 1
         if urls.is_local(place):
-            return load_pack(urls.local_path(place))
+            return load_pack(urls.local_path(place), None, num_shards)
         fetcher = self._store.fetcher
         try:
             nbytes, tag = fetcher.head(url)
@@ -123,17 +125,21 @@ class Packs:
             is_large = nbytes is not None and nbytes > _LARGE_PACK_NBYTES
             if nbytes is not None and is_large and not self._store.find(remote_file):
                 with suppress(RangeError):  # a server without ranges: fetch the whole pack
-                    return RangePack(fetcher.range_reader(url, nbytes), nbytes)
+                    read_range = fetcher.range_reader(url, nbytes)
+                    return RangePack(read_range, nbytes, num_shards)
             try:
                 copy = self._store.open(remote_file)
             except StorageError as error:
                 _logger.warning("%s; using it without storing it", str(error))
-                return _load_unstored(fetcher, url)
-        except (WidsError, ValueError, OSError) as error:
+                return _load_unstored(fetcher, url, num_shards)
+        except (WidsError, OSError) as error:
             _logger.warning("%s: %s; going on without it", urls.redact(url), str(error))
             return None
+        except ValueError as error:  # it can be read, and is damaged or of another version
+            _logger.info("%s: %s", urls.redact(url), str(error))
+            return None
         # The map made from the handle keeps the copy from being evicted.
-        return load_pack(copy.path, copy.handle)
+        return load_pack(copy.path, copy.handle, num_shards)
 
     def __getstate__(self) -> dict[str, Any]:
         # The copy of a remote pack may be evicted before this is unpickled.
@@ -141,7 +147,7 @@ class Packs:
         return {**self.__dict__, "_packs": local}
 
 
-def _load_unstored(fetcher: Fetcher, url: str) -> Pack | None:
+def _load_unstored(fetcher: Fetcher, url: str, num_shards: int) -> Pack | None:
     """Fetch a pack into a temporary file without a name, which ends with its map.
 
     Raises:
@@ -152,4 +158,4 @@ def _load_unstored(fetcher: Fetcher, url: str) -> Pack | None:
         space = Space(tempfile.gettempdir(), None, None, lambda _: None)
         fetcher.save(url, file, report=space.cover)
         file.seek(0)
-        return load_pack(urls.redact(url), os.dup(file.fileno()))
+        return load_pack(urls.redact(url), os.dup(file.fileno()), num_shards)

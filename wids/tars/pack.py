@@ -8,6 +8,7 @@ describes the file byte by byte. Nothing here knows URLs, or the samples' bytes.
 from __future__ import annotations
 
 import hashlib
+import logging
 import mmap
 import struct
 import zlib
@@ -30,6 +31,16 @@ _HEADER: Final = struct.Struct("<8sIIQQQQQQQQII")
 _CRC_START: Final = 16  # the CRC covers the header from here on, then the directory
 _ENTRY_NBYTES: Final = 4 * 8
 HEADER_NBYTES: Final = _HEADER.size
+
+_MAX_DIRECTORY_NBYTES: Final = 16_000_000
+"""Largest directory for a spec of no shards: a spec may list a part of what was packed."""
+_MAX_ENTRY_NBYTES: Final = 1 << 10
+"""What each shard of the spec adds to that: an entry, and a name of several hundred letters."""
+_INDEX_OVERHEAD_NBYTES: Final = 4 << 10
+"""How much longer than its tar an index can be: a member has 512 bytes of header in the tar, and
+less in the index."""
+
+_logger = logging.getLogger("wids")
 
 
 class Pack(Protocol):
@@ -98,7 +109,7 @@ class PackHeader(NamedTuple):
     def is_consistent(self, nbytes: int) -> bool:
         """Whether this is the header of a pack of a length, with all its sections inside."""
         return (
-            (self.magic, self.version, self.nbytes) == (_MAGIC, VERSION, nbytes)
+            self.nbytes == nbytes
             and self.width in (4, 8)
             and self.directory + _ENTRY_NBYTES * self.num_shards <= self.names
             and self.directory_stop <= nbytes
@@ -119,9 +130,15 @@ class PackDirectory:
     def __init__(self, header: PackHeader, data: bytes) -> None:
         columns = np.frombuffer(data, "<u8", 4 * header.num_shards).reshape(4, -1)
         self._starts, self._lengths, self._tar_nbytes, self.num_samples = columns
-        self._names = data[header.names - header.directory :].split(b"\0")
-        if len(self._names) < len(self) or int(self.num_samples.sum()) != header.total:
+        self._nbytes = header.nbytes
+        names = data[header.names - header.directory :]
+        # Counted first: a list of names needs much more memory than they do.
+        is_consistent = names.count(b"\0") == max(len(self) - 1, 0)
+        # As floats too, since a sum of integers can wrap around.
+        is_consistent &= int(self.num_samples.sum()) == header.total
+        if not is_consistent or float(self.num_samples.sum(dtype=np.float64)) >= 1 << 63:
             raise ValueError("expected a pack of indexes, found one that contradicts itself")
+        self._names = names.split(b"\0")
 
     def __len__(self) -> int:
         return len(self.num_samples)
@@ -134,10 +151,12 @@ class PackDirectory:
         """Return the length of the tar that was packed under a number."""
         return int(self._tar_nbytes[number])
 
-    def _span(self, number: int) -> tuple[int, int]:
-        """Return where the index of a shard begins and ends."""
-        start = int(self._starts[number])
-        return start, start + int(self._lengths[number])
+    def _span(self, number: int, tar_nbytes: int) -> tuple[int, int] | None:
+        """Return where the index of a shard begins and ends; None if it cannot be of this tar."""
+        start, length = int(self._starts[number]), int(self._lengths[number])
+        if tar_nbytes != self.tar_nbytes(number) or start + length > self._nbytes:
+            return None
+        return (start, start + length) if length <= tar_nbytes + _INDEX_OVERHEAD_NBYTES else None
 
     def _shards_of(self, positions: Column) -> set[int]:
         """Return the shards of samples, by their positions in the dataset."""
@@ -145,17 +164,34 @@ class PackDirectory:
         return set(np.searchsorted(ends, positions, side="right").tolist())
 
 
-def parse_header(data: bytes, nbytes: int) -> PackHeader:
-    """Return the header of a pack of a length.
+def parse_header(data: bytes, nbytes: int, num_shards: int = 0) -> PackHeader:
+    """Return the header of a pack.
+
+    Args:
+        data: Its first bytes.
+        nbytes: Its length.
+        num_shards: Shards of the spec that names it, which limit the length of its directory:
+            whoever made the pack, or serves it, can claim any.
 
     Raises:
-        ValueError: It is not a pack, or not of that length.
+        ValueError: It is not a pack of this version, of that length and for that spec.
     """
-    if len(data) >= HEADER_NBYTES:
-        header = PackHeader(*_HEADER.unpack_from(data, 0))
-        if header.is_consistent(nbytes):
-            return header
-    raise ValueError("expected a pack of indexes, found something else")
+    if len(data) < HEADER_NBYTES or data[: len(_MAGIC)] != _MAGIC:
+        raise ValueError("expected a pack of indexes, found something else")
+    header = PackHeader(*_HEADER.unpack_from(data, 0))
+    if header.version != VERSION:
+        raise ValueError(
+            f"expected a pack of version {VERSION}, found version {header.version}; make it again "
+            "with `wids create`"
+        )
+    if not header.is_consistent(nbytes):
+        raise ValueError("expected a pack of indexes, found a damaged one")
+    limit_nbytes = _MAX_DIRECTORY_NBYTES + _MAX_ENTRY_NBYTES * num_shards
+    if header.directory_stop - header.directory > limit_nbytes:
+        raise ValueError(
+            f"expected a pack for {num_shards} shards, found one that claims {header.num_shards}"
+        )
+    return header
 
 
 def check_directory(header: bytes, directory: bytes, crc: int) -> None:
@@ -183,16 +219,18 @@ class LocalPack(PackDirectory):
     Args:
         path: The file.
         data: Its bytes.
+        num_shards: As for `parse_header`.
 
     Raises:
         ValueError: It is damaged, of another version, or not a pack.
     """
 
-    def __init__(self, path: str, data: FileBytes) -> None:
+    def __init__(self, path: str, data: FileBytes, num_shards: int = 0) -> None:
         self.path = path
         self._data = data
+        self._num_shards = num_shards
         start = data[:HEADER_NBYTES]
-        header = parse_header(start, len(data))
+        header = parse_header(start, len(data), num_shards)
         # Copied, since the mapped bytes are only touched after a look at the file's length.
         directory = data[header.directory : header.directory_stop]
         check_directory(start, directory, header.crc)
@@ -202,14 +240,16 @@ class LocalPack(PackDirectory):
         self._keys_crc = header.keys_crc
 
     def __reduce__(self) -> Any:
-        return load_pack, (self.path,)
+        return load_pack, (self.path, None, self._num_shards)
 
     def index(self, number: int, tar_nbytes: int, key_split: KeySplit) -> ShardIndex | None:
         """Return the index of a shard; None if the tar, or the rule, is another one."""
         if not self.is_intact():
             return None
-        start, stop = self._span(number)
-        return index_file.parse(self._data, start, stop, TarIdentity(tar_nbytes), key_split)
+        span = self._span(number, tar_nbytes)
+        if span is None:
+            return None
+        return index_file.parse(self._data, *span, TarIdentity(tar_nbytes), key_split)
 
     def shards_with(self, key: str) -> set[int] | None:
         """Return the numbers of the shards that may have a key; None if the pack cannot say."""
@@ -234,17 +274,19 @@ class LocalPack(PackDirectory):
         return bool(crc == self._keys_crc)
 
 
-def load_pack(path: str, handle: int | None = None) -> LocalPack | None:
+def load_pack(path: str, handle: int | None = None, num_shards: int = 0) -> LocalPack | None:
     """Open a local pack; None if there is none, or it is damaged or of another version.
 
     Args:
         path: The file.
         handle: A descriptor of it, if it is open already; closed here.
+        num_shards: As for `parse_header`.
     """
     data = read_or_map(path, handle=handle)
     try:
-        return None if data is None else LocalPack(path, data)
-    except ValueError:
+        return None if data is None else LocalPack(path, data, num_shards)
+    except ValueError as error:
+        _logger.info("%s: %s", path, str(error))
         return None
 
 

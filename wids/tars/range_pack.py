@@ -39,6 +39,7 @@ class RangePack(PackDirectory):
     Args:
         read_range: Returns the bytes from a start to a stop.
         nbytes: Length of the pack.
+        num_shards: As for `parse_header`.
 
     Raises:
         ValueError: It is damaged, of another version, or not a pack.
@@ -47,11 +48,12 @@ class RangePack(PackDirectory):
 
     is_mapped: Final = False
 
-    def __init__(self, read_range: ReadRange, nbytes: int) -> None:
+    def __init__(self, read_range: ReadRange, nbytes: int, num_shards: int = 0) -> None:
         self._read_range = read_range
-        start = read_range(0, min(HEADER_NBYTES, nbytes))
-        self._header = parse_header(start, nbytes)
-        directory = read_range(self._header.directory, self._header.directory_stop)
+        start = read_range(0, min(HEADER_NBYTES, nbytes)) if nbytes else b""
+        self._header = parse_header(start, nbytes, num_shards)
+        place = (self._header.directory, self._header.directory_stop)
+        directory = read_range(*place) if place[0] < place[1] else b""
         check_directory(start, directory, self._header.crc)
         super().__init__(self._header, directory)
         self._stored: dict[tuple[int, int, KeySplit], ShardIndex | None] = {}
@@ -63,10 +65,10 @@ class RangePack(PackDirectory):
             return self._stored[request]
         except KeyError:
             pass
-        start, stop = self._span(number)
-        if tar_nbytes != self.tar_nbytes(number) or stop > self._header.nbytes:
+        span = self._span(number, tar_nbytes)
+        if span is None or span[0] == span[1]:
             return None
-        blob = self._read_range(start, stop)
+        blob = self._read_range(*span)
         shard_index = index_file.parse(blob, 0, len(blob), TarIdentity(tar_nbytes), key_split)
         # Each step is one operation on the dict, since other threads may use it.
         for old in list(self._stored)[: len(self._stored) - _MAX_STORED + 1]:

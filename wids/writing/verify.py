@@ -257,7 +257,7 @@ def _opened_pack(
         path = stack.enter_context(fetch.downloaded(fetcher, url))
     except FetchError as error:
         return None, [Problem(name, _without(name, error))]
-    pack = load_pack(path)
+    pack = load_pack(path, None, len(spec.shards))
     if pack is None:
         found = "another or a damaged file" if os.path.exists(path) else "no file"
         return None, [Problem(name, f"expected a pack of indexes, found {found}")]
