@@ -140,7 +140,7 @@ class RemoteShard:
         part = min(body + start, end), min(body + stop, end)
         spans = _joined([(head, body), part] if part[0] < part[1] else [(head, body)])
         views = self._read_spans(spans)
-        if zlib.crc32(views[0][: body - head]) != self.index.crcs[member]:
+        if zlib.crc32(views[0][: body - head]) != self.index.head_crcs[member]:
             raise changed_header_error(self.name, head, field)
         base = spans[-1][0]
         return bytes(views[-1][part[0] - base : part[1] - base])

@@ -192,9 +192,9 @@ class Shard:
         if member is None:
             raise missing_field_error(self.path, index.key(local_index), field)
         offset, size = int(index.blocks[member]) * BLOCK_NBYTES, int(index.sizes[member])
-        if len(index.crcs):
+        if len(index.head_crcs):
             head = self._view[offset - int(index.head_blocks[member]) * BLOCK_NBYTES : offset]
-            if zlib.crc32(head) != index.crcs[member]:
+            if zlib.crc32(head) != index.head_crcs[member]:
                 raise changed_header_error(self.path, offset - len(head), field)
         return self._map[offset + min(start, size) : offset + min(stop, size)]
 
