@@ -66,7 +66,7 @@ def train(tmp_path: Path) -> Path:
 
 
 def need(what: object, reason: str) -> None:
-    """Skip where something is absent on a stranger's machine; fail where CI should have it."""
+    """Skip if something is missing on a contributor's machine; fail in CI, which should have it."""
     if not what:
         miss(reason)
 

@@ -95,7 +95,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, package, None)
         with raises(DecodeError, f'field "{field}"', f"pip install '{extra}'"):
             Decoder()({field: b""})
-        with raises(ModuleNotFoundError):
+        with raises(ModuleNotFoundError, f'field "{field}"', f"pip install '{extra}'"):
             encode(field, {})
 
 

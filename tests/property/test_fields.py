@@ -71,7 +71,7 @@ def plainly(value: Any) -> Any:
         return value.dtype, value.shape, value.tobytes()
     if isinstance(value, dict):
         return {name: plainly(item) for name, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [plainly(item) for item in value]
     return type(value), repr(value)  # -0.0 is not 0.0
 

@@ -3,8 +3,8 @@
 A file under its final name is complete: it was fetched into a temporary file beside it, verified,
 indexed (by a callable of the caller's, since this package never parses a tar) and renamed. Locks
 keep two processes from fetching the same file, and keep files in use from being evicted; where
-locks do not work, work is done twice and the result is the same. Nothing here is an authority: a
-file that is missing, damaged or deleted is fetched again. specs/cache.md is the specification.
+locks do not work, work is done twice and the result is the same. The cache never holds the only
+copy: a file that is missing, damaged or deleted is fetched again. specs/cache.md specifies it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CachedCopy(NamedTuple):
 
 
 class BackgroundFetch:
-    """The state of a fetch for which nobody waits yet.
+    """The state of a fetch that no reader is waiting for yet.
 
     Attributes:
         cancelled: Set by the owner to stop the fetch.

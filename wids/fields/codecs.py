@@ -8,7 +8,11 @@ direction and add one entry. For ``.flac``, with a new module ``wids/fields/audi
 
 The functions import optional packages when they are called, never at the top of their module.
 They may raise any exception; the caller adds the name of the field. Decompressing ``.gz`` is not
-their concern. ``tests/property/test_fields.py`` fails until it knows values for the new extension.
+their concern, but a format that is itself compressed must limit its decoded size (SEC-12).
+
+``tests/property/test_fields.py`` fails until you add sample values for the new extension. The
+docstring of `Decoder` lists the types for users, and the extra goes into ``pyproject.toml``. Fields
+that had no codec were left as bytes, so a new type also needs a line in CHANGELOG.
 
 This module does not know which options a caller chose; see `wids.fields.decode` for those.
 """

@@ -58,9 +58,9 @@ class Decoder:
     Args:
         images: What images become.
         decoders: Your own decoders by extension, such as ``{"flac": decode_flac}``. They take the
-            bytes of the field and win over the table. A key with dots, ``"seg.png"``, matches
-            fields that end so; the longest match wins. None instead of a callable leaves fields as
-            they are.
+            bytes of the field and take precedence over the table. A key with dots, ``"seg.png"``,
+            matches fields that end in it; the longest match wins. None instead of a callable leaves
+            fields as they are.
         allow_pickle: Whether to decode ``pkl pickle pyd``, which executes the code in them.
         max_nbytes: Largest decompressed size in bytes of ``.gz``, npz and pt. None for 1 GiB,
             and for 64 MB in a ``.gz`` of json, jsonl, msgpack or cbor, whose values take many times

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from wids.errors import printable
-from wids.fields.codecs import BY_EXTENSION, Encode, find
+from wids.fields.codecs import BY_EXTENSION, Encode, find, how_to_install
 
 _ENCODERS: Final = {extension: codec.encode for extension, codec in BY_EXTENSION.items()}
 
@@ -27,8 +27,8 @@ def encode(field: str, value: Any, encoders: Mapping[str, Encode] | None = None)
         field: Name of the field, with or without its leading dot.
         value: What to encode. If the name ends in ``.gz`` the bytes are compressed, unless they are
             gzip data already.
-        encoders: Encoders by extension, which win over the table. A key with dots, ``"seg.png"``,
-            matches fields that end so; the longest match wins.
+        encoders: Encoders by extension, which take precedence over the table. A key with dots,
+            ``"seg.png"``, matches fields that end in it; the longest match wins.
 
     Raises:
         TypeError: The value has the wrong type for this field.
@@ -50,8 +50,13 @@ def encode(field: str, value: Any, encoders: Mapping[str, Encode] | None = None)
         )
     try:
         data = encoder(value)
-    except ModuleNotFoundError:  # says which package to install; not about the value
-        raise
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        raise ModuleNotFoundError(
+            f'field "{printable(field)}": its encoder needs a package that is not installed '
+            f"({package}); {how_to_install(package)}",
+            name=error.name,
+        ) from error
     except Exception as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(

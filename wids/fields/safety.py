@@ -19,7 +19,7 @@ MAX_UNZIPPED_STRUCTURE_NBYTES: Final = 64_000_000
 
 
 class RefusedError(Exception):
-    """A field that is not decoded, whatever its bytes are."""
+    """A field that wids refuses to decode, regardless of its content."""
 
 
 def unzip(data: bytes, max_nbytes: int) -> bytes:

@@ -67,7 +67,7 @@ def plain_text(value: Any) -> str:
         return _array_text(value)
     if isinstance(value, Mapping) and any(hasattr(item, "dtype") for item in value.values()):
         return ", ".join(f"{name}: {plain_text(item)}" for name, item in value.items())
-    if isinstance(value, list) and any(hasattr(item, "dtype") for item in value):
+    if isinstance(value, list | tuple) and any(hasattr(item, "dtype") for item in value):
         return ", ".join(map(plain_text, value))
     try:
         text = json.dumps(value, ensure_ascii=False, default=repr)

@@ -51,8 +51,8 @@ class ShardOpener:
 
     Attributes:
         counts: Number of samples in each shard, None where it is not known yet. A shard that is
-            opened must have as many samples as stand here, whether the spec stated the number or
-            the dataset counted them when it was opened.
+            opened must have the number of samples stated here, whether the spec stated it or the
+            dataset counted them when it was opened.
     """
 
     def __init__(self, spec: DatasetSpec, store: Cache, options: ReadOptions) -> None:

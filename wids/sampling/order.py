@@ -37,7 +37,8 @@ class Settings:
         chunksize: Largest number of indices in a chunk; None for one chunk per shard.
         shuffle: Whether anything is shuffled.
         shufflefirst: Whether the order of the chunks is also shuffled in epoch 0.
-        num_runs: Number of runs that the epoch is cut into.
+        num_runs: Number of runs that the epoch is cut into, ``C`` on the page: ``num_canonical`` of
+            the sampler, else the number of ranks.
         redeal: Whether runs are slices of the epoch's shuffled chunks, instead of slices of the
             dataset that are the same in every epoch.
         ending: How runs are made equally long: ``"pad"`` repeats at most one index in each,

@@ -21,7 +21,7 @@ CHUNK_NBYTES: Final = 256 << 10
 
 
 class TransientError(FetchError):
-    """A failure that another attempt may not meet.
+    """A failure that may not recur on retry.
 
     Attributes:
         wait_s: Seconds to wait first, as requested by the server, or None.
@@ -46,7 +46,8 @@ class Stream:
         chunks: The bytes, in pieces.
         start: Position of the first byte in the file: the one that was asked for, or 0.
         total_nbytes: Length of the whole file, or None if it is unknown.
-        tag: Text that differs between versions of the file, such as an ETag, or None.
+        tag: Text that differs between versions of the file, such as an ETag; None from a transport
+            without versions.
         close: Releases the connection or the open file.
     """
 
@@ -123,7 +124,7 @@ def driver_error(url: str, error: Exception) -> FetchError:
     if isinstance(error, FileNotFoundError):
         return NotFoundError(f"{urls.redact(url)}: not found")
     message = f"{urls.redact(url)}: expected a readable file, found: {error_text(error, url)}"
-    # Drivers have no common error for a lost connection, so only certain mistakes are permanent.
+    # Drivers have no common error for a lost connection, so only these types count as permanent.
     permanent = (PermissionError, IsADirectoryError, TypeError, AttributeError, LookupError)
     return (FetchError if isinstance(error, permanent) else TransientError)(message)
 
