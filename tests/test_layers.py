@@ -23,6 +23,7 @@ reading
 writing
 columns
 looking
+mapstyle transformations
 dataset
 stream demo
 cli

@@ -9,22 +9,20 @@ from __future__ import annotations
 import logging
 import operator
 import os
-import sys
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from types import GenericAlias
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from wids.cache.store import Cache, Localname
-from wids.errors import SampleError, TransformError, WidsError
-from wids.fields.decode import Decoder
+from wids.errors import WidsError
 from wids.looking import notebook
 from wids.looking.notebook import Gallery
+from wids.mapstyle import MapStyleDataset, join_torch
 from wids.reading.cache_settings import cache_folder, cache_limits, placed_names
 from wids.reading.options import Access, ReadOptions, field_set
 from wids.reading.positions import (
@@ -40,33 +38,20 @@ from wids.specs.loader import Shards, load_spec
 from wids.tars.names import KeySplit
 from wids.tars.samples import Raw
 from wids.tars.shard import Shard
+from wids.transformations import Transformation, as_transformations, locate_error
 from wids.transport import urls
 from wids.transport.fetch import Fetcher
 from wids.transport.local import Opener
 from wids.transport.range_reader import RangeError
 
 Sample: TypeAlias = dict[str, Any]
-Transformation: TypeAlias = Callable[[Any], Any]
 OnError: TypeAlias = Callable[[WidsError], Any]
 
 
 _logger = logging.getLogger("wids")
 
 
-if TYPE_CHECKING:
-    from torch.utils.data import ConcatDataset, Dataset
-
-    _Dataset = Dataset[Any]
-else:
-
-    class _Dataset(Generic[TypeVar("T")]):  # Python replaces a base only by one of the same layout
-        """Stands in for torch's ``Dataset`` until the program has imported torch.
-
-        A DataLoader needs no such base, and browsing should not import torch.
-        """
-
-
-class ShardListDataset(_Dataset):
+class ShardListDataset(MapStyleDataset):
     """Samples by index, from tar shards.
 
     A sample is a dict: its fields under their names with the leading dot (``".jpg"``,
@@ -185,7 +170,7 @@ class ShardListDataset(_Dataset):
                 f"options: expected None, found {options!r:.80}; change the document and pass it "
                 'as shards: {**json.load(open("train.json")), "name": "other"}, with base='
             )
-        _join_torch()
+        join_torch()
         read_options = ReadOptions(access, field_set(fields), raw, key_split, lru_size)
         folder = cache_folder(cache_dir)
         # Commands write their output where copies are, on a disk that is meant to hold it.
@@ -193,7 +178,7 @@ class ShardListDataset(_Dataset):
         self.spec = load_spec(shards, base=base, allow_pipe=allow_pipe, read=fetcher.read)
         self.on_error = on_error
         self.dataset_name = self.spec.name if dataset_name is None else dataset_name
-        self.transformations = _transformations(transformations, allow_pickle=allow_pickle)
+        self.transformations = as_transformations(transformations, allow_pickle=allow_pickle)
         store = Cache(
             folder,
             fetcher,
@@ -207,19 +192,6 @@ class ShardListDataset(_Dataset):
         self._positions: Positions = range(len(self.reader))
         # A notebook that has a dataset has samples to show, and importing wids changes nothing.
         notebook.show_samples_in_notebooks()
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Have batches and iteration call the ``__getitem__`` of a subclass that has its own."""
-        super().__init_subclass__(**kwargs)
-        # Here, once for each class: a question for each sample would cost everyone.
-        if _overrides(cls, "__getitem__", "__getitems__"):
-            cls.__getitems__ = _getitems_one_by_one  # type: ignore[method-assign]
-        if _overrides(cls, "__getitem__", "__iter__"):
-            cls.__iter__ = _iter_one_by_one  # type: ignore[method-assign]
-
-    def __class_getitem__(cls, item: Any) -> GenericAlias:
-        """Return the class with an annotation, as old programs write it; it changes nothing."""
-        return GenericAlias(cls, item)
 
     # A sequence of samples.
 
@@ -401,15 +373,6 @@ class ShardListDataset(_Dataset):
                 num_accesses,
             )
 
-    def __add__(self, other: Dataset[Any]) -> ConcatDataset[Any]:
-        """Return torch's ``ConcatDataset`` of this dataset and another.
-
-        Its samplers cannot follow shards; ``ShardListDataset`` of both lists of shards can.
-        """
-        from torch.utils.data import ConcatDataset
-
-        return ConcatDataset([self, other])
-
     def fetch_shard(self, number: int) -> None:
         """Fetch a remote shard, unless it is local or another process fetches it.
 
@@ -528,6 +491,13 @@ class ShardListDataset(_Dataset):
         name = f" {self.dataset_name!r}" if self.dataset_name else ""
         return f"<ShardListDataset{name}: {len(self)} samples, {len(self.spec.shards)} shards>"
 
+    def _reading_batch(self) -> AbstractContextManager[None]:
+        return self.reader.reading_many()
+
+    def _reading_pass(self) -> AbstractContextManager[None]:
+        # A view may have one sample of each shard, so it reads as single samples do.
+        return nullcontext() if self.is_view else self.reader.reading_many()
+
     def _view(self, positions: Positions) -> ShardListDataset:
         view = copy(self)
         view._positions = positions  # noqa: SLF001 - another of this class
@@ -583,7 +553,7 @@ class ShardListDataset(_Dataset):
             for transform in self.transformations:
                 sample = transform(sample)
         except Exception as error:  # noqa: BLE001 - raised again, or passed to the caller
-            located = _located(error, shard, key, index)
+            located = locate_error(error, shard, key, index)
             located.__cause__ = error
             return self._stand_in(located)
         return sample
@@ -593,86 +563,3 @@ class ShardListDataset(_Dataset):
         if self.on_error is None:
             raise error
         return self.on_error(error)
-
-
-# What a subclass with a ``__getitem__`` of its own has instead. One index after the other, because
-# the subclass decides what an index means, and how many there are.
-
-
-def _getitems_one_by_one(
-    self: ShardListDataset, indices: Sequence[int] | npt.NDArray[Any]
-) -> list[Any]:
-    """Return ``[dataset[i] for i in indices]``."""
-    with self.reader.reading_many():
-        return [self[index] for index in indices]
-
-
-def _iter_one_by_one(self: ShardListDataset) -> Iterator[Any]:
-    # A view may have one sample of each shard, so it reads as single samples do.
-    reading = nullcontext if self.is_view else self.reader.reading_many
-    for index in range(len(self)):
-        with reading():  # not around `yield`: others read in between
-            sample = self[index]
-        yield sample
-
-
-def _overrides(cls: type, name: str, other: str) -> bool:
-    """Return whether a class inherits a method from a nearer class than another method."""
-    nearest = [
-        next(at for at, base in enumerate(cls.__mro__) if method in vars(base))
-        for method in (name, other)
-    ]
-    return nearest[0] < nearest[1]
-
-
-def _join_torch() -> None:
-    """Make the class a torch ``Dataset``, if the program has imported torch.
-
-    Programs check it with ``isinstance``, and torch may be imported before or after this module.
-    """
-    base = getattr(sys.modules.get("torch.utils.data"), "Dataset", None)
-    if base is not None and not issubclass(ShardListDataset, base):
-        with suppress(TypeError):  # a subclass names torch's class before this one
-            ShardListDataset.__bases__ = (base,)
-
-
-def _transformations(given: Any, *, allow_pickle: bool) -> list[Transformation]:
-    """Return the callables of a sample: a decoder for each name, and the caller's own."""
-    steps = [given] if isinstance(given, str) or callable(given) else list(given or ())
-    if allow_pickle and not any(isinstance(step, str) for step in steps):
-        raise ValueError(
-            "allow_pickle: expected transformations by name, found callables; put "
-            "wids.Decoder(allow_pickle=True) among them"
-        )
-    return [_transformation(step, allow_pickle=allow_pickle) for step in steps]
-
-
-def _transformation(step: Any, *, allow_pickle: bool) -> Transformation:
-    """Return a callable as it is, and a decoder for a name."""
-    if isinstance(step, str):
-        try:
-            return Decoder(step, allow_pickle=allow_pickle)
-        except ValueError as error:
-            raise ValueError(
-                f"transformations: expected a list of callables, None, or the name of what "
-                f"pictures become; {error}"
-            ) from None
-    if not callable(step):
-        raise TypeError(f"transformations: expected callables, found {step!r:.80}")
-    transformation: Transformation = step
-    return transformation
-
-
-def _located(error: Exception, shard: str, key: str, index: int) -> SampleError:
-    """Return the error of a sample with its shard, key and index, in attributes and text."""
-    place = f'{urls.redact(shard)}: sample "{key}" (index {index})'
-    if isinstance(error, SampleError):
-        return type(error)(
-            f"{place}: {error}", shard=shard, key=key, field=error.field, index=index
-        )
-    return TransformError(
-        f"{place}: a transformation raised {type(error).__name__}: {error}",
-        shard=shard,
-        key=key,
-        index=index,
-    )

@@ -1,0 +1,57 @@
+"""What a caller wants done to each sample → callables; their exceptions → errors that name it.
+
+Nothing here reads a sample or calls a transformation; `wids.dataset` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from wids.errors import SampleError, TransformError
+from wids.fields.decode import Decoder
+from wids.transport import urls
+
+Transformation: TypeAlias = Callable[[Any], Any]
+
+
+def as_transformations(given: Any, *, allow_pickle: bool) -> list[Transformation]:
+    """Return the callables of a sample: a decoder for each name, and the caller's own."""
+    steps = [given] if isinstance(given, str) or callable(given) else list(given or ())
+    if allow_pickle and not any(isinstance(step, str) for step in steps):
+        raise ValueError(
+            "allow_pickle: expected transformations by name, found callables; put "
+            "wids.Decoder(allow_pickle=True) among them"
+        )
+    return [_as_transformation(step, allow_pickle=allow_pickle) for step in steps]
+
+
+def _as_transformation(step: Any, *, allow_pickle: bool) -> Transformation:
+    """Return a callable as it is, and a decoder for a name."""
+    if isinstance(step, str):
+        try:
+            return Decoder(step, allow_pickle=allow_pickle)
+        except ValueError as error:
+            raise ValueError(
+                f"transformations: expected a list of callables, None, or the name of what "
+                f"pictures become; {error}"
+            ) from None
+    if not callable(step):
+        raise TypeError(f"transformations: expected callables, found {step!r:.80}")
+    transformation: Transformation = step
+    return transformation
+
+
+def locate_error(error: Exception, shard: str, key: str, index: int) -> SampleError:
+    """Return the error of a sample with its shard, key and index, in attributes and text."""
+    place = f'{urls.redact(shard)}: sample "{key}" (index {index})'
+    if isinstance(error, SampleError):
+        return type(error)(
+            f"{place}: {error}", shard=shard, key=key, field=error.field, index=index
+        )
+    return TransformError(
+        f"{place}: a transformation raised {type(error).__name__}: {error}",
+        shard=shard,
+        key=key,
+        index=index,
+    )
