@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sized
+from dataclasses import replace
 
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler
@@ -106,15 +107,11 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             raise ValueError(
                 f"num_canonical: expected a multiple of the {num_replicas} ranks, found {num_runs}"
             )
-        return order.Settings(
-            self._lengths,
-            *self._range,
-            self.chunksize,
-            self.shuffle,
-            self.shufflefirst,
-            num_runs,
-            self.redeal,
-            "drop" if self.drop_last else "pad" if self.even else "uneven",
+        return replace(
+            super().settings,
+            num_runs=num_runs,
+            redeal=self.redeal,
+            ending="drop" if self.drop_last else "pad" if self.even else "uneven",
         )
 
     def _replica(self) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -50,16 +50,18 @@ def fingerprint(settings: Settings, seed: int, digest: str) -> dict[str, Any]:
         seed: Its seed.
         digest: The `lengths_digest` of the shard lengths.
     """
+    # Every other setting by its name, so that a new one cannot be forgotten here.
+    others = {
+        field.name: getattr(settings, field.name)
+        for field in fields(settings)
+        if field.name not in ("lengths", "start", "stop", "num_runs")
+    }
     return {
         "lengths": digest,
         "num_shards": len(settings.lengths),
         "range": [settings.start, settings.stop],
-        "chunksize": settings.chunksize,
         "seed": seed,
-        "shuffle": settings.shuffle,
-        "shufflefirst": settings.shufflefirst,
-        "redeal": settings.redeal,
-        "ending": settings.ending,
+        **others,
         "num_canonical": settings.num_runs,
     }
 
