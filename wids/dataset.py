@@ -170,6 +170,8 @@ class ShardListDataset(MapStyleDataset):
                 f"options: expected None, found {options!r:.80}; change the document and pass it "
                 'as shards: {**json.load(open("train.json")), "name": "other"}, with base='
             )
+        # Not at import: programs may import torch after this module, and a dataset has to be
+        # torch's then.
         join_torch()
         read_options = ReadOptions(access, field_set(fields), raw, key_split, lru_size)
         folder = cache_folder(cache_dir)
@@ -239,6 +241,8 @@ class ShardListDataset(MapStyleDataset):
         positions, reader, latest, local = self._positions, self.reader, -1, False
         for position in positions if isinstance(positions, range) else positions.tolist():
             number = bisect_right(reader.ends, position)
+            # Asked once for each shard, since the answer depends on how much of the shard the view
+            # has.
             if number != latest:
                 latest, local = number, reader.fetches_for_view(number, positions)
             yield self._sample(position, number, local=local)
@@ -261,6 +265,7 @@ class ShardListDataset(MapStyleDataset):
             'text 1'
         """
         index = self._find(key, shard)
+        # The subclass decides what a sample is, also for one that is found by its key.
         if type(self).__getitem__ is not ShardListDataset.__getitem__:
             return self[index]
         position = int(self._positions[index])
@@ -445,6 +450,7 @@ class ShardListDataset(MapStyleDataset):
             b'2'
         """
         view = self._view(self._positions)
+        # What is shown has to be the error and not the replacement that training would get.
         view.on_error = None
         view.reader = self.reader.only(fields)
         if fields is not None:
@@ -499,6 +505,8 @@ class ShardListDataset(MapStyleDataset):
         return nullcontext() if self.is_view else self.reader.reading_many()
 
     def _view(self, positions: Positions) -> ShardListDataset:
+        # A shallow copy: views share reader, pool and cache, so they cost nothing and open nothing
+        # twice.
         view = copy(self)
         view._positions = positions  # noqa: SLF001 - another of this class
         # A list of its own, so that add_transform on the view leaves this dataset alone.
@@ -548,11 +556,15 @@ class ShardListDataset(MapStyleDataset):
         return list(map(self._transformed, samples)) if self.transformations else samples
 
     def _transformed(self, sample: Any) -> Any:
+        # Kept before the first call: a transformation may return something that has no such
+        # entries.
         shard, key, index = sample["__shard__"], sample["__key__"], sample["__index__"]
         try:
             for transform in self.transformations:
                 sample = transform(sample)
         except Exception as error:  # noqa: BLE001 - raised again, or passed to the caller
+            # Wrapped, so that `on_error` gets one kind of exception, with the sample's name
+            # (decision 0003).
             located = locate_error(error, shard, key, index)
             located.__cause__ = error
             return self._stand_in(located)

@@ -158,6 +158,7 @@ def run_epoch(spec_path: str, sampler: str = DEFAULT_SAMPLER) -> EpochReport:
             timeout=_TIMEOUT_S,
         )
         if result.returncode:
+            # The end of the output, where Python puts the error.
             raise RuntimeError(f"the epoch's processes failed:\n{result.stderr[-4000:]}")
         with open(report_path, encoding="utf-8") as file:
             report = json.load(file)
@@ -170,6 +171,7 @@ def _run_rank(spec_path: str, sampler: str, report_path: str) -> None:
     from torch.utils.data import DataLoader
 
     module, _, name = sampler.partition(":")
+    # gloo needs no GPU, so the demo runs on any machine.
     dist.init_process_group("gloo")
     try:
         dataset = ShardListDataset(spec_path, transformations="torch")
@@ -179,6 +181,7 @@ def _run_rank(spec_path: str, sampler: str, report_path: str) -> None:
             sampler=getattr(import_module(module), name)(dataset),
             num_workers=2,
         )
+        # What the loader returned, and not what the sampler says: a lost batch has to show.
         batches = [batch["__index__"].tolist() for batch in loader]
         is_first = dist.get_rank() == 0
         gathered: list[Any] | None = [None] * dist.get_world_size() if is_first else None

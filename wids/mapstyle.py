@@ -84,6 +84,8 @@ def _overrides(cls: type, name: str, other: str) -> bool:
         next(at for at, base in enumerate(cls.__mro__) if method in vars(base))
         for method in (name, other)
     ]
+    # Nearer in the order of inheritance wins: a class that overrides both methods keeps its own
+    # batches, and one that inherits from such a class does too.
     return nearest[0] < nearest[1]
 
 

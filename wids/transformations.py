@@ -18,6 +18,7 @@ Transformation: TypeAlias = Callable[[Any], Any]
 def as_transformations(given: Any, *, allow_pickle: bool) -> list[Transformation]:
     """Return the callables of a sample: a decoder for each name, and the caller's own."""
     steps = [given] if isinstance(given, str) or callable(given) else list(given or ())
+    # Silently ignored, the option would let the caller believe that pickles are decoded.
     if allow_pickle and not any(isinstance(step, str) for step in steps):
         raise ValueError(
             "allow_pickle: expected transformations by name, found callables; put "
@@ -44,7 +45,9 @@ def _as_transformation(step: Any, *, allow_pickle: bool) -> Transformation:
 
 def locate_error(error: Exception, shard: str, key: str, index: int) -> SampleError:
     """Return the error of a sample with its shard, key and index, in attributes and text."""
+    # SEC-4: the URL of a shard may be signed, and errors end up in logs.
     place = f'{urls.redact(shard)}: sample "{key}" (index {index})'
+    # Of the same type, so that a DecodeError stays one for callers that catch it.
     if isinstance(error, SampleError):
         return type(error)(
             f"{place}: {error}", shard=shard, key=key, field=error.field, index=index

@@ -33,6 +33,7 @@ def run(options: argparse.Namespace) -> int:
 
     with ShardListDataset(options.spec, access="range", allow_pipe=options.allow_pipe) as dataset:
         browser = Browser(dataset, options.port)
+        # Flushed, because a program that started this one waits for the line while the server runs.
         print(browser.url, flush=True)
         print(
             "Anyone with this address can look at the dataset; press Ctrl-C to stop.",
@@ -62,6 +63,7 @@ def _redirect_page(url: str) -> str:
     """
     import tempfile
 
+    # Not deleted when it is closed: the browser opens it later, by its name.
     with tempfile.NamedTemporaryFile("w", prefix="wids-", suffix=".html", delete=False) as file:
         file.write(f'<meta http-equiv="refresh" content="0;url={url}">')
         return file.name

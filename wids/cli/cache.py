@@ -73,6 +73,8 @@ def _check(options: argparse.Namespace, folder: str) -> int:
         raise ValueError("wids cache check: expected a spec whose copies to check, found none")
     cache = Cache(folder, fetch.Fetcher())
     spec = loaded_spec(options.spec, options)
+    # Found once: what is checked and what is counted below are the same copies, even if another
+    # process evicts some meanwhile.
     copies = {shard.url: cache.find(remote_file(shard)) for shard in spec.shards}
     problems = verify_spec(spec, locate=lambda shard_spec: copies[shard_spec.url])
     for problem in problems:

@@ -77,6 +77,7 @@ def run(options: argparse.Namespace) -> int:
             # the pack will be published.
             document["index"] = stem + ".index"
     save_document(options.output, document)
+    # Last of all: until the spec is saved, the journal is what an interrupted run resumes from.
     with suppress(FileNotFoundError):
         os.unlink(stem + ".partial")
     num_samples = sum(shard.num_samples or 0 for shard in spec.shards)
@@ -96,6 +97,7 @@ def _named_files(files: list[str]) -> list[str]:
     for name in files:
         if urls.is_local(name) and os.path.isdir(urls.local_path(name)):
             folder = urls.local_path(name)
+            # Taken literally and not expanded: a file's own name may contain braces.
             tars = [entry for entry in os.listdir(folder) if entry.endswith(".tar")]
             found += [os.path.abspath(os.path.join(folder, entry)) for entry in tars]
         else:
@@ -104,6 +106,8 @@ def _named_files(files: list[str]) -> list[str]:
     if not found:
         source = " ".join(files) or "standard input"
         raise FileNotFoundError(f"{source}: expected shards, found none")
+    # Sorted, because folders list their files in any order, and the order of shards is the order of
+    # samples.
     return sorted(dict.fromkeys(found))
 
 

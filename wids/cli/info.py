@@ -35,6 +35,7 @@ def run(options: argparse.Namespace) -> int:
     """Print what each spec says."""
     from wids.looking.text import shortened, spec_rows, spec_text, table
 
+    # All are loaded before anything is printed: after an error there is no half of a table.
     specs = [(path, loaded_spec(path, options)) for path in options.specs]
     found = [(path, spec_rows(spec)) for path, spec in specs]
     if options.json:
@@ -60,6 +61,7 @@ def _fields_text(spec: DatasetSpec) -> str:
     from wids.looking.text import share_text, table
     from wids.transport import urls
 
+    # A remote pack is not fetched for this: `info` shows what the spec says and stays quick.
     if spec.index is None or not urls.is_local(spec.index):
         return ""
     from wids.dataset import ShardListDataset

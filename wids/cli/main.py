@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal cannot show
     try:
         status: int = options.run(options)
+        # Here, so that a reader that has closed the pipe is an error inside the `try`.
         sys.stdout.flush()
     except (WidsError, OSError, ValueError, IndexError, KeyError, RuntimeError) as error:
         return _failed(error)

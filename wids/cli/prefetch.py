@@ -45,11 +45,13 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("expected --rank and --num-replicas together")
     limit_nbytes = parse_nbytes(options.limit, "--limit")
     spec = loaded_spec(options.spec, options)
+    # Before the dataset is made, which would fetch such shards to count them.
     if any(shard.num_samples is None for shard in spec.shards):
         raise ValueError(
             f"{options.spec}: expected the number of samples of each shard; to count them, all "
             "shards would be fetched; `wids create` states it"
         )
+    # One bar for all shards is shown; a bar for each download would write over it.
     with ShardListDataset(spec, cache_dir=options.cache_dir, progress=False) as dataset:
         numbers = list(range(len(dataset.lengths)))
         if options.rank is not None:

@@ -52,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if field not in sample:
         raise KeyError(f'{options.spec}: sample "{sample["__key__"]}": it has no field {field}')
+    # The bytes alone, past the text layer: it would encode them, and on Windows change line ends.
     sys.stdout.buffer.write(sample[field])
     return 0
 

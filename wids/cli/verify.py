@@ -48,5 +48,6 @@ def run(options: argparse.Namespace) -> int:
     counts = [shard.num_samples for shard in spec.shards if shard.num_samples is not None]
     if len(counts) == len(spec.shards):
         text += f", {counted(sum(counts), 'sample')}"
+    # Standard output has the problems alone, so that it is empty where there are none.
     print(f"{options.spec}: {text}: no problems", file=sys.stderr)
     return 0

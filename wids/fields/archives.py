@@ -41,6 +41,7 @@ def archive_nbytes(data: bytes) -> int:
     count = _check_end(data)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = archive.infolist()
+    # Of two members with one name, readers may take the first or the last (SEC-50).
     if len(members) != count or len({member.filename for member in members}) != count:
         raise ValueError(f"expected a zip archive of {count} members, found {len(members)} entries")
     for member in members:
@@ -48,15 +49,19 @@ def archive_nbytes(data: bytes) -> int:
             raise ValueError("expected a zip archive compressed by deflate, found another method")
         if sum(kind == _ZIP64_EXTRA for kind in _extras(member.extra)) > 1:
             raise ValueError("expected a zip archive with one length per member, found two")
+    # The directory may lie about the lengths, but no more than it states is decompressed; see
+    # `_METHODS`.
     return sum(member.file_size for member in members)
 
 
 def _check_end(data: bytes) -> int:
     """Return the number of members, if the records at the end leave no choice."""
+    # The last one, as readers search backwards from the end, some of them further than others.
     at = data.rfind(_END_SIGNATURE)
     if at < 0 or at + _END.size > len(data):
         raise ValueError("expected a zip archive, found no directory at its end")
     _, *disks, here, count, nbytes, offset, comment_nbytes = _END.unpack_from(data, at)
+    # A comment may itself contain an end record, so the record that was found has to end the data.
     if at + _END.size + comment_nbytes != len(data):
         raise ValueError("expected a zip archive, found other bytes after its end")
     stop, numbers = at, (here, count, nbytes, offset)
@@ -64,6 +69,8 @@ def _check_end(data: bytes) -> int:
         stop = at - _LOCATOR64.size - _RECORD64.size
         numbers = _numbers_of_zip64(data, stop, numbers)
     here, count, nbytes, offset = numbers
+    # zipfile tolerates bytes before an archive and shifts all offsets; miniz takes them as stated.
+    # Both find the same directory only if it ends where these records begin.
     if any(disks) or here != count or offset + nbytes != stop:
         raise ValueError(
             f"expected a zip archive whose directory ends at byte {stop}, found one that claims "
@@ -80,6 +87,8 @@ def _numbers_of_zip64(data: bytes, at: int, short: _Numbers) -> _Numbers:
     signature, nbytes, _, _, *disks, here, count, size, offset = _RECORD64.unpack_from(data, at)
     _, first_disk, stated_at, num_disks = _LOCATOR64.unpack_from(data, at + _RECORD64.size)
     numbers = (here, count, size, offset)
+    # The format's marks for "see the zip64 record". Any other number counts for readers that ignore
+    # zip64, so it has to be the same in both records.
     largest = (0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
     agree = all(s in (n, most) for s, n, most in zip(short, numbers, largest, strict=True))
     if signature != _RECORD64_SIGNATURE or nbytes != _RECORD64.size - 12 or stated_at != at:
@@ -92,6 +101,8 @@ def _numbers_of_zip64(data: bytes, at: int, short: _Numbers) -> _Numbers:
 def _extras(extra: bytes) -> Iterator[int]:
     """Yield the kinds of a member's extra fields."""
     at = 0
+    # A kind may come twice, and readers differ in which one they take. Each step is at least 4
+    # bytes, so the loop ends.
     while at + 4 <= len(extra):
         kind, nbytes = struct.unpack_from("<2H", extra, at)
         yield kind

@@ -37,12 +37,16 @@ def decode_npz(data: bytes, max_nbytes: int | None = None) -> dict[str, npt.NDAr
     """Return the arrays of an ``.npz`` file by name; see `check_archive` for the limit."""
     check_archive(data, max_nbytes)
     with np.load(io.BytesIO(data), allow_pickle=False) as members:
+        # All of them now: an NpzFile reads each array at its first use, where an error no longer
+        # names the sample.
         return dict(members)
 
 
 def encode_npz(arrays: Mapping[str, Any]) -> bytes:
     """Return arrays by name as an ``.npz`` file."""
     values = {str(name): np.asarray(array) for name, array in arrays.items()}
+    # Before anything is written: an array of objects would need a pickle, which readers refuse
+    # (SEC-5).
     if any(array.dtype.hasobject for array in values.values()):
         raise ValueError("expected arrays of numbers or text, found one of objects")
     stream = io.BytesIO()
@@ -100,6 +104,7 @@ def encode_safetensors(tensors: Mapping[str, Any]) -> bytes:
     """Return tensors or arrays by name as a safetensors file."""
     import torch
 
+    # safetensors refuses tensors whose memory has gaps or another order.
     values = {name: torch.as_tensor(tensor).contiguous() for name, tensor in tensors.items()}
     data: bytes = import_module("safetensors.torch").save(values)
     return data

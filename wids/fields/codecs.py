@@ -88,6 +88,7 @@ CODECS: Final = (
         package="cbor2",
         extra="cbor",
     ),
+    # torch is a dependency of wids itself, so no extra installs it.
     Codec(("pt", "pth"), arrays.decode_torch_weights, arrays.encode_torch_weights, is_archive=True),
     Codec(
         ("safetensors",),
@@ -129,6 +130,7 @@ def find(name: str, table: Mapping[str, Entry]) -> Entry | None:
             ``seg.png``, else one for ``png``.
         table: Entries by extension.
     """
+    # From the longest ending to the shortest, so that `seg.png` of a caller wins over `png`.
     while name:
         name = name.partition(".")[2]
         if name in table:

@@ -88,6 +88,7 @@ class Decoder:
         allow_pickle: bool = False,
         max_nbytes: int | None = None,
     ) -> None:
+        # Looked up now, so that a misspelt name is an error here and not in a worker.
         decode_image = image_decoder(images)
         self.images = images
         self.allow_pickle = allow_pickle
@@ -126,6 +127,7 @@ class Decoder:
             return _refuse_pickle
         if codec.is_archive and self.max_nbytes is not None:
             decode: Callable[..., Any] = codec.decode
+            # partial and no closure: a decoder travels to spawned workers by pickle.
             return partial(decode, max_nbytes=self.max_nbytes)
         return codec.decode
 
@@ -151,6 +153,7 @@ def _unzipped_and_decoded(decode: Decode, max_nbytes: int, data: bytes) -> Any:
 
 
 def _decoded(decode: Decode, field: str, value: Any) -> Any:
+    # `getvalue` and not `read`: another transformation may have read from the stream already.
     data = value.getvalue() if isinstance(value, io.BytesIO) else bytes(value)
     try:
         return decode(data)

@@ -37,6 +37,8 @@ def encode(field: str, value: Any, encoders: Mapping[str, Encode] | None = None)
     """
     name = "." + field.lower().removeprefix(".")
     is_zipped = name.endswith(".gz")
+    # Before any encoder: bytes are taken as the field's own content, so that copying a dataset does
+    # not encode an image a second time.
     if isinstance(value, bytes | bytearray | memoryview):
         return _zipped(bytes(value)) if is_zipped else bytes(value)
     table = {**_ENCODERS, **encoders} if encoders else _ENCODERS
@@ -58,6 +60,7 @@ def encode(field: str, value: Any, encoders: Mapping[str, Encode] | None = None)
             name=error.name,
         ) from error
     except Exception as error:
+        # Encoders raise whatever their packages do; callers are promised two types.
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(
             f'field "{printable(field)}": {type(value).__name__} could not be encoded: '

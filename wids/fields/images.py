@@ -101,6 +101,7 @@ def _channels_first(array: npt.NDArray[Any]) -> Any:
 
     if array.ndim == 3:
         array = array.transpose(2, 0, 1)
+    # A transposed view would stay so in the tensor, and each consumer would pay for its strides.
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
@@ -143,6 +144,7 @@ def image_encoder(format_name: str, **options: Any) -> Callable[[Any], bytes]:
 
     def encode_image(value: Any) -> bytes:
         image = _pil_image(value)
+        # Pillow converts these modes without a word, and the loss would show only in training.
         if image.mode in _LOSSY_MODES.get(format_name, ()):
             raise ValueError(
                 f"{format_name} cannot store all of an image of mode {image.mode}; use png or tiff"
@@ -164,6 +166,7 @@ def _pil_image(value: Any) -> Any:
     # By name, since torch need not be installed or imported to store an array.
     if type(value).__module__.partition(".")[0] == "torch" and array.ndim == 3:
         array = array.transpose(1, 2, 0)
+    # Pillow has no array form of one channel with a third dimension.
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     if array.dtype.kind == "f":
@@ -188,5 +191,6 @@ def _as_bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     low, high = (array.min(), array.max()) if array.size else (0, 1)
     if not (low >= 0 and high <= 1):  # NaN fails both comparisons
         raise ValueError(f"expected floats from 0 to 1, found {low} to {high}")
+    # Rounded: a cast alone cuts, and bytes that became floats would not come back as they were.
     scaled: npt.NDArray[np.uint8] = np.rint(array * 255).astype(np.uint8)
     return scaled

@@ -37,6 +37,8 @@ def unzip(data: bytes, max_nbytes: int) -> bytes:
     if not data:  # which GzipFile would read as a valid stream of no bytes
         raise ValueError("expected gzip data, found none: the field is empty")
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
+        # One byte more than allowed shows that there is more, and hardly anything beyond it is
+        # decompressed. The size at the end of gzip data is no help: it is a claim, modulo 2**32.
         unzipped = stream.read(max_nbytes + 1)
     if len(unzipped) > max_nbytes:
         raise ValueError(f"it is longer than {max_nbytes} bytes when decompressed (`max_nbytes`)")
@@ -53,5 +55,7 @@ def check_archive(data: bytes, max_nbytes: int | None) -> None:
             is in memory already.
     """
     limit = MAX_UNZIPPED_NBYTES if max_nbytes is None else max_nbytes
+    # SEC-12. The sum is what the directory claims; SEC-50 makes sure that no reader finds another
+    # one.
     if archive_nbytes(data) > max(limit, len(data)):
         raise ValueError(f"it is longer than {limit} bytes when decompressed (`max_nbytes`)")

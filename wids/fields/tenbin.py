@@ -40,6 +40,7 @@ def dumps(arrays: Sequence[npt.ArrayLike]) -> bytes:
         header = struct.pack(
             f"<8s8sq{array.ndim}q", code.encode("ascii"), b"", array.ndim, *array.shape
         )
+        # The type code does not state a byte order, so it is always this one.
         little = array.astype(array.dtype.newbyteorder("<"), copy=False)
         for content in (header, little.tobytes()):
             padding = bytes(-len(content) % _ALIGNMENT)
@@ -67,6 +68,8 @@ def _chunks(data: bytearray) -> Iterator[memoryview]:
         if not data.startswith(_MAGIC, offset) or start > len(view):
             raise ValueError(f"expected a chunk at byte {offset}, found something else")
         (length,) = struct.unpack_from("<q", view, offset + 8)
+        # The length is signed: a negative one would move the offset backwards, and the loop would
+        # not end.
         if not 0 <= length <= len(view) - start:
             raise ValueError(
                 f"expected a chunk at byte {offset} that ends before {len(view)}, found the length "
@@ -89,6 +92,7 @@ def _array(header: memoryview, content: memoryview) -> npt.NDArray[Any]:
     dtype, size = np.dtype(f"<{code}"), 1
     for length in shape:  # as Python integers, which do not overflow
         size *= length
+    # Compared before `reshape`, whose error would not name the shape and the bytes.
     if size * dtype.itemsize != len(content):
         raise ValueError(
             f"expected {size * dtype.itemsize} bytes for the shape {tuple(shape)} of {code}, found "

@@ -26,15 +26,18 @@ def encode_text(value: str) -> bytes:
 
 def encode_integer(value: Any) -> bytes:
     """Return an integer, or text that is one, as decimal digits."""
+    # A bool is an int for Python. Stored as 1 it would come back as another type.
     if isinstance(value, bool):
         raise TypeError(f"expected an integer, found {value}")
     if isinstance(value, str):
         value = int(value)
+    # `operator.index` takes integers of numpy, and refuses floats, which `int` would cut.
     return b"%d" % operator.index(value)
 
 
 def encode_json(value: Any) -> bytes:
     """Return a value as JSON in UTF-8."""
+    # Text in other scripts takes six bytes or more for each character as ASCII escapes.
     return json.dumps(value, ensure_ascii=False).encode("utf-8")
 
 
@@ -51,6 +54,7 @@ def encode_json_lines(values: Iterable[Any]) -> bytes:
 
 def decode_msgpack(data: bytes) -> Any:
     """Return the value of msgpack data; maps may have keys of any type."""
+    # msgpack accepts only text and bytes as keys by default, as a guard against hash collisions.
     return import_module("msgpack").unpackb(data, strict_map_key=False)
 
 

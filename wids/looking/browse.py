@@ -26,6 +26,7 @@ _REQUEST_TIMEOUT_S: Final = 30
 _SEND_TIMEOUT_S: Final = 300
 """Longer than for a request: a player that is paused stops reading, and then requests the rest."""
 
+# Browsers leave it out of the Host header (RFC 9110, section 4.2.3).
 _DEFAULT_PORT: Final = 80
 
 _PIECE_NBYTES: Final = 1 << 20
@@ -62,6 +63,8 @@ class Browser:
             raise ValueError(
                 "dataset: expected a complete dataset, found a view; use the view's show()"
             )
+        # SEC-13: loopback alone is no protection, since every user of the machine can connect to
+        # it.
         self._token = secrets.token_urlsafe(16)
         self._server = _Server(("127.0.0.1", port), Pages(dataset), self._token)
         self._is_serving = False
@@ -77,6 +80,7 @@ class Browser:
 
     def close(self) -> None:
         """Stop answering and release the port."""
+        # `shutdown` waits for the loop of `serve_forever` to end, forever where it never began.
         if self._is_serving:
             self._server.shutdown()
         self._server.server_close()
@@ -85,6 +89,7 @@ class Browser:
 class _Server(ThreadingHTTPServer):
     """The listening socket, with what its handlers share."""
 
+    # Or Ctrl-C would wait for each player that is still connected.
     daemon_threads = True
 
     def __init__(self, address: tuple[str, int], pages: Pages, token: str) -> None:
@@ -95,6 +100,9 @@ class _Server(ThreadingHTTPServer):
 
     def is_allowed(self, token: str, host: str | None) -> bool:
         """Return whether a request has the token and names this machine."""
+        # In constant time, so that the time of an answer tells nothing about the token. A page from
+        # elsewhere can point a name of its own at 127.0.0.1, but its requests state that name as
+        # host.
         return secrets.compare_digest(token.encode(), self._token) and host in self._hosts
 
     def handle_error(self, *_: Any) -> None:
@@ -114,6 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     server: _Server
     server_version, sys_version = "wids", ""
+    # SEC-53: a client that sends half a request would otherwise hold its thread forever.
     timeout = _REQUEST_TIMEOUT_S
 
     def do_GET(self) -> None:
@@ -138,6 +147,8 @@ class _Handler(BaseHTTPRequestHandler):
         span = range(body.nbytes) if span is None else span
         pieces = _pieces(body, span)
         try:
+            # Read before the status is sent, because after it an error can only break the
+            # connection.
             first = next(pieces, b"")
         except Exception as error:  # noqa: BLE001 - nothing is sent yet, so it becomes an answer
             self._send(*error_answer(error, "a field"))
@@ -159,6 +170,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> Answer:
         path, _, query = self.path.partition("?")
         token, _, rest = path.removeprefix("/").partition("/")
+        # 404 for both flaws, so that an answer does not tell which of them was wrong.
         if not self.server.is_allowed(token, self.headers.get("Host")):
             return HTTPStatus.NOT_FOUND, "text/plain", b"not found\n"
         values = {name: parts[0] for name, parts in parse_qs(query).items()}

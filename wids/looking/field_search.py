@@ -37,6 +37,8 @@ def next_with_field(
     first_shard = max(bisect_left(starts, start + 1) - 1, 0)
     num_searched = 0
     for number in range(first_shard, len(starts) - 1):
+        # Checked between shards only: an index that was read is searched to its end, so that a
+        # search always makes progress.
         if num_searched > _MAX_SEARCHED:
             return found, starts[number]
         shard_index = dataset.reader.index(number)

@@ -61,6 +61,8 @@ def preview_fields(stats: Iterable[FieldStats]) -> list[str]:
     pictures: list[str] = []
     texts: list[str] = []
     for field_stats in stats:
+        # The median and not the maximum: one large picture should not hide the field everywhere.
+        # Each sample's own size is checked again before it is read.
         if is_small(field_stats.field, field_stats.median_nbytes):
             is_picture = extension(field_stats.field) in IMAGE_EXTENSIONS
             (pictures if is_picture else texts).append(field_stats.field)

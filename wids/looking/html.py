@@ -126,6 +126,8 @@ def _small(image: Any, size: int) -> tuple[bytes, str]:
     is_opaque = not small.has_transparency_data
     small = small.convert("RGB" if is_opaque else "RGBA")
     stream = io.BytesIO()
+    # Encoded again, whatever the original was: a browser never parses bytes of the dataset
+    # (SEC-13).
     small.save(stream, "JPEG" if is_opaque else "PNG", quality=85)
     return stream.getvalue(), "image/jpeg" if is_opaque else "image/png"
 
@@ -152,6 +154,7 @@ def field_html(field: str, value: Any, pixels: int = _THUMBNAIL_PIXELS) -> str:
         value = value.getvalue()
     if isinstance(value, bytes | bytearray | memoryview):
         return _bytes_html(field, bytes(value), pixels=pixels)
+    # By attributes, so that Pillow and torch are not imported to show a text.
     if hasattr(value, "thumbnail") and hasattr(value, "mode"):
         return _picture_html(value, "")
     if hasattr(value, "dtype") and hasattr(value, "shape"):
@@ -239,6 +242,7 @@ def dataset_html(
 
 def escaped(text: Any) -> str:
     """Return text as HTML that shows it, without anything that a browser would run."""
+    # Quotes too, since some of the text stands in attributes (SEC-13).
     safe = html.escape(str(text), quote=True)
     return safe.encode("utf-8", "backslashreplace").decode("utf-8")  # lone surrogates
 
@@ -260,6 +264,7 @@ def _bytes_html(
     kind = media_type(field)
     if extension(field) in IMAGE_EXTENSIONS:
         return _picture_html(data, f", {size}", with_text=with_text, pixels=pixels)
+    # A notebook stores its outputs, and base64 makes them a third longer.
     if kind is not None and len(data) <= _MAX_PLAYED_NBYTES:
         tag = kind.partition("/")[0]
         return f'<{tag} controls preload="metadata" src="{_data_url(data, kind)}"></{tag}>'
@@ -298,6 +303,7 @@ def _array_html(value: Any) -> str:
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     is_picture = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))
+    # An array with so few rows or columns is more likely a table of numbers than a picture.
     if not is_picture or min(array.shape[:2]) < 8 or array.size > _MAX_PIXELS:
         return text
     if array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() <= 1:

@@ -54,6 +54,8 @@ def gallery(
     candidates: Sequence[int] = range(len(dataset))
     if seed is not None:
         count = min(len(candidates), num_samples if where is None else _MAX_TESTED)
+        # A generator of its own: the global one belongs to the program, whose random numbers must
+        # not depend on what somebody looked at.
         candidates = random.Random(seed).sample(candidates, count)  # noqa: S311 - no secret
     note = ""
     if where is None:
@@ -75,6 +77,8 @@ def _accepted(
     """Return the first samples that a predicate accepts, and how many samples were tested."""
     accepted: list[int] = []
     num_tested = 0
+    # The predicate is the user's and expects transformed samples. `only` also keeps a search
+    # through a thousand samples from downloading their shards.
     with dataset.only(None) as transformed:
         for index in candidates:
             if len(accepted) == num_samples:
@@ -108,6 +112,7 @@ def _facts(dataset: Browsable) -> dict[str, str]:
     shards = dataset.spec.shards
     nbytes = [shard.nbytes for shard in shards if shard.nbytes is not None]
     num_checked = min(len(shards), MAX_SHARDS)
+    # Of some shards only, because each costs a look at the file system, which may be a slow one.
     num_local = sum(dataset.reader.is_local(number) for number in range(num_checked))
     return {
         "samples": f"{len(dataset):,}",
@@ -132,11 +137,13 @@ def show_samples_in_notebooks() -> None:
     Other dicts look as before. Each dataset calls this when it is made; outside IPython it does
     nothing.
     """
+    # Not imported: a program without a notebook should not pay for IPython.
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     if shell is not None:
         formatter = shell.display_formatter.formatters["text/html"]
         previous = formatter.lookup_by_type(dict) if dict in formatter else None
+        # Each dataset calls this; formatters must not wrap each other again and again.
         if not isinstance(previous, _SampleFormatter):
             formatter.for_type(dict, _SampleFormatter(previous))
 

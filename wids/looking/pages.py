@@ -92,6 +92,8 @@ class Pages:
     @property
     def stats(self) -> list[FieldStats]:
         """The fields of the dataset, computed once."""
+        # Two requests may both compute them at the start; the results are equal, so no lock is
+        # needed.
         if self._stats is None:
             self._stats = preview.field_stats(self._dataset)
         return self._stats
@@ -154,6 +156,7 @@ class Pages:
         if shard_index is None:
             raise ValueError(f"shard {number} has no index; `wids create` makes an index")
         sizes = field_sizes(shard_index, local_index)
+        # Audio and video are left to the player, which requests the parts that it plays.
         shown = [f for f, n in sizes.items() if n <= _MAX_SHOWN_NBYTES and not media_type(f)]
         with self._dataset.only(shown) as selection:
             sample = selection[index]
@@ -183,10 +186,14 @@ class Pages:
             raise KeyError(f"sample {index} has no field {field} to show")
 
         def read(start: int, stop: int) -> bytes:
+            # Opened for each piece: a player can pause for minutes between two of them, and a copy
+            # that is open cannot be evicted (CACHE-7).
             with self._dataset.only([field]) as selection:
                 shard = selection.reader.open(number, local=False)
                 return shard.read_part(local_index, field, start, stop)
 
+        # Only audio and video get a type of their own. Anything else, HTML or SVG for example,
+        # would be run by a browser under this origin (SEC-13).
         kind = None if "save" in query else media_type(field)
         return 200, kind or "application/octet-stream", FieldBytes(sizes[field], read)
 
@@ -199,6 +206,8 @@ class Pages:
 
 def _field_row(index: int, field: str, nbytes: int, data: bytes | None) -> str:
     """Return a field as a row of a table: its name, its size, a link to save it, and its value."""
+    # From the stored bytes, since `quote` refuses lone surrogates; and with no safe characters,
+    # because a slash in a field would end the name.
     link = f"field/{index}/{quote(to_bytes(field), safe='')}"
     kind = media_type(field)
     if kind is not None:
@@ -223,6 +232,7 @@ def _resource(name: str) -> bytes:
 
 
 def _json(value: Any) -> Answer:
+    # ASCII escapes hold lone surrogates too, which names may have and UTF-8 cannot.
     return 200, "application/json", json.dumps(value).encode("ascii")
 
 

@@ -78,6 +78,8 @@ def _spread_indexes(dataset: Browsable) -> Iterator[ShardIndex]:
         if num_members > _MAX_MEMBERS:
             return
         try:
+            # Spread over the dataset: joined datasets have their own fields, and the first shards
+            # would show those of the first one only.
             index = dataset.reader.index(step * num_shards // count)
         except WidsError:  # the error of a broken shard is shown in place of its samples
             continue

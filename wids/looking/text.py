@@ -49,6 +49,7 @@ def value_text(field: str, value: Any) -> str:
         if extension(field) in IMAGE_EXTENSIONS:
             image = opened_image(data)
             return f"{image.format} {image.width} x {image.height} {image.mode}, {size}"
+        # After the test for images, of which only the header is read, whatever their length.
         if len(data) > MAX_SHOWN_NBYTES:
             return f"{printable(repr(data[:60]))}, {size}"
         decoded = PREVIEW_DECODER({field: data})[field]
@@ -151,4 +152,5 @@ def share_text(share: float) -> str:
 
 def _total(numbers: list[int | None]) -> int | None:
     known = [number for number in numbers if number is not None]
+    # A sum of some of the numbers would look like the size of the dataset.
     return sum(known) if len(known) == len(numbers) else None

@@ -24,6 +24,7 @@ def rank_shards(dataset: Any, rank: int, num_replicas: int) -> list[int]:
     They are those of a `DistributedChunkedSampler` with its default settings, by which a rank reads
     the same slice of the dataset in every epoch.
     """
+    # Imported here: the samplers import torch, which fetching all shards does not need.
     from wids.sampling import order
     from wids.sampling.distributed import DistributedChunkedSampler
 
@@ -53,6 +54,7 @@ def select_missing(
                 "limit_nbytes: expected a spec that states the length of each shard, found none "
                 f"for shard {number}; `wids create` states it"
             )
+        # Local shards count as well, so that a second run with the same limit fetches nothing more.
         total += nbytes or 0
         if limit_nbytes is not None and total > limit_nbytes:
             num_left_out += 1
@@ -72,6 +74,8 @@ def fetch_shards(reader: ShardReader, numbers: Sequence[int], *, num_threads: in
     fetches = {number: BackgroundFetch() for number in numbers}
 
     def fetch(number: int) -> None:
+        # A task that a thread had taken just before the cancellation would otherwise start a
+        # download.
         if not fetches[number].cancelled.is_set():
             reader.fetch(number, fetches[number])
 
@@ -82,11 +86,14 @@ def fetch_shards(reader: ShardReader, numbers: Sequence[int], *, num_threads: in
             for count, task in enumerate(tasks, start=1):
                 task.result()
                 bar.reach(count)
+        # Ctrl-C is no Exception, and downloads must end after it too.
         except BaseException:
             for background_fetch in fetches.values():
                 background_fetch.cancelled.set()
             # Without waiting: a server may hang, and the caller wants the error.
             threads.shutdown(wait=False, cancel_futures=True)
+            # A short wait nevertheless: a download that notices its cancellation deletes its
+            # temporary file.
             wait(tasks, timeout=_PATIENCE_S)
             raise
     threads.shutdown()

@@ -25,6 +25,7 @@ def cache_folder(cache_dir: str | os.PathLike[str] | None) -> str:
     """Return the absolute path of the cache folder; None for the default one."""
     if cache_dir is None:
         return default_folder()
+    # Absolute now: workers and later calls of `chdir` must find the same folder.
     return os.path.abspath(os.path.expanduser(os.fspath(cache_dir)))
 
 
@@ -67,6 +68,7 @@ def cache_limits(
             f"cache_size: no shard fits into {nbytes} bytes{hint}",
             stacklevel=3,
         )
+    # A dataset that stores no copies has no reason to delete those of others.
     return Limits(nbytes if remote_nbytes else None)
 
 

@@ -49,6 +49,8 @@ class FieldCheck:
             ValueError: No shard has one of the fields.
         """
         shard = self._opener(number, local=local, make_room=make_room)
+        # Two threads may both check; that costs time once, and the result is the same. An empty
+        # shard has no fields and proves nothing.
         if not self._is_done and len(shard):
             try:
                 self._check(number, frozenset(shard.index.fields))
@@ -72,6 +74,8 @@ class FieldCheck:
                 f"fields: expected fields of the dataset, found {names}, which no shard has; the "
                 f"shards have {known}"
             )
+        # Where the first shard has some of the fields, the others may just be rare, so nothing is
+        # said.
         if has_none:
             warnings.warn(
                 f"fields: no shard whose index is known has {names}; they have {known}",
@@ -92,6 +96,8 @@ class FieldCheck:
         until_s, is_proven = time.monotonic() + _LOOK_S, True
         for number in numbers:
             if not missing or time.monotonic() > until_s:
+                # Out of time is no proof, so the caller warns at most: a rare field may be in the
+                # last shard.
                 return missing, existing, False
             if number == first:
                 continue
@@ -106,6 +112,7 @@ class FieldCheck:
         """Return the fields of a shard; None if it would have to be fetched."""
         if not self._opener.has_index(number):
             return None
+        # Opened beside the pool, so that the check evicts no shard that is being read.
         with self._opener(number, local=False) as shard:
             return set(shard.index.fields)
 

@@ -67,19 +67,25 @@ class ShardPool:
 
     def get(self, number: int, *, local: bool = True) -> ReadableShard:
         """Return the open shard of a number, and open it if necessary; see `OpenShard`."""
+        # Two threads may read the same number here. A count or an age is then off by one, which
+        # changes what is evicted first and never what is read (decision 0004).
         self.num_accesses += 1
         entry = self._entries.get(number)
         if entry is not None:
+            # After a quarter of a shard was read by range, the rest is cheaper as a whole file.
             local = local or entry.shard.is_spent
             if entry.is_local or not local:
                 entry.last_used = self.num_accesses
                 return entry.shard
         self.num_misses += 1
         shard = self.open_shard(number, local=local, make_room=self.close)
+        # Another thread may have stored its own shard of this number since the miss. The later one
+        # stays, and the other is closed when its reader releases it.
         self._entries[number] = _Entry(shard, self.num_accesses)
         while len(self._entries) > self.size or self._is_too_long():
             # list() is one atomic step; other threads would change the dict under an iterator.
             oldest = min(list(self._entries.items()), key=_last_used, default=None)
+            # None, or a number that is gone: another thread evicted it or called `close` since.
             if oldest is not None:
                 self._entries.pop(oldest[0], None)
         return shard
@@ -102,8 +108,10 @@ class ShardPool:
         return {**self.__dict__, "_entries": {}}
 
     def _is_too_long(self) -> bool:
+        # One shard always stays, however long: the caller is about to read it.
         if self.limit_nbytes is None or len(self._entries) < 2:
             return False
+        # Only these hold a lease, which keeps the cache from deleting their files (CACHE-7).
         shards = [entry.shard for entry in list(self._entries.values()) if entry.is_local]
         return sum(shard.nbytes for shard in shards) > self.limit_nbytes
 

@@ -40,6 +40,7 @@ def select(positions: Positions, indices: Any) -> Positions:
         IndexError: An index is out of range.
         TypeError: ``indices`` is none of these.
     """
+    # A slice of a range is a range: a contiguous view of any size takes no memory, and stays one.
     if isinstance(indices, slice):
         return positions[indices]
     array = as_array(indices)
@@ -56,6 +57,8 @@ def select(positions: Positions, indices: Any) -> Positions:
     outside = (array < -length) | (array >= length)
     if outside.any():
         from_start(int(array[outside.argmax()]), length)  # raises
+    # Before the length is added: it may not fit into an int8, and unsigned types have no negative
+    # numbers. The indices fit, since their range was checked above.
     array = array.astype(np.int64)
     array = np.where(array < 0, array + length, array)
     if isinstance(positions, range):
@@ -96,6 +99,8 @@ def counts_per_shard(positions: Positions, edges: IntArray) -> list[int]:
         One number for each shard; a single number, of all positions, where they are not
         consecutive.
     """
+    # Samplers use these counts to follow shards, which is of use only where a shard's samples stand
+    # together.
     if not isinstance(positions, range) or positions.step != 1:
         return [len(positions)]
     start = positions.start

@@ -93,6 +93,8 @@ class Prefetcher(Sampler[int]):
     """
 
     def __new__(cls, sampler: Sampler[int], *_: Any, **__: Any) -> Prefetcher:  # noqa: D102
+        # A class of its own, since trainers ask with `isinstance`; all other prefetchers must not
+        # look distributed.
         is_distributed = cls is Prefetcher and isinstance(sampler, DistributedSampler)
         return super().__new__(_DistributedPrefetcher if is_distributed else cls)
 
@@ -119,6 +121,7 @@ class Prefetcher(Sampler[int]):
         stated = parse_nbytes(ahead_nbytes, "ahead_nbytes")
         wanted = DEFAULT_NBYTES if stated is None else stated
         share = dataset.reader.cache_share_nbytes
+        # More than the cache's share may evict shards that were fetched ahead before they are read.
         self.ahead_nbytes = wanted if share is None else min(wanted, share)
         self.num_threads = num_threads
 
@@ -132,6 +135,8 @@ class Prefetcher(Sampler[int]):
             sampler.set_epoch(sampler.epoch)  # no pass of the copy counts as a repeated one
             ahead, now = iter(sampler), iter(self.sampler)
         else:
+            # A random order of its own cannot be asked for twice: a second iterator would yield
+            # another.
             ahead, now = tee(self.sampler)
         return self._indices(ahead, now)
 
@@ -231,8 +236,12 @@ class _Window:
 
     def close(self) -> None:
         """Cancel all fetches, and end the threads."""
+        # Or each pass of a long program would stay alive through this reference.
         atexit.unregister(self.close)
+        # One deadline for all threads, so that several servers that hang do not add up.
         until_s = time.monotonic() + _PATIENCE_S
+        # Cancelled before the threads are told to end: the Nones queue up behind the waiting
+        # orders, which each thread then drops at once.
         for fetch in self._fetches:
             fetch.cancelled.set()
         for _ in self._threads:
@@ -252,7 +261,10 @@ class _Window:
             stated = self._reader.nbytes(number)
             # Where lengths are not stated, four shards fill the window.
             nbytes = self.limit_nbytes // 4 if stated is None else stated
+            # CACHE-16: one shard is always allowed, however long, or the pass would fetch nothing
+            # ahead.
             if self._waiting and ordered_nbytes + nbytes > self.limit_nbytes:
+                # Kept, because the iterator that found it cannot step back.
                 self._postponed = number
                 return
             self._order(number, nbytes)
@@ -260,6 +272,8 @@ class _Window:
     def _order(self, number: int, nbytes: int) -> None:
         fetch = BackgroundFetch()
         self._waiting[number] = (nbytes, fetch)
+        # Only those that `close` may have to cancel; a long pass would otherwise collect all of
+        # them.
         self._fetches = [*(f for f in self._fetches if not f.done.is_set()), fetch]
         if len(self._threads) < self.num_threads:
             # A daemon, so that a server that hangs does not keep the process from ending.
@@ -275,6 +289,8 @@ class _Window:
             return number
         latest = -1
         last = _FIRST_LOOK + _LOOK_FASTER * self._num_reached
+        # The bound keeps the first batch of a huge local dataset from waiting for a look at every
+        # index.
         while self._num_looked_at < last and (found := next(self._ahead, None)):
             position, number = found
             self._num_looked_at = position + 1
@@ -300,5 +316,7 @@ class _Window:
                 # The reader of the shard tries again and raises; an error here would reach nobody.
                 _logger.info("shard %d could not be fetched ahead: %r", number, str(error))
             finally:
+                # Also after an error or a cancellation: `reach` waits for one of these events
+                # without a limit.
                 fetch.begun.set()
                 fetch.done.set()

@@ -125,6 +125,7 @@ class Archive:
 
     def remark(self, level: int, text: str) -> None:
         """Log something odd and add it to the remarks, up to a limit."""
+        # The limit covers the log too: an archive that ends again and again would flood it.
         if len(self.remarks) < _MAX_REMARKS:
             self.remarks.append(text)
             _logger.log(level, "%s: %s", printable(self.path), text)
@@ -141,6 +142,7 @@ class Archive:
 
 
 def _joined(columns: list[IntArray]) -> IntArray:
+    # numpy refuses to join an empty list, which a tar without members has.
     return np.concatenate([np.empty(0, np.int64), *columns])
 
 

@@ -60,6 +60,8 @@ def parse_header(block: bytes) -> Header:
         raise HeaderError(
             f'a size for member "{show(name)}"', repr(block[124:136]), NOT_FROM_A_PACKER
         )
+    # Only ustar has a prefix. GNU writes "ustar " with a blank and has times in these bytes; V7
+    # leaves them undefined.
     if block[257:263] == b"ustar\0" and block[345]:
         # The xstar format has "tar" at the very end and stores two times behind its prefix.
         prefix = block[345 : 476 if block[508:512] == b"tar\0" else 500].partition(b"\0")[0]
@@ -70,6 +72,8 @@ def parse_header(block: bytes) -> Header:
 def has_checksum(block: bytes) -> bool:
     """Whether a block is a header: whether it states its own checksum."""
     stated = parse_number(block[148:156])
+    # POSIX: the eight bytes of the checksum count as blanks, since it is computed before it is
+    # stored.
     unsigned = sum(block) - sum(block[148:156]) + 8 * ord(" ")
     if stated is None or stated == unsigned:
         return stated is not None
@@ -127,10 +131,12 @@ def _parse_record(body: bytes, at: int) -> tuple[bytes, bytes, int] | None:
     Returns:
         None if only NULs follow: some writers include the padding in the size.
     """
+    # The limit also keeps `int` cheap: a hostile body could have a megabyte of digits.
     blank = body.find(b" ", at, at + _LENGTH_NUM_DIGITS + 1)
     digits = body[at:blank]
     stop = at + int(digits) if blank > at and digits.isdigit() else 0
     key, equals, value = body[blank + 1 : stop - 1].partition(b"=")
+    # `at < stop` makes the loop over records end: a record of length 0 would be parsed forever.
     if at < stop <= len(body) and equals and key and body[stop - 1] == ord("\n"):
         return key, value, stop
     if not body[at:].strip(b"\0"):
@@ -151,6 +157,7 @@ def describe(head: bytes, *, is_start: bool) -> str:
     """
     if is_start:
         for magic, what in _LOOKALIKES:
+            # HTML and JSON may begin with blank lines.
             if head.lstrip().startswith(magic):
                 return what
     return f"bytes that begin with {head[:16]!r}"
@@ -158,4 +165,5 @@ def describe(head: bytes, *, is_start: bool) -> str:
 
 def show(name: bytes) -> str:
     """Return a stored name as text for a message."""
+    # Not surrogateescape, as for names of samples: a message has to be printable on any stream.
     return name.decode("utf-8", "backslashreplace")

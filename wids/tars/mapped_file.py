@@ -35,6 +35,8 @@ def map_file(path: str, handle: int | None = None) -> tuple[mmap.mmap, os.stat_r
     try:
         status = os.fstat(handle)
         _refuse_empty(path, status)
+        # The length of `fstat` and not 0: status and map then describe the same file, or `mmap`
+        # raises because the file became shorter in between.
         return mmap.mmap(handle, status.st_size, access=mmap.ACCESS_READ), status
     except OSError as error:  # a folder, a device
         raise local_error(path, error) from error
@@ -78,6 +80,8 @@ def read_or_map(path: str, *, handle: int | None = None, is_own: bool = False) -
         return None
     try:
         status = os.fstat(handle)
+        # INDEX-3. Asked of the descriptor and not of the path, which another user can replace in
+        # between. Windows has no such owner.
         if is_own and hasattr(os, "geteuid") and status.st_uid != os.geteuid():
             return None
         if status.st_size <= _SMALL_NBYTES:
@@ -96,9 +100,11 @@ def advise(data: mmap.mmap, advice: str, start: int = 0, nbytes: int | None = No
     megabytes on some machines; with ``RANDOM`` alone it costs a wait for each page; with
     ``WILLNEED`` on the range, one wait for all.
     """
+    # Windows has no madvise, and macOS not all of Linux's options.
     option = getattr(mmap, f"MADV_{advice}", None)
     if option is None or nbytes == 0:
         return
+    # madvise takes only addresses at the start of a page.
     first = start // mmap.PAGESIZE * mmap.PAGESIZE
     with suppress(OSError, ValueError):  # it is advice, and a closed map needs none
         data.madvise(option, first, (len(data) if nbytes is None else start + nbytes) - first)

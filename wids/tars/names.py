@@ -37,6 +37,7 @@ def split_names(names: list[bytes], key_split: KeySplit = "first") -> SplitNames
     A name without a key or without a field in its last path component belongs to no sample. Cost is
     a few passes of numpy over all bytes.
     """
+    # The NUL at the end gives the last name an end as well. No tar name contains one.
     joined = b"\0".join([*names, b""])
     text = np.frombuffer(joined, np.uint8)
     ends = np.flatnonzero(text == 0)
@@ -44,6 +45,8 @@ def split_names(names: list[bytes], key_split: KeySplit = "first") -> SplitNames
     slashes = np.flatnonzero(text == ord("/"))
     dots = np.flatnonzero(text == ord("."))
     bases = np.maximum(starts, _last_before(slashes, ends) + 1)
+    # The next dot may belong to a later name, or be the sentinel after the last one. Both lie
+    # behind the end of this name, so `is_split` drops them.
     if key_split == "first":
         splits = np.append(dots, len(joined))[np.searchsorted(dots, bases)]
     else:
@@ -65,6 +68,7 @@ def split_name(name: bytes, key_split: KeySplit = "first") -> tuple[bytes, bytes
 
 def to_text(name: bytes) -> str:
     """Return a stored name as text; bytes that are not UTF-8 become lone surrogates."""
+    # TAR-5: not "replace", because two different names could then become the same key.
     return name.decode("utf-8", "surrogateescape")
 
 

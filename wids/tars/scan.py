@@ -37,6 +37,8 @@ def scan(data: TarBytes, path: str = "tar") -> TarMembers:
     lane = VectorisedLane(archive)
     try:
         position = 0
+        # Each step moves forward by at least one block, so a hostile tar cannot make the scan
+        # endless.
         while position < archive.nbytes:
             batch = lane.next_batch(position)
             position = _add_batch(archive, batch) if batch else read_next(archive, position)
@@ -54,6 +56,8 @@ def _add_batch(archive: Archive, batch: Batch) -> int:
     for row in np.flatnonzero(batch.is_special).tolist():
         if row < done:
             continue  # an extended header's member, read together with it
+        # Plain members before the unusual one go first: samples keep the order of the archive
+        # (KEY-3), and a hard link finds its target among earlier members (TAR-13).
         batch.add_plain(archive.members, done, row)
         position = read_next(archive, int(offsets[row]))
         done = int(np.searchsorted(offsets, position))

@@ -25,6 +25,8 @@ from wids.tars.headers import (
     show,
 )
 
+# TAR-14. Both limits bound what a hostile tar can make a scan read and keep before it reaches the
+# first member.
 MAX_EXTENDED_NBYTES: Final = 1 << 20
 """Largest body of a PAX or GNU extended header; real ones hold a name and a few times."""
 MAX_EXTENDED_RUN: Final = 8
@@ -34,6 +36,8 @@ _MAX_PADDING_NBYTES: Final = 22 * BLOCK_NBYTES  # two blocks, then up to a recor
 _DESCRIBED_NBYTES: Final = 64
 
 _FILE_TYPES: Final = b"0\x007"  # plain, plain in V7, contiguous
+# TAR-15: some readers skip the stated bytes of these types, others read them as the next header.
+# That is a way to smuggle members, so a size here is an error.
 _EMPTY_TYPES: Final = b"123456"  # hard link, symlink, two kinds of device, folder, FIFO
 _SKIPPED_TYPES: Final = b"VD"  # GNU: volume label, list of a folder's files
 _EXTENDED_TYPES: Final = b"xXgLK"  # PAX, old Sun PAX, global PAX, GNU long name, GNU long link
@@ -49,9 +53,11 @@ def read_next(archive: Archive, position: int) -> int:
     head = position
     header, extended, position = _read_headers(archive, position)
     name = extended.get(b"path", header.name)
+    # TAR-11. The stored bytes of a sparse file are not the file's bytes: its holes are left out.
     if header.kind == b"S" or SPARSE in extended:
         _refuse(archive, position, extended.get(SPARSE) or name, "a sparse file")
     size = header.size
+    # The record also decides where the next header is (TAR-2), so it is parsed before the hop.
     if b"size" in extended:
         size = _parsed(archive, position, lambda: parse_size(extended[b"size"], name))
     # Before ustar, a folder was a file whose name ends in a slash.
@@ -59,6 +65,8 @@ def read_next(archive: Archive, position: int) -> int:
     is_empty = is_folder or header.kind in _EMPTY_TYPES
     _check_size(archive, position, header.kind, name, size, is_empty=is_empty)
     start = position + BLOCK_NBYTES
+    # TAR-13: only earlier members are targets. A later one is not known yet, and a link to its own
+    # name would have no bytes at all.
     if header.kind == b"1":
         link = extended.get(b"linkpath", header.link)
         archive.members.append(name, *_link_target(archive, position, name, link))
@@ -123,9 +131,12 @@ def _read_headers(archive: Archive, position: int) -> tuple[Header, dict[bytes, 
     for _ in range(MAX_EXTENDED_RUN + 1):
         header = _read_header(archive, position)
         if header.kind not in _EXTENDED_TYPES:
+            # TAR-2: local records take precedence over global ones.
             return header, {**archive.global_records, **local}, position
         records = _read_records(archive, position, header)
         if header.kind == b"g":
+            # Not checked for contradictions: a later global header replaces an earlier one by
+            # design.
             archive.global_records.update(records)
         else:
             _add_records(archive, position, local, records)
@@ -185,6 +196,7 @@ def _read_records(archive: Archive, position: int, header: Header) -> dict[bytes
     body = archive.data[start : start + header.size]
     if header.kind not in b"LK":
         return _parsed(archive, position, lambda: parse_records(body))
+    # A GNU long name ends in a NUL that its size includes.
     name = body.partition(b"\0")[0]
     if not name:
         raise archive.error(position, "a GNU long name", "an empty one", "pack it again")
@@ -196,6 +208,7 @@ def _add_records(
 ) -> None:
     """Add records to those of the same member, unless they contradict each other."""
     for key, value in records.items():
+        # TAR-14. Equal values are harmless: they leave readers no choice.
         if local.setdefault(key, value) != value:
             raise archive.error(
                 position,
@@ -227,6 +240,7 @@ def _read_end(archive: Archive, position: int) -> int:
             describe(head, is_start=True) if position == 0 else f"{nbytes - position} bytes",
             "it is incomplete or not a tar: fetch or write it again",
         )
+    # One zero block is enough: readers stop there, although packers write two.
     archive.has_end = nbytes - position >= BLOCK_NBYTES
     first_nonzero = _find_nonzero(archive, position)
     if first_nonzero < 0:
@@ -237,6 +251,8 @@ def _read_end(archive: Archive, position: int) -> int:
             )
         return nbytes
     following = position + (first_nonzero - position) // BLOCK_NBYTES * BLOCK_NBYTES
+    # The checksum and not the magic decides: V7 headers have no magic, and an archive after an end
+    # marker may have signed checksums too.
     if not has_checksum(archive.block(following)):
         archive.remark(
             logging.WARNING,
@@ -250,6 +266,8 @@ def _read_end(archive: Archive, position: int) -> int:
         logging.WARNING if is_hole else logging.INFO,
         f"another archive at byte {following}, after {following - position} bytes of zeros",
     )
+    # The archive that follows needs an end marker of its own, or its cut would go unnoticed
+    # (TAR-8).
     archive.has_end = False
     return following
 
@@ -263,5 +281,7 @@ def _find_nonzero(archive: Archive, position: int) -> int:
         if rest:
             return start + len(chunk) - len(rest)
         start += len(chunk)
+        # The growing step keeps the cost in proportion to the zeros: an archive that ends twenty
+        # thousand times would otherwise have a megabyte copied at each end.
         step = min(2 * step, 1 << 20)
     return -1

@@ -76,6 +76,8 @@ class VectorisedLane:
 
     def release(self) -> None:
         """Release the archive's bytes, which could otherwise not be unmapped."""
+        # An array over a map exports its buffer, and a map with an exported buffer cannot be
+        # closed.
         self._blocks = self._headers
 
     def next_batch(self, position: int) -> Batch | None:
@@ -88,9 +90,13 @@ class VectorisedLane:
         if not len(offsets):
             return None
         headers = self._headers[: len(offsets)]
+        # Not mode="raise": with `out`, numpy then copies through a buffer of its own. All offsets
+        # are inside the file, so nothing is clipped.
         np.take(self._blocks, offsets // BLOCK_NBYTES, axis=0, out=headers, mode="clip")
         sizes = _canonical_sizes(headers, self._scratch)
         follows = offsets + BLOCK_NBYTES + padded(sizes)
+        # No overflow: eleven octal digits are less than 2**33, and larger sizes (base 256) count as
+        # bad here.
         is_bad = (sizes < 0) | (offsets + BLOCK_NBYTES + sizes > archive.nbytes)
         num_good = _first(is_bad)
         # What the search found may have been inside a member.
@@ -99,6 +105,8 @@ class VectorisedLane:
             self._width = 1 + self._width // 8  # where all are unusual, guesses are a waste
             return None
         self._width = min(_BATCH, 4 * self._width)
+        # A valid header that does not follow the last member is most often part of a tar inside it.
+        # A search may find many more of them; hops find none, because they follow the sizes.
         if num_good < len(offsets) and not is_bad[num_good]:
             self._is_dense = False
         stop = int(follows[num_good - 1])
@@ -134,6 +142,8 @@ class VectorisedLane:
         This reads a word of every block, which is free only where every page has a header anyway.
         """
         first = position // BLOCK_NBYTES
+        # The short window goes first, so that an archive of large members costs one look at few
+        # pages and not a read of all of them.
         for num_blocks in (_PROBE, self._width * _DENSITY):
             window = self._blocks[first : first + num_blocks]
             magic = window.view("<u8")[:, 32] & _MAGIC_MASK
@@ -150,6 +160,8 @@ class VectorisedLane:
             for _ in range(self._width):
                 if position > last:
                     break
+                # `int` is more lenient than the format, which does no harm: a hop is a guess, and
+                # `_canonical_sizes` verifies it.
                 size = int(data[position + 124 : position + 135], 8)
                 if size < 0:
                     break
@@ -163,6 +175,8 @@ class VectorisedLane:
         """Return which PAX headers consist of one record with the time of modification."""
         result = np.zeros(len(offsets), np.bool_)
         for size in np.unique(sizes).tolist():
+            # The stated length has to be the body's. A second record after this one would otherwise
+            # go unread, and it may change the name or the size.
             start = b"%d mtime=" % size
             if not len(start) < size <= BLOCK_NBYTES:
                 continue
@@ -201,8 +215,11 @@ def _octal(columns: Bytes, num_digits: int) -> tuple[IntArray, Flags]:
         columns: Bytes of the fields, one row for each column of the field.
         num_digits: Digits; NULs or blanks have to follow them.
     """
+    # Bytes below "0" wrap around to large numbers in uint8, so one comparison with 7 excludes both
+    # sides.
     digits, ends = columns[:num_digits] - np.uint8(ord("0")), columns[num_digits:]
     values = np.zeros(columns.shape[1], np.int64)
+    # Int64 before the digits are added: a product of uint8 would wrap at 256.
     for digit in digits:
         values *= 8
         values += digit
