@@ -126,8 +126,7 @@ def _small(image: Any, size: int) -> tuple[bytes, str]:
     is_opaque = not small.has_transparency_data
     small = small.convert("RGB" if is_opaque else "RGBA")
     stream = io.BytesIO()
-    # Encoded again, whatever the original was: a browser never parses bytes of the dataset
-    # (SEC-13).
+    # Encoded again, whatever the original was: no browser decodes pictures of a dataset (SEC-13).
     small.save(stream, "JPEG" if is_opaque else "PNG", quality=85)
     return stream.getvalue(), "image/jpeg" if is_opaque else "image/png"
 
