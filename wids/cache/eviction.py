@@ -49,6 +49,8 @@ def choose_victims(files: Iterable[CacheFile], limit_nbytes: int) -> list[CacheF
     held = _sort(files)
     if held.nbytes() <= limit_nbytes:
         return []
+    # Orphans beyond their tenth go first, whatever their age; the rest of them goes last, since an
+    # index still saves a download by serving reads by range (CACHE-8, CACHE-15).
     excess = sum(file.nbytes for file in held.orphans) - limit_nbytes // 10
     num_first = 0
     while excess > 0:
@@ -59,11 +61,14 @@ def choose_victims(files: Iterable[CacheFile], limit_nbytes: int) -> list[CacheF
 
 def evict(folder: str, limit_nbytes: int) -> int:
     """Delete unused files until the limit is kept; return how many bytes too many remain."""
+    # Counted anew each time: other processes fetch and evict in the same folder, so a running total
+    # would be wrong at once.
     files = _list_files(names.shards_folder(folder))
     excess = _sort(files).nbytes() - limit_nbytes
     for file in choose_victims(files, limit_nbytes):
         if excess <= 0:
             break
+        # A copy with a lease is passed over and not waited for (CACHE-7, CACHE-8).
         if delete_if_unused(file.path):
             excess -= file.nbytes
     return max(0, excess)
@@ -96,6 +101,7 @@ def make_space(
             sweeping.sweep(folder)  # files of processes that were killed count too
             make_room()
             excess = evict(folder, rest_nbytes)
+        # While the lock is held: the next process has to count this file at its full length.
         file.truncate(nbytes)
     return excess
 
@@ -166,8 +172,10 @@ def _list_once(folder: str) -> tuple[list[CacheFile], bool]:
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             is_temporary = names.is_temporary_name(entry.name)
+            # Whatever else is in the folder is the user's, and is never deleted (CACHE-9).
             if is_temporary or names.is_own_name(entry.name):
                 try:
+                    # In a shared folder another user could link to a file of any size (SEC-40).
                     status = entry.stat(follow_symlinks=False)
                 except OSError:  # deleted or renamed since
                     is_complete &= not is_temporary

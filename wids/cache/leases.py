@@ -26,6 +26,7 @@ def lease(path: str) -> int | None:
         handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return None
+    # Bounded, and used without a lease after that: no process waits long for another (CACHE-6).
     for _ in range(_NUM_TRIES):
         if locks.acquire_shared(handle) is not False:
             break
@@ -34,6 +35,7 @@ def lease(path: str) -> int | None:
     if status.st_nlink == 0:  # it was evicted between open and lock
         os.close(handle)
         return None
+    # The modification time stays, because it binds the copy to its index (INDEX-1).
     with suppress(OSError):  # the time of last use: most mounts do not update it on each read
         os.utime(handle, ns=(time.time_ns(), status.st_mtime_ns))
     return handle
@@ -42,6 +44,8 @@ def lease(path: str) -> int | None:
 def delete_if_unused(path: str) -> bool:
     """Delete a file unless a process has a lease on it; return whether it was deleted."""
     with suppress(OSError), locks.holding(path) as is_held:
+        # None, where locks fail, permits the deletion: readers that have the file open keep it on
+        # Linux, and the others fetch it again (CACHE-6, CACHE-7).
         if is_held is not False:
             os.unlink(path)
             return True

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from wids.tars.names import KeySplit
 from wids.transport import urls
 
+# Narrow on purpose: a file whose name matches may be deleted (CACHE-9).
 _OWN_NAME: Final = re.compile(r"[0-9a-f]{32}-.*")
 _TEMPORARY_NAME: Final = re.compile(r"\.([0-9a-f]{32}-.*\.[0-9a-f]{16}|pipe-.*)\.tmp")
 
@@ -66,6 +67,7 @@ def copy_path(folder: str, remote_file: RemoteFile) -> str:
     It is named by the digest, if one is stated, so that signed URLs of one file share a copy.
     """
     url, nbytes, md5sum, sha256, version = remote_file
+    # SHA-256 first, because MD5 collisions can be constructed, and the name would be shared.
     digest = sha256 or md5sum
     name = _hashed_name(url, digest.lower() if digest else url, nbytes, version)
     return os.path.join(shards_folder(folder), name)
@@ -82,6 +84,7 @@ def lock_path(folder: str, path: str) -> str:
     """Return the path of the file to lock while a file is fetched to this path."""
     name = os.path.basename(path)
     if not _OWN_NAME.fullmatch(name):
+        # A file that `localname` names may have any name and length, so a hash stands for its path.
         name = _hashed_name(path, path)
     return os.path.join(folder, "locks", f"{name}.lock")
 
@@ -103,7 +106,9 @@ def is_temporary_name(name: str) -> bool:
 
 def _hashed_name(url: str, *parts: object) -> str:
     """Return a hash of the parts, and the end of the URL's path, for people to read."""
+    # A NUL occurs in no URL or path, so no two lists of parts make the same text.
     text = "\0".join(map(str, parts))
+    # Paths on Linux need not be UTF-8; surrogates stand for such bytes.
     digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
     # The path only: queries, users and commands may be secrets.
     tail = re.sub(r"[^A-Za-z0-9._-]", "_", os.path.basename(urls.path_of(url).rstrip("/"))[-60:])

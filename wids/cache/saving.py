@@ -50,6 +50,7 @@ def make_folder(path: str) -> None:
 def open_up(handle: int, folder: str) -> None:
     """Make a new file as open as its folder, whatever the umask."""
     with suppress(OSError):
+        # Otherwise the umask would close a group's shared folder to the group (CACHE-1).
         os.fchmod(handle, os.stat(folder).st_mode & 0o666)
 
 
@@ -61,6 +62,8 @@ def protect(handle: int, path: str) -> None:
         path: Its path.
     """
     with suppress(OSError):
+        # Opened again: `flock` belongs to the open file, so this asks what another process would be
+        # told.
         other = os.open(path, os.O_RDONLY)
         try:
             # On NFS a file that cannot be opened for writing cannot be locked exclusively, so no

@@ -66,8 +66,12 @@ class Space:
         """
         if received_nbytes <= self._reserved_nbytes:
             return
+        # The server's length first: it decides how many bytes will arrive, even if the spec is
+        # wrong.
         known_nbytes = self._stated_nbytes if total_nbytes is None else total_nbytes
         if known_nbytes is not None and received_nbytes <= known_nbytes:
+            # Before anything is evicted: a server that claims too much must not empty the cache
+            # (CACHE-8).
             if known_nbytes - received_nbytes > shutil.disk_usage(self._folder).free:
                 raise _no_space(f" for {nbytes_text(known_nbytes)}")
             nbytes = known_nbytes

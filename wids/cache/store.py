@@ -126,6 +126,8 @@ class Cache:
         self.offered = offered
         self.wants_progress = wants_progress
         self._verified = VerifiedFiles(folder)
+        # Once for each cache object, and only before a fetch: opening copies should not list the
+        # folder.
         self._was_swept = False
         self._has_warned = False
 
@@ -133,6 +135,8 @@ class Cache:
         """Return the path of the copy of a file, if there is one that fits what is known."""
         for path, is_own in self._candidates(remote_file):
             try:
+                # A link in place of a copy could lead to another file; the user's own files may be
+                # links (SEC-40).
                 status = os.lstat(path) if is_own else os.stat(path)
             except OSError:
                 continue
@@ -165,6 +169,7 @@ class Cache:
             StorageError: It cannot be stored.
             MismatchError: Twice it was not what its spec says.
         """
+        # Between `find` and the lease another process may evict the copy (CACHE-7).
         for _ in range(3):  # again only if the copy is evicted before it is leased
             path = self.find(remote_file) or self._download(remote_file, prepare, make_room)
             handle = None if path is None else self._lease(remote_file, path)
@@ -185,6 +190,8 @@ class Cache:
             is_own = path == names.copy_path(self.folder, remote_file)
             if is_own and error.errno in _UNREADABLE:
                 self.discard(remote_file)
+                # Only if the deletion worked: without the right to delete, fetching again would
+                # fail for ever.
                 if not os.path.lexists(path):
                     _logger.warning("%s: cannot be read: %s; fetching it again", path, reason)
                     return None
@@ -212,6 +219,7 @@ class Cache:
     def discard(self, remote_file: RemoteFile) -> None:
         """Delete the cache's own copy of a file and its index, so that it is fetched again."""
         own_path = names.copy_path(self.folder, remote_file)
+        # The index first: one that outlives its copy would serve reads by range (CACHE-15).
         for path in (self.index_path(remote_file, own_path), own_path):
             with suppress(OSError):
                 os.unlink(path)
@@ -249,6 +257,8 @@ class Cache:
             lock_path = names.lock_path(self.folder, path)
             with turn(lock_path, path, waits=background is None) as is_ours:
                 if background is not None:
+                    # From here on a reader who wants the file waits for the lock, instead of
+                    # fetching it as well.
                     background.begun.set()
                 if not is_ours:
                     return None
@@ -305,6 +315,7 @@ class Cache:
         # Nobody waits for a background fetch, so nobody wants to see it.
         wants_progress = self.wants_progress if background is None else False
         bar = Bar(f"fetching {name}", remote_file.nbytes, "B", wanted=wants_progress)
+        # Not synced there, but below, while the lock is still held.
         with bar, publish.replacing(path, sync=False) as file:
             if is_own:
                 open_up(file.fileno(), os.path.dirname(path))

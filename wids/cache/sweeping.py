@@ -58,9 +58,11 @@ def delete_if_abandoned(path: str) -> bool:
         # A time in the future is as far from now: a clock was wrong, and may have been set right.
         age_s = abs(time.time() - os.stat(path).st_mtime)
         if os.path.isdir(path):
+            # A folder cannot be locked, so only its age says that its writer is gone.
             if age_s > _ABANDONED_UNLOCKED_S:
                 shutil.rmtree(path, ignore_errors=True)
                 return True
+        # Young files stay even without a lock: their writer may not have taken it yet.
         elif age_s > _ABANDONED_UNLOCKED_S or (age_s > _ABANDONED_S and locks.probe(path)):
             os.unlink(path)
             return True

@@ -40,12 +40,15 @@ def turn(lock_path: str, path: str, *, waits: bool) -> Iterator[bool]:
         with folder_lock(lock_path, timeout_s=0) as is_held:
             yield is_held is not False
         return
+    # A process that hangs keeps its lock; only its file shows that it makes no progress.
     growth = _Growth(path)
     # A finite timeout, since filelock compares an infinite one with the locks of this thread.
     timeout_s = threading.TIMEOUT_MAX
     with folder_lock(lock_path, timeout_s=timeout_s, give_up=growth.has_stalled) as is_held:
         if is_held is False:
             _logger.warning("%s: another process fetches it and makes no progress", path)
+        # Also without the lock: locks only save work, and the file is complete either way
+        # (CACHE-6).
         yield True
 
 
@@ -78,5 +81,7 @@ class _Growth:
             self._look_at_s = now_s + _PATIENCE_S / 20
             found = sweeping.temporary_files(self._path)
             if found != self._seen:
+                # Any change counts, also of the time alone: reserved space gives a file its final
+                # length early.
                 self._patient_until_s, self._seen = now_s + _PATIENCE_S, found
         return now_s > self._patient_until_s

@@ -35,6 +35,7 @@ class VerifiedFiles:
     def verify(self, path: str, status: os.stat_result, remote_file: RemoteFile) -> bool:
         """Return whether a file has the stated digests; hash it if that is not known yet."""
         digests = remote_file.digests()
+        # Nothing is known to compare with; specs/security.md states what remains (SEC-41).
         if not digests:
             return True
         proof = _proof(path, status, remote_file)
@@ -82,6 +83,7 @@ def is_own_file(status: os.stat_result) -> bool:
 
 
 def _proof(path: str, status: os.stat_result, remote_file: RemoteFile) -> _Proof:
+    # With the digests: a file that was verified for one spec is not verified for another (CACHE-4).
     return (path, status.st_size, status.st_mtime_ns, *remote_file.digests())
 
 

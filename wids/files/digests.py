@@ -7,6 +7,7 @@ import hashlib
 
 def file_digest(path: str, name: str) -> str:
     """Return the digest ``"md5"`` or ``"sha256"`` of a local file, in hexadecimal digits."""
+    # Builds of OpenSSL in FIPS mode refuse MD5 otherwise.
     digest = hashlib.new(name, usedforsecurity=False)
     # hashlib.file_digest needs Python 3.11.
     with open(path, "rb") as file:

@@ -95,8 +95,10 @@ _no_fork: Final = threading.RLock()
 
 
 def _drop_locks() -> None:
+    # The fork copied the lock in the held state, which no thread of the child would end.
     _no_fork.release()
     for handle in _held:
+        # The number stays taken: the child may close it later, when it could be another file's.
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, handle, inheritable=False)
         os.close(null)
@@ -104,6 +106,7 @@ def _drop_locks() -> None:
 
 
 if hasattr(os, "register_at_fork"):
+    # A `flock` belongs to the open file, which a fork shares: a child could hold or release it.
     os.register_at_fork(
         before=_no_fork.acquire, after_in_parent=_no_fork.release, after_in_child=_drop_locks
     )
@@ -154,6 +157,7 @@ def open_to_lock(path: str) -> int:
     Raises:
         OSError: It cannot be opened.
     """
+    # Another user of a shared folder could put a link or a named pipe there (SEC-40).
     flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         return os.open(path, os.O_RDWR | flags)  # NFS locks exclusively only what is open to write
@@ -166,6 +170,7 @@ def probe(path: str) -> bool:
     handles: list[int] = []
     try:
         handles += [open_to_lock(path), open_to_lock(path)]
+        # Two openings, because some network file systems grant every lock (CACHE-6).
         return acquire(handles[0]) is True and acquire(handles[1]) is False
     except OSError:
         return False

@@ -48,6 +48,7 @@ class Bar:
             return
         total = self.total if total is None else total
         if self._bar is None:
+            # Only now: most work is over before a bar appears, and never needs the import.
             from tqdm import tqdm
 
             self._bar = tqdm(

@@ -33,6 +33,8 @@ def replacing(
     # Short, since names are limited to 255 bytes; in the same folder, since only a rename within
     # one file system is atomic.
     temporary = os.path.join(folder, f"{temporary_prefix(name)}{secrets.token_hex(8)}.tmp")
+    # A mode at creation, not a chmod afterwards, so that the file is never open to others in
+    # between.
     file = open(  # noqa: SIM115 - closed below
         temporary, "x+b", opener=lambda path, flags: os.open(path, flags, mode)
     )
@@ -46,6 +48,7 @@ def replacing(
             _rename_to_free_name(temporary, os.path.join(folder, name))
         else:
             os.replace(temporary, os.path.join(folder, name))
+    # KeyboardInterrupt is no Exception, and must not leave the file either (CACHE-10).
     except BaseException:
         with suppress(OSError):
             os.unlink(temporary)

@@ -26,6 +26,7 @@ def parse_nbytes(size: int | str | None, name: str = "cache_size") -> int | None
         if match is None or unit is None:
             raise ValueError(f'{name}: expected bytes or a text like "200GB", found {size!r}')
         return int(float(match[1]) * unit)
+    # True is an int in Python, and would be a limit of one byte.
     if isinstance(size, bool) or not 0 <= size < math.inf or size != int(size):
         raise ValueError(f"{name}: expected a number of bytes of at least 0, found {size!r}")
     return int(size)

@@ -20,6 +20,7 @@ def at_least(least: int, value: Any, name: str) -> int:
         ValueError: It is not an integer, or below the least allowed value.
     """
     try:
+        # `operator.index` accepts numpy's integers and refuses floats, which `int` would cut off.
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = None

@@ -135,6 +135,7 @@ class ChunkedSampler(Sampler[int]):
         return order.rank_length(self.settings, *self._replica())
 
     def __iter__(self) -> Iterator[int]:
+        # ORDER-8: the epoch is that of this call, even if the first index is read later.
         self._pass = _Pass(self.epoch, self._resume_at)
         return chain.from_iterable(self._blocks(self._pass))
 
@@ -174,6 +175,8 @@ class ChunkedSampler(Sampler[int]):
         unless ``shuffle=False``.
         """
         epoch = at_least(0, epoch, "epoch")
+        # Trainers call it after a restore too, with the restored epoch, whose position stays
+        # (ORDER-11).
         if epoch != self.epoch:
             self._resume_at = 0
         if self._pass is not None and epoch != self._pass.epoch:
@@ -231,6 +234,7 @@ class ChunkedSampler(Sampler[int]):
         self.epoch = restored.epoch
         self._is_fixed = restored.is_fixed
         self._num_full_passes = 0
+        # Exact: `checked_state` accepts no position that these ranks cannot share (ORDER-10).
         self._resume_at = restored.position // num_replicas
 
     def _fingerprint(self) -> dict[str, Any]:

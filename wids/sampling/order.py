@@ -140,7 +140,9 @@ def permutation(length: int, seed: int, *key: int) -> IntArray:
     # spawn_key, not seed + epoch: no two keys share a stream, whatever their sum.
     words = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)).random_raw(length)
     low = np.uint64((1 << max(length - 1, 0).bit_length()) - 1)
+    # ORDER-6: the position in the low bits makes the words distinct, and comes back out below.
     words = (words & ~low) | np.arange(length, dtype=np.uint64)
+    # In place and not stable, which is safe for distinct words (decision 0001).
     words.sort()
     order: IntArray = (words & low).astype(np.int64)
     return order
@@ -169,6 +171,7 @@ class _Chunks:
     def blocks(self, start: int, stop: int) -> Iterator[IntArray]:
         """Yield the indices at positions ``start`` to ``stop`` of the sequence, chunk by chunk."""
         epoch, run = self.key
+        # `right`: a position that equals the end of a chunk belongs to the next one.
         at = int(np.searchsorted(self.ends, start, side="right"))
         while start < stop:
             chunk_stop = int(self.ends[at])
@@ -265,6 +268,7 @@ def _chunks(settings: Settings, seed: int, epoch: int, run: int, start: int, sto
     edges = chunk_edges(settings.lengths, start, stop, settings.chunksize)
     numbers = np.arange(len(edges) - 1)
     if settings.shuffle and (settings.shufflefirst or epoch > 0):
+        # ORDER-7; the numbers stay those of the ascending order, so that each chunk keeps its key.
         numbers = permutation(len(numbers), seed, epoch, _CHUNK_ORDER, run, 0)
     ends = np.cumsum(np.diff(edges)[numbers])
     return _Chunks(edges[:-1][numbers], ends, numbers, seed, (epoch, run), settings.shuffle)
@@ -277,11 +281,13 @@ def _numbers_of(settings: Settings, rank: int, num_replicas: int) -> range:
 
 def _run_bounds(settings: Settings, run: int) -> tuple[int, int]:
     n, num_runs = settings.num_indices, settings.num_runs
+    # Python's integers, since the products may exceed 64 bits; neighbours share their bound.
     return settings.start + n * run // num_runs, settings.start + n * (run + 1) // num_runs
 
 
 def _run_length(settings: Settings, run: int) -> int:
     """Return the number of indices that a run yields: all its own, or the same for all runs."""
+    # ORDER-3: all ranks need equal lengths, or a collective operation waits for ever at the end.
     if settings.ending == "pad":
         return -(-settings.num_indices // settings.num_runs)
     if settings.ending == "drop":

@@ -38,6 +38,7 @@ class State:
 
 def lengths_digest(lengths: IntArray) -> str:
     """Return a digest of shard lengths, which may be too many to store in a state."""
+    # In one byte order, since a state may be restored on another machine.
     little_endian = np.ascontiguousarray(lengths, "<i8").tobytes()
     return hashlib.sha256(little_endian).hexdigest()[:16]
 
@@ -88,6 +89,7 @@ def checked_state(
     except ValueError as error:
         raise StateError(f"the state is damaged: {error}") from error
     num_runs = settings.num_runs
+    # One round more than the indices, because padding adds at most one index to each run.
     if position % saved_replicas or position > settings.num_indices + num_runs:
         raise StateError(
             f"the state is damaged: expected a multiple of its {saved_replicas} ranks and at most "

@@ -36,6 +36,7 @@ def expand(pattern: str) -> list[str]:
         return [pattern]
     try:
         _check(_size_of_pattern(pattern, 0), pattern)
+        # A backslash is a character of a name here, and not an escape as in a shell.
         return list(braceexpand(pattern, escape=False))
     except ValueError as error:
         if isinstance(error, SpecError):

@@ -61,7 +61,9 @@ def edit_spec(
             entry["url"] = os.path.join(folder or "", shard_name)
         document["shardlist"] = sorted(entries, key=lambda entry: str(entry["url"]))
     document.setdefault("name", os.path.splitext(os.path.basename(path))[0])
+    # Before the file is touched, so that a refused change leaves the document as it was.
     load_spec(document, allow_pipe=True)  # raises what is wrong with the change
+    # A rename onto a link would replace the link, and leave the file that it leads to unchanged.
     target = os.path.realpath(path)
     shutil.copy2(target, target + ".bak")
     save_document(target, document, os.stat(target).st_mode & 0o777)

@@ -15,6 +15,7 @@ from wids.errors import SpecError
 from wids.specs.model import ShardSpec
 from wids.tars.names import KEY_SPLITS, KeySplit
 
+# Counts become integers of numpy with 64 bits.
 _MAX_COUNT: Final = (1 << 63) - 1
 
 _SHARD_KEYS: Final = frozenset(
@@ -122,6 +123,7 @@ def _check_nameable(value: str, label: str) -> None:
 
 def _count(entry: Mapping[str, Any], key: str, label: str) -> int | None:
     value = entry.get(key)
+    # `type`, not `isinstance`: True and False are ints in Python, and are no counts.
     if value is None or (type(value) is int and 0 <= value <= _MAX_COUNT):
         return value
     try:  # an integer of numpy, from a caller's list

@@ -173,6 +173,7 @@ class _Loader:
         if urls.is_local(url):
             url = os.path.abspath(urls.local_path(url))
         name = urls.redact(url)
+        # The chain and not all documents: two parts of a spec may refer to the same document.
         if url in chain:
             raise SpecError(f"{name}: refers to itself, through {_trail(chain)}")
         if len(chain) >= MAX_DEPTH:
@@ -185,6 +186,8 @@ class _Loader:
             raise SpecError(f"{name}: expected at most {MAX_DOCUMENTS} documents, found more")
         context = replace(
             _Context.at(name, urls.parent(url), base),
+            # By its own URL, and not by the document that led here: trust is not inherited
+            # (SPEC-12).
             is_trusted=urls.is_local(url),
             chain=(*chain, url),
         )
@@ -301,6 +304,7 @@ class _Context:
             raise SpecError(
                 f"{name}: expected at most {MAX_DEPTH} datasets inside one another, found more"
             )
+        # The caller's base replaces that of the outermost document only (SPEC-6).
         return replace(self, name=name, base=base, is_based=False, depth=self.depth + 1)
 
 

@@ -31,6 +31,7 @@ def parse(document: str | bytes, name: str) -> Any:
     """
     try:
         return json.loads(document)
+    # The scanner of json recurses, so enough `[` in a row exhaust the stack (SEC-39).
     except (ValueError, RecursionError) as error:
         head = document[:40] if isinstance(document, str) else document[:40].decode("latin-1")
         raise SpecError(

@@ -42,6 +42,7 @@ def new_pool(proxy: str | None, **options: Any) -> urllib3.PoolManager:
     pool = (
         urllib3.PoolManager(**options) if proxy is None else urllib3.ProxyManager(proxy, **options)
     )
+    # Of this pool only: the classes of urllib3 itself serve other libraries of the process too.
     pool.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
     return pool
 
@@ -79,6 +80,7 @@ class _Measured(io.RawIOBase):
                 raise ConnectionError(
                     f"{self._received_nbytes} bytes in {self._waited_s:.1f} s, which is too slow"
                 )
+            # A new window: a fast beginning must not excuse a stall later on.
             self._waited_s, self._received_nbytes = 0.0, 0
         return nbytes
 
@@ -97,6 +99,7 @@ class _Response(HTTPResponse):
         super().__init__(sock, **options)
         self._host = host
         self._measured = _Measured(self.fp.detach(), sock.gettimeout())
+        # Detached above, so that no byte stays in a buffer that is not read any more.
         self.fp = io.BufferedReader(self._measured)
 
     def begin(self) -> None:
@@ -113,6 +116,8 @@ class _Response(HTTPResponse):
 
     def read1(self, n: int = -1) -> bytes:
         """Read the next piece of the file, of at most ``n`` bytes."""
+        # Reset for each piece, so only overhead between two pieces adds up, and a long file does
+        # not.
         self._measured.allowed_nbytes = n + _MAX_OVERHEAD_NBYTES
         return super().read1(n)
 

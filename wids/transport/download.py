@@ -70,6 +70,7 @@ class Download:
             for name, stated in (("md5", self.expected.md5sum), ("sha256", self.expected.sha256))
             if stated is not None
         }
+        # Not truncated: the space that was reserved stays reserved for the next attempt.
         self.file.seek(0)
 
     @property
@@ -95,6 +96,7 @@ class Download:
         self.tag = stream.tag or self.tag
         if stream.total_nbytes is not None:
             self.total_nbytes = stream.total_nbytes
+        # Before the first byte: a file of the wrong length need not be transferred to be refused.
         self._check_length(self.total_nbytes)
         self.report(self.received_nbytes, self.total_nbytes)
         for chunk in stream.chunks:
@@ -129,6 +131,7 @@ class Download:
     def _check_version(self, stream: Stream) -> None:
         """Refuse to append to what has arrived if the file at the URL has changed."""
         pairs = ((self.tag, stream.tag), (self.total_nbytes, stream.total_nbytes))
+        # A side that states nothing is no contradiction: a chunked response has no length.
         if stream.start and any(None not in pair and pair[0] != pair[1] for pair in pairs):
             self.start_over()
             raise TransientError(f"{urls.redact(self.url)}: it changed while it was being fetched")

@@ -59,6 +59,7 @@ class Fetcher:
             NotFoundError: There is no such file.
             FetchError: It cannot be read, the server answers with an error, or it is too long.
         """
+        # Before the request, since its contents decide which URLs come next (SEC-9).
         self._transports.bind_options(url)
 
         def attempt() -> bytes:
@@ -71,6 +72,7 @@ class Fetcher:
                             f"{urls.redact(url)}: expected at most {limit_nbytes} bytes, found "
                             "more; check that this is the URL of the document"
                         )
+            # A cut is tried again from here; a parser would call the document malformed.
             check_complete(url, len(data), stream.total_nbytes)
             return bytes(data)
 

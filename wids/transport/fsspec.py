@@ -70,6 +70,7 @@ class Fsspec:
 
         scheme = urls.scheme(url)
         urls.check_server(url)
+        # SEC-10; `::` chains file systems, so a harmless scheme could hide `simplecache::file:`.
         if scheme in _INDIRECT or "::" in url:
             raise FetchError(
                 f"{urls.redact(url)}: expected the URL of a file, found one that leads to another "

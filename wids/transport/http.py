@@ -61,6 +61,7 @@ class Http:
         self._pools: dict[tuple[int, str | None], urllib3.PoolManager] = {}
 
     def __getstate__(self) -> dict[str, Any]:
+        # Sockets and locks of a pool cannot be pickled.
         return {**self.__dict__, "_pools": {}}
 
     def __call__(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:
@@ -77,6 +78,8 @@ class Http:
         if start or stop is not None:
             headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
             if tag is not None:
+                # RFC 9110, 13.1.5: the server sends the whole file if it has changed, and not a
+                # part of it.
                 headers["If-Range"] = tag
         response = self._final_response(url, headers)
         try:
@@ -98,11 +101,13 @@ class Http:
                 return response
             response.close()
             target = _joined(url, location, target)
+            # A server could lead to a file on this machine (SEC-4).
             if urls.scheme(target) not in ("http", "https"):
                 raise FetchError(
                     f"{urls.redact(url)}: expected a response, found a redirect to "
                     f"{urls.redact(target)}"
                 )
+            # The caller's tokens are for the first server only (SEC-9).
             if urls.origin(target) != urls.origin(location):
                 ours = {name.lower() for name in self.headers}
                 headers = {n: value for n, value in headers.items() if n.lower() not in ours}
@@ -192,6 +197,7 @@ def _stream(url: str, start: int, response: urllib3.BaseHTTPResponse) -> Stream:
         )
     if response.status == 206:
         match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        # A part from elsewhere would be written at the wrong place, with the right length.
         if match is None or int(match[1]) != start:
             raise FetchError(
                 f"{urls.redact(url)}: expected the bytes from {start} on, found "
@@ -229,6 +235,7 @@ def _chunks(url: str, response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
         yield from iter(lambda: response.read1(CHUNK_NBYTES, decode_content=False), b"")
     except urllib3.exceptions.HTTPError as error:
         raise _connection_error(url, error) from None
+    # Only after the last byte: the next response on the connection would begin in the rest of this.
     response.release_conn()
 
 

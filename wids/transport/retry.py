@@ -61,6 +61,7 @@ def with_retries(
             num_failures += 1
             if num_failures >= MAX_FAILURES:
                 raise FetchError(f"{error}; tried {num_failures} times") from error
+            # "Retry-After: 0" falls back to our own delay, or five attempts would be over at once.
             wait_s = error.wait_s or _wait_s(num_failures)
             _logger.info("%s; trying again in %.1f s", str(error), wait_s)
         if cancel is None:

@@ -77,4 +77,5 @@ def _check_rewriting(url: str, result: str) -> None:
 
 
 def _components(url: str) -> list[str]:
+    # Decoded first, because the path may be decoded later: `%2e%2e` is `..` too (SEC-11).
     return re.split(r"[/\\]", urls.unquoted(url))

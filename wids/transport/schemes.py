@@ -63,6 +63,7 @@ class Transports:
         For the first document that is read: the URLs in it are not the caller's, so the caller's
         tokens must not go to the servers that it names.
         """
+        # Only the first document finds the key: later ones cannot claim the options (SEC-9).
         if "" in self._options and urls.origin(url):
             self._options[urls.origin(url)] = self._options.pop("")
 
@@ -70,6 +71,7 @@ class Transports:
         """Return the transport for a URL, which keeps its connections for the next one."""
         transport_for = TRANSPORTS.get(urls.scheme(target), fsspec.transport_for)
         matching = (p for p in self._options if not p or urls.is_below(url, p))
+        # The longest prefix is the narrowest, and so the one that the caller meant for this URL.
         prefix = max(matching, key=len, default=None)
         key = (transport_for, prefix)
         if key not in self._made:

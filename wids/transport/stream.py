@@ -121,6 +121,7 @@ def driver_error(url: str, error: Exception) -> FetchError:
     """Return the error of wids for one that a driver or a caller's opener raised."""
     if isinstance(error, FetchError):
         return error
+    # The driver's own text is left out: it may quote the URL with its query (SEC-4).
     if isinstance(error, FileNotFoundError):
         return NotFoundError(f"{urls.redact(url)}: not found")
     message = f"{urls.redact(url)}: expected a readable file, found: {error_text(error, url)}"

@@ -21,6 +21,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 def scheme(url: str) -> str:
     """Return the scheme in lower case: ``"https"``, ``"file"``, ``"pipe"``; ``""`` for a path."""
+    # These two need no `//`; any other `word:` is a legal beginning of a file name.
     for opaque in ("file", "pipe"):
         if url[: len(opaque) + 1].lower() == opaque + ":":
             return opaque
@@ -133,6 +134,8 @@ def _without_dots(path: str) -> str:
     parts: list[str] = []
     for part in path.split("/"):
         if part == "..":
+            # The first part is the empty one before the leading slash; `..` does not lead above it
+            # (RFC 3986).
             del parts[max(1, len(parts) - 1) :]
         elif part != ".":
             parts.append(part)
@@ -215,5 +218,6 @@ def _without_secrets(url: str) -> str:
         first = words[0] if words and re.fullmatch(r"[\w./-]+", words[0]) else "…"
         return f"pipe:{first}{' …' if len(words) > 1 and first != '…' else ''}"
     origin, path, query = _split(url)
+    # The last `@`: a password may contain one, and its rest must not be shown (SEC-4).
     host = origin.partition("://")[2].rpartition("@")[2]
     return f"{kind}://{host}{path}{'?…' if query else ''}"
