@@ -35,7 +35,8 @@ class Fault:
         status: Respond with this status instead of the file.
         after_nbytes: Without a status, fail after this many bytes of the file.
         how: ``"close"`` or ``"reset"`` the connection, ``"stall"`` (send no more until the server
-            is closed), or ``"short"``: claim that the file ends there.
+            is closed), or ``"short"``: claim that the file ends there; or ``"flip"``: send
+            everything, with one bit flipped in the byte of the file at ``after_nbytes``.
         headers: Sent with the status.
         body: Sent with the status; an error page if None.
     """
@@ -50,6 +51,11 @@ class Fault:
 @lru_cache(maxsize=16)
 def _tag(body: bytes) -> str:
     return f'"{hashlib.md5(body).hexdigest()}"'  # noqa: S324 - an ETag
+
+
+def flipped(body: bytes, at: int) -> bytes:
+    """Return bytes with one bit flipped."""
+    return body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]
 
 
 @dataclass
@@ -184,6 +190,8 @@ class Server:
             fault = None
         elif fault is not None and fault.how == "short":
             stop, fault = min(stop, start + fault.after_nbytes), None
+        elif fault is not None and fault.how == "flip":
+            body, fault = flipped(body, fault.after_nbytes), None
         is_chunked = page.is_chunked and status == 200
         if is_chunked:
             headers["Transfer-Encoding"] = "chunked"

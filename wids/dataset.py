@@ -24,7 +24,7 @@ from wids.looking import notebook
 from wids.looking.notebook import Gallery
 from wids.mapstyle import MapStyleDataset, join_torch
 from wids.reading.cache_settings import cache_folder, cache_limits, placed_names
-from wids.reading.options import Access, ReadOptions, field_set
+from wids.reading.options import Access, ReadOptions, Verify, field_set
 from wids.reading.positions import (
     Positions,
     as_array,
@@ -112,6 +112,11 @@ class ShardListDataset(MapStyleDataset):
         handlers: For each scheme a callable that returns an open binary file for a URL.
         progress: Whether to show progress bars while shards are fetched or counted; None for
             ``$WIDS_PROGRESS``, or else in terminals and notebooks only.
+        verify: When to compare the bytes of fields with the checksums that indexes have, if they
+            were published or made when the shard was fetched: ``"auto"`` if the fields will be
+            decoded, ``"always"`` also if they stay undecoded, or ``"never"``. A damaged copy of a
+            remote shard is fetched once more; a damaged local shard is an error. What is read by
+            range is compared with ``"auto"`` too. `verify_spec` compares whole shards.
         options: None. The old library replaced entries of the document by these.
 
     Attributes:
@@ -163,6 +168,7 @@ class ShardListDataset(MapStyleDataset):
         storage_options: Mapping[str, Any] | None = None,
         handlers: Mapping[str, Opener] | None = None,
         progress: bool | None = None,
+        verify: Verify = "auto",
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if options:
@@ -173,7 +179,7 @@ class ShardListDataset(MapStyleDataset):
         # Not at import: programs may import torch after this module, and a dataset has to be
         # torch's then.
         join_torch()
-        read_options = ReadOptions(access, field_set(fields), raw, key_split, lru_size)
+        read_options = ReadOptions(access, field_set(fields), raw, key_split, lru_size, verify)
         folder = cache_folder(cache_dir)
         # Commands write their output where copies are, on a disk that is meant to hold it.
         fetcher = Fetcher(storage_options, handlers, os.path.join(folder, "shards"))
@@ -516,16 +522,28 @@ class ShardListDataset(MapStyleDataset):
     # The way of one sample. The same labels are set in two places, since a call for each sample
     # would cost more than setting them does.
 
-    def _sample(self, position: int, number: int, *, local: bool) -> Any:
-        """Read, label and transform one sample; ``local`` as for `ShardPool.get`."""
+    def _sample(self, position: int, number: int, *, local: bool, is_again: bool = False) -> Any:
+        """Read, label and transform one sample.
+
+        Args:
+            position: Its position in the dataset.
+            number: The number of its shard.
+            local: As for `ShardPool.get`.
+            is_again: Whether it was read before, from a copy that was damaged.
+        """
         reader = self.reader
         local_index = position - reader.starts[number]
+        verify = reader.verifies_decoded if self.transformations else reader.verifies_raw
+        shard = None
         try:
-            sample = reader.open(number, local=local).read(local_index)
+            shard = reader.open(number, local=local)
+            sample = shard.read(local_index, verify)
         except WidsError as error:  # names the shard
             if isinstance(error, RangeError) and not local and reader.fetches_for_many:
                 # The server has no ranges, and fetching was not ruled out.
                 return self._sample(position, number, local=True)
+            if shard is not None and not is_again and reader.replaces(number, shard, error):
+                return self._sample(position, number, local=local, is_again=True)
             return self._stand_in(error)
         shard_spec = reader.shards[number]
         sample["__index__"] = position
@@ -545,7 +563,8 @@ class ShardListDataset(MapStyleDataset):
         except WidsError as error:  # names the shard, and opening it for each sample is no use
             return [self._stand_in(error) for _ in positions]
         try:
-            samples: list[Any] = shard.read_many(local_indices)
+            verify = reader.verifies_decoded if self.transformations else reader.verifies_raw
+            samples: list[Any] = shard.read_many(local_indices, verify=verify)
         except WidsError:  # one by one, so that only those that fail are replaced
             return [self._sample(position, number, local=local) for position in positions]
         for position, local_index, sample in zip(positions, local_indices, samples, strict=True):

@@ -17,10 +17,10 @@ from copy import copy
 from functools import partial
 from typing import IO, Any, Final
 
-from wids.cache.names import RemoteFile, local_index_path
+from wids.cache.names import RemoteFile, copy_path, local_index_path
 from wids.cache.saving import is_settled, save_quietly
 from wids.cache.store import BackgroundFetch, Cache, CachedCopy, Prepare
-from wids.errors import FetchError, MismatchError, ShardFormatError
+from wids.errors import FetchError, MismatchError, ShardFormatError, WidsError
 from wids.reading.options import ReadOptions
 from wids.reading.packs import Packs
 from wids.reading.range_shard import RemoteShard
@@ -197,6 +197,28 @@ class ShardOpener:
             return self._open_copy(number, make_room)
         return shard
 
+    def discard_copy(self, number: int, shard: Shard, error: WidsError) -> bool:
+        """Discard the copy that a shard was opened from, if it can be fetched again.
+
+        Returns:
+            Whether to open the shard again: once for each opener, or if another thread or process
+            has discarded the copy.
+        """
+        file = remote_file(self.shards[number])
+        if self.local_path(number) is not None or shard.path != copy_path(self._store.folder, file):
+            return False  # it is a file of the user's
+        try:
+            is_current = os.stat(shard.path).st_ino == shard.identity.inode
+        except OSError:
+            is_current = False
+        if is_current and number in self._fetched_again:
+            return False
+        self._fetched_again.add(number)
+        if is_current:
+            _logger.warning("%s; fetching the shard again", str(error))
+            self._store.discard(file)
+        return True
+
     def _index_of_copy(
         self, number: int, stored: CachedCopy, path: str, data: mmap.mmap, identity: TarIdentity
     ) -> ShardIndex:
@@ -246,6 +268,8 @@ class ShardOpener:
                 )
             return None
         shard_index, nbytes = index_and_nbytes
+        if self._options.verify == "never":
+            shard_index = shard_index.without_payload_crcs()
         shard = RemoteShard(
             urls.redact(shard_spec.url),
             shard_index,

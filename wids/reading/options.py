@@ -13,6 +13,7 @@ from wids.tars.names import KeySplit
 from wids.tars.samples import Raw, check_raw
 
 Access = Literal["auto", "download", "range"]
+Verify = Literal["auto", "always", "never"]
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,11 @@ class ReadOptions:
         raw: The form of a field, as for `Shard`.
         key_split: Where member names are split; None for what the spec says.
         lru_size: Most shards to keep open; None for `pool.default_size`.
+        verify: When to compare members with the checksums in the index of their shard: ``"auto"``
+            if they will be decoded, ``"always"`` or ``"never"``.
 
     Raises:
-        ValueError: ``access``, ``raw`` or ``lru_size`` has no meaning.
+        ValueError: ``access``, ``raw``, ``lru_size`` or ``verify`` has no meaning.
     """
 
     access: Access = "auto"
@@ -36,6 +39,7 @@ class ReadOptions:
     raw: Raw = "bytes"
     key_split: KeySplit | None = None
     lru_size: int | None = None
+    verify: Verify = "auto"
 
     def __post_init__(self) -> None:
         check_raw(self.raw)
@@ -43,6 +47,8 @@ class ReadOptions:
             raise ValueError(
                 f'access: expected "auto", "download" or "range", found {self.access!r}'
             )
+        if self.verify not in get_args(Verify):
+            raise ValueError(f'verify: expected "auto", "always" or "never", found {self.verify!r}')
         if self.lru_size is not None and self.lru_size < 1:
             raise ValueError(f"lru_size: expected at least 1, found {self.lru_size}")
 

@@ -95,6 +95,12 @@ class ShardPool:
         entry = self._entries.get(number)
         return None if entry is None else entry.shard
 
+    def drop(self, number: int, shard: ReadableShard) -> None:
+        """Release a shard, unless another one has taken its place."""
+        entry = self._entries.get(number)
+        if entry is not None and entry.shard is shard:
+            self._entries.pop(number, None)
+
     def close(self) -> None:
         """Release all shards; the next `get` opens them again."""
         # Collected, not closed: another thread may be reading one of them.

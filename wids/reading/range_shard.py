@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar, Final
 
+from wids.files.checksums import fastest_crc32
 from wids.tars.archive import BLOCK_NBYTES
 from wids.tars.index import ShardIndex
 from wids.tars.samples import (
@@ -23,6 +24,7 @@ from wids.tars.samples import (
     ReadRange,
     changed_header_error,
     changed_index_error,
+    changed_payload_error,
     missing_field_error,
     position,
 )
@@ -103,11 +105,16 @@ class RemoteShard:
     def __iter__(self) -> Iterator[RawSample]:
         return map(self.read, range(len(self)))
 
-    def read(self, local_index: int) -> RawSample:
+    def read(self, local_index: int, verify: bool = True) -> RawSample:
         """Return one sample by its position, which must be 0 or more."""
-        return self.read_many([local_index])[0]
+        return self.read_many([local_index], verify=verify)[0]
 
-    def read_many(self, local_indices: Sequence[int]) -> list[RawSample]:
+    def read_many(
+        self,
+        local_indices: Sequence[int],
+        *,
+        verify: bool = True,  # noqa: ARG002 - all that comes over a network is compared
+    ) -> list[RawSample]:
         """Return samples in the order of ``local_indices``; neighbors share a request.
 
         Raises:
@@ -189,10 +196,15 @@ class RemoteShard:
         start, size = int(self.index.blocks[member]) * BLOCK_NBYTES, int(self.index.sizes[member])
         return start - int(self.index.head_blocks[member]) * BLOCK_NBYTES, start + size
 
+    def _is_intact(self, member: int, value: memoryview) -> bool:
+        """Whether these are the bytes of a member, as far as the index can tell."""
+        crcs = self.index.payload_crcs
+        return not len(crcs) or fastest_crc32()(value) == crcs[member]
+
     def _sample(
         self, local_index: int, members: list[int], starts: list[int], views: list[memoryview]
     ) -> RawSample:
-        """Cut a sample out of the ranges that were read, and check the headers of its members.
+        """Cut a sample out of the ranges that were read, and check its members.
 
         Args:
             local_index: The sample.
@@ -211,6 +223,11 @@ class RemoteShard:
             if zlib.crc32(view[start - base : body - base]) != self.index.head_crcs[member]:
                 raise changed_header_error(self.name, start, field)
             value = view[body - base : stop - base]
+            if not self._is_intact(member, value):
+                value = memoryview(self._read_range(body, stop))  # once more: not all damage stays
+                if not self._is_intact(member, value):
+                    name = self.index.key(local_index) + field
+                    raise changed_payload_error(self.name, name)
             if self._raw == "view":  # keeps all of its range in memory
                 sample[field] = value
             else:

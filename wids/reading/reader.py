@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from wids.cache.store import BackgroundFetch, Cache
-from wids.errors import FetchError, SpecError
+from wids.errors import FetchError, ShardFormatError, SpecError, WidsError
 from wids.files.progress import Bar
 from wids.reading.field_check import FieldCheck
 from wids.reading.opener import ShardOpener
@@ -25,6 +25,8 @@ from wids.reading.pool import ShardPool, default_size
 from wids.reading.positions import IntArray, Positions
 from wids.specs.model import DatasetSpec
 from wids.tars.index import ShardIndex
+from wids.tars.readable_shard import ReadableShard
+from wids.tars.shard import Shard
 from wids.transport import urls
 
 
@@ -50,6 +52,8 @@ class ShardReader:
         starts, ends: The two columns of ``edges``, as memoryviews.
         fetches_for_one, fetches_for_many: Whether to fetch a remote shard that has no copy in order
             to read a single sample, or a batch.
+        verifies_raw, verifies_decoded: Whether to compare samples with their checksums, if they
+            stay undecoded, or if they will be decoded.
 
     Raises:
         SpecError: The numbers of samples add up to 2**63 or more.
@@ -68,6 +72,8 @@ class ShardReader:
         self.shards = spec.shards
         self.fetches_for_one = options.access == "download"
         self.fetches_for_many = options.access != "range"
+        self.verifies_raw = options.verify == "always"
+        self.verifies_decoded = options.verify != "never"
         self._store = store
         self._options = options
         self._opener = ShardOpener(spec, store, options)
@@ -207,6 +213,21 @@ class ShardReader:
             MismatchError: The shard is not what the spec says.
         """
         self._opener.fetch(number, background or BackgroundFetch())
+
+    def replaces(self, number: int, shard: ReadableShard, error: WidsError) -> bool:
+        """Release a damaged copy of a remote shard; return whether to read from another one.
+
+        Args:
+            number: The number of the shard.
+            shard: The open shard that could not be read.
+            error: What it raised.
+        """
+        if not (isinstance(shard, Shard) and isinstance(error, ShardFormatError)):
+            return False
+        if not self._opener.discard_copy(number, shard, error):
+            return False
+        self.pool.drop(number, shard)
+        return True
 
     # The cache, and other readers.
 

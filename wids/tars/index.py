@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.errors import ShardFormatError
+from wids.files.checksums import fastest_crc32
 from wids.tars.archive import BLOCK_NBYTES, IntArray, TarBytes, TarMembers
 from wids.tars.names import KEY_SPLITS, KeySplit, split_names, to_bytes, to_text
 from wids.tars.scan import scan
@@ -132,6 +133,10 @@ class ShardIndex:
                 return member
         return None
 
+    def without_payload_crcs(self) -> ShardIndex:
+        """Return the index of the same samples whose members are not compared."""
+        return replace(self, payload_crcs=np.empty(0, np.uint32))
+
     def is_intact(self) -> bool:
         """Whether the file that it is mapped from, if any, still has its length."""
         return not isinstance(self.text, mmap.mmap) or self.text.size() == len(self.text)
@@ -220,7 +225,8 @@ def index_tar(
         data: The complete tar.
         key_split: As for `build_index`.
         path: How messages name the tar.
-        checksums: Whether to add what reading by range and publishing need; see `with_checksums`.
+        checksums: Whether to add what reading by range and publishing need, which reads all bytes
+            of the tar; see `with_checksums`.
 
     Raises:
         ShardFormatError: The tar breaks a rule of specs/tar-shards.md.
@@ -230,9 +236,22 @@ def index_tar(
 
 
 def with_checksums(shard_index: ShardIndex, tar: TarBytes) -> ShardIndex:
-    """Return the index with the CRCs by which each read can verify that the tar is the same."""
+    """Return the index with the CRCs of all headers and members; reads all bytes of the members.
+
+    By the first, each read can verify that the tar is the same; by the others, that no bit of a
+    member has changed.
+    """
     stops = shard_index.blocks.astype(np.int64) * BLOCK_NBYTES
     starts = stops - shard_index.head_blocks.astype(np.int64) * BLOCK_NBYTES
     spans = zip(starts.tolist(), stops.tolist(), strict=True)
     crcs = [zlib.crc32(tar[start:stop]) for start, stop in spans]
-    return replace(shard_index, head_crcs=np.array(crcs, np.uint32))
+    members = list(zip(stops.tolist(), shard_index.sizes.tolist(), strict=True))
+    crc32 = fastest_crc32()
+    with memoryview(tar) as view:
+        # Each span once: a hostile tar can have a million hard links to one large member.
+        payload = {(at, size): crc32(view[at : at + size]) for at, size in dict.fromkeys(members)}
+    return replace(
+        shard_index,
+        head_crcs=np.array(crcs, np.uint32),
+        payload_crcs=np.array([payload[member] for member in members], np.uint32),
+    )

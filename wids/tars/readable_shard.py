@@ -41,10 +41,19 @@ class ReadableShard(Protocol):
     def __iter__(self) -> Iterator[RawSample]:
         """Iterate over all samples in order."""
 
-    def read(self, local_index: int) -> RawSample:
-        """Return one sample by its position, which must be 0 or more."""
+    def read(self, local_index: int, verify: bool = False) -> RawSample:
+        """Return one sample.
 
-    def read_many(self, local_indices: Sequence[int]) -> list[RawSample]:
+        Args:
+            local_index: Its position, which must be 0 or more.
+            verify: Whether to compare its members with the checksums in the index, if that has any.
+                What is read by range is compared in any case.
+
+        Raises:
+            ShardFormatError: A member is damaged, or the tar or its index has changed.
+        """
+
+    def read_many(self, local_indices: Sequence[int], *, verify: bool = False) -> list[RawSample]:
         """Return samples in the order of ``local_indices``; fastest where these ascend."""
 
     def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:

@@ -60,6 +60,15 @@ def changed_header_error(name: str, at: int, field: str) -> ShardFormatError:
     )
 
 
+def changed_payload_error(name: str, member: str) -> ShardFormatError:
+    """Return the error for a member whose bytes are not those that were indexed."""
+    return ShardFormatError(
+        f'{name}: member "{member}": expected bytes with the checksum that the index of the shard '
+        "states, found others; they were damaged after they were indexed: restore the file from "
+        "where it came (or, if it was written again on purpose, rebuild its index)"
+    )
+
+
 def changed_index_error(name: str) -> ShardFormatError:
     """Return the error for a mapped index that changed while its shard was open."""
     return ShardFormatError(

@@ -13,9 +13,13 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import ClassVar, Final, TypeAlias
 
+import numpy as np
+
 from wids.errors import ShardFormatError
+from wids.files.checksums import fastest_crc32
 from wids.tars.archive import BLOCK_NBYTES
 from wids.tars.index import ShardIndex, TarIdentity, index_tar
 from wids.tars.mapped_file import advise, map_file
@@ -26,6 +30,7 @@ from wids.tars.samples import (
     RawSample,
     changed_header_error,
     changed_index_error,
+    changed_payload_error,
     check_raw,
     missing_field_error,
     position,
@@ -115,7 +120,10 @@ class Shard:
         advise(self._map, "RANDOM")
         self._view = memoryview(self._map)
         self._fields = None if fields is None else frozenset(fields)
-        self._read = _reader(self.path, self._map, self._view, self.index, self._fields, raw)
+        make = partial(_reader, self.path, self._map, self._view, self.index, self._fields, raw)
+        self._read = self._read_verified = make()
+        if len(self.index.payload_crcs):
+            self._read_verified = make(verify=True)
         self._check_after_s = time.monotonic() + _CHECK_EVERY_S
 
     @property
@@ -139,16 +147,16 @@ class Shard:
         finally:
             advise(self._map, "RANDOM")
 
-    def read(self, local_index: int) -> RawSample:
-        """Return one sample by its position, which must be 0 or more."""
+    def read(self, local_index: int, verify: bool = False) -> RawSample:
+        """Return one sample by its position, which must be 0 or more; see `ReadableShard.read`."""
         if time.monotonic() > self._check_after_s:
             self.check()
-        return self._read(local_index)
+        return self._read_verified(local_index) if verify else self._read(local_index)
 
-    def read_many(self, local_indices: Sequence[int]) -> list[RawSample]:
+    def read_many(self, local_indices: Sequence[int], *, verify: bool = False) -> list[RawSample]:
         """Return samples, fastest in ascending order; cold ones are read from the disk together."""
         self.check()
-        read, clock = self._read, time.perf_counter
+        read, clock = self._read_verified if verify else self._read, time.perf_counter
         samples = []
         hint_after_s = _COLD_READ_S
         start_s = clock()
@@ -238,6 +246,8 @@ def _reader(
     index: ShardIndex,
     wanted: frozenset[str] | None,
     raw: Raw,
+    *,
+    verify: bool = False,
 ) -> Callable[[int], RawSample]:
     """Return the function that reads one sample: the innermost loop of the library.
 
@@ -251,7 +261,9 @@ def _reader(
     source: mmap.mmap | memoryview = view if raw == "view" else data
     wrap = WRAP[raw]
     heads, crcs = index.head_blocks.data, index.head_crcs.data if len(index.head_crcs) else None
-    is_plain = crcs is None and index.sizes.max(initial=0) <= _LARGE_NBYTES
+    payload_crcs = index.payload_crcs.data if verify else None
+    crc32 = fastest_crc32() if verify else zlib.crc32
+    is_plain = not verify and crcs is None and index.sizes.max(initial=0) <= _LARGE_NBYTES
 
     def read(local_index: int) -> RawSample:
         sample: RawSample = {}
@@ -270,13 +282,15 @@ def _reader(
         return sample
 
     def prepare(member: int, offset: int, size: int, field: str) -> None:
-        """Hint at a large member, and compare its header with a published index."""
+        """Hint at a large member, and compare header and bytes with the index."""
         if size > _LARGE_NBYTES:
             advise(data, "WILLNEED", offset, size)
-        if crcs is None:
-            return
-        head = view[offset - heads[member] * BLOCK_NBYTES : offset]
-        if zlib.crc32(head) != crcs[member]:
-            raise changed_header_error(path, offset - len(head), field)
+        if crcs is not None:
+            head = view[offset - heads[member] * BLOCK_NBYTES : offset]
+            if zlib.crc32(head) != crcs[member]:
+                raise changed_header_error(path, offset - len(head), field)
+        if payload_crcs is not None and crc32(view[offset : offset + size]) != payload_crcs[member]:
+            key = index.key(int(np.searchsorted(index.member_starts, member, "right")) - 1)
+            raise changed_payload_error(path, key + field)
 
     return read
