@@ -11,7 +11,7 @@ import struct
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from typing import IO, Final
 
@@ -49,20 +49,19 @@ class Journal:
     def __init__(self, path: str | os.PathLike[str] | None, *, folder: str | None = None) -> None:
         self._path = None if path is None else os.path.abspath(os.fspath(path))
         self._records: dict[Task, tuple[ShardRecord, int, int]] = {}
-        self._file: IO[bytes]
-        if self._path is None:
-            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by close
-            return
-        handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
-        self._file = open(handle, "r+b")  # noqa: SIM115 - the same
+        self._stack = ExitStack()
         try:
-            self._load(self._path)
+            self._file = self._stack.enter_context(_opened(self._path, folder))
+            if self._path is not None:
+                # Not inherited by workers, who may outlive this process.
+                is_held = self._stack.enter_context(locks.holding(os.path.realpath(self._path)))
+                self._load(self._path, is_held=is_held is not False)
         except BaseException:
-            self._file.close()
+            self._stack.close()
             raise
 
-    def _load(self, path: str) -> None:
-        if locks.acquire(self._file.fileno()) is False:
+    def _load(self, path: str, *, is_held: bool) -> None:
+        if not is_held:
             raise OSError(f"{path}: another process is describing these shards")
         magic = self._file.read(len(_MAGIC))
         if not magic:
@@ -132,13 +131,19 @@ class Journal:
                 with suppress(FileNotFoundError):
                     os.unlink(self._path)
         finally:
-            self._file.close()
+            self._stack.close()
 
     def __enter__(self) -> Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _opened(path: str | None, folder: str | None) -> IO[bytes]:
+    if path is None:
+        return tempfile.TemporaryFile(dir=folder)
+    return open(path, "r+b", opener=lambda name, flags: os.open(name, flags | os.O_CREAT, 0o666))
 
 
 def _is_unchanged(record: ShardRecord) -> bool:

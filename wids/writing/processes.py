@@ -1,15 +1,19 @@
-"""Processes that share work, and end at once when their parent is interrupted.
+"""Processes that share work, and end at once when their parent is interrupted or killed.
 
 `concurrent.futures` waits for tasks that have begun, and a task may read or download a large shard
-for minutes. Does not know what the work is.
+for minutes; and workers of a killed parent wait for tasks for ever. Does not know what the work is.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -50,9 +54,23 @@ def process_pool(num_processes: int | None, num_tasks: int) -> Iterator[Executor
 
 
 def _prepare_worker() -> None:
-    """Leave Ctrl-C to the parent, and clean up when the parent ends this process."""
+    """Leave Ctrl-C to the parent, clean up when it ends this process, and end when it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end_worker)
+    threading.Thread(target=_end_with_parent, name="wids-parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Wait until the parent is gone, killed perhaps, and end this process."""
+    parent = multiprocessing.parent_process()
+    if parent is None:  # not a worker
+        return
+    # The end of a pipe whose other end only the parent holds, and with "fork" the workers that were
+    # started later: the last of these notices first, and the others one by one.
+    wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(10 * _CLEANUP_S)  # the main thread may be in a call that no signal interrupts
+    os._exit(1)
 
 
 def _end_worker(number: int, frame: object) -> None:

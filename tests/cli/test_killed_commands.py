@@ -1,0 +1,98 @@
+"""``kill -9`` of a command that works with several processes: nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from command import run
+from conftest import need, sample_members, write_tar
+
+from wids import load_spec
+
+GRACE_S = 15.0
+"""How long workers may take to notice that their parent is gone; it takes a fraction of a second."""
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """A folder of shards that take a command a second or two."""
+    first = write_tar(tmp_path / "a-000.tar", sample_members(0, 3000))
+    for number in range(1, 16):
+        (tmp_path / f"a-{number:03d}.tar").hardlink_to(first)
+    return tmp_path
+
+
+def started(*arguments: object) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "wids.cli", *map(str, arguments), "-j", "2"]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    until_s = time.monotonic() + GRACE_S
+    while not condition():
+        assert time.monotonic() < until_s, what
+        time.sleep(0.01)
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def orphans() -> Iterator[list[int]]:
+    """Processes that are killed after the test if it fails."""
+    pids: list[int] = []
+    yield pids
+    for pid in filter(is_running, pids):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def kill_with_workers(process: subprocess.Popen[bytes], orphans: list[int]) -> None:
+    """Kill a command, but not its workers, and wait until these have ended."""
+    wait_for(lambda: len(children(process.pid)) == 2, "the command has no workers")
+    orphans += children(process.pid)
+    process.kill()
+    process.wait()
+    wait_for(lambda: not any(map(is_running, orphans)), "the workers outlive their parent")
+
+
+def test_workers_end_with_a_killed_create(shards: Path, orphans: list[int]) -> None:
+    """The next run resumes at once: no worker is left, and none holds the journal's lock."""
+    need(os.path.isdir("/proc/self/task"), "Linux, to list the workers of a process")
+    output, journal = shards / "a.json", shards / "a.partial"
+    with started("create", shards, "-o", output) as process:
+        wait_for(lambda: journal.exists() and journal.stat().st_size > 1000, "no progress")
+        wait_for(lambda: len(children(process.pid)) == 2, "the command has no workers")
+        orphans += children(process.pid)
+        process.kill()
+        process.wait()
+
+    status, _, err = run("create", shards, "-o", output)
+
+    assert (status, "another process" in err) == (0, False), err
+    assert load_spec(output).shards[15].num_samples == 3000
+    wait_for(lambda: not any(map(is_running, orphans)), "the workers outlive their parent")
+
+
+def test_workers_end_with_a_killed_verify(shards: Path, orphans: list[int]) -> None:
+    """Workers that wait for a task, and workers that have one."""
+    need(os.path.isdir("/proc/self/task"), "Linux, to list the workers of a process")
+    with started("verify", f"{shards}/a-{{000..015}}.tar") as process:
+        kill_with_workers(process, orphans)
