@@ -18,7 +18,7 @@ from conftest import need, sample_members, write_tar
 from wids import load_spec
 
 GRACE_S = 15.0
-"""How long workers may take to notice that their parent is gone; it takes a fraction of a second."""
+"""How long workers may take to notice that their parent is gone; mostly it is milliseconds."""
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def kill_with_workers(process: subprocess.Popen[bytes], orphans: list[int]) -> N
 
 
 def test_workers_end_with_a_killed_create(shards: Path, orphans: list[int]) -> None:
-    """The next run resumes at once: no worker is left, and none holds the journal's lock."""
+    """The next run resumes at once, as no worker holds the journal's lock (SPEC-18)."""
     need(os.path.isdir("/proc/self/task"), "Linux, to list the workers of a process")
     output, journal = shards / "a.json", shards / "a.partial"
     with started("create", shards, "-o", output) as process:

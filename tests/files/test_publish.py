@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from conftest import raises
 
 from wids.files.publish import replacing
 
@@ -55,3 +59,44 @@ def test_longest_names_can_be_written(tmp_path: Path) -> None:
         with replacing(tmp_path / name):
             pass
         assert (tmp_path / name).exists()
+
+
+def test_the_name_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is flushed too: a power failure does not take the file back (SPEC-16)."""
+    done: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def noted_fsync(handle: int) -> None:
+        done.append("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file")
+        fsync(handle)
+
+    def noted_replace(*paths: str) -> None:
+        done.append("rename")
+        replace(*paths)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    with replacing(tmp_path / "a"):
+        pass
+    assert done == ["file", "rename", "folder"]
+
+
+@pytest.mark.parametrize(
+    ("number", "is_raised"), [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.EIO, True)]
+)
+def test_folders_that_cannot_be_flushed(
+    number: int, is_raised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the file system has no such operation nothing is lost; an error of the disk is one."""
+    fsync = os.fsync
+
+    def failing(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(number, os.strerror(number))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with raises(OSError, "output error") if is_raised else nullcontext():
+        with replacing(tmp_path / "a"):
+            pass
+    assert os.listdir(tmp_path) == ["a"]

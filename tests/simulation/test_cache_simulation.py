@@ -22,11 +22,11 @@ from typing import IO, Any
 import pytest
 from fake_system import FakeFile, Inode, OpenFile, Process, System
 
-from wids.cache import eviction, leases, names, saving, space, store, sweeping, turns, verified
+from wids.cache import eviction, leases, names, saving, space, store, turns, verified
 from wids.cache.names import RemoteFile
 from wids.cache.store import BackgroundFetch, Cache, CachedCopy, Limits
 from wids.errors import FetchError, MismatchError
-from wids.files import digests, locks, publish
+from wids.files import abandoned, digests, locks, publish
 from wids.transport.download import Download
 from wids.transport.stream import Stream, TransientError
 
@@ -34,7 +34,7 @@ SIZE = 1000
 CHUNK = 300
 FOLDER = "/cache"
 SHARDS = f"{FOLDER}/shards"
-MODULES = (eviction, leases, saving, space, store, sweeping, turns, verified)
+MODULES = (abandoned, eviction, leases, saving, space, store, turns, verified)
 
 
 class History:
@@ -456,9 +456,9 @@ MUTANTS = [
     pytest.param(store, "turn", _no_turn, id="all fetch at once"),
     pytest.param(leases.locks, "acquire_shared", lambda _: True, id="leases are not locked"),
     pytest.param(publish, "replacing", _write_in_place, id="files are written in place"),
-    pytest.param(sweeping, "_ABANDONED_S", -1.0, id="unlocked files are swept at once"),
-    pytest.param(sweeping, "delete_if_abandoned", lambda _: False, id="nothing is swept"),
-    pytest.param(sweeping.locks, "probe", lambda _: True, id="sweeping looks at no lock"),
+    pytest.param(abandoned, "_ABANDONED_S", -1.0, id="unlocked files are swept at once"),
+    pytest.param(abandoned, "delete_if_abandoned", lambda *_: False, id="nothing is swept"),
+    pytest.param(abandoned.locks, "probe", lambda _: True, id="sweeping looks at no lock"),
     pytest.param(Download, "verify", lambda _: None, id="digests are not compared"),
 ]
 

@@ -14,6 +14,7 @@ from typing import IO, Final, NamedTuple
 from wids.cache import names, sweeping
 from wids.cache.leases import delete_if_unused
 from wids.cache.turns import folder_lock
+from wids.files import abandoned
 
 _INDEX_SUFFIX: Final = ".index"
 _WAIT_S: Final = 5.0
@@ -123,7 +124,7 @@ def clear(folder: str) -> tuple[int, int, int]:
     deleted = [
         file
         for file in files
-        if (sweeping.delete_if_abandoned if file.is_temporary else delete_if_unused)(file.path)
+        if (abandoned.delete_if_abandoned if file.is_temporary else delete_if_unused)(file.path)
     ]
     return len(deleted), sum(file.nbytes for file in deleted), len(files) - len(deleted)
 

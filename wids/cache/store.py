@@ -28,7 +28,7 @@ from wids.cache.space import Space, storage_error
 from wids.cache.turns import turn
 from wids.cache.verified import VerifiedFiles, is_own_file
 from wids.errors import FetchError, MismatchError, ShardFormatError
-from wids.files import locks, publish
+from wids.files import abandoned, locks, publish
 from wids.files.progress import Bar
 from wids.files.sizes import nbytes_text
 from wids.transport import urls
@@ -368,4 +368,4 @@ def _make_target_folder(path: str, *, is_own: bool) -> None:
         make_folder(folder)
     else:
         os.makedirs(folder, exist_ok=True)
-        sweeping.sweep_beside(path)
+        abandoned.sweep_beside(path)

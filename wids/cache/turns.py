@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
-from wids.cache import sweeping
 from wids.cache.saving import make_folder
-from wids.files import locks
+from wids.files import abandoned, locks
 
 _PATIENCE_S: Final = 120.0
 """How long to wait for another process's download that does not grow, before fetching anyway."""
@@ -79,7 +78,7 @@ class _Growth:
         now_s = time.monotonic()
         if now_s >= self._look_at_s:  # not at each call, since the folder may be large
             self._look_at_s = now_s + _PATIENCE_S / 20
-            found = sweeping.temporary_files(self._path)
+            found = abandoned.temporary_files(self._path)
             if found != self._seen:
                 # Any change counts, also of the time alone: reserved space gives a file its final
                 # length early.

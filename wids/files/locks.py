@@ -29,8 +29,9 @@ def lock_file(
 ) -> Iterator[bool | None]:
     """Hold an exclusive lock on a file that exists only to be locked, while the block runs.
 
-    The file is created if it is missing, and never deleted or followed if it is a symbolic link. A
-    process that is forked in the block does not inherit the lock.
+    The file is created if it is missing, and never deleted or followed if it is a symbolic link;
+    where nobody waits for it, its holder may delete it. A process that is forked in the block does
+    not inherit the lock.
 
     Args:
         path: The lock file.
@@ -78,15 +79,17 @@ def holding(path: str) -> Iterator[bool | None]:
     Raises:
         OSError: The file cannot be opened.
     """
-    with _no_fork:
-        handle = open_to_lock(path)
-        _held.add(handle)
+    handle = None
     try:
+        with _no_fork:
+            handle = open_to_lock(path)
+            _held.add(handle)
         yield acquire(handle)
     finally:
-        release(handle)
-        _held.discard(handle)
-        os.close(handle)
+        if handle is not None:
+            release(handle)
+            _held.discard(handle)
+            os.close(handle)
 
 
 _held: Final[set[int]] = set()

@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import IO
+from contextlib import contextmanager, nullcontext, suppress
+from typing import IO, Final
+
+from wids.files import locks
+
+_TEMPORARY: Final = re.compile(r"\.(.{1,40})\.[0-9a-f]{16}\.tmp", re.DOTALL)
+_NO_FOLDER_SYNC: Final = frozenset((errno.EINVAL, errno.ENOTSUP, errno.EBADF))
+"""Errors of file systems on which a folder cannot be flushed, unlike those of a disk."""
 
 
 @contextmanager
@@ -25,34 +32,52 @@ def replacing(
     Args:
         path: The final name.
         mode: Permissions of the file, less those that the process's umask removes.
-        sync: Whether to wait until the disk has the file, which takes milliseconds. Without it, a
-            power failure can leave an empty file under the name.
+        sync: Whether to wait until the disk has the file and its name, which takes milliseconds.
+            Without it, a power failure can leave an empty file under the name, or none. With it,
+            the file is also locked while it is written, so that what a killed process left can be
+            told from what a live one writes slowly.
         is_new: Whether to raise FileExistsError, rather than replace a file of that name.
     """
     folder, name = os.path.split(os.path.abspath(os.fspath(path)))
     # Short, since names are limited to 255 bytes; in the same folder, since only a rename within
     # one file system is atomic.
-    temporary = os.path.join(folder, f"{temporary_prefix(name)}{secrets.token_hex(8)}.tmp")
-    # A mode at creation, not a chmod afterwards, so that the file is never open to others in
-    # between.
-    file = open(  # noqa: SIM115 - closed below
-        temporary, "x+b", opener=lambda path, flags: os.open(path, flags, mode)
-    )
+    temporary = os.path.join(folder, f".{name[:40]}.{secrets.token_hex(8)}.tmp")
+    target = os.path.join(folder, name)
     try:
-        with file:
+        with (
+            open(temporary, "x+b", opener=lambda path, flags: os.open(path, flags, mode)) as file,
+            locks.holding(temporary) if sync else nullcontext(),
+        ):
             yield file
             file.flush()
             if sync:
                 os.fsync(file.fileno())
         if is_new:
-            _rename_to_free_name(temporary, os.path.join(folder, name))
+            _rename_to_free_name(temporary, target)
         else:
-            os.replace(temporary, os.path.join(folder, name))
+            os.replace(temporary, target)
+        if sync:
+            _sync_folder(folder)
     # KeyboardInterrupt is no Exception, and must not leave the file either (CACHE-10).
     except BaseException:
         with suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def _sync_folder(folder: str) -> None:
+    """Wait until the disk has the names in a folder, where that is possible."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # Windows, or a folder that may be written but not listed
+        return
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
+    finally:
+        os.close(handle)
 
 
 def _rename_to_free_name(temporary: str, path: str) -> None:
@@ -69,6 +94,15 @@ def _rename_to_free_name(temporary: str, path: str) -> None:
         os.unlink(temporary)
 
 
-def temporary_prefix(name: str) -> str:
-    """Return how the names of temporary files begin that are written for a file of this name."""
-    return f".{name[:40]}."
+def stem_of_temporary(temporary_name: str) -> str | None:
+    """Return the first 40 characters of the name that a temporary file will have.
+
+    Return None if it is not a temporary file of this module.
+    """
+    match = _TEMPORARY.fullmatch(temporary_name)
+    return None if match is None else match[1]
+
+
+def is_temporary_of(temporary_name: str, name: str) -> bool:
+    """Whether this is the name of a temporary file that is written for a file of a name."""
+    return stem_of_temporary(temporary_name) == name[:40]

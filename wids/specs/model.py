@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from wids.errors import FetchError
-from wids.files import publish
+from wids.files import abandoned, publish
 from wids.tars.names import KeySplit
 from wids.transport import urls
 
@@ -146,6 +146,7 @@ def save_document(
         data = json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:  # names of files need not be UTF-8
         data = json.dumps(document, indent=1).encode("ascii")
+    abandoned.sweep_beside(path)
     with publish.replacing(path, mode) as file:
         file.write(data + b"\n")
 

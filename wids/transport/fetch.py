@@ -6,6 +6,7 @@ if the caller says how to recognise it. Nothing here knows shards, specs or cach
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -160,7 +161,22 @@ def downloaded(fetcher: Fetcher, url: str) -> Iterator[str]:
     if urls.is_local(url):
         yield urls.local_path(url)
         return
-    with tempfile.NamedTemporaryFile(prefix="wids-") as file:
+    with _temporary_file() as (file, path):
         fetcher.save(url, file)
         file.flush()
-        yield file.name
+        yield path
+
+
+@contextmanager
+def _temporary_file() -> Iterator[tuple[IO[bytes], str]]:
+    """Yield a temporary file and a path to it; without a name, where that is possible.
+
+    A file without a name is gone when its process is, even killed.
+    """
+    with tempfile.TemporaryFile() as file:
+        path = f"/proc/self/fd/{file.fileno()}"
+        if os.path.exists(path):
+            yield file, path
+            return
+    with tempfile.NamedTemporaryFile(prefix="wids-") as named:
+        yield named, named.name

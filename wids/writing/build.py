@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from wids.errors import ShardFormatError, printable
-from wids.files import publish
+from wids.files import abandoned, publish
 from wids.files.progress import Bar
 from wids.specs.loader import Shards, load_spec
 from wids.specs.model import DatasetSpec, ShardSpec
@@ -95,6 +95,7 @@ def build_spec(
         pack_path = spec.index
         if pack is not None:
             pack_path = os.path.abspath(os.fspath(pack))
+            abandoned.sweep_beside(pack_path)
             with publish.replacing(pack_path) as file:
                 write_pack(file, log.indexes(tasks))
     return replace(

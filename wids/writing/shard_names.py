@@ -5,10 +5,13 @@ Lists folders and nothing more: no shard is opened here.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from dataclasses import dataclass
 from typing import Final
+
+from wids.files import publish
 
 _NUMBER: Final = r"%0?\d*d"
 
@@ -39,6 +42,20 @@ class ShardNames:
     def path(self, number: int) -> str:
         """Return the path of a shard."""
         return os.path.join(self.folder, self.file_name % number)
+
+    def lock_path(self) -> str:
+        """Return the path of the file that a writer of these shards locks."""
+        # Short, since names are limited to 255 bytes, and different for patterns that begin alike.
+        digest = hashlib.sha256(os.fsencode(self.file_name)).hexdigest()
+        return os.path.join(self.folder, f".{self.file_name[:40]}.{digest[:16]}.lock")
+
+    def is_temporary(self, name: str) -> bool:
+        """Whether this is the name of a temporary file that is written for one of these shards."""
+        stem = publish.stem_of_temporary(name) or ""
+        head, _, tail = re.split(f"({_NUMBER})", self.file_name)
+        # A stem has 40 characters: it may end in any of the three parts of a name.
+        rest = stem[len(head) :].lstrip("0123456789")
+        return bool(stem) and stem.startswith(head[:40]) and tail.startswith(rest)
 
     def spec_path(self, spec: str | os.PathLike[str] | bool) -> str:
         """Return the path of the spec: beside the shards for True, ``""`` for False."""

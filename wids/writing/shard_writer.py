@@ -7,12 +7,12 @@ written is up to `tar_writer`, how shards are named to `shard_names`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
-from wids.files import publish
+from wids.files import abandoned, locks, publish
 from wids.files.progress import Bar
 from wids.specs.loader import load_spec
 from wids.specs.model import DatasetSpec, ShardSpec
@@ -36,7 +36,8 @@ class ShardWriter:
     resume, run the program again with ``if_exists="resume"`` and skip the first
     ``writer.num_samples`` samples, as in the example.
 
-    Not safe to share between threads. Give each of several processes its own pattern.
+    Not safe to share between threads. Give each of several processes its own pattern: a second
+    writer of a pattern is refused while the first one is open.
 
     Args:
         pattern: Path of the shards, with a ``%06d`` for their number.
@@ -57,6 +58,7 @@ class ShardWriter:
 
     Raises:
         FileExistsError: A shard or the spec exists already.
+        OSError: Another writer of the same pattern is open.
         ValueError: An argument is invalid.
 
     Examples:
@@ -106,16 +108,21 @@ class ShardWriter:
         self._is_open = True
         self._has_failed = False
         self._writer: TarWriter | None = None
-        # On the disk of the shards, since the system's folder may have less space.
-        self._journal = Journal(None, folder=self._names.folder)
+        self._stack = ExitStack()
         try:
+            self._stack.enter_context(_only_writer(self._names))
+            if self._spec_path:
+                for path in (self._spec_path, _pack_path(self._spec_path)):
+                    abandoned.sweep_beside(path)
+            # On the disk of the shards, since the system's folder may have less space.
+            self._journal = self._stack.enter_context(Journal(None, folder=self._names.folder))
             if if_exists == "error":
                 _check_absent(self._names.path(start_shard))
                 self._check_no_spec()
             elif if_exists == "resume":
                 self._resume()
         except BaseException:
-            self._journal.close()
+            self._stack.close()
             raise
 
     def write(self, sample: Mapping[str, Any]) -> int:
@@ -129,12 +136,12 @@ class ShardWriter:
         if writer is not None and (
             writer.num_samples >= self.maxcount or writer.nbytes_with(members) > self.maxsize
         ):
-            self._finish_shard()
+            self._finish_shard(writer)
         if self._writer is None:
             path, is_new = self._names.path(self._number), self._if_exists != "replace"
             if is_new:
                 _check_absent(path)
-            self._writer = TarWriter(path, is_new=is_new, **self._tar_options)  # type: ignore[arg-type]
+            self._writer = _NumberedTar(path, is_new=is_new, **self._tar_options)  # type: ignore[arg-type]
         self._writer.append(key, members)
         self.num_samples += 1
         return nbytes
@@ -143,15 +150,17 @@ class ShardWriter:
         """Publish the last shard, the pack and the spec; a second call does nothing."""
         if not self._is_open:
             return
-        self._is_open = False
         try:
+            self._is_open = False
             self._check_not_failed()
             if self._writer is not None:
-                self._finish_shard()
+                self._finish_shard(self._writer)
             if self._spec_path and self.shards:
                 self._publish_spec(self._spec_path)
-        finally:
-            self._journal.close()
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
+        self._stack.close()
 
     def _check_not_failed(self) -> None:
         if self._has_failed:
@@ -159,14 +168,12 @@ class ShardWriter:
                 'an earlier shard could not be completed; run again with if_exists="resume"'
             )
 
-    def _finish_shard(self) -> None:
-        writer, self._writer = self._writer, None
-        if writer is None:
-            return
+    def _finish_shard(self, writer: TarWriter) -> None:
         # Until all that belongs to the shard is done: after an error in between, the next shard
         # would take the place of a published one.
         self._has_failed = True
         writer.close()
+        self._writer = None
         path = self._names.path(self._number)
         if writer.index is not None:  # as always for a path
             blob = dump(writer.index, TarIdentity(writer.nbytes))
@@ -231,11 +238,39 @@ class ShardWriter:
             self.close()
             return
         self._is_open = False
-        with suppress(OSError):  # a full disk: nobody needs what could not be written
-            self._journal.close()
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.__exit__(kind, error, trace)
+        with suppress(OSError), self._stack:  # a full disk: nobody needs what could not be written
+            if self._writer is not None:
+                self._writer.__exit__(kind, error, trace)
+
+
+class _NumberedTar(TarWriter):
+    """A shard of a `ShardWriter`, which has swept for all of them: a folder may have 100,000."""
+
+    _sweeps: ClassVar[bool] = False
+
+
+@contextmanager
+def _only_writer(names: ShardNames) -> Iterator[None]:
+    """Keep other writers of these shards away, and delete what a killed one left.
+
+    Raises:
+        OSError: Another writer of these shards is open.
+    """
+    lock_path = names.lock_path()
+    with locks.lock_file(lock_path, mode=0o600) as is_held:
+        if is_held is False:
+            raise OSError(
+                f"{os.path.join(names.folder, names.file_name)}: expected to be the only writer of "
+                "these shards, found another one that is open; close it, or give each process a "
+                "pattern of its own"
+            )
+        abandoned.sweep(names.folder, names.is_temporary, min_age_s=0 if is_held else None)
+        try:
+            yield
+        finally:
+            if is_held:
+                with suppress(OSError):
+                    os.unlink(lock_path)
 
 
 def _check_options(if_exists: str, maxcount: int, maxsize: float) -> None:

@@ -11,11 +11,11 @@ import mmap
 import os
 import tarfile
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import ExitStack, suppress
 from types import TracebackType
-from typing import IO, Any, Final
+from typing import IO, Any, ClassVar, Final
 
-from wids.files import publish
+from wids.files import abandoned, publish
 from wids.tars.index import ShardIndex, index_tar
 from wids.transport import urls
 from wids.writing.members import Encoder, member_encoder
@@ -30,7 +30,8 @@ class TarWriter:
     """Writes samples into one tar shard.
 
     Use it as a context manager. The file appears under its path when the block ends normally; after
-    an exception nothing is left behind. Not safe to share between threads.
+    an exception nothing is left behind. What a killed writer left is deleted by the next one of the
+    same path, once it is a minute old. Not safe to share between threads.
 
     Args:
         target: Path of the shard, or a binary stream to write to, which stays open.
@@ -64,6 +65,8 @@ class TarWriter:
         {'.txt': b'a cat', '.cls': b'3', '__key__': '0001'}
     """
 
+    _sweeps: ClassVar[bool] = True
+
     def __init__(
         self,
         target: str | os.PathLike[str] | IO[bytes],
@@ -87,10 +90,12 @@ class TarWriter:
         self._digest = hashlib.sha256()
         self._is_open = True
         self._has_partial_sample = False
-        self._replacing: AbstractContextManager[IO[bytes]] | None = None
+        self._is_file = isinstance(target, str | os.PathLike)
+        self._publishing = ExitStack()
         if isinstance(target, str | os.PathLike):
-            self._replacing = publish.replacing(target, is_new=is_new)
-            target = self._replacing.__enter__()
+            if self._sweeps:
+                abandoned.sweep_beside(target)
+            target = self._publishing.enter_context(publish.replacing(target, is_new=is_new))
         self._stream = target
 
     def write(self, sample: Mapping[str, Any]) -> int:
@@ -146,19 +151,12 @@ class TarWriter:
         """Finish the tar and publish the file; a second call does nothing."""
         if not self._is_open:
             return
-        self._is_open = False
-        if self._replacing is None:
+        with self._publishing:
+            self._is_open = False
             self._finish()
-            return
-        try:
-            self._finish()
-            # Indexed before it has its name, so that a published shard is always a valid one.
-            with mmap.mmap(self._stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                self.index = index_tar(data, "first", checksums=True)
-        except BaseException as error:
-            self._replacing.__exit__(type(error), error, error.__traceback__)
-            raise
-        self._replacing.__exit__(None, None, None)
+            if self._is_file:
+                # Indexed before it has its name, so that a published shard is always a valid one.
+                self.index = _index_of(self._stream.fileno())
 
     def _check_no_partial_sample(self) -> None:
         if self._has_partial_sample:
@@ -183,9 +181,20 @@ class TarWriter:
     ) -> None:
         if kind is None:
             self.close()
-        elif self._is_open and self._replacing is not None:
-            self._is_open = False
-            self._replacing.__exit__(kind, error, trace)
+            return
+        self._is_open = False
+        self._publishing.__exit__(kind, error, trace)
+
+
+def _index_of(handle: int) -> ShardIndex:
+    """Return the index with checksums of a finished tar."""
+    data = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
+    try:
+        return index_tar(data, "first", checksums=True)
+    finally:
+        # After an interruption its traceback may hold a view of the map; the last one closes it.
+        with suppress(BufferError):
+            data.close()
 
 
 def header_function(mode: int, user: str, group: str, mtime: float) -> Callable[[str, int], bytes]:
