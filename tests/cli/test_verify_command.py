@@ -6,12 +6,24 @@ from pathlib import Path
 
 import pytest
 from command import run, write_bare_shards
+from conftest import write_tar
 
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
     """A folder of three shards without a spec."""
     return write_bare_shards(tmp_path)
+
+
+def test_keys_in_several_shards(tmp_path: Path) -> None:
+    """`wids create` writes a remark to stderr, and `wids verify` fails (SPEC-19)."""
+    for name in "ab":
+        write_tar(tmp_path / f"{name}.tar", [(f"{name}.txt", b""), ("x.txt", b"")])
+    expected = '1 key occurs in several shards: "x" in a.tar and b.tar; a lookup finds the first'
+    status, _, err = run("create", tmp_path, "-o", tmp_path / "a.json")
+    assert (status, expected in err) == (0, True)
+    status, out, _ = run("verify", tmp_path / "a.json")
+    assert (status, expected in out) == (1, True)
 
 
 def test_verify(shards: Path) -> None:

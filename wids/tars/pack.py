@@ -258,6 +258,18 @@ class LocalPack(PackDirectory):
         first, last = equal_range(self._hashes, key_hash(to_bytes(key)))
         return self._shards_of(self._positions[first:last])
 
+    def repeated_hashes(self) -> tuple[Column, Column]:
+        """Return the hashes that several keys have, ascending, and their samples' positions.
+
+        Empty if the pack cannot say.
+        """
+        is_repeated = np.zeros(len(self._hashes), bool)
+        if self.is_intact() and self._has_sound_keys:
+            is_equal = self._hashes[1:] == self._hashes[:-1]
+            is_repeated[1:] |= is_equal
+            is_repeated[:-1] |= is_equal
+        return self._hashes[is_repeated], self._positions[is_repeated].astype(np.int64)
+
     def is_intact(self) -> bool:
         """Whether the file still has its length: to touch mapped bytes that it lost is fatal."""
         return not isinstance(self._data, mmap.mmap) or self._data.size() == len(self._data)

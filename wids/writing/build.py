@@ -19,10 +19,11 @@ from wids.files.progress import Bar
 from wids.specs.loader import Shards, load_spec
 from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars.names import KeySplit
-from wids.tars.pack import write_pack
+from wids.tars.pack import load_pack, write_pack
 from wids.transport import fetch, urls
 from wids.writing.describe import ShardRecord, describe_shard
 from wids.writing.journal import Journal, Task
+from wids.writing.repeated_keys import temporary_pack, warn_of_repeated_keys
 
 
 def build_spec(
@@ -40,7 +41,8 @@ def build_spec(
 ) -> DatasetSpec:
     """Describe shards: count their samples, measure, hash and optionally index them.
 
-    Remote shards are downloaded to a temporary file, one at a time for each worker.
+    Remote shards are downloaded to a temporary file, one at a time for each worker. A warning is
+    logged if keys occur in several shards.
 
     Args:
         shards: The shards, in any form that a dataset takes. What a document says of them is kept,
@@ -98,6 +100,10 @@ def build_spec(
             abandoned.sweep_beside(pack_path)
             with publish.replacing(pack_path) as file:
                 write_pack(file, log.indexes(tasks))
+            warn_of_repeated_keys(load_pack(pack_path), described)
+        else:
+            with temporary_pack(log.indexes(tasks)) as temporary:
+                warn_of_repeated_keys(temporary, described)
     return replace(
         spec, shards=described, name=spec.name if name is None else name, index=pack_path
     )

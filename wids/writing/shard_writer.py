@@ -18,10 +18,11 @@ from wids.specs.loader import load_spec
 from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars.index import TarIdentity
 from wids.tars.index_file import dump
-from wids.tars.pack import write_pack
+from wids.tars.pack import load_pack, write_pack
 from wids.writing.describe import ShardRecord, describe_shard
 from wids.writing.journal import Journal
 from wids.writing.members import Encoder, member_encoder
+from wids.writing.repeated_keys import warn_of_repeated_keys
 from wids.writing.shard_names import ShardNames
 from wids.writing.tar_writer import TarWriter, check_target
 
@@ -220,6 +221,7 @@ class ShardWriter:
             self._check_no_spec()
         with publish.replacing(_pack_path(path)) as file:
             write_pack(file, self._journal.indexes((shard.url, "first") for shard in self.shards))
+        warn_of_repeated_keys(load_pack(_pack_path(path)), self.shards)
         name = self._dataset_name
         if name is None:
             name = os.path.splitext(os.path.basename(path))[0]

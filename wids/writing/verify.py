@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,10 +25,13 @@ from wids.tars import index_file
 from wids.tars.archive import TarBytes, TarMembers
 from wids.tars.index import ShardIndex, TarIdentity, build_index, with_checksums
 from wids.tars.names import KeySplit, split_names, to_text
-from wids.tars.pack import Pack, load_pack
+from wids.tars.pack import LocalPack, Pack, load_pack
 from wids.tars.scan import scan
 from wids.tars.shard import Shard
 from wids.transport import fetch, urls
+from wids.writing.describe import ShardRecord
+from wids.writing.journal import Journal
+from wids.writing.repeated_keys import find_repeated_keys, temporary_pack
 
 _MAX_NAMES: Final = 3
 
@@ -63,10 +66,12 @@ class _Fingerprint(NamedTuple):
     Attributes:
         nbytes: Length of the tar in bytes.
         digest: Digest of the index. The indexes of a large dataset would not fit into memory.
+        record: Description with the index, if there is no pack to compare it with.
     """
 
     nbytes: int
     digest: bytes
+    record: ShardRecord | None = None
 
 
 _Findings = tuple[list[Problem], _Fingerprint | None]
@@ -87,8 +92,8 @@ def verify_spec(
     """Compare shards with what a spec and its pack say of them.
 
     Checks lengths, digests and counts, the checksums of headers, names that belong to no sample or
-    occur twice, bytes after the end of the archive, and the index in the pack; optionally also
-    that every field can be decoded.
+    occur twice, bytes after the end of the archive, the index in the pack, and keys that occur in
+    several shards; optionally also that every field can be decoded.
 
     Args:
         shards: The shards, in any form that a dataset takes.
@@ -122,13 +127,16 @@ def verify_spec(
     fetcher = fetch.Fetcher(storage_options)
     spec = load_spec(shards, base=base, allow_pipe=allow_pipe, read=fetcher.read)
     problems: list[Problem] = []
+    packed: list[ShardSpec] = []
     pack_problems: list[Problem] = []
     with ExitStack() as stack:
         bar = stack.enter_context(Bar("verifying", len(spec.shards), "shard", wanted=progress))
-        pack: Pack | None = None
+        pack: LocalPack | None = None
         if spec.index is not None and locate is None:
             pack, pack_problems = _opened_pack(stack, fetcher, spec)
-        examine = partial(_examined, fetcher, locate, decode)
+        log = stack.enter_context(Journal(None))
+        wants_index = locate is None and pack is None
+        examine = partial(_examined, fetcher, locate, decode, wants_index=wants_index)
         results = (
             map(examine, spec.shards) if executor is None else executor.map(examine, spec.shards)
         )
@@ -136,12 +144,26 @@ def verify_spec(
             problems += found
             if pack is not None and fingerprint is not None:
                 pack_problems += _pack_mismatch(pack, spec, number, fingerprint)
+            elif fingerprint is not None and fingerprint.record is not None:
+                log.add(fingerprint.record)
+                packed.append(spec.shards[number])
             bar.reach(number + 1)
+        if pack is None:
+            tasks = [(shard.url, shard.key_split or "first") for shard in packed]
+            pack = stack.enter_context(temporary_pack(log.indexes(tasks)))
+            problems += _repeated_keys(pack, packed)
+        elif not pack_problems:  # or else its hashes prove nothing
+            problems += _repeated_keys(pack, spec.shards)
     return [*problems, *pack_problems]
 
 
 def _examined(
-    fetcher: fetch.Fetcher, locate: Locate | None, decode: bool, shard_spec: ShardSpec
+    fetcher: fetch.Fetcher,
+    locate: Locate | None,
+    decode: bool,
+    shard_spec: ShardSpec,
+    *,
+    wants_index: bool,
 ) -> _Findings:
     """Examine a shard, local or remote. Runs on the workers of an executor."""
     if locate is not None:
@@ -150,12 +172,14 @@ def _examined(
     name = urls.redact(shard_spec.url)
     try:
         with fetch.downloaded(fetcher, shard_spec.url) as path:
-            return _findings(shard_spec, path, name, decode)
+            return _findings(shard_spec, path, name, decode, wants_index=wants_index)
     except FetchError as error:
         return [Problem(name, _without(name, error))], None
 
 
-def _findings(shard_spec: ShardSpec, path: str, name: str, decode: bool) -> _Findings:
+def _findings(
+    shard_spec: ShardSpec, path: str, name: str, decode: bool, *, wants_index: bool = False
+) -> _Findings:
     """Examine a local file; ``name`` is the shard's in the problems."""
     key_split = shard_spec.key_split or "first"
     try:
@@ -183,7 +207,9 @@ def _findings(shard_spec: ShardSpec, path: str, name: str, decode: bool) -> _Fin
         texts += scanned[0].remarks
         if decode:
             texts += _decode_problems(shard)
-        fingerprint = _Fingerprint(nbytes, _digest(shard.index, nbytes))
+        blob = index_file.dump(shard.index, TarIdentity(nbytes))
+        record = ShardRecord(shard_spec.url, key_split, None, len(shard), nbytes, "", blob)
+        fingerprint = _Fingerprint(nbytes, _digest(blob), record if wants_index else None)
     if mismatch:
         # The file is another one than the spec describes: one problem, with the rest as details.
         return [Problem(name, "; ".join([mismatch, *texts]))], None
@@ -249,7 +275,7 @@ def _decode_problems(shard: Shard) -> list[str]:
 
 def _opened_pack(
     stack: ExitStack, fetcher: fetch.Fetcher, spec: DatasetSpec
-) -> tuple[Pack | None, list[Problem]]:
+) -> tuple[LocalPack | None, list[Problem]]:
     """Open the pack of a spec until the stack ends; return it, and what is wrong with all of it."""
     url = spec.index or ""
     name = urls.redact(url)
@@ -278,7 +304,7 @@ def _pack_mismatch(
     found = pack.index(number, fingerprint.nbytes, shard_spec.key_split or "first")
     if (
         found is not None
-        and _digest(found, fingerprint.nbytes) == fingerprint.digest
+        and _digest(index_file.dump(found, TarIdentity(fingerprint.nbytes))) == fingerprint.digest
         and pack.is_named(number, name)
     ):
         return []
@@ -286,8 +312,17 @@ def _pack_mismatch(
     return [Problem(urls.redact(spec.index or ""), text)]
 
 
-def _digest(shard_index: ShardIndex, nbytes: int) -> bytes:
-    return hashlib.blake2b(index_file.dump(shard_index, TarIdentity(nbytes))).digest()
+def _repeated_keys(pack: LocalPack | None, shards: Sequence[ShardSpec]) -> list[Problem]:
+    """Return what is wrong with the keys of several shards, as a list of at most one problem."""
+    found = None if pack is None else find_repeated_keys(pack, shards)
+    if found is None:
+        return []
+    _, _, second = found.named[0]
+    return [Problem(urls.redact(second.url), str(found))]
+
+
+def _digest(blob: bytes) -> bytes:
+    return hashlib.blake2b(blob).digest()
 
 
 def _without(prefix: str, error: Exception) -> str:
