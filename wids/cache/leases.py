@@ -22,23 +22,28 @@ def lease(path: str) -> int | None:
     Raises:
         OSError: It cannot be read.
     """
+    handle = None
     try:
         handle = os.open(path, os.O_RDONLY)
+        # Bounded, and used without a lease after that: no process waits long for another (CACHE-6).
+        for _ in range(_NUM_TRIES):
+            if locks.acquire_shared(handle) is not False:
+                break
+            time.sleep(0.001)  # another process is trying to evict it, and is soon finished
+        status = os.fstat(handle)
+        if status.st_nlink > 0:
+            # The modification time stays, because it binds the copy to its index (INDEX-1).
+            with suppress(OSError):  # the time of last use: most mounts do not update it on a read
+                os.utime(handle, ns=(time.time_ns(), status.st_mtime_ns))
+            return handle
     except FileNotFoundError:
         return None
-    # Bounded, and used without a lease after that: no process waits long for another (CACHE-6).
-    for _ in range(_NUM_TRIES):
-        if locks.acquire_shared(handle) is not False:
-            break
-        time.sleep(0.001)  # another process is trying to evict it, and is soon finished
-    status = os.fstat(handle)
-    if status.st_nlink == 0:  # it was evicted between open and lock
-        os.close(handle)
-        return None
-    # The modification time stays, because it binds the copy to its index (INDEX-1).
-    with suppress(OSError):  # the time of last use: most mounts do not update it on each read
-        os.utime(handle, ns=(time.time_ns(), status.st_mtime_ns))
-    return handle
+    except BaseException:  # Ctrl-C: a lease that nobody knows of would last as long as the process
+        if handle is not None:
+            os.close(handle)
+        raise
+    os.close(handle)  # it was evicted between open and lock
+    return None
 
 
 def delete_if_unused(path: str) -> bool:

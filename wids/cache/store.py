@@ -172,10 +172,16 @@ class Cache:
         # Between `find` and the lease another process may evict the copy (CACHE-7).
         for _ in range(3):  # again only if the copy is evicted before it is leased
             path = self.find(remote_file) or self._download(remote_file, prepare, make_room)
-            handle = None if path is None else self._lease(remote_file, path)
-            if path is not None and handle is not None:
-                is_own = path == names.copy_path(self.folder, remote_file)
-                return CachedCopy(path, handle, self.index_path(remote_file, path), is_own)
+            handle = None
+            try:
+                handle = None if path is None else self._lease(remote_file, path)
+                if path is not None and handle is not None:
+                    is_own = path == names.copy_path(self.folder, remote_file)
+                    return CachedCopy(path, handle, self.index_path(remote_file, path), is_own)
+            except BaseException:  # Ctrl-C
+                if handle is not None:
+                    os.close(handle)
+                raise
         raise FetchError(
             f"{urls.redact(remote_file.url)}: other processes evicted it from {self.folder} each "
             "time before it could be opened; make cache_size larger"
