@@ -50,6 +50,35 @@ def test_prefetch_and_cache(server: Server, shards: Path, own_cache: Path) -> No
     assert run("cache", "check")[0] == 1
 
 
+def test_some_samples_of_copies_are_checked(server: Server, shards: Path, own_cache: Path) -> None:
+    """``--sample`` reads a share of the samples, and names the member that a flipped bit is in."""
+    spec = shards / "train.json"
+    run("create", shards, "-o", spec, "--base", f"{server.url}/")
+    for path in shards.iterdir():
+        server.page(f"/{path.name}", path.read_bytes())
+    run("prefetch", spec)
+
+    assert run("cache", "check", spec, "--sample", "100%")[::2] == (
+        0, "checked 20 samples in copies of 3 of 3 shards\n",
+    )  # fmt: skip
+    assert "checked 3 samples in copies" in run("cache", "check", spec, "--sample", "1%")[2]
+    copy = next(path for path in (own_cache / "shards").iterdir() if path.name.endswith("1.tar"))
+    data, status = bytearray(copy.read_bytes()), copy.stat()
+    data[data.index(b"text 9")] ^= 1
+    copy.chmod(0o644)
+    copy.write_bytes(data)
+    os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))  # as a disk damages a file
+    status, out, _ = run("cache", "check", spec, "--sample", "1.0")
+    assert status == 1
+    assert out.startswith(f'{copy}: member "s00009.txt": expected bytes with the checksum')
+    assert len(out.splitlines()) == 1
+
+    for wrong in ("0%", "101%", "five"):
+        status, _, err = run("cache", "check", spec, "--sample", wrong)
+        assert status != 0
+        assert f"--sample: expected a share such as 5%, found '{wrong}'" in err
+
+
 def test_prefetch_of_a_rank(server: Server, shards: Path) -> None:
     """Only the fixed share of one rank is fetched."""
     spec = shards / "train.json"

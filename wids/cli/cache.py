@@ -17,10 +17,15 @@ def add(commands: Any) -> None:
         "cache",
         run,
         "show, clear or check the copies of remote shards",
-        "  wids cache show\n  wids cache clear\n  wids cache check train.json",
+        "  wids cache show\n  wids cache clear\n  wids cache check train.json --sample 5%",
     )
     parser.add_argument("action", choices=["show", "clear", "check"])
     parser.add_argument("spec", nargs="?", help="the spec whose copies to check")
+    parser.add_argument(
+        "--sample",
+        metavar="SHARE",
+        help="check only this share of the samples of each copy, such as 5%%, by checksums",
+    )
     parser.add_argument("--cache-dir", help="the cache folder (default: $WIDS_CACHE)")
     add_allow_pipe(parser)
 
@@ -67,6 +72,7 @@ def _check(options: argparse.Namespace, folder: str) -> int:
     from wids.errors import printable
     from wids.reading.opener import remote_file
     from wids.transport import fetch
+    from wids.writing.spot_check import check_copy, parse_share
     from wids.writing.verify import verify_spec
 
     if options.spec is None:
@@ -76,9 +82,20 @@ def _check(options: argparse.Namespace, folder: str) -> int:
     # Found once: what is checked and what is counted below are the same copies, even if another
     # process evicts some meanwhile.
     copies = {shard.url: cache.find(remote_file(shard)) for shard in spec.shards}
-    problems = verify_spec(spec, locate=lambda shard_spec: copies[shard_spec.url])
+    if options.sample is None:
+        problems = verify_spec(spec, locate=lambda shard_spec: copies[shard_spec.url])
+        what = "copies"
+    else:
+        share, num_samples, problems = parse_share(options.sample, "--sample"), 0, []
+        for shard in spec.shards:
+            path = copies[shard.url]
+            if path is not None:
+                index_path = cache.index_path(remote_file(shard), path)
+                count, found = check_copy(path, index_path, shard.key_split or "first", share)
+                num_samples, problems = num_samples + count, problems + found
+        what = f"{counted(num_samples, 'sample')} in copies"
     for problem in problems:
         print(printable(str(problem)))
     num_copies = sum(path is not None for path in copies.values())
-    print(f"checked copies of {num_copies:,} of {len(spec.shards):,} shards", file=sys.stderr)
+    print(f"checked {what} of {num_copies:,} of {len(spec.shards):,} shards", file=sys.stderr)
     return 1 if problems else 0
