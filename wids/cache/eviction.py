@@ -62,8 +62,8 @@ def choose_victims(files: Iterable[CacheFile], limit_nbytes: int) -> list[CacheF
 
 def evict(folder: str, limit_nbytes: int) -> int:
     """Delete unused files until the limit is kept; return how many bytes too many remain."""
-    # Counted anew each time: other processes fetch and evict in the same folder, so a running total
-    # would be wrong at once.
+    # Counted again each time: other processes fetch and evict in the same folder, so a running
+    # total would be wrong at once.
     files = _list_files(names.shards_folder(folder))
     excess = _sort(files).nbytes() - limit_nbytes
     for file in choose_victims(files, limit_nbytes):

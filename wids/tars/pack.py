@@ -171,7 +171,7 @@ def parse_header(data: bytes, nbytes: int, num_shards: int = 0) -> PackHeader:
         data: Its first bytes.
         nbytes: Its length.
         num_shards: Shards of the spec that names it, which limit the length of its directory:
-            whoever made the pack, or serves it, can claim any.
+            the author of the pack, or its server, can claim any.
 
     Raises:
         ValueError: It is not a pack of this version, of that length and for that spec.

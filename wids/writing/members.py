@@ -7,6 +7,7 @@ members are stored.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from wids.errors import printable
@@ -23,39 +24,43 @@ def member_encoder(encoder: Encoder) -> ToMembers:
     Args:
         encoder: How values become bytes, as for `wids.TarWriter`.
     """
-    table = encoder if isinstance(encoder, Mapping) else {}
-    if encoder is False or (callable(encoder) and not isinstance(encoder, Mapping)):
-        encode_field: Callable[[str, Any], bytes] = _only_bytes
-    else:
+    if isinstance(encoder, Mapping):
+        return partial(_members, None, partial(_encode_by, encoder))
+    if callable(encoder):
+        return partial(_members, encoder, _only_bytes)
+    return partial(_members, None, _only_bytes if encoder is False else encode)
 
-        def encode_field(field: str, value: Any) -> bytes:
-            return encode(field, value, table)
 
-    def to_members(sample: Mapping[str, Any]) -> tuple[str, dict[str, bytes]]:
-        if callable(encoder) and not isinstance(encoder, Mapping):
-            sample = encoder(dict(sample))
-        key = sample.get("__key__")
-        if not isinstance(key, str) or not key:
-            raise ValueError(f'a sample: expected its key under "__key__", found {key!r:.80}')
-        members: dict[str, bytes] = {}
-        for name, value in sample.items():
-            if name.startswith("_"):
-                continue
-            field = name if name.startswith(".") else "." + name
-            _check_name(key, field)
-            if key + field in members:
-                raise ValueError(
-                    f"sample {key!r}: expected the field {field!r} once, found it twice"
-                )
-            try:
-                members[key + field] = encode_field(field, value)
-            except (TypeError, ValueError) as error:
-                raise type(error)(f"sample {key!r}: {error}") from error
-        if not members:
-            raise ValueError(f"sample {key!r}: expected at least one field, found none")
-        return key, members
+def _encode_by(encoders: Mapping[str, Encode], field: str, value: Any) -> bytes:
+    return encode(field, value, encoders)
 
-    return to_members
+
+def _members(
+    transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None,
+    encode_field: Callable[[str, Any], bytes],
+    sample: Mapping[str, Any],
+) -> tuple[str, dict[str, bytes]]:
+    """Return the key of a sample and its encoded members, by their names in the tar."""
+    if transform is not None:
+        sample = transform(dict(sample))
+    key = sample.get("__key__")
+    if not isinstance(key, str) or not key:
+        raise ValueError(f'a sample: expected its key under "__key__", found {key!r:.80}')
+    members: dict[str, bytes] = {}
+    for name, value in sample.items():
+        if name.startswith("_"):
+            continue
+        field = name if name.startswith(".") else "." + name
+        _check_name(key, field)
+        if key + field in members:
+            raise ValueError(f"sample {key!r}: expected the field {field!r} once, found it twice")
+        try:
+            members[key + field] = encode_field(field, value)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"sample {key!r}: {error}") from error
+    if not members:
+        raise ValueError(f"sample {key!r}: expected at least one field, found none")
+    return key, members
 
 
 def _only_bytes(field: str, value: Any) -> bytes:
