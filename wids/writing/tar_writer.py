@@ -11,7 +11,7 @@ import mmap
 import os
 import tarfile
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import IO, Any, ClassVar, Final
 
@@ -90,12 +90,14 @@ class TarWriter:
         self._digest = hashlib.sha256()
         self._is_open = True
         self._has_partial_sample = False
-        self._is_file = isinstance(target, str | os.PathLike)
-        self._publishing = ExitStack()
+        # Not an ExitStack, and before `_stream`: if an unclosed writer is collected in a cycle, the
+        # collector ends what it reaches first, and this closes the stream.
+        self._publishing: AbstractContextManager[IO[bytes]] | None = None
         if isinstance(target, str | os.PathLike):
             if self._sweeps:
                 abandoned.sweep_beside(target)
-            target = self._publishing.enter_context(publish.replacing(target, is_new=is_new))
+            self._publishing = publish.replacing(target, is_new=is_new)
+            target = self._publishing.__enter__()
         self._stream = target
 
     def write(self, sample: Mapping[str, Any]) -> int:
@@ -151,12 +153,16 @@ class TarWriter:
         """Finish the tar and publish the file; a second call does nothing."""
         if not self._is_open:
             return
-        with self._publishing:
+        try:
             self._is_open = False
             self._finish()
-            if self._is_file:
+            if self._publishing is not None:
                 # Indexed before it has its name, so that a published shard is always a valid one.
                 self.index = _index_of(self._stream.fileno())
+                self._publishing.__exit__(None, None, None)
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
 
     def _check_no_partial_sample(self) -> None:
         if self._has_partial_sample:
@@ -183,7 +189,8 @@ class TarWriter:
             self.close()
             return
         self._is_open = False
-        self._publishing.__exit__(kind, error, trace)
+        if self._publishing is not None:  # if it has ended already, this does nothing
+            self._publishing.__exit__(kind, error, trace)
 
 
 def _index_of(handle: int) -> ShardIndex:
