@@ -522,18 +522,20 @@ class ShardListDataset(MapStyleDataset):
     # The way of one sample. The same labels are set in two places, since a call for each sample
     # would cost more than setting them does.
 
-    def _sample(self, position: int, number: int, *, local: bool, is_again: bool = False) -> Any:
+    def _sample(self, position: int, number: int, is_again: bool = False, *, local: bool) -> Any:
         """Read, label and transform one sample.
 
         Args:
             position: Its position in the dataset.
             number: The number of its shard.
+            is_again: Whether it was read before, from a copy that was damaged. Not keyword-only,
+                since Python looks up the defaults of those in a dict, at each call.
             local: As for `ShardPool.get`.
-            is_again: Whether it was read before, from a copy that was damaged.
         """
         reader = self.reader
         local_index = position - reader.starts[number]
-        verify = reader.verifies_decoded if self.transformations else reader.verifies_raw
+        transformations = self.transformations
+        verify = reader.verifies_decoded if transformations else reader.verifies_raw
         shard = None
         try:
             shard = reader.open(number, local=local)
@@ -543,14 +545,14 @@ class ShardListDataset(MapStyleDataset):
                 # The server has no ranges, and fetching was not ruled out.
                 return self._sample(position, number, local=True)
             if shard is not None and not is_again and reader.replaces(number, shard, error):
-                return self._sample(position, number, local=local, is_again=True)
+                return self._sample(position, number, is_again=True, local=local)
             return self._stand_in(error)
         shard_spec = reader.shards[number]
         sample["__index__"] = position
         sample["__shard__"] = shard_spec.url
         sample["__shardindex__"] = local_index
         sample["__dataset__"] = shard_spec.dataset or self.dataset_name
-        return self._transformed(sample) if self.transformations else sample
+        return self._transformed(sample) if transformations else sample
 
     def _samples(self, positions: list[int], number: int) -> list[Any]:
         """Read, label and transform samples of one shard."""
