@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from conftest import raises, settle, write_shards, write_tar
 
+import wids.composition
 import wids.dataset
 from wids import (
     ShardListDataset,
@@ -486,5 +487,6 @@ def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for n in range(3):
             writer.write({"__key__": f"{n:06d}", "txt": f"text {n}", "cls": n})
     with ShardListDataset("train.tar") as dataset:
-        result = doctest.testmod(wids.dataset, extraglobs={"dataset": dataset})
-    assert (result.failed, result.attempted > 20) == (0, True)
+        for module in (wids.composition, wids.dataset):
+            result = doctest.testmod(module, extraglobs={"dataset": dataset})
+            assert (result.failed, result.attempted > 3) == (0, True)

@@ -10,7 +10,7 @@ import pytest
 
 import wids
 
-# `columns` and `stream` are planned; a package that does not exist yet imports nothing.
+# `packing`, `columns` and `stream` are planned; a package that does not exist yet imports nothing.
 LAYERS = """
 errors
 files
@@ -21,9 +21,11 @@ sampling
 cache
 reading
 writing
+packing
 columns
 looking
 mapstyle transformations
+composition
 dataset
 stream demo
 cli

@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.cache.store import Cache, Localname
+from wids.composition import ComposableDataset
 from wids.errors import WidsError
 from wids.looking import notebook
-from wids.looking.notebook import Gallery
-from wids.mapstyle import MapStyleDataset, join_torch
+from wids.mapstyle import join_torch
 from wids.reading.cache_settings import cache_folder, cache_limits, placed_names
 from wids.reading.options import Access, ReadOptions, Verify, field_set
 from wids.reading.positions import (
@@ -30,7 +30,6 @@ from wids.reading.positions import (
     as_array,
     counts_per_shard,
     from_start,
-    index_of,
     select,
 )
 from wids.reading.reader import ShardReader
@@ -39,7 +38,6 @@ from wids.tars.names import KeySplit
 from wids.tars.samples import Raw
 from wids.tars.shard import Shard
 from wids.transformations import Transformation, as_transformations, locate_error
-from wids.transport import urls
 from wids.transport.fetch import Fetcher
 from wids.transport.local import Opener
 from wids.transport.range_reader import RangeError
@@ -51,7 +49,7 @@ OnError: TypeAlias = Callable[[WidsError], Any]
 _logger = logging.getLogger("wids")
 
 
-class ShardListDataset(MapStyleDataset):
+class ShardListDataset(ComposableDataset):
     """Samples by index, from tar shards.
 
     A sample is a dict: its fields under their names with the leading dot (``".jpg"``,
@@ -253,64 +251,6 @@ class ShardListDataset(MapStyleDataset):
                 latest, local = number, reader.fetches_for_view(number, positions)
             yield self._sample(position, number, local=local)
 
-    def get_by_key(self, key: str, shard: int | str | None = None) -> Any:
-        """Return the first sample with a key.
-
-        Args:
-            key: The key, as samples have it under ``__key__``.
-            shard: Number or URL of the only shard to search, which is fetched if it has no index;
-                None for all, in order.
-
-        Raises:
-            KeyError: No sample has the key.
-            IndexError: There is no shard of this number.
-            FetchError: A shard has no index, and would have to be fetched to be searched.
-
-        Example:
-            >>> dataset.get_by_key("000001")[".txt"]
-            'text 1'
-        """
-        index = self._find(key, shard)
-        # The subclass decides what a sample is, also for one that is found by its key.
-        if type(self).__getitem__ is not ShardListDataset.__getitem__:
-            return self[index]
-        position = int(self._positions[index])
-        number = bisect_right(self.reader.ends, position)
-        return self._sample(position, number, local=False)
-
-    def find_key(self, key: str) -> int:
-        """Return the index of the first sample with a key, as `get_by_key` finds it.
-
-        Raises:
-            KeyError: No sample has the key.
-            FetchError: A shard has no index, and would have to be fetched to be searched.
-
-        Example:
-            >>> dataset.find_key("000001")
-            1
-        """
-        return self._find(key, None)
-
-    def _find(self, key: str, shard: int | str | None) -> int:
-        number = None if shard is None else self._number(shard)
-        for position in self.reader.find(key, number):
-            index = index_of(self._positions, position)
-            if index >= 0:  # the view has the sample
-                return index
-        name = repr(self) if number is None else urls.redact(self.spec.shards[number].url)
-        raise KeyError(f"{name}: no sample has the key {key!r}")
-
-    def _number(self, shard: int | str) -> int:
-        """Return the number of a shard that is named by number or URL."""
-        if not isinstance(shard, str):
-            if 0 <= shard < len(self.spec.shards):
-                return shard
-            raise IndexError(f"shard {shard} is out of range for {self!r}")
-        for number, shard_spec in enumerate(self.spec.shards):
-            if shard_spec.url == shard:
-                return number
-        raise KeyError(f"{urls.redact(shard)}: no such shard in {self!r}")
-
     # What users of the old library know.
 
     @property
@@ -469,39 +409,17 @@ class ShardListDataset(MapStyleDataset):
         """Whether these are not all samples of the shards in their order."""
         return not isinstance(self._positions, range) or len(self) != len(self.reader)
 
-    # What people look at.
-
-    def show(
-        self,
-        num_samples: int = 12,
-        *,
-        seed: int | None = None,
-        where: Callable[[Any], Any] | None = None,
-    ) -> Gallery:
-        """Return a gallery, which displays itself in a notebook.
-
-        Only small pictures and texts are read, by range where shards are remote. With ``where``,
-        whole samples are read until enough of them match.
-
-        Args:
-            num_samples: Most samples to show.
-            seed: None for the first samples, a number for random ones.
-            where: Takes a sample, and returns whether to show it. It is called for at most a
-                thousand samples; samples that cannot be read are skipped.
-
-        Example:
-            >>> gallery = dataset[1:].show(where=lambda sample: sample[".cls"] == 2)
-            >>> gallery.indices
-            [1]
-        """
-        return notebook.gallery(self, num_samples, seed, where)
-
-    def _repr_html_(self) -> str:
-        return notebook.summary_html(self)
-
     def __repr__(self) -> str:
         name = f" {self.dataset_name!r}" if self.dataset_name else ""
         return f"<ShardListDataset{name}: {len(self)} samples, {len(self.spec.shards)} shards>"
+
+    def _found(self, index: int) -> Any:
+        # The subclass decides what a sample is, also for one that is found by its key.
+        if type(self).__getitem__ is not ShardListDataset.__getitem__:
+            return self[index]
+        position = int(self._positions[index])
+        number = bisect_right(self.reader.ends, position)
+        return self._sample(position, number, local=False)
 
     def _reading_batch(self) -> AbstractContextManager[None]:
         return self.reader.reading_many()

@@ -80,8 +80,9 @@ def _iter_one_by_one(self: Any) -> Iterator[Any]:
 
 def _overrides(cls: type, name: str, other: str) -> bool:
     """Return whether a class inherits a method from a nearer class than another method."""
+    order = cls.__mro__
     nearest = [
-        next(at for at, base in enumerate(cls.__mro__) if method in vars(base))
+        next((at for at, base in enumerate(order) if method in vars(base)), len(order))
         for method in (name, other)
     ]
     # Nearer in the order of inheritance wins: a class that overrides both methods keeps its own
