@@ -13,7 +13,6 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from copy import copy
 from itertools import tee
 from typing import Any, Final, Protocol
 
@@ -22,7 +21,7 @@ from torch.utils.data import DistributedSampler, Sampler
 from wids.cache.store import BackgroundFetch
 from wids.files.sizes import parse_nbytes
 from wids.reading.reader import ShardReader
-from wids.sampling.chunked import ChunkedSampler
+from wids.sampling.passes import EpochSampler
 
 _logger = logging.getLogger("wids")
 
@@ -129,11 +128,9 @@ class Prefetcher(Sampler[int]):
         return len(self.sampler)  # type: ignore[arg-type]  # a sampler without a length raises
 
     def __iter__(self) -> Iterator[int]:
-        if isinstance(self.sampler, ChunkedSampler):
-            # The order is a pure function, so a copy can run ahead without changing the position.
-            sampler = copy(self.sampler)
-            sampler.set_epoch(sampler.epoch)  # no pass of the copy counts as a repeated one
-            ahead, now = iter(sampler), iter(self.sampler)
+        if isinstance(self.sampler, EpochSampler):
+            # The order is a pure function, which can be computed once more.
+            ahead, now = self.sampler.ahead(), iter(self.sampler)
         else:
             # A random order of its own cannot be asked for twice: a second iterator would yield
             # another.
@@ -167,7 +164,7 @@ class Prefetcher(Sampler[int]):
 
     def _stateful(self) -> Any:
         # Any other sampler is itself read ahead, and its state is of no use.
-        if not isinstance(self.sampler, ChunkedSampler):
+        if not isinstance(self.sampler, EpochSampler):
             raise TypeError(
                 f"{type(self.sampler).__name__}: expected one of wids' own samplers, whose state "
                 "does not depend on how far ahead shards were fetched"

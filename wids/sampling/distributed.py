@@ -96,7 +96,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         )
         self._rank = None if rank is None else at_least(0, rank, "rank")
         if self._num_replicas is not None and self._rank is not None:
-            self._replica()  # raises now if they contradict each other
+            self.replica()  # raises now if they contradict each other
 
     @property
     def settings(self) -> order.Settings:  # noqa: D102 - inherited
@@ -114,7 +114,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             ending="drop" if self.drop_last else "pad" if self.even else "uneven",
         )
 
-    def _replica(self) -> tuple[int, int]:
+    def replica(self) -> tuple[int, int]:  # noqa: D102 - inherited
         rank, num_replicas = self.rank, self.num_replicas
         if not 0 <= rank < num_replicas:
             raise ValueError(f"rank: expected 0 to {num_replicas - 1}, found {rank}")

@@ -24,7 +24,7 @@ class State:
     Attributes:
         epoch: The epoch.
         is_fixed: Whether ``set_epoch`` was called, so that the epoch does not advance by itself.
-        position: Samples that all ranks together have consumed in this epoch.
+        position: Samples, or batches, that all ranks together have consumed in this epoch.
         num_replicas: Number of ranks.
         fingerprint: Everything else that the order depends on.
     """
@@ -68,14 +68,15 @@ def fingerprint(settings: Settings, seed: int, digest: str) -> dict[str, Any]:
 
 
 def checked_state(
-    state: Any, expected: Mapping[str, Any], settings: Settings, num_replicas: int
+    state: Any, expected: Mapping[str, Any], num_runs: int, most_items: int, num_replicas: int
 ) -> State:
     """Return a state that a sampler can resume from.
 
     Args:
         state: What ``load_state_dict`` was given.
         expected: The sampler's own fingerprint.
-        settings: The settings of its order.
+        num_runs: Its number of runs.
+        most_items: A number that no position in its epochs exceeds.
         num_replicas: Its number of ranks.
 
     Raises:
@@ -88,12 +89,10 @@ def checked_state(
         saved_replicas = at_least(1, state.get("num_replicas"), "num_replicas")
     except ValueError as error:
         raise StateError(f"the state is damaged: {error}") from error
-    num_runs = settings.num_runs
-    # One round more than the indices, because padding adds at most one index to each run.
-    if position % saved_replicas or position > settings.num_indices + num_runs:
+    if position % saved_replicas or position > most_items:
         raise StateError(
             f"the state is damaged: expected a multiple of its {saved_replicas} ranks and at most "
-            f"{settings.num_indices + num_runs} as position, found {position}"
+            f"{most_items} as position, found {position}"
         )
     # A rank of a job with more ranks reads fewer runs. All jobs agree only after full rounds.
     if saved_replicas != num_replicas and position % num_runs:
