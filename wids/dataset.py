@@ -33,7 +33,7 @@ from wids.reading.positions import (
     select,
 )
 from wids.reading.reader import ShardReader
-from wids.specs.loader import Shards, load_spec
+from wids.specs.loader import Shards, load_with
 from wids.tars.names import KeySplit
 from wids.tars.samples import Raw
 from wids.tars.shard import Shard
@@ -106,7 +106,8 @@ class ShardListDataset(ComposableDataset):
         allow_pickle: Whether to decode pickles, and thereby execute the code in them.
         storage_options: ``headers`` and ``timeout`` for HTTP, and what fsspec's file systems take
             for other schemes; or dicts of those by URL prefix. Once a document is read from a URL,
-            options without a prefix go to its server only.
+            options without a prefix go to its server only. None for the JSON of
+            ``$WIDS_STORAGE_OPTIONS``; ``{}`` for none at all.
         handlers: For each scheme a callable that returns an open binary file for a URL.
         progress: Whether to show progress bars while shards are fetched or counted; None for
             ``$WIDS_PROGRESS``, or else in terminals and notebooks only.
@@ -181,7 +182,7 @@ class ShardListDataset(ComposableDataset):
         folder = cache_folder(cache_dir)
         # Commands write their output where copies are, on a disk that is meant to hold it.
         fetcher = Fetcher(storage_options, handlers, os.path.join(folder, "shards"))
-        self.spec = load_spec(shards, base=base, allow_pipe=allow_pipe, read=fetcher.read)
+        self.spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
         self.on_error = on_error
         self.dataset_name = self.spec.name if dataset_name is None else dataset_name
         self.transformations = as_transformations(transformations, allow_pickle=allow_pickle)

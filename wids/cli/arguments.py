@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wids.specs.model import DatasetSpec
+    from wids.transport.options import Assignment
 
 
 def add_command(
@@ -49,6 +50,57 @@ def add_allow_pipe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-pipe", action="store_true", help="run commands that a spec names")
 
 
+def add_storage(parser: argparse.ArgumentParser) -> None:
+    """Add the options for servers: headers and what drivers take; see `storage_options`."""
+    group = parser.add_argument_group(
+        "servers", "Other users can see a command line: WIDS_STORAGE_OPTIONS keeps secrets out."
+    )
+    group.add_argument(
+        "--header",
+        metavar="'NAME: VALUE'",
+        action="append",
+        default=[],
+        type=_header,
+        help="send this HTTP header; can be repeated",
+    )
+    group.add_argument(
+        "--storage-option",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        type=_assignment,
+        help="pass this to the driver of a scheme; can be repeated; a dot leads into a dict: "
+        "client_kwargs.region_name=eu-west-1 (default: the JSON in $WIDS_STORAGE_OPTIONS)",
+    )
+
+
+def storage_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options for servers, from the environment and the arguments of `add_storage`."""
+    from wids.transport.options import from_environment, merged
+
+    return merged(from_environment(), [*options.storage_option, *options.header])
+
+
+def _header(text: str) -> Assignment:
+    from wids.transport.options import header
+
+    return _without_quoting(header, text)
+
+
+def _assignment(text: str) -> Assignment:
+    from wids.transport.options import assignment
+
+    return _without_quoting(assignment, text)
+
+
+def _without_quoting(parse: Callable[[str], Assignment], text: str) -> Assignment:
+    """Parse an argument; after a plain ValueError, argparse would quote it with its secrets."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def add_processes(parser: argparse.ArgumentParser) -> None:
     """Add the option for the number of processes."""
     parser.add_argument(
@@ -68,7 +120,7 @@ def loaded_spec(path: str, options: argparse.Namespace) -> DatasetSpec:
     """Load the spec at a path or URL."""
     from wids.specs.loader import load_spec
 
-    return load_spec(path, allow_pipe=options.allow_pipe)
+    return load_spec(path, allow_pipe=options.allow_pipe, storage_options=storage_options(options))
 
 
 def output_width() -> int:

@@ -7,7 +7,13 @@ import os
 import sys
 from typing import Any
 
-from wids.cli.arguments import add_allow_pipe, add_command, add_spec
+from wids.cli.arguments import (
+    add_allow_pipe,
+    add_command,
+    add_spec,
+    add_storage,
+    storage_options,
+)
 
 
 def add(commands: Any) -> None:
@@ -24,6 +30,7 @@ def add(commands: Any) -> None:
     parser.add_argument("-p", "--port", type=int, default=0, help="(default: a free one)")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     add_allow_pipe(parser)
+    add_storage(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -31,7 +38,12 @@ def run(options: argparse.Namespace) -> int:
     from wids.dataset import ShardListDataset
     from wids.looking.browse import Browser
 
-    with ShardListDataset(options.spec, access="range", allow_pipe=options.allow_pipe) as dataset:
+    with ShardListDataset(
+        options.spec,
+        access="range",
+        allow_pipe=options.allow_pipe,
+        storage_options=storage_options(options),
+    ) as dataset:
         browser = Browser(dataset, options.port)
         # Flushed, because a program that started this one waits for the line while the server runs.
         print(browser.url, flush=True)

@@ -7,7 +7,13 @@ import os
 import sys
 from typing import Any
 
-from wids.cli.arguments import add_allow_pipe, add_command, counted, loaded_spec
+from wids.cli.arguments import (
+    add_allow_pipe,
+    add_command,
+    add_storage,
+    counted,
+    loaded_spec,
+)
 
 
 def add(commands: Any) -> None:
@@ -28,6 +34,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--cache-dir", help="the cache folder (default: $WIDS_CACHE)")
     add_allow_pipe(parser)
+    add_storage(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -8,7 +8,13 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from wids.cli.arguments import add_command, add_processes, counted
+from wids.cli.arguments import (
+    add_command,
+    add_processes,
+    add_storage,
+    counted,
+    storage_options,
+)
 
 
 def add(commands: Any) -> None:
@@ -39,6 +45,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--no-index", action="store_true", help="write the spec only")
     add_processes(parser)
+    add_storage(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -64,6 +71,7 @@ def run(options: argparse.Namespace) -> int:
             pack=None if options.no_index else stem + ".index",
             executor=executor,
             journal=stem + ".partial",
+            storage_options=storage_options(options),
         )
     document = spec.document(os.path.dirname(stem))
     if info is not None:

@@ -6,7 +6,13 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from wids.cli.arguments import add_allow_pipe, add_command, loaded_spec, output_width
+from wids.cli.arguments import (
+    add_allow_pipe,
+    add_command,
+    add_storage,
+    loaded_spec,
+    output_width,
+)
 from wids.errors import WidsError
 
 if TYPE_CHECKING:
@@ -29,6 +35,7 @@ def add(commands: Any) -> None:
         "--json", action="store_true", help="for scripts: one JSON object on each line"
     )
     add_allow_pipe(parser)
+    add_storage(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -10,9 +10,11 @@ from wids.cli.arguments import (
     add_allow_pipe,
     add_command,
     add_spec,
+    add_storage,
     counted,
     loaded_spec,
     positive,
+    storage_options,
 )
 
 
@@ -33,6 +35,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--num-replicas", type=positive, help="the number of ranks")
     parser.add_argument("-j", "--jobs", type=positive, default=4, help="downloads at a time (4)")
     add_allow_pipe(parser)
+    add_storage(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -52,7 +55,12 @@ def run(options: argparse.Namespace) -> int:
             "shards would be fetched; `wids create` states it"
         )
     # One bar for all shards is shown; a bar for each download would write over it.
-    with ShardListDataset(spec, cache_dir=options.cache_dir, progress=False) as dataset:
+    with ShardListDataset(
+        spec,
+        cache_dir=options.cache_dir,
+        progress=False,
+        storage_options=storage_options(options),
+    ) as dataset:
         numbers = list(range(len(dataset.lengths)))
         if options.rank is not None:
             numbers = bulk_fetch.rank_shards(dataset, options.rank, options.num_replicas)

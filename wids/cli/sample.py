@@ -6,7 +6,15 @@ import argparse
 import sys
 from typing import Any
 
-from wids.cli.arguments import add_allow_pipe, add_command, add_spec, output_width, positive
+from wids.cli.arguments import (
+    add_allow_pipe,
+    add_command,
+    add_spec,
+    add_storage,
+    output_width,
+    positive,
+    storage_options,
+)
 
 
 def add(commands: Any) -> None:
@@ -27,6 +35,7 @@ def add(commands: Any) -> None:
     parser.add_argument("-p", "--python", action="store_true", help="show a Python dict of bytes")
     parser.add_argument("-w", "--width", type=positive, help="columns (default: the window's)")
     add_allow_pipe(parser)
+    add_storage(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -42,6 +51,7 @@ def run(options: argparse.Namespace) -> int:
         raw="bytes",
         fields=None if field is None else [field],
         allow_pipe=options.allow_pipe,
+        storage_options=storage_options(options),
     ) as dataset:
         if options.key is None:
             sample = dataset[options.index or 0]

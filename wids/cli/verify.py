@@ -11,8 +11,10 @@ from wids.cli.arguments import (
     add_command,
     add_processes,
     add_spec,
+    add_storage,
     counted,
     loaded_spec,
+    storage_options,
 )
 
 
@@ -29,6 +31,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--decode", action="store_true", help="decode every field too")
     add_processes(parser)
     add_allow_pipe(parser)
+    add_storage(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,7 +42,12 @@ def run(options: argparse.Namespace) -> int:
 
     spec = loaded_spec(options.spec, options)
     with process_pool(options.jobs, len(spec.shards)) as executor:
-        problems = verify_spec(spec, decode=options.decode, executor=executor)
+        problems = verify_spec(
+            spec,
+            decode=options.decode,
+            executor=executor,
+            storage_options=storage_options(options),
+        )
     for problem in problems:
         print(printable(str(problem)))
     if problems:

@@ -20,7 +20,8 @@ from wids.specs.entries import key_split_of, kind_of, list_of, reference, shard_
 from wids.specs.model import VERSION, DatasetSpec, ShardSpec
 from wids.specs.parsing import MAX_DOCUMENT_NBYTES, MAX_VALUES, num_values, parse
 from wids.tars.names import KeySplit
-from wids.transport import fetch, urls
+from wids.transport import urls
+from wids.transport.fetch import Fetcher
 
 MAX_DEPTH: Final = 8
 """Most documents in a chain of references, and most inline datasets inside one another."""
@@ -52,7 +53,8 @@ def load_spec(
     *,
     base: str | os.PathLike[str] | None = None,
     allow_pipe: bool = False,
-    read: Read = fetch.read,
+    read: Read | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> DatasetSpec:
     """Load a spec from any form in which a caller may name shards.
 
@@ -64,7 +66,9 @@ def load_spec(
             document states and the folder that it is in.
         allow_pipe: Whether a document may name ``pipe:`` commands, which run on this machine. In
             other forms of ``shards`` they are the caller's own and always allowed.
-        read: ``read(url, limit_nbytes)``, which returns the bytes of a document.
+        read: ``read(url, limit_nbytes)``, which returns the bytes of a document, in place of the
+            transports of wids.
+        storage_options: As for `ShardListDataset`.
 
     Returns:
         The spec, with absolute paths and URLs. No shard has been opened.
@@ -83,10 +87,29 @@ def load_spec(
         >>> wids.load_spec(document, base="https://example.com").shards[0].url
         'https://example.com/val.tar'
     """
+    return load_with(Fetcher(storage_options), shards, base, allow_pipe=allow_pipe, read=read)
+
+
+def load_with(
+    fetcher: Fetcher,
+    shards: Shards,
+    base: str | os.PathLike[str] | None,
+    *,
+    allow_pipe: bool,
+    read: Read | None = None,
+) -> DatasetSpec:
+    """Load a spec as `load_spec` does, with the fetcher that will read its shards.
+
+    Afterwards the fetcher sends options without a URL prefix only to the server that the first
+    document came from, even if the document was read earlier, by another fetcher (SEC-9).
+    """
     if isinstance(shards, DatasetSpec):
+        if shards.origin:
+            fetcher.bind_options(shards.origin)
         return shards
+    loader = _Loader(read or fetcher.read, allow_pipe)
     try:
-        spec = _Loader(read, allow_pipe).load(shards, None if base is None else os.fspath(base))
+        spec = loader.load(shards, None if base is None else os.fspath(base))
     except RecursionError as error:  # a value that is nested deeply, where a message shows it
         raise SpecError(f"{_name_of(shards)}: the values are nested too deeply") from error
     if not spec.shards:
@@ -94,7 +117,7 @@ def load_spec(
             f"{_name_of(shards)}: expected at least one shard, found an empty list; "
             "name shards under the key shardlist, or pass their paths"
         )
-    return spec
+    return replace(spec, origin=loader.origin) if loader.origin else spec
 
 
 class _Loader:
@@ -103,6 +126,7 @@ class _Loader:
     def __init__(self, read: Read, allow_pipe: bool) -> None:
         self.read = read
         self.allow_pipe = allow_pipe
+        self.origin = ""
         self.num_documents = 0
         self.num_values = 0
 
@@ -184,6 +208,7 @@ class _Loader:
         self.num_documents += 1
         if self.num_documents > MAX_DOCUMENTS:
             raise SpecError(f"{name}: expected at most {MAX_DOCUMENTS} documents, found more")
+        self.origin = self.origin or urls.origin(url)
         context = replace(
             _Context.at(name, urls.parent(url), base),
             # By its own URL, and not by the document that led here: trust is not inherited

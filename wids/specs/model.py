@@ -93,6 +93,8 @@ class DatasetSpec:
         index: Absolute path or URL of the dataset's pack of shard indexes, or None.
         extras: Everything else in the document (``__kind__``, ``info``, …), preserved but not
             interpreted.
+        origin: Server that the first remote document came from (``https://host``), or ``""``.
+            Options for servers that are passed without a URL prefix go to no other.
 
     Example:
         >>> spec = DatasetSpec((ShardSpec("/data/train-000000.tar", 1000),), name="train")
@@ -104,6 +106,7 @@ class DatasetSpec:
     name: str = ""
     index: str | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)
+    origin: str = field(default="", compare=False, repr=False)
 
     def without_counts(self) -> DatasetSpec:
         """Return the same spec with the number of samples of every shard unknown.

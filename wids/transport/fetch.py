@@ -33,7 +33,8 @@ class Fetcher:
             for HTTP; the others go to the fsspec file systems of other schemes. Or a dict of such
             dicts by URL prefix, ``{"https://host/": {"headers": …}, "s3://": {…}}``; the longest
             matching prefix is used. Once a document has been read from a URL, options without a
-            prefix go only to the server of the first such document.
+            prefix go only to the server of the first such document. None for what
+            ``$WIDS_STORAGE_OPTIONS`` states as JSON.
         handlers: A callable for each scheme, which opens a URL as a binary file and replaces the
             transport of that scheme.
         scratch: Folder for the files of ``pipe:`` commands; None for the system's.
@@ -61,7 +62,7 @@ class Fetcher:
             FetchError: It cannot be read, the server answers with an error, or it is too long.
         """
         # Before the request, since its contents decide which URLs come next (SEC-9).
-        self._transports.bind_options(url)
+        self.bind_options(url)
 
         def attempt() -> bytes:
             data = bytearray()
@@ -78,6 +79,13 @@ class Fetcher:
             return bytes(data)
 
         return with_retries(attempt)
+
+    def bind_options(self, url: str) -> None:
+        """Restrict options without a prefix to the server of ``url``, which a document came from.
+
+        The first remote URL decides; a path, and every later call, changes nothing.
+        """
+        self._transports.bind_options(url)
 
     def range_reader(self, url: str, nbytes: int) -> RangeReader:
         """Return the reader of parts of a remote file of this length.

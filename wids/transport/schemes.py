@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from wids.transport import fsspec, http, local, pipe, urls
 from wids.transport.local import Opener
+from wids.transport.options import from_environment
 from wids.transport.rewrite import rewritten
 from wids.transport.stream import Stream, Transport
 
@@ -41,7 +42,9 @@ class Transports:
         handlers: Mapping[str, Opener] | None = None,
         scratch: str | None = None,
     ) -> None:
-        self._options = _by_prefix(storage_options or {})
+        self._options = _by_prefix(
+            from_environment() if storage_options is None else storage_options
+        )
         self._handlers = {
             scheme.lower(): local.from_opener(opener) for scheme, opener in (handlers or {}).items()
         }
@@ -88,6 +91,6 @@ def _by_prefix(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     if not all(is_prefix):
         raise ValueError(
             "storage_options: expected options, or options by URL prefix, found both: "
-            + ", ".join(options)
+            + ", ".join(map(urls.redact, options))
         )
     return {prefix: dict(some) for prefix, some in options.items()}

@@ -16,7 +16,7 @@ from typing import Any
 from wids.errors import ShardFormatError, printable
 from wids.files import abandoned, publish
 from wids.files.progress import Bar
-from wids.specs.loader import Shards, load_spec
+from wids.specs.loader import Shards, load_with
 from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars.names import KeySplit
 from wids.tars.pack import load_pack, write_pack
@@ -84,7 +84,7 @@ def build_spec(
         []
     """
     fetcher = fetch.Fetcher(storage_options)
-    spec = load_spec(shards, base=base, allow_pipe=allow_pipe, read=fetcher.read)
+    spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
     tasks: list[Task] = [
         (shard.url, key_split or shard.key_split or "first") for shard in spec.shards
     ]

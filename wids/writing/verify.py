@@ -19,7 +19,7 @@ from wids.errors import FetchError, SampleError, ShardFormatError
 from wids.fields.decode import Decoder
 from wids.files.digests import file_digest
 from wids.files.progress import Bar
-from wids.specs.loader import Shards, load_spec
+from wids.specs.loader import Shards, load_with
 from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars import index_file
 from wids.tars.archive import TarBytes, TarMembers
@@ -125,7 +125,7 @@ def verify_spec(
         the spec says 2 samples, the shard has 1
     """
     fetcher = fetch.Fetcher(storage_options)
-    spec = load_spec(shards, base=base, allow_pipe=allow_pipe, read=fetcher.read)
+    spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
     problems: list[Problem] = []
     packed: list[ShardSpec] = []
     pack_problems: list[Problem] = []
