@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-IDENTIFIER = re.compile(r"\b(?:SPEC|TAR|KEY|INDEX|CACHE|ORDER|SEC)-\d+\b")
+IDENTIFIER = re.compile(r"\b(?:SPEC|TAR|KEY|INDEX|CACHE|ORDER|SEC|TABLE)-\d+\b")
 
 
 def stated() -> list[str]:

@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from typing import Any, TypeAlias, overload
 
-import numpy as np
 import numpy.typing as npt
 
 from wids.cache.store import Cache, Localname
@@ -27,10 +26,10 @@ from wids.reading.cache_settings import cache_folder, cache_limits, placed_names
 from wids.reading.options import Access, ReadOptions, Verify, field_set
 from wids.reading.positions import (
     Positions,
-    as_array,
     counts_per_shard,
     from_start,
     select,
+    select_batch,
 )
 from wids.reading.reader import ShardReader
 from wids.specs.loader import Shards, load_with
@@ -56,8 +55,10 @@ class ShardListDataset(ComposableDataset):
     ``".seg.png"``), then ``__key__``, ``__index__``, ``__shard__`` (path or URL),
     ``__shardindex__`` (position in the shard) and ``__dataset__``.
 
-    ``dataset[i]`` reads one sample; ``i`` may be negative. A slice, a list of indices or a boolean
-    mask selects a *view*: a dataset that shares everything with this one and reads nothing.
+    ``dataset[i]`` reads one sample; ``i`` may be negative. A slice, indices or a boolean mask (a
+    list, an array, or a column of pandas, Arrow or polars) select a *view*: a dataset that shares
+    everything with this one and reads nothing. A mask has the length of the dataset or view, and a
+    null in it is false. Samplers follow the shards of a view whose indices ascend.
 
     Safe to read from any number of threads, and can be pickled and forked at any time. ``close``
     (or leaving a ``with`` block) releases the open shards; a later read opens them again.
@@ -231,13 +232,10 @@ class ShardListDataset(ComposableDataset):
             >>> [sample[".txt"] for sample in dataset.__getitems__([2, 0])]
             ['text 2', 'text 0']
         """
-        array = as_array(indices)
         # True and False in a batch are 1 and 0, as for dataset[i]; only a view takes a mask.
-        positions = select(
-            self._positions, array.astype(np.int64) if array.dtype == bool else array
-        )
+        positions = select_batch(self._positions, indices)
         samples: list[Any] = [None] * len(positions)
-        for number, places, group in self.reader.groups(np.asarray(positions)):
+        for number, places, group in self.reader.groups(positions):
             for place, sample in zip(places, self._samples(group, number), strict=True):
                 samples[place] = sample
         return samples
@@ -256,10 +254,12 @@ class ShardListDataset(ComposableDataset):
 
     @property
     def lengths(self) -> list[int]:
-        """Samples in each shard; ``[len(view)]`` for a view that is not a contiguous slice.
+        """Samples in each shard, zeros included, by which samplers follow the shards.
+
+        ``[len(view)]`` for a view of indices that are not in ascending order.
 
         Example:
-            >>> dataset.lengths, dataset[1:].lengths, dataset[::2].lengths
+            >>> dataset.lengths, dataset[1:].lengths, dataset[[0, 2]].lengths
             ([3], [2], [2])
         """
         return counts_per_shard(self._positions, self.reader.edges)

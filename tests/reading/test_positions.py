@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import pickle
+import time
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from conftest import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wids.reading.position_array import PositionArray
 from wids.reading.positions import counts_per_shard, from_start, index_of, select
 
 EDGES = np.array([0, 8, 8, 13, 20])
@@ -30,7 +35,7 @@ def test_selections_nest_like_those_of_a_list(
 @given(st.lists(st.booleans(), min_size=20, max_size=20))
 def test_a_mask_selects_where_it_is_true(mask: list[bool]) -> None:
     """From a range and from an array, in order."""
-    for positions in (range(20), np.arange(20)[::-1]):
+    for positions in (range(20), select(range(20), [*range(0, 20, 2), *range(1, 20, 2)])):
         expected = [int(p) for p, is_selected in zip(positions, mask, strict=True) if is_selected]
         assert list(select(positions, mask)) == list(select(positions, np.array(mask))) == expected
 
@@ -45,7 +50,7 @@ def test_an_index_out_of_range_is_named(outside: int) -> None:
         select(range(20), [outside])
 
 
-@pytest.mark.parametrize("indices", [1.0, "1", None, [1.5], np.ones((2, 2), int), [True], {}])
+@pytest.mark.parametrize("indices", [1.0, "1", None, [1.5], np.ones((2, 2), int), {}])
 def test_what_selects_nothing_is_a_type_error(indices: Any) -> None:
     """The message lists what would be an index."""
     with raises(TypeError, "expected an index, a slice, a list of indices or a mask of 20"):
@@ -56,19 +61,75 @@ def test_what_selects_nothing_is_a_type_error(indices: Any) -> None:
 def test_the_first_index_of_a_position(values: list[int], position: int) -> None:
     """As ``list.index`` has it, and -1 where there is none."""
     expected = values.index(position) if position in values else -1
-    assert index_of(np.array(values, np.int64), position) == expected
+    assert index_of(np.array(values, np.int64).view(PositionArray), position) == expected
+    ascending = sorted(values)
+    expected = ascending.index(position) if position in ascending else -1
+    assert index_of(np.array(ascending, np.int64).view(PositionArray), position) == expected
     assert index_of(range(3, 9, 2), position) == {3: 0, 5: 1, 7: 2}.get(position, -1)
 
 
-@given(st.slices(20))
-def test_counts_follow_shards(selection: slice) -> None:
-    """A contiguous range has one count for each shard, anything else one in all."""
-    positions = range(20)[selection]
-    counts = counts_per_shard(positions, EDGES)
-    assert sum(counts) == len(positions)
-    if positions.step == 1:
-        assert len(counts) == 4
-        assert counts[1] == 0
+@given(st.one_of(st.slices(20), st.lists(st.integers(0, 19)), st.sets(st.integers(0, 19))))
+def test_counts_follow_shards(selection: slice | list[int] | set[int]) -> None:
+    """TABLE-17: positions that never descend have one count for each shard, others one in all."""
+    positions = select(range(20), sorted(selection) if isinstance(selection, set) else selection)
+    found = list(positions)
+    if found == sorted(found):
+        expected = [sum(a <= p < b for p in found) for a, b in itertools.pairwise(EDGES)]
     else:
-        assert counts == [len(positions)]
-    assert counts_per_shard(np.array(positions), EDGES) == [len(positions)]
+        expected = [len(found)]
+    assert counts_per_shard(positions, EDGES) == expected
+
+
+@given(st.one_of(st.slices(20), st.lists(st.integers(0, 19)), st.sets(st.integers(0, 19))))
+def test_positions_survive_a_pickle(selection: slice | list[int] | set[int]) -> None:
+    """TABLE-18: a view of any kind, and views of it after the pickle."""
+    positions = select(range(20), sorted(selection) if isinstance(selection, set) else selection)
+    other = pickle.loads(pickle.dumps(positions))  # noqa: S301 - made here
+    assert type(other) is type(positions)
+    assert list(other) == list(positions)
+    assert list(select(other, slice(1, None, 2))) == list(positions)[1::2]
+    assert counts_per_shard(other, EDGES) == counts_per_shard(positions, EDGES)
+
+
+@given(st.integers(0, 30), st.integers(-5, 5).filter(bool), st.integers(0, 9))
+def test_evenly_spaced_indices_are_a_range(start: int, step: int, length: int) -> None:
+    """TABLE-16: a mask or a list that means a slice is one, so that it takes no memory."""
+    evenly = range(start, start + length * step, step)
+    if all(0 <= index < 100 for index in evenly):
+        positions = select(range(100), list(evenly))
+        assert isinstance(positions, range)
+        assert list(positions) == list(evenly)
+
+
+def test_ten_million_samples_are_selected_at_once() -> None:
+    """TABLE-18: a mask, its lengths and its pickle take no time for each sample."""
+    mask = np.random.default_rng(0).random(10_000_000) < 0.1
+    start_s = time.perf_counter()
+    positions = select(range(len(mask)), mask)
+    counts = counts_per_shard(positions, np.arange(0, len(mask) + 1, 1000))
+    packed = pickle.dumps(positions)
+    took_s = time.perf_counter() - start_s
+    assert np.array_equal(positions, np.flatnonzero(mask))
+    assert counts == mask.reshape(-1, 1000).sum(axis=1).tolist()
+    assert len(packed) < 1.01 * mask.sum(), "a byte for each selected sample"
+    assert np.array_equal(pickle.loads(packed), positions)  # noqa: S301 - made here
+    assert took_s < 2, "measured: 0.2 s"
+
+
+@pytest.mark.parametrize(
+    ("indices", "most_nbytes"),
+    [
+        (np.arange(500_000, 900_000), 100),
+        (np.arange(0, 10**6, 7), 100),
+        (np.flatnonzero(np.arange(10**6) % 3), 10**6 // 8 + 200),
+        (np.flatnonzero(np.arange(10**6) % 50 < 2), 20_000 * 2 + 200),
+        (np.arange(10**6) ^ 1, 4 * 10**6 + 200),
+    ],
+    ids=["contiguous", "strided", "dense", "sparse", "unsorted"],
+)
+def test_a_pickle_is_as_small_as_its_positions_allow(
+    indices: npt.NDArray[np.int64], most_nbytes: int
+) -> None:
+    """TABLE-18: nothing for a range, a bit for each sample or a byte for each selected one."""
+    packed = pickle.dumps(select(range(10**6), indices))
+    assert len(packed) <= most_nbytes

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from wids import load_spec
 from wids.cache.store import Cache
 from wids.reading.options import Access, ReadOptions, field_set
+from wids.reading.positions import select
 from wids.reading.reader import ShardReader
 from wids.transport.fetch import Fetcher
 
@@ -62,9 +63,9 @@ def test_groups_put_a_batch_in_the_order_of_the_files(
 @pytest.mark.parametrize(
     ("access", "one", "many", "by_view"),
     [
-        ("download", True, True, [True] * 4),
-        ("auto", False, True, [False, True, True, False]),
-        ("range", False, False, [False] * 4),
+        ("download", True, True, [True] * 8),
+        ("auto", False, True, [False, True, True, True, False, True, False, False]),
+        ("range", False, False, [False] * 8),
     ],
 )
 def test_what_each_access_mode_fetches(
@@ -74,12 +75,12 @@ def test_what_each_access_mode_fetches(
     many: bool,
     by_view: list[bool],
 ) -> None:
-    """A single sample, a batch, a slice with a quarter of a shard or less."""
+    """A single sample, a batch, a view with a quarter of a shard or less; none that goes back."""
     reader = open_reader(access=access)
     assert (reader.fetches_for_one, reader.fetches_for_many) == (one, many)
-    views = [range(7, 8), range(6, 8), range(20), range(0, 8, 2)]
+    views = [range(7, 8), range(6, 8), range(20), range(0, 8, 2), range(0, 20, 8)]
+    views += [select(range(20), indices) for indices in ([0, 1, 4], [0, 9, 12], [4, 0, 1])]
     assert [reader.fetches_for_view(0, view) for view in views] == by_view
-    assert reader.fetches_for_view(0, np.arange(8)) is (access == "download")
 
 
 def test_only_has_shards_of_its_own_and_fetches_none(

@@ -1,18 +1,20 @@
 """An index, a slice, indices or a mask → positions in the whole dataset.
 
-A view of a dataset is its positions: a range, or an array. Nothing here knows shards or samples.
+A view of a dataset is its positions: a range where they are evenly spaced, otherwise an array that
+is packed when it is pickled. Nothing here knows shards or samples.
 """
 
 from __future__ import annotations
 
-import operator
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-IntArray = npt.NDArray[np.int64]
-Positions: TypeAlias = "range | IntArray"
+from wids.reading.indices import as_array, as_selection
+from wids.reading.position_array import IntArray, PositionArray
+
+Positions: TypeAlias = "range | PositionArray"
 
 
 def from_start(index: int, length: int) -> int:
@@ -29,30 +31,61 @@ def from_start(index: int, length: int) -> int:
 
 
 def select(positions: Positions, indices: Any) -> Positions:
-    """Return the positions that a slice, a mask or indices select.
+    """Return the positions of the view that a slice, a mask or indices select.
 
     Args:
         positions: The positions to select from.
-        indices: A slice, a boolean mask of the same length, or integers in any one-dimensional
-            form.
+        indices: A slice, a boolean mask of the same length, or integers, in any one-dimensional
+            form; see `indices.as_selection`.
+
+    Returns:
+        A range where the positions are evenly spaced, otherwise a `PositionArray`.
+
+    Raises:
+        IndexError: An index is out of range, or a mask has another length.
+        TypeError: ``indices`` is none of these.
+    """
+    if isinstance(indices, slice):
+        chosen: IntArray | range = positions[indices]
+    else:
+        array = as_selection(indices, len(positions))
+        is_mask = array.dtype == bool and array.ndim == 1
+        chosen = positions_at(positions, np.flatnonzero(array) if is_mask else array, indices)
+    # A slice of a range is a range: a contiguous view of any size takes no memory, and stays one.
+    return chosen if isinstance(chosen, range) else _compact(chosen)
+
+
+def select_batch(positions: Positions, indices: Any) -> IntArray:
+    """Return the positions of a batch, in which True and False are the indices 1 and 0.
 
     Raises:
         IndexError: An index is out of range.
-        TypeError: ``indices`` is none of these.
+        TypeError: ``indices`` are not integers.
     """
-    # A slice of a range is a range: a contiguous view of any size takes no memory, and stays one.
-    if isinstance(indices, slice):
-        return positions[indices]
     array = as_array(indices)
+    return positions_at(
+        positions, array.astype(np.int64) if array.dtype == bool else array, indices
+    )
+
+
+def positions_at(positions: Positions, array: npt.NDArray[Any], given: Any) -> IntArray:
+    """Return the positions at indices, which may be negative.
+
+    Args:
+        positions: The positions to select from.
+        array: The indices.
+        given: What the caller passed, for messages.
+
+    Raises:
+        IndexError: An index is out of range.
+        TypeError: The array is none of indices.
+    """
     length = len(positions)
-    # A mask of another length is an error below, and not a list of zeros and ones.
-    if array.dtype == bool and array.shape == (length,):
-        array = np.flatnonzero(array)
     # An empty list has no integers in it: its array has floats.
-    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size) or array.dtype == bool:
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise TypeError(
             f"expected an index, a slice, a list of indices or a mask of {length} booleans, "
-            f"found {type(indices).__name__} {indices!r:.80}"
+            f"found {type(given).__name__} {given!r:.80}"
         )
     outside = (array < -length) | (array >= length)
     if outside.any():
@@ -63,27 +96,37 @@ def select(positions: Positions, indices: Any) -> Positions:
     array = np.where(array < 0, array + length, array)
     if isinstance(positions, range):
         return array * positions.step + positions.start
-    selected: IntArray = positions[array]
-    return selected
+    chosen: IntArray = np.asarray(positions)[array]
+    return chosen
 
 
-def as_array(indices: Any) -> npt.NDArray[Any]:
-    """Return indices as an array; without dimensions, which `select` refuses, if they are none."""
-    try:
-        array = np.asarray(indices)
-        if array.dtype == object and array.ndim == 1:  # integers too large for numpy, or no numbers
-            # All of them are out of range; clamped, numpy can compare them.
-            largest = (1 << 63) - 1
-            return np.array([max(-largest, min(largest, operator.index(i))) for i in array])
-    except (ValueError, TypeError, RuntimeError):
-        return np.empty((), object)
-    return array
+def _compact(positions: IntArray) -> Positions:
+    """Return positions as a range, if they are evenly spaced."""
+    num_samples = len(positions)
+    if num_samples < 2:
+        start = int(positions[0]) if num_samples else 0
+        return range(start, start + num_samples)
+    first, last, step = int(positions[0]), int(positions[-1]), int(positions[1] - positions[0])
+    # The ends first: they are asked in no time, and nearly always tell.
+    if step and last - first == step * (num_samples - 1) and (np.diff(positions) == step).all():
+        return range(first, last + (1 if step > 0 else -1), step)
+    return positions.view(PositionArray)
+
+
+def is_ascending(positions: Positions) -> bool:
+    """Whether no position is less than the previous one."""
+    if isinstance(positions, range):
+        return positions.step > 0 or len(positions) < 2
+    return positions.is_ascending
 
 
 def index_of(positions: Positions, position: int) -> int:
     """Return the first index of a position, or -1 where the view does not have it."""
     if isinstance(positions, range):
         return positions.index(position) if position in positions else -1
+    if positions.is_ascending:
+        index = int(np.searchsorted(positions, position))
+        return index if index < len(positions) and positions[index] == position else -1
     indices = np.flatnonzero(positions == position)
     return int(indices[0]) if len(indices) else -1
 
@@ -96,13 +139,17 @@ def counts_per_shard(positions: Positions, edges: IntArray) -> list[int]:
         edges: Where shards begin, and the end of the last one; shape ``(num_shards + 1,)``.
 
     Returns:
-        One number for each shard; a single number, of all positions, where they are not
-        consecutive.
+        One number for each shard, zeros included; a single number, of all positions, where one of
+        them is less than the previous one.
     """
     # Samplers use these counts to follow shards, which is of use only where a shard's samples stand
     # together.
-    if not isinstance(positions, range) or positions.step != 1:
+    if not is_ascending(positions):
         return [len(positions)]
-    start = positions.start
-    inside = np.clip(edges[1:], start, start + len(positions))
-    return np.diff(inside, prepend=start).tolist()  # type: ignore[no-any-return]
+    if isinstance(positions, range):
+        # Position k is start + k * step; a shard begins at the first k that reaches its edge.
+        step = positions.step if len(positions) > 1 else 1  # it may be negative
+        inside = np.clip(-((positions.start - edges) // step), 0, len(positions))
+    else:
+        inside = np.searchsorted(positions, edges)
+    return np.diff(inside).tolist()  # type: ignore[no-any-return]

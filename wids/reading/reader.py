@@ -22,7 +22,8 @@ from wids.reading.field_check import FieldCheck
 from wids.reading.opener import ShardOpener
 from wids.reading.options import ReadOptions
 from wids.reading.pool import ShardPool, default_size
-from wids.reading.positions import IntArray, Positions
+from wids.reading.position_array import IntArray
+from wids.reading.positions import Positions, counts_per_shard, is_ascending
 from wids.specs.model import DatasetSpec
 from wids.tars.index import ShardIndex
 from wids.tars.readable_shard import ReadableShard
@@ -140,11 +141,11 @@ class ShardReader:
         """Whether to fetch a shard that has no copy, to read all positions of a view in turn."""
         if self.fetches_for_one or not self.fetches_for_many:
             return self.fetches_for_one
-        if not isinstance(positions, range) or positions.step != 1:
-            return False
-        first, last = self.starts[number], self.ends[number]
+        if not is_ascending(positions):
+            return False  # it may return to the shard again and again, for a sample each time
+        edges = self.edges[number : number + 2]
         # As for a batch, where the view has a quarter of the shard or more.
-        return (min(last, positions.stop) - max(first, positions.start)) * 4 >= last - first
+        return bool(counts_per_shard(positions, edges)[0] * 4 >= edges[1] - edges[0])
 
     @contextmanager
     def reading_many(self) -> Iterator[None]:

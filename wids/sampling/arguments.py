@@ -6,6 +6,7 @@ Knows nothing about orders or torch.
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Sequence, Sized
 from typing import Any
 
@@ -59,6 +60,24 @@ def shard_lengths(dataset: Sized, lengths: Sequence[int] | None) -> npt.NDArray[
             f"{sum_}; if they mean something else, pass range(len(dataset))"
         )
     return counts.astype(np.int64)
+
+
+def warn_of_unsorted_view(dataset: Sized, num_lengths: int, name: str) -> None:
+    """Warn that a sampler cannot follow the shards of a view whose indices do not ascend.
+
+    Args:
+        dataset: The dataset. One of another kind than wids' own has no shards to follow.
+        num_lengths: Number of its ``lengths``; such a view has one, of all its samples.
+        name: The sampler in the message.
+    """
+    num_shards = len(getattr(getattr(dataset, "spec", None), "shards", ()))
+    if num_lengths == 1 < num_shards and getattr(dataset, "is_view", False):
+        warnings.warn(
+            f"{name}: the indices of the view do not ascend, so the order cannot follow its "
+            f"{num_shards:,} shards, and nearly every sample may open another shard; sort the "
+            "indices first, dataset[sorted(indices)]: a shuffled order does not depend on theirs",
+            stacklevel=2,
+        )
 
 
 def index_range(num_samples: Any, length: int) -> tuple[int, int]:

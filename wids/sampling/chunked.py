@@ -11,7 +11,12 @@ from collections.abc import Iterator, Sequence, Sized
 from typing import Any, Final
 
 from wids.sampling import order
-from wids.sampling.arguments import at_least, index_range, shard_lengths
+from wids.sampling.arguments import (
+    at_least,
+    index_range,
+    shard_lengths,
+    warn_of_unsorted_view,
+)
 from wids.sampling.passes import EpochSampler
 from wids.sampling.state import fingerprint, lengths_digest
 
@@ -81,6 +86,8 @@ class ChunkedSampler(EpochSampler[int]):
         shufflefirst: bool,
     ) -> None:
         self._lengths = shard_lengths(dataset, lengths)
+        if shuffle and lengths is None:  # unshuffled, the order is the view's, as it was chosen
+            warn_of_unsorted_view(dataset, len(self._lengths), type(self).__name__)
         self._range = index_range(num_samples, int(self._lengths.sum()))
         self.chunksize = chunksize and min(chunksize, 1 << 62)  # numpy's integers end at 1 << 63
         self.seed = at_least(0, seed, "seed")

@@ -1,0 +1,99 @@
+"""What a caller passes as indices or as a mask → an array of numpy.
+
+Lists, arrays, tensors, and columns of pandas, Arrow and polars are understood by their methods; no
+such package is imported. Nothing here knows what the indices select.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+_LARGEST: Final = (1 << 63) - 1
+_NULLS: Final = frozenset(("NoneType", "NAType"))
+"""The names of the types of Python's null and of pandas'."""
+
+
+def as_array(indices: Any) -> npt.NDArray[Any]:
+    """Return indices as an array; without dimensions, which `select` refuses, if they are none."""
+    try:
+        array = np.asarray(indices)
+        if array.dtype == object and array.ndim == 1:  # integers too large for numpy, or no numbers
+            # All of them are out of range; clamped, numpy can compare them.
+            return np.array([max(-_LARGEST, min(_LARGEST, operator.index(i))) for i in array])
+    except (ValueError, TypeError, RuntimeError):
+        return np.empty((), object)
+    return array
+
+
+def as_selection(indices: Any, length: int) -> npt.NDArray[Any]:
+    """Return what selects a view as an array of integers or booleans, or as `as_array` does.
+
+    A null in a mask is false, as in SQL and in the filters of pandas, Arrow and polars.
+
+    Args:
+        indices: Integers or booleans in any one-dimensional form.
+        length: Samples of what they select from.
+
+    Raises:
+        IndexError: A mask has another length.
+        TypeError: Integers have nulls among them, or a mask of pandas has another index than
+            0, 1, 2, …, so that its rows may be in another order than the samples.
+    """
+    array = _as_mask(_without_nulls(indices))
+    if array is None:
+        array = as_array(indices)
+        num_nulls = int(np.isnan(array).sum()) if array.dtype.kind == "f" else 0
+        if num_nulls:
+            raise TypeError(
+                f"expected integers as indices, found {type(indices).__name__} with {num_nulls:,} "
+                f"of {len(array):,} missing; drop these rows first"
+            )
+    elif array.ndim == 1:
+        _check_mask(indices, array, length)
+    return array
+
+
+def _without_nulls(indices: Any) -> Any:
+    """Return a boolean column with its nulls replaced by false, without a loop in Python."""
+    package = type(indices).__module__.partition(".")[0]
+    if package == "pandas" and str(getattr(indices, "dtype", "")) in ("boolean", "bool[pyarrow]"):
+        return indices.to_numpy(dtype=bool, na_value=False)
+    kind = str(getattr(indices, "type", getattr(indices, "dtype", "")))
+    if package in ("pyarrow", "polars") and kind in ("bool", "Boolean"):
+        return indices.fill_null(False)  # noqa: FBT003 - the parameter has no name in common
+    return indices
+
+
+def _as_mask(indices: Any) -> npt.NDArray[np.bool_] | None:
+    """Return a mask as an array of booleans; None for what is no mask."""
+    try:
+        array = np.asarray(indices)
+    except (ValueError, TypeError, RuntimeError):
+        return None
+    if array.dtype == object and array.ndim == 1:
+        kinds = {kind.__name__ for kind in set(map(type, array.tolist()))}
+        if "bool" in kinds and kinds <= {"bool", *_NULLS}:
+            array = np.fromiter((item is True for item in array.tolist()), bool, len(array))
+    return array if array.dtype == bool else None
+
+
+def _check_mask(indices: Any, mask: npt.NDArray[np.bool_], length: int) -> None:
+    if len(mask) != length:
+        raise IndexError(
+            f"expected a mask of {length:,} booleans, one for each sample, found {len(mask):,}; "
+            "make it from a table of this dataset or view"
+        )
+    # After a sort, or of a part of a frame, row 3 of a Series is not sample 3.
+    labels = getattr(indices, "index", None)
+    if type(indices).__module__.partition(".")[0] != "pandas" or labels is None:
+        return
+    if not np.array_equal(np.asarray(labels), np.arange(length)):
+        raise TypeError(
+            "expected a Series with the index 0, 1, 2, …, found one with another index, whose rows "
+            "may be in another order than the samples; pass mask.sort_index(), or mask.to_numpy() "
+            "if its rows are in the order of the samples"
+        )
