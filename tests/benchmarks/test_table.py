@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 
+import keys
 import pytest
 import remote
 import samplers
@@ -67,3 +68,10 @@ def test_writer_rows_can_be_measured() -> None:
     ratios = writers.main(["--toy", "--rounds", "1"])
 
     assert list(ratios) == list(writers.ROWS)
+
+
+@pytest.mark.long
+def test_key_rows_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each way to look up a key has its line."""
+    assert list(keys.main(["--toy", "--rounds", "1"])) == list(keys.ROWS)
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(keys.ROWS)

@@ -75,7 +75,10 @@ def use(pack: Pack) -> None:
             shard_index.find(shard_index.key(0))
         pack.is_named(number, f"{number}.tar")
     for key in ("s00003", "s00026", "none"):
-        pack.shards_with(key)
+        for number, local_index in pack.samples_with(key) or []:
+            if number < len(pack):
+                pack.has_key(number, local_index, key, "first")
+                pack.has_key(number, 1 << 62, key, "first")
 
 
 def mutations(good: bytes) -> Callable[[random.Random], bytes]:

@@ -119,14 +119,22 @@ def test_index_of_another_tar_or_rule_is_none(packed: Packed) -> None:
 
 
 def test_keys_lead_to_their_shards(packed: Packed) -> None:
-    """Each key to its shard alone; a key that no shard has, to none (INDEX-7)."""
+    """Each key to its sample alone; a key that no shard has, to none (INDEX-7)."""
     pack = packed.open()
-    shard_of = np.repeat(np.arange(5), packed.kind.lengths)
+    places = [(n, i) for n, length in enumerate(packed.kind.lengths) for i in range(length)]
 
-    for position in [*range(0, len(shard_of), 7), len(shard_of) - 1]:
-        assert pack.shards_with(f"s{position:05d}") == {shard_of[position]}
+    for position in [*range(0, len(places), 7), len(places) - 1]:
+        key = f"s{position:05d}"
+        assert pack.samples_with(key) == [places[position]]
+        assert pack.has_key(*places[position], key, "first")
+        assert not pack.has_key(*places[position], key, "last")
+        assert not pack.has_key(*places[position], key[:-1], "first")
+        assert not pack.has_key(*places[position], key[1:], "first")
+        assert not pack.has_key(*places[position], key + "0", "first")
+        number, local_index = places[position]
+        assert not pack.has_key(number, local_index + 1, key, "first")
     for key in ("none", "", "s00000\0s00001", "\udcff"):
-        assert pack.shards_with(key) == set()
+        assert pack.samples_with(key) == []
 
 
 def test_key_in_several_shards_leads_to_all(packed: Packed) -> None:
@@ -136,7 +144,7 @@ def test_key_in_several_shards_leads_to_all(packed: Packed) -> None:
         write_pack(file, [shard, shard])
 
     first = packed.kind.lengths[0] + packed.kind.lengths[2]
-    assert packed.open().shards_with(f"s{first:05d}") == {0, 1}
+    assert packed.open().samples_with(f"s{first:05d}") == [(0, 0), (1, 0)]
 
 
 @pytest.mark.parametrize("damage", ["magic", "version", "cut", "longer", "directory", "empty"])
@@ -180,5 +188,5 @@ def test_damaged_key_table_cannot_say(packed: Packed) -> None:
     packed.damage(header.hashes, hashes[::-1].tobytes())
     pack = packed.open()
 
-    assert pack.shards_with("s00000") is None
+    assert pack.samples_with("s00000") is None
     assert pack.index(0, packed.tar_nbytes[0], "first") is not None

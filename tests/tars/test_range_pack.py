@@ -68,13 +68,17 @@ def test_keys_are_found_in_a_large_table(tmp_path: Path, monkeypatch: pytest.Mon
 
     by_hash = sorted(range(50_000), key=lambda number: key_hash(keys[number].encode()))
     ends = [by_hash[0], by_hash[-1]]
+
+    def place(number: int) -> tuple[int, int]:
+        return (1, number - 20_000) if number >= 20_000 else (0, number)
+
     for number in [*ends, *random.Random(0).sample(range(50_000), 300)]:
-        assert pack.shards_with(keys[number]) == {int(number >= 20_000)}
+        assert pack.samples_with(keys[number]) == [place(number)]
     assert max(stop - start for start, stop in ranges.asked) < 8 * len(keys) // 10
     # A window that is far too narrow grows until it has the key.
     monkeypatch.setattr("wids.tars.range_pack.isqrt", lambda _: -60)
     for number in [*ends, 7, 25_000]:
-        assert pack.shards_with(keys[number]) == {int(number >= 20_000)}
+        assert pack.samples_with(keys[number]) == [place(number)]
 
 
 def test_damage_is_named(folder: Path) -> None:

@@ -115,14 +115,26 @@ class ShardOpener:
         return self.is_local(number) or self._index_for_ranges(number) is not None
 
     def is_packed(self, number: int) -> bool:
-        """Whether a pack has the index of a tar as long as the shard is, or should be."""
+        """Whether the dataset's pack has the keys of a tar as long as the shard is, or should be.
+
+        Not where names are split by another rule than the spec's, which the pack was made by.
+        """
+        if self._options.key_split not in (None, self.shards[number].key_split or "first"):
+            return False
+        return self.packs.has_keys_of(number) and self.is_as_packed(number)
+
+    def is_as_packed(self, number: int) -> bool:
+        """Whether a shard that the dataset's pack has the keys of is still as long as there."""
         path = self.local_path(number)
-        if path is None:
-            return self.packs.has_index(number, self.shards[number].nbytes)
         try:
-            return self.packs.has_index(number, os.path.getsize(path))
+            nbytes = self.shards[number].nbytes if path is None else os.path.getsize(path)
         except OSError:
             return False
+        return self.packs.has_length(number, nbytes)
+
+    def packs_key(self, number: int, local_index: int, key: str, num_samples: int) -> bool:
+        """Whether a sample of a shard with so many samples has a key, as the pack says."""
+        return self.packs.has_key(number, local_index, key, num_samples, self._key_split(number))
 
     def known_count(self, number: int) -> int | None:
         """Return the number of samples of a shard by its index; None if it has to be opened."""

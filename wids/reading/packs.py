@@ -75,30 +75,59 @@ class Packs:
                     return shard_index, nbytes
         return None
 
-    def has_index(self, number: int, tar_nbytes: int | None) -> bool:
-        """Return whether a pack has the index of a tar of this length, or of any with None."""
-        return any(
-            tar_nbytes in (None, pack.tar_nbytes(position))
-            for pack, position in self._packs_of(number)
+    def has_keys_of(self, number: int) -> bool:
+        """Whether the dataset's pack has a shard of this number and name."""
+        pack = self._dataset_pack()
+        return pack is not None and any(pack.is_named(number, n) for n in self._names(number))
+
+    def has_length(self, number: int, tar_nbytes: int | None) -> bool:
+        """Whether the dataset's pack states this length for a shard that it has; None fits any."""
+        pack = self._dataset_pack()
+        return pack is not None and tar_nbytes in (None, pack.tar_nbytes(number))
+
+    def samples_with(self, key: str) -> list[tuple[int, int]] | None:
+        """Return number of shard and index in the shard of the samples that may have a key.
+
+        Only the dataset's pack is asked: of what it packed, which the spec may list a part of or
+        replace. None where it cannot tell.
+        """
+        pack = self._dataset_pack()
+        return None if pack is None else pack.samples_with(key)
+
+    def has_key(
+        self, number: int, local_index: int, key: str, num_samples: int, key_split: KeySplit
+    ) -> bool:
+        """Whether a sample of a shard with so many samples has a key, as the dataset's pack says.
+
+        The shard is one that `has_keys_of` said the pack knows.
+        """
+        pack = self._dataset_pack()
+        return (
+            pack is not None
+            and number < len(pack)
+            and int(pack.num_samples[number]) == num_samples
+            and pack.has_key(number, local_index, key, key_split)
         )
 
-    def shards_with(self, key: str) -> set[int] | None:
-        """Return the shards of the dataset's pack that may have a key; None where none can tell."""
-        pack = None if self._dataset_url is None else self._pack(self._dataset_url)
-        return None if pack is None else pack.shards_with(key)
+    def _dataset_pack(self) -> Pack | None:
+        return None if self._dataset_url is None else self._pack(self._dataset_url)
 
     def _packs_of(self, number: int) -> Iterator[tuple[Pack, int]]:
         """Yield the packs that have a shard of this number and name, with its position there."""
         shard_spec = self.shards[number]
         if self._dataset_url is None and shard_spec.index is None:
             return  # the common case, and shards are opened often
-        name = os.path.basename(urls.path_of(shard_spec.url))
-        # A tar that was packed by its path has %20 in its URL where the pack has a blank.
-        names = (name, urls.unquoted(name))
+        names = self._names(number)
         for url, position in ((self._dataset_url, number), (shard_spec.index, 0)):
             pack = None if url is None else self._pack(url)
             if pack is not None and any(pack.is_named(position, name) for name in names):
                 yield pack, position
+
+    def _names(self, number: int) -> tuple[str, str]:
+        """Return the names that a shard may have in a pack."""
+        name = os.path.basename(urls.path_of(self.shards[number].url))
+        # A tar that was packed by its path has %20 in its URL where the pack has a blank.
+        return name, urls.unquoted(name)
 
     def _pack(self, url: str) -> Pack | None:
         """Return a pack, opened or fetched at its first use; None if it cannot be used."""

@@ -8,7 +8,7 @@ Nothing here knows views, transformations or decoded fields.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from copy import copy
 from typing import Any
@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from wids.cache.store import BackgroundFetch, Cache
-from wids.errors import FetchError, ShardFormatError, SpecError, WidsError
+from wids.errors import ShardFormatError, SpecError, WidsError
 from wids.files.progress import Bar
 from wids.reading.field_check import FieldCheck
+from wids.reading.key_lookup import KeyLookup
 from wids.reading.opener import ShardOpener
 from wids.reading.options import ReadOptions
 from wids.reading.pool import ShardPool, default_size
@@ -28,7 +29,6 @@ from wids.specs.model import DatasetSpec
 from wids.tars.index import ShardIndex
 from wids.tars.readable_shard import ReadableShard
 from wids.tars.shard import Shard
-from wids.transport import urls
 
 
 class ShardReader:
@@ -93,6 +93,7 @@ class ShardReader:
         self.starts, self.ends = self.edges[:-1].data, self.edges[1:].data
         # A method of this class around it would cost one more call for each sample.
         self.open = self.pool.get
+        self._keys = KeyLookup(self._opener, self.pool, self.edges)
 
     def _counted(self, progress: bool | None) -> list[int]:
         """Return the number of samples of each shard, after counting those that are not stated."""
@@ -170,24 +171,12 @@ class ShardReader:
         Raises:
             FetchError: A shard has no index, and would have to be fetched to be searched.
         """
-        for candidate in self._may_have(key) if number is None else [number]:
-            local_index = self.pool.get(candidate, local=False).find(key)
-            if local_index >= 0:
-                yield self.starts[candidate] + local_index
-
-    def _may_have(self, key: str) -> Iterable[int]:
-        """Yield the shards that may have a key: those that the pack names, or does not know."""
-        packed = self._opener.packs.shards_with(key)
-        for number in range(len(self.shards)):
-            if packed is not None and number not in packed and self._opener.is_packed(number):
-                continue
-            if not self._opener.has_index(number):
-                raise FetchError(
-                    f"{urls.redact(self.shards[number].url)}: expected its index, to search for "
-                    f"the key {key!r}, found none; make one for the dataset with "
-                    "`wids create`, or name the shard, which is then fetched"
-                )
-            yield number
+        if number is None:
+            yield from self._keys.find(key)
+            return
+        local_index = self.pool.get(number, local=False).find(key)
+        if local_index >= 0:
+            yield self.starts[number] + local_index
 
     # What is known of a shard.
 
@@ -259,10 +248,11 @@ class ShardReader:
     def close(self) -> None:
         """Release all open shards; the next read opens them again."""
         self.pool.close()
+        self._keys.forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A memoryview cannot be pickled.
-        return {**self.__dict__, "starts": None, "ends": None, "open": None}
+        # A memoryview cannot be pickled, and another process looks up keys for itself.
+        return {**self.__dict__, "starts": None, "ends": None, "open": None, "_keys": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -131,6 +131,31 @@ def parse(
     return shard_index
 
 
+def has_key(
+    data: FileBytes, start: int, stop: int, local_index: int, key: bytes, key_split: KeySplit
+) -> bool:
+    """Whether a sample of the index in ``data[start:stop]`` has a key.
+
+    Only the bytes of this key are looked at, in microseconds. An index that is damaged elsewhere
+    can say True; one that is of another rule or damaged there says False.
+    """
+    if stop > len(data) or stop - start < _HEADER.size + _SECTIONS.size:
+        return False
+    header = _Header._make(_HEADER.unpack_from(data, start))
+    if header.magic != _MAGIC or KEY_SPLITS[header.key_split : header.key_split + 1] != (
+        key_split,
+    ):
+        return False
+    text_at, _, _, _, at, nbytes = _SECTIONS.unpack_from(data, start + _HEADER.size)[:6]
+    width = nbytes // (header.num_samples + 1)
+    at += start + width * local_index
+    if not 0 <= local_index < header.num_samples or at + width > stop:
+        return False
+    first = start + text_at + int.from_bytes(data[at : at + width], "little")
+    # With the NULs around it, so that it is neither the start nor the end of a longer key.
+    return first < stop and data[first - 1 : first + len(key) + 1] == b"\0" + key + b"\0"
+
+
 def _checked_header(
     data: FileBytes, start: int, stop: int, identity: TarIdentity, key_split: KeySplit
 ) -> _Header | None:

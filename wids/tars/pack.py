@@ -66,8 +66,14 @@ class Pack(Protocol):
     def index(self, number: int, tar_nbytes: int, key_split: KeySplit) -> ShardIndex | None:
         """Return the index of a shard; None if the tar, or the rule, is another one."""
 
-    def shards_with(self, key: str) -> set[int] | None:
-        """Return the numbers of the shards that may have a key; None if the pack cannot say."""
+    def samples_with(self, key: str) -> list[tuple[int, int]] | None:
+        """Return number of shard and index in the shard of the samples that may have a key.
+
+        None if the pack cannot say.
+        """
+
+    def has_key(self, number: int, local_index: int, key: str, key_split: KeySplit) -> bool:
+        """Whether a sample has a key by a rule, as far as the index of its shard tells."""
 
 
 class PackHeader(NamedTuple):
@@ -158,10 +164,19 @@ class PackDirectory:
             return None
         return (start, start + length) if length <= tar_nbytes + _INDEX_OVERHEAD_NBYTES else None
 
-    def _shards_of(self, positions: Column) -> set[int]:
-        """Return the shards of samples, by their positions in the dataset."""
-        ends = np.cumsum(self.num_samples)
-        return set(np.searchsorted(ends, positions, side="right").tolist())
+    def _places(self, positions: Column) -> list[tuple[int, int]]:
+        """Return number of shard and index in the shard of samples, by their positions."""
+        ends = self._ends
+        numbers = ends.searchsorted(positions.astype(np.uint64), side="right").tolist()
+        return [
+            (number, position - int(ends[number - 1]) if number else position)
+            for number, position in zip(numbers, positions.tolist(), strict=True)
+        ]
+
+    @cached_property
+    def _ends(self) -> npt.NDArray[np.uint64]:
+        """Where the samples of each shard end, shape ``(num_shards,)``."""
+        return np.cumsum(self.num_samples, dtype=np.uint64)
 
 
 def parse_header(data: bytes, nbytes: int, num_shards: int = 0) -> PackHeader:
@@ -251,12 +266,19 @@ class LocalPack(PackDirectory):
             return None
         return index_file.parse(self._data, *span, TarIdentity(tar_nbytes), key_split)
 
-    def shards_with(self, key: str) -> set[int] | None:
-        """Return the numbers of the shards that may have a key; None if the pack cannot say."""
+    def samples_with(self, key: str) -> list[tuple[int, int]] | None:
+        """Return the samples that may have a key, as in `Pack`."""
         if not (self.is_intact() and self._has_sound_keys):
             return None
         first, last = equal_range(self._hashes, key_hash(to_bytes(key)))
-        return self._shards_of(self._positions[first:last])
+        return self._places(self._positions[first:last])
+
+    def has_key(self, number: int, local_index: int, key: str, key_split: KeySplit) -> bool:
+        """Whether a sample has a key, as in `Pack`."""
+        span = self._span(number, self.tar_nbytes(number)) if self.is_intact() else None
+        return span is not None and index_file.has_key(
+            self._data, *span, local_index, to_bytes(key), key_split
+        )
 
     def repeated_hashes(self) -> tuple[Column, Column]:
         """Return the hashes that several keys have, ascending, and their samples' positions.

@@ -76,8 +76,8 @@ class RangePack(PackDirectory):
         self._stored[request] = shard_index
         return shard_index
 
-    def shards_with(self, key: str) -> set[int] | None:
-        """Return the numbers of the shards that may have a key; None if the tables are damaged."""
+    def samples_with(self, key: str) -> list[tuple[int, int]] | None:
+        """Return the samples that may have a key, as in `Pack`; None if the tables are damaged."""
         wanted, total = key_hash(to_bytes(key)), self._header.total
         # Hashes are spread evenly, so the place of one is known to within a few square roots.
         middle, half = total * wanted >> 64, 8 * isqrt(total) + 512
@@ -92,7 +92,16 @@ class RangePack(PackDirectory):
             half *= 8
         width = self._header.width
         positions = self._table(self._header.positions, width, low + first, low + last)
-        return None if (positions >= total).any() else self._shards_of(positions)
+        return None if (positions >= total).any() else self._places(positions)
+
+    def has_key(self, number: int, local_index: int, key: str, key_split: KeySplit) -> bool:
+        """Whether a sample has a key, as in `Pack`; reads the index of its shard."""
+        shard_index = self.index(number, self.tar_nbytes(number), key_split)
+        return (
+            shard_index is not None
+            and local_index < len(shard_index)
+            and shard_index.key(local_index) == key
+        )
 
     def _table(self, offset: int, width: int, start: int, stop: int) -> Column:
         """Read a part of a table of integers."""
