@@ -24,7 +24,7 @@ writing
 packing
 columns
 looking
-mapstyle transformations
+mapstyle views
 composition
 dataset
 stream demo

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from wids.specs.loader import load_spec
     from wids.specs.model import DatasetSpec, ShardSpec
     from wids.tars.shard import Shard
+    from wids.views.collating import collate
     from wids.writing.build import build_spec
     from wids.writing.shard_writer import ShardWriter
     from wids.writing.tar_writer import TarWriter
@@ -65,6 +66,7 @@ __all__ = [
     "TransformError",
     "WidsError",
     "build_spec",
+    "collate",
     "load_spec",
     "sampling_cost",
     "verify_spec",
@@ -80,6 +82,7 @@ _MODULES = {
     "specs.loader": ("load_spec",),
     "specs.model": ("DatasetSpec", "ShardSpec"),
     "tars.shard": ("Shard",),
+    "views.collating": ("collate",),
     "writing.build": ("build_spec",),
     "writing.shard_writer": ("ShardWriter",),
     "writing.tar_writer": ("TarWriter",),

@@ -6,14 +6,18 @@ the work, imported when it is first needed. How a sample is read is not known he
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import TYPE_CHECKING, Any, Literal
 
 from wids.mapstyle import MapStyleDataset
-from wids.reading.positions import Positions, index_of
+from wids.reading.positions import Positions, index_of, select
 from wids.transport import urls
+from wids.views.transformations import Transformation
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from wids.looking.notebook import Gallery
     from wids.looking.preview import Browsable
     from wids.reading.reader import ShardReader
@@ -32,7 +36,28 @@ class ComposableDataset(MapStyleDataset):
     spec: DatasetSpec
     reader: ShardReader
     dataset_name: str
+    transformations: list[Transformation]
     _positions: Positions
+
+    @property
+    def lengths(self) -> list[int]:
+        """Samples in each shard."""
+        raise NotImplementedError
+
+    def _view(self, positions: Positions) -> Self:
+        # A shallow copy: views share reader, pool and cache, so they cost nothing and open nothing
+        # twice.
+        view = copy(self)
+        view._positions = positions  # noqa: SLF001 - another of this class
+        # A list of its own, so that add_transform on the view leaves this dataset alone.
+        view.transformations = list(self.transformations)
+        return view
+
+    def _with(self, transformation: Transformation) -> Self:
+        """Return a view with one more transformation."""
+        view = self._view(self._positions)
+        view.transformations.append(transformation)
+        return view
 
     # Samples by key.
 
@@ -91,6 +116,87 @@ class ComposableDataset(MapStyleDataset):
     def _found(self, index: int) -> Any:
         """Return a sample whose shard was opened to find it, so that nothing has to be fetched."""
         raise NotImplementedError
+
+    # Views.
+
+    def map(self, function: Callable[..., Any], *, seed: int | None = None) -> Self:
+        """Return a view whose samples pass through one more transformation.
+
+        Args:
+            function: Takes a sample, and returns what takes its place.
+            seed: None, or a number for a function of a sample and a ``numpy.random.Generator``,
+                which follows from this seed, the epoch and the index of the sample, so that an
+                augmentation is the same with any number of workers, and after a resume. wids'
+                samplers set the epoch; with others call `set_epoch`.
+
+        Example:
+            >>> dataset.map(lambda sample: sample[".cls"] * 10)[2]
+            20
+            >>> noisy = dataset.map(lambda sample, rng: sample[".cls"] + rng.random(), seed=0)
+            >>> noisy[2] == noisy[2]
+            True
+        """
+        if seed is not None:
+            from wids.views.augmentation import Augmentation
+
+            function = Augmentation(function, seed)
+        return self._with(function)
+
+    def to_tuple(self, *fields: str) -> Self:
+        """Return a view of tuples, for training loops that unpack.
+
+        Args:
+            fields: A name for each entry of the tuple, with or without its leading dot. Of several
+                names separated by semicolons the first that a sample has is taken, in any case.
+
+        Example:
+            >>> dataset.to_tuple(".jpg;.png;.txt", "cls")[2]
+            ('text 2', 2)
+        """
+        from wids.views.tuples import ToTuple
+
+        return self._with(ToTuple(*fields))
+
+    def split(
+        self,
+        parts: Sequence[float],
+        *,
+        seed: int = 0,
+        by: Literal["sample", "shard"] = "sample",
+    ) -> list[Self]:
+        """Return views that have each sample once, drawn at random, each in ascending order.
+
+        Samplers follow the shards in them, unlike in the parts of torch's ``random_split``.
+
+        Args:
+            parts: The share of each part: fractions that add up to 1, or counts.
+            seed: Different seeds give unrelated splits, the same on every machine.
+            by: ``"sample"``, or ``"shard"`` for parts of whole shards, of nearly these sizes.
+
+        Raises:
+            ValueError: The parts do not add up.
+
+        Example:
+            >>> train, test = dataset.split([0.67, 0.33], seed=1)
+            >>> len(train), len(test)
+            (2, 1)
+        """
+        from wids.views.splits import split_indices
+
+        indices = split_indices(self.lengths, parts, seed, by)
+        return [self._view(select(self._positions, part)) for part in indices]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of ``map(…, seed=…)``, as wids' samplers do when a pass begins.
+
+        Example:
+            >>> dataset.set_epoch(1)
+        """
+        from wids.views.augmentation import Augmentation
+
+        for transformation in self.transformations:
+            if isinstance(transformation, Augmentation):
+                transformation.set_epoch(epoch)
 
     # What people look at.
 

@@ -10,9 +10,8 @@ import logging
 import operator
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from copy import copy
 from typing import Any, TypeAlias, overload
 
 import numpy.typing as npt
@@ -28,6 +27,7 @@ from wids.reading.positions import (
     Positions,
     counts_per_shard,
     from_start,
+    index_of,
     select,
     select_batch,
 )
@@ -36,10 +36,11 @@ from wids.specs.loader import Shards, load_with
 from wids.tars.names import KeySplit
 from wids.tars.samples import Raw
 from wids.tars.shard import Shard
-from wids.transformations import Transformation, as_transformations, locate_error
 from wids.transport.fetch import Fetcher
 from wids.transport.local import Opener
 from wids.transport.range_reader import RangeError
+from wids.views.failures import Failures, Policy, as_failures
+from wids.views.transformations import Transformation, as_transformations, locate_error
 
 Sample: TypeAlias = dict[str, Any]
 OnError: TypeAlias = Callable[[WidsError], Any]
@@ -100,8 +101,11 @@ class ShardListDataset(ComposableDataset):
             fetching would be needed to know.
         key_split: Where member names are split into key and field, at the ``"first"`` or the
             ``"last"`` dot; None for what the spec says, or else the first.
-        on_error: Called with the error of a sample that cannot be produced; the result takes the
-            place of the sample. None raises the error.
+        on_error: What to do where a sample cannot be produced. None raises the error. ``"skip"``
+            leaves damaged samples out of batches and iterations; `wids.collate` copes with an empty
+            batch. ``"next"`` takes the next good sample of the view, of at most 100. Both count in
+            ``num_failed`` and warn once, and raise if a shard cannot be fetched. A callable is
+            called with any error, and its result takes the place of the sample.
         dataset_name: The ``__dataset__`` of samples, instead of the spec's name.
         allow_pipe: Whether a spec may name ``pipe:`` commands.
         allow_pickle: Whether to decode pickles, and thereby execute the code in them.
@@ -123,7 +127,6 @@ class ShardListDataset(ComposableDataset):
         spec: The resolved spec.
         reader: The shards of the dataset; views share it.
         transformations: The callables that a sample passes through; may be assigned.
-        on_error: As passed; may be assigned.
         dataset_name: The ``__dataset__`` of samples whose shard belongs to no dataset of its own.
 
     Raises:
@@ -161,7 +164,7 @@ class ShardListDataset(ComposableDataset):
         raw: Raw = "stream",
         fields: Collection[str] | None = None,
         key_split: KeySplit | None = None,
-        on_error: OnError | None = None,
+        on_error: OnError | Policy | None = None,
         dataset_name: str | None = None,
         allow_pipe: bool = False,
         allow_pickle: bool = False,
@@ -201,6 +204,21 @@ class ShardListDataset(ComposableDataset):
         # A notebook that has a dataset has samples to show, and importing wids changes nothing.
         notebook.show_samples_in_notebooks()
 
+    @property
+    def on_error(self) -> OnError | Policy | None:
+        """What to do where a sample cannot be produced, as passed; may be assigned."""
+        return self._on_error
+
+    @on_error.setter
+    def on_error(self, on_error: OnError | Policy | None) -> None:
+        self._failures: Failures | None = as_failures(on_error)
+        self._on_error = on_error
+
+    @property
+    def num_failed(self) -> int:
+        """Samples that ``on_error="skip"`` has left out or ``"next"`` replaced, in all workers."""
+        return 0 if self._failures is None else self._failures.num_failed.value
+
     # A sequence of samples.
 
     def __len__(self) -> int:
@@ -232,6 +250,8 @@ class ShardListDataset(ComposableDataset):
             >>> [sample[".txt"] for sample in dataset.__getitems__([2, 0])]
             ['text 2', 'text 0']
         """
+        if self._failures is not None:
+            return self._failures.batch(self, indices)
         # True and False in a batch are 1 and 0, as for dataset[i]; only a view takes a mask.
         positions = select_batch(self._positions, indices)
         samples: list[Any] = [None] * len(positions)
@@ -241,6 +261,9 @@ class ShardListDataset(ComposableDataset):
         return samples
 
     def __iter__(self) -> Iterator[Any]:
+        return self._in_turn() if self._failures is None else self._failures.iterate(self)
+
+    def _in_turn(self) -> Iterator[Any]:
         positions, reader, latest, local = self._positions, self.reader, -1, False
         for position in positions if isinstance(positions, range) else positions.tolist():
             number = bisect_right(reader.ends, position)
@@ -338,7 +361,7 @@ class ShardListDataset(ComposableDataset):
         self.reader.fetch(number)
 
     def add_transform(self, transformation: Transformation) -> ShardListDataset:
-        """Append a transformation and return the dataset.
+        """Append a transformation to this dataset itself, and return it; `map` returns a view.
 
         Example:
             >>> dataset[:].add_transform(lambda sample: sample[".cls"])[2]
@@ -414,7 +437,15 @@ class ShardListDataset(ComposableDataset):
         name = f" {self.dataset_name!r}" if self.dataset_name else ""
         return f"<ShardListDataset{name}: {len(self)} samples, {len(self.spec.shards)} shards>"
 
+    def own_sample(self, index: int) -> Any:
+        """Return ``dataset[index]``, and not what a subclass makes of it."""
+        return ShardListDataset.__getitem__(self, index)
+
     def _found(self, index: int) -> Any:
+        if self._failures is not None:  # the next sample has another key
+            strict = self._view(self._positions)
+            strict.on_error = None
+            return strict._found(index)  # noqa: SLF001 - another of this class
         # The subclass decides what a sample is, also for one that is found by its key.
         if type(self).__getitem__ is not ShardListDataset.__getitem__:
             return self[index]
@@ -422,21 +453,17 @@ class ShardListDataset(ComposableDataset):
         number = bisect_right(self.reader.ends, position)
         return self._sample(position, number, local=False)
 
+    def _each(self, indices: Iterable[int]) -> Iterator[Any]:
+        return (
+            super()._each(indices) if self._failures is None else self._failures.each(self, indices)
+        )
+
     def _reading_batch(self) -> AbstractContextManager[None]:
         return self.reader.reading_many()
 
     def _reading_pass(self) -> AbstractContextManager[None]:
         # A view may have one sample of each shard, so it reads as single samples do.
         return nullcontext() if self.is_view else self.reader.reading_many()
-
-    def _view(self, positions: Positions) -> ShardListDataset:
-        # A shallow copy: views share reader, pool and cache, so they cost nothing and open nothing
-        # twice.
-        view = copy(self)
-        view._positions = positions  # noqa: SLF001 - another of this class
-        # A list of its own, so that add_transform on the view leaves this dataset alone.
-        view.transformations = list(self.transformations)
-        return view
 
     # The way of one sample. The same labels are set in two places, since a call for each sample
     # would cost more than setting them does.
@@ -465,7 +492,7 @@ class ShardListDataset(ComposableDataset):
                 return self._sample(position, number, local=True)
             if shard is not None and not is_again and reader.replaces(number, shard, error):
                 return self._sample(position, number, is_again=True, local=local)
-            return self._stand_in(error)
+            return self._stand_in(error, position)
         shard_spec = reader.shards[number]
         sample["__index__"] = position
         sample["__shard__"] = shard_spec.url
@@ -482,7 +509,7 @@ class ShardListDataset(ComposableDataset):
         try:
             shard = reader.open(number, local=local)
         except WidsError as error:  # names the shard, and opening it for each sample is no use
-            return [self._stand_in(error) for _ in positions]
+            return [self._stand_in(error, position) for position in positions]
         try:
             verify = reader.verifies_decoded if self.transformations else reader.verifies_raw
             samples: list[Any] = shard.read_many(local_indices, verify=verify)
@@ -505,13 +532,15 @@ class ShardListDataset(ComposableDataset):
         except Exception as error:  # noqa: BLE001 - raised again, or passed to the caller
             # Wrapped, so that `on_error` gets one kind of exception, with the sample's name
             # (decision 0003).
-            located = locate_error(error, shard, key, index)
+            located = locate_error(error, sample, shard, key, index)
             located.__cause__ = error
-            return self._stand_in(located)
+            return self._stand_in(located, index)
         return sample
 
-    def _stand_in(self, error: WidsError) -> Any:
+    def _stand_in(self, error: WidsError, position: int) -> Any:
         """Return what ``on_error`` has for a sample that cannot be produced, or raise."""
-        if self.on_error is None:
+        if self._failures is not None:
+            return self._failures.one(self, index_of(self._positions, position), error)
+        if not callable(self._on_error):
             raise error
-        return self.on_error(error)
+        return self._on_error(error)

@@ -7,7 +7,7 @@ and iteration go through the ``__getitem__`` of a subclass. Nothing here knows s
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -52,6 +52,10 @@ class MapStyleDataset(_Dataset):
 
         return ConcatDataset([self, other])
 
+    def _each(self, indices: Iterable[int]) -> Iterator[Any]:
+        """Yield ``self[i]`` for each index; without the samples that are to be left out."""
+        return map(self.__getitem__, indices)
+
     def _reading_batch(self) -> AbstractContextManager[None]:
         """Return the block in which the samples of a batch are read one by one."""
         return nullcontext()
@@ -68,14 +72,14 @@ class MapStyleDataset(_Dataset):
 def _getitems_one_by_one(self: Any, indices: Sequence[int] | npt.NDArray[Any]) -> list[Any]:
     """Return ``[dataset[i] for i in indices]``."""
     with self._reading_batch():
-        return [self[index] for index in indices]
+        return list(self._each(indices))
 
 
 def _iter_one_by_one(self: Any) -> Iterator[Any]:
     for index in range(len(self)):
         with self._reading_pass():  # not around `yield`: others read in between
-            sample = self[index]
-        yield sample
+            samples = list(self._each((index,)))
+        yield from samples
 
 
 def _overrides(cls: type, name: str, other: str) -> bool:

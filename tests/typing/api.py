@@ -26,6 +26,11 @@ def dataset() -> None:
     both: ConcatDataset[Any] = data + view
     wids.ShardListDataset("a.json", transformations=["PIL", len], options=None)
     data.check_cache_misses()
+    parts: list[wids.ShardListDataset] = data.split([0.9, 0.1], by="shard")
+    mapped: wids.ShardListDataset = data.map(len).to_tuple(".jpg;.png", "cls")
+    data.on_error = "skip"
+    collated: Any = wids.collate([sample])
+    del parts, mapped, collated
     del both, chosen, sample, batch, lengths, same, loader
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from wids.sampling.wrapped import lengths_of
+
 
 def at_least(least: int, value: Any, name: str) -> int:
     """Return an argument as an int, whatever integer type it has.
@@ -34,7 +36,8 @@ def shard_lengths(dataset: Sized, lengths: Sequence[int] | None) -> npt.NDArray[
     """Return the number of samples in each shard, shape ``(num_shards,)``.
 
     Args:
-        dataset: Anything with ``len()``. Without ``dataset.lengths`` it counts as a single shard.
+        dataset: Anything with ``len()``. Without ``dataset.lengths``, or a dataset with them inside
+            torch's wrappers, it counts as a single shard.
         lengths: Lengths to use instead of ``dataset.lengths``; they may add up to less.
 
     Raises:
@@ -42,7 +45,7 @@ def shard_lengths(dataset: Sized, lengths: Sequence[int] | None) -> npt.NDArray[
     """
     total = len(dataset)
     source = "lengths" if lengths is not None else "dataset.lengths"
-    given = getattr(dataset, "lengths", [total]) if lengths is None else lengths
+    given = lengths_of(dataset) if lengths is None else lengths
     try:
         counts = np.asarray(given)
     except ValueError:  # lists of different lengths

@@ -88,6 +88,7 @@ class ChunkedSampler(EpochSampler[int]):
         self._lengths = shard_lengths(dataset, lengths)
         if shuffle and lengths is None:  # unshuffled, the order is the view's, as it was chosen
             warn_of_unsorted_view(dataset, len(self._lengths), type(self).__name__)
+        self.tell_epoch = getattr(dataset, "set_epoch", None)
         self._range = index_range(num_samples, int(self._lengths.sum()))
         self.chunksize = chunksize and min(chunksize, 1 << 62)  # numpy's integers end at 1 << 63
         self.seed = at_least(0, seed, "seed")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
@@ -91,6 +91,8 @@ class EpochSampler(Sampler[T]):
     """
 
     shuffle: bool
+    tell_epoch: Callable[[int], Any] | None = None
+    """Called with the epoch when a pass begins: the dataset's ``set_epoch``, for augmentations."""
 
     def _set_up_passes(self, epochs: Epochs | None = None) -> None:
         self.epochs = epochs or Epochs()
@@ -143,6 +145,8 @@ class EpochSampler(Sampler[T]):
     def __iter__(self) -> Iterator[T]:
         # ORDER-8: the epoch is that of this call, even if the first item is read later.
         self._pass = _Pass(self.epoch, self._resume_at(), self.epochs.num_set)
+        if self.tell_epoch is not None:
+            self.tell_epoch(self.epoch)
         return chain.from_iterable(self._entered(self._pass))
 
     def ahead(self) -> Iterator[T]:

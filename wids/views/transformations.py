@@ -43,7 +43,7 @@ def _as_transformation(step: Any, *, allow_pickle: bool) -> Transformation:
     return transformation
 
 
-def locate_error(error: Exception, shard: str, key: str, index: int) -> SampleError:
+def locate_error(error: Exception, sample: Any, shard: str, key: str, index: int) -> SampleError:
     """Return the error of a sample with its shard, key and index, in attributes and text."""
     # SEC-4: the URL of a shard may be signed, and errors end up in logs.
     place = f'{urls.redact(shard)}: sample "{key}" (index {index})'
@@ -53,8 +53,33 @@ def locate_error(error: Exception, shard: str, key: str, index: int) -> SampleEr
             f"{place}: {error}", shard=shard, key=key, field=error.field, index=index
         )
     return TransformError(
-        f"{place}: a transformation raised {type(error).__name__}: {error}",
+        f"{place}: a transformation raised {type(error).__name__}: {_text(error, sample)}",
         shard=shard,
         key=key,
         index=index,
     )
+
+
+def _text(error: Exception, sample: Any) -> str:
+    """Return the text of an error, for a missing field with the fields that there are."""
+    if not isinstance(error, KeyError) or not error.args:
+        return str(error)
+    name = error.args[0]
+    if isinstance(sample, dict) and isinstance(name, str) and name not in sample:
+        return _missing_text(sample, name)
+    return repr(name)
+
+
+def _missing_text(sample: dict[Any, Any], name: str) -> str:
+    """Return why a sample has no such field."""
+    dotted = f".{name}"
+    if dotted in sample:
+        return f'{name}: fields keep their dot: sample["{dotted}"]'
+    fields = [field for field in map(str, sample) if field.startswith(".")]
+    spellings = (name.lower(), dotted.lower())
+    same = next((field for field in fields if field.lower() in spellings), None)
+    if same is not None:
+        return f'{name}: field names keep their case: sample["{same}"]'
+    if not name.startswith("."):
+        return repr(name)  # perhaps the key of another dict
+    return f"{name}: the sample has {', '.join(fields) or 'no fields'}"

@@ -1,0 +1,206 @@
+"""``on_error="skip"`` and ``"next"``: what becomes of batches with damaged samples."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import raises, write_tar
+from loopback import Server
+from torch.utils.data import DataLoader
+
+import wids
+from wids import DecodeError, FetchError, ShardListDataset
+
+BAD = (1, 2, 7)
+LENGTH = 9
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> list[str]:
+    """Three shards of three samples, of which three cannot be decoded."""
+    paths = []
+    for shard in range(3):
+        numbers = range(shard * 3, shard * 3 + 3)
+        members = [(f"{n}.cls", b"cat" if n in BAD else b"%d" % n) for n in numbers]
+        paths.append(str(write_tar(tmp_path / f"{shard}.tar", members)))
+    return paths
+
+
+@pytest.fixture(autouse=True)
+def expected_warnings() -> Iterator[None]:
+    """Ignore the one warning; `test_one_warning` looks at it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*dataset.num_failed", UserWarning)
+        yield
+
+
+def numbers(samples: Any) -> list[int]:
+    return [sample[".cls"] for sample in samples]
+
+
+def test_skip_leaves_samples_out_of_batches_and_counts_them(spec: list[str]) -> None:
+    """A batch loses the samples that fail, and stays in order (VIEW-5)."""
+    with ShardListDataset(spec, on_error="skip") as dataset:
+        assert numbers(dataset.__getitems__([8, 7, 0, 2, 0])) == [8, 0, 0]
+        assert dataset.__getitems__([1, 2]) == []
+        assert dataset.num_failed == 4
+        assert numbers(dataset) == [0, 3, 4, 5, 6, 8]
+        assert dataset.num_failed == 7
+        with raises(DecodeError, '"7" (index 7)'):  # who asks for one sample gets it or an error
+            dataset[7]
+        assert dataset.num_failed == 7
+
+
+def test_next_takes_the_next_good_sample_of_the_view(spec: list[str]) -> None:
+    """The replacement is of the same view; the first follows the last (VIEW-6)."""
+    with ShardListDataset(spec, on_error="next") as dataset:
+        assert dataset[1][".cls"] == 3
+        assert dataset[-8][".cls"] == 3
+        assert numbers(dataset.__getitems__([0, 1, 2, -2])) == [0, 3, 3, 8]
+        assert numbers(dataset) == [0, 3, 3, 3, 4, 5, 6, 8, 8]
+        assert dataset.num_failed == 2 + 3 + 3
+        view = dataset[[0, 5, 7]]
+        assert view[2][".cls"] == 0
+        assert numbers(view) == [0, 5, 0]
+
+
+def test_next_gives_up_when_none_is_good(tmp_path: Path) -> None:
+    """After a hundred bad samples in a row the first one's error is raised."""
+    members = [(f"{n:03}.cls", b"cat" if n < 150 else b"1") for n in range(300)]
+    path = write_tar(tmp_path / "a.tar", members)
+    with ShardListDataset(path, on_error="next") as dataset:
+        assert dataset[60][".cls"] == 1
+        with raises(DecodeError, '"010" (index 10)', "none of the next 100 samples"):
+            dataset[10]
+        with raises(DecodeError, "none of the next 1 samples"):
+            dataset[:2].__getitems__([0])
+
+
+def test_one_warning(spec: list[str]) -> None:
+    """The first sample that fails is named; all others are only counted (VIEW-8)."""
+    with (
+        ShardListDataset(spec, on_error="skip") as dataset,
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        list(dataset)
+        list(dataset[:5])
+    assert len(caught) == 1
+    assert '"1" (index 1)' in str(caught[0].message)
+    assert "left out; dataset.num_failed counts" in str(caught[0].message)
+
+
+@pytest.mark.parametrize("context", [None, "fork", "spawn"])
+def test_workers_skip_and_count(spec: list[str], context: str | None) -> None:
+    """A DataLoader gets shorter batches, an empty one from `wids.collate`, and the count."""
+    num_workers = 0 if context is None else 2
+    with ShardListDataset(spec, on_error="skip", verify="never") as dataset:
+        loader = DataLoader(
+            dataset,
+            batch_sampler=[[0, 1], [1, 2], [7, 8, 6]],
+            collate_fn=wids.collate,
+            num_workers=num_workers,
+            multiprocessing_context=context,
+        )
+        batches = [batch[".cls"].tolist() if batch else [] for batch in loader]
+        assert batches == [[0], [], [8, 6]]
+        assert dataset.num_failed == 4
+
+
+def test_a_shard_that_cannot_be_fetched_is_no_bad_sample(
+    tmp_path: Path, spec: list[str], server: Server
+) -> None:
+    """An epoch without the shards of a server that is down would be a silent loss (VIEW-7)."""
+    url = server.url + "/gone.tar"
+    for policy in ("skip", "next"):
+        shards = [(spec[1], 3), (url, 3)]
+        with ShardListDataset(shards, cache_dir=tmp_path / policy, on_error=policy) as dataset:
+            with raises(FetchError, "gone.tar"):
+                dataset.__getitems__([0, 4])
+            with raises(FetchError, "gone.tar"):
+                list(dataset)
+            with raises(FetchError, "gone.tar"):
+                dataset[4]
+            assert dataset.num_failed == 0
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's own business
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_resuming_counts_positions(spec: list[str], num_workers: int) -> None:
+    """A state after a batch that became shorter continues with the batch after it (VIEW-9)."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def loader(dataset: ShardListDataset) -> Any:
+        return stateful.StatefulDataLoader(
+            dataset,
+            batch_size=3,
+            sampler=wids.ChunkedSampler(dataset, shuffle=False),
+            num_workers=num_workers,
+            collate_fn=wids.collate,
+        )
+
+    with ShardListDataset(spec, on_error="skip") as dataset:
+        interrupted = loader(dataset)
+        batches = iter(interrupted)
+        assert next(batches)[".cls"].tolist() == [0]
+        resumed = loader(dataset)
+        resumed.load_state_dict(interrupted.state_dict())
+        del batches
+        assert [batch[".cls"].tolist() for batch in resumed] == [[3, 4, 5], [6, 8]]
+
+
+def test_damaged_bytes_are_skipped(tmp_path: Path) -> None:
+    """A member that is not what was indexed costs its sample, not its batch."""
+    path = write_tar(tmp_path / "a.tar", [(f"{n}.txt", b"text %d" % n) for n in range(3)])
+    wids.build_spec([str(path)], pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    data = bytearray(path.read_bytes())
+    data[data.index(b"text 1") + 5] ^= 1
+    path.write_bytes(data)
+    with ShardListDataset(tmp_path / "a.json", on_error="skip") as dataset:
+        assert [s[".txt"] for s in dataset.__getitems__([0, 1, 2])] == ["text 0", "text 2"]
+
+
+def test_a_key_is_never_another_samples(spec: list[str]) -> None:
+    """`get_by_key` raises the error of its sample, also where the next one would do."""
+    with ShardListDataset(spec, on_error="next") as dataset:
+        assert dataset.get_by_key("3")[".cls"] == 3
+        with raises(DecodeError, '"2"'):
+            dataset.get_by_key("2")
+
+
+def test_a_subclass_decides_what_a_sample_is(spec: list[str]) -> None:
+    """Batches and iterations of a subclass are passed over by its own errors too."""
+
+    class Doubled(ShardListDataset):
+        def __getitem__(self, index: Any) -> Any:
+            sample = super().__getitem__(index)
+            return {".cls": 2 * sample[".cls"]} if isinstance(sample, dict) else sample
+
+    with Doubled(spec, on_error="skip") as dataset:
+        assert numbers(dataset.__getitems__([0, 1, 3])) == [0, 6]
+        assert numbers(dataset) == [0, 6, 8, 10, 12, 16]
+        assert dataset.num_failed == 1 + 3
+    with Doubled(spec, on_error="next") as dataset:
+        assert numbers(dataset.__getitems__([0, 1, 3])) == [0, 6, 6]
+
+
+def test_policies_travel_and_may_be_assigned(spec: list[str]) -> None:
+    """A pickle keeps the policy; views share the count; other values are refused."""
+    with ShardListDataset(spec) as dataset:
+        assert (dataset.on_error, dataset.num_failed) == (None, 0)
+        dataset.on_error = "skip"
+        view = dataset[1:3]
+        assert list(view) == []
+        assert dataset.num_failed == 2
+        other = pickle.loads(pickle.dumps(dataset))  # noqa: S301 - made here
+        assert numbers(other) == [0, 3, 4, 5, 6, 8]
+        assert (other.on_error, other.num_failed, dataset.num_failed) == ("skip", 5, 2)
+        other.close()
+        with raises(ValueError, 'expected "skip", "next", a callable or None', "'ignore'"):
+            dataset.on_error = "ignore"  # type: ignore[assignment]
+        assert dataset.on_error == "skip"

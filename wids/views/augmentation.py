@@ -1,0 +1,55 @@
+"""A function of a sample and a random generator → a transformation that can be repeated.
+
+The generator follows from a seed, the epoch and the sample's index, so that neither the number of
+workers nor a resumed epoch changes what a sample becomes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from wids.views.shared_number import SharedNumber
+
+
+class Augmentation:
+    """A transformation that passes a sample and its generator to a function.
+
+    Args:
+        function: Takes a sample and a ``numpy.random.Generator``, and returns a sample.
+        seed: The seed, at least 0.
+    """
+
+    def __init__(self, function: Callable[[Any, Any], Any], seed: int) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise ValueError(f"seed: expected an integer of at least 0, found {seed!r}")
+        self.function = function
+        self.seed = seed
+        # Shared, since workers that stay for the next epoch have copies of this object.
+        self._epoch = SharedNumber()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, in the workers of a running DataLoader too."""
+        self._epoch.set(epoch)
+
+    def __call__(self, sample: Any) -> Any:
+        """Return what the function returns for the sample.
+
+        Raises:
+            TypeError: An earlier transformation returned something without an index.
+        """
+        from numpy.random import default_rng
+
+        try:
+            index = sample["__index__"]
+        except (TypeError, KeyError, IndexError):
+            raise TypeError(
+                "map(seed=…): expected a sample with __index__, found "
+                f"{type(sample).__name__} {sample!r:.80}; put this map before the one that removes "
+                "it, or before to_tuple"
+            ) from None
+        return self.function(sample, default_rng((self.seed, self._epoch.value, index)))
+
+    def __repr__(self) -> str:
+        name = getattr(self.function, "__qualname__", repr(self.function))
+        return f"Augmentation({name}, seed={self.seed})"

@@ -1,0 +1,82 @@
+"""Samples of a batch → tensors, as torch collates them; with errors that name the field.
+
+Copes with a batch from which all samples were left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def collate(samples: Sequence[Any]) -> Any:
+    """Collate samples as torch's ``default_collate`` does; an empty batch becomes ``{}``.
+
+    With ``on_error="skip"`` a batch may have lost all of its samples, which torch's function
+    refuses. A training loop passes over it: ``if not batch: continue``.
+
+    Args:
+        samples: The samples of a batch.
+
+    Returns:
+        A batch: for samples that are dicts, a dict of tensors of shape ``(len(samples), …)``, or of
+        lists where values are text.
+
+    Raises:
+        ValueError: Only some samples have a field, or arrays of a field differ in shape.
+        TypeError: A field has values that cannot become tensors.
+
+    Example:
+        >>> import wids
+        >>> wids.collate([{".cls": 3, ".txt": "a"}, {".cls": 4, ".txt": "b"}])
+        {'.cls': tensor([3, 4]), '.txt': ['a', 'b']}
+        >>> wids.collate([])
+        {}
+    """
+    from torch.utils.data import default_collate
+
+    if not samples:
+        return {}
+    are_dicts = all(isinstance(sample, Mapping) for sample in samples)
+    # torch's function would drop the fields that the first sample of a batch lacks.
+    if are_dicts and any(sample.keys() != samples[0].keys() for sample in samples):
+        raise _error_of_field(samples)
+    try:
+        return default_collate(list(samples))
+    except (TypeError, RuntimeError, KeyError, AttributeError) as error:
+        if not are_dicts:
+            raise
+        raise _error_of_field(samples) from error
+
+
+def _error_of_field(samples: Sequence[Mapping[str, Any]]) -> Exception:
+    """Return the error of the first field that cannot be collated."""
+    from torch.utils.data import default_collate
+
+    names = dict.fromkeys(name for sample in samples for name in sample)
+    for name in names:
+        having = [sample for sample in samples if name in sample]
+        if len(having) < len(samples):
+            lacking = next(sample for sample in samples if name not in sample)
+            return ValueError(
+                f'collate: field "{name}": expected it in all {len(samples)} samples of the batch, '
+                f"found it in {len(having)}, and not in {lacking.get('__key__')!r}; choose fields "
+                "that all samples have, with fields= or to_tuple()"
+            )
+        values = [sample[name] for sample in samples]
+        try:
+            default_collate(values)
+        except TypeError:
+            return TypeError(
+                f'collate: field "{name}": expected numbers, texts, arrays or tensors, found '
+                f'{type(values[0]).__name__}; decode it (transformations="torch") or leave it out '
+                "(fields=, to_tuple())"
+            )
+        except (RuntimeError, KeyError, AttributeError) as reason:
+            shapes = sorted({str(tuple(getattr(value, "shape", ()))) for value in values})
+            found = f"shapes {', '.join(shapes[:4])}" if len(shapes) > 1 else str(reason)
+            return ValueError(
+                f'collate: field "{name}": expected values of one shape, found {found:.300}; '
+                "crop or pad them in a transformation, or batch by shape"
+            )
+    return ValueError("collate: the samples cannot be collated together")

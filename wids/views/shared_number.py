@@ -1,0 +1,60 @@
+"""A number that the workers of a DataLoader share with the process that started them.
+
+Does not know what is counted.
+"""
+
+from __future__ import annotations
+
+import os
+from multiprocessing import context
+from multiprocessing.sharedctypes import RawArray
+from typing import Any, Final
+
+_NUM_SLOTS: Final = 509
+"""A prime, and more than the workers of a machine: neighbouring process ids get their own slots."""
+
+
+class SharedNumber:
+    """A number that processes add to, forked and spawned ones alike.
+
+    Each process adds in a slot of its own, so that no lock is needed. A copy that is pickled for
+    another machine, or by hand, starts from the value of that moment and is on its own.
+
+    Args:
+        value: The first value.
+
+    Example:
+        >>> number = SharedNumber(2)
+        >>> number.add(3)
+        >>> number.value
+        5
+    """
+
+    def __init__(self, value: int = 0) -> None:
+        self._slots = RawArray("q", _NUM_SLOTS)
+        self._slots[0] = value
+
+    @property
+    def value(self) -> int:
+        """The sum of what all processes have added to the first value."""
+        return sum(self._slots)
+
+    def add(self, count: int) -> None:
+        """Add to the number."""
+        self._slots[os.getpid() % _NUM_SLOTS] += count
+
+    def set(self, value: int) -> None:
+        """Set the number, in all processes. What others add at this moment may be lost."""
+        self._slots[:] = [value] + [0] * (_NUM_SLOTS - 1)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # multiprocessing can pass shared memory on only while it starts a process.
+        if context.get_spawning_popen() is None:
+            return SharedNumber, (self.value,)
+        return _from_slots, (self._slots,)
+
+
+def _from_slots(slots: Any) -> SharedNumber:
+    number = SharedNumber.__new__(SharedNumber)
+    number._slots = slots  # noqa: SLF001 - one of this class
+    return number
