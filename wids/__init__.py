@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from wids.fields.decode import Decoder
     from wids.reading.prefetch import Prefetcher
+    from wids.sampling.bucket_sampler import BucketBatchSampler
     from wids.sampling.chunked import ChunkedSampler, ShardedSampler, ShardListSampler
     from wids.sampling.cost import SamplingCost, sampling_cost
     from wids.sampling.distributed import DistributedChunkedSampler
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from wids.writing.verify import Problem, verify_spec
 
 __all__ = [
+    "BucketBatchSampler",
     "ChunkedSampler",
     "DatasetSpec",
     "DecodeError",
@@ -76,6 +78,7 @@ _MODULES = {
     "dataset": ("ShardListDataset",),
     "fields.decode": ("Decoder",),
     "reading.prefetch": ("Prefetcher",),
+    "sampling.bucket_sampler": ("BucketBatchSampler",),
     "sampling.chunked": ("ChunkedSampler", "ShardListSampler", "ShardedSampler"),
     "sampling.cost": ("SamplingCost", "sampling_cost"),
     "sampling.distributed": ("DistributedChunkedSampler",),

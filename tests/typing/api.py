@@ -55,7 +55,10 @@ def samplers() -> None:
     chunked: wids.ChunkedSampler = wids.DistributedChunkedSampler(range(3), num_samples=(1, 2))
     state: dict[str, Any] = chunked.state_dict(num_consumed=1)
     cost: wids.SamplingCost = wids.sampling_cost(wids.load_spec("a.json"), chunked, num_nodes=2)
-    del plain, ranked, state, cost
+    batches: Sampler[list[int]] = wids.BucketBatchSampler(chunked, [0, 1, 0], lambda b: 8 - b)
+    loader: DataLoader[Any] = DataLoader(wids.ShardListDataset("a.json"), batch_sampler=batches)
+    repeated: int = wids.BucketBatchSampler(chunked, [0, 1, 0], 8, aligned=True).num_repeated
+    del plain, ranked, state, cost, loader, repeated
 
 
 def remote() -> None:
