@@ -1,4 +1,4 @@
-"""A dataset → what is made of it: a sample by its key, a gallery.
+"""A dataset → what is made of it: a sample by its key, all keys, a gallery.
 
 `ComposableDataset` offers these as methods. Each is a docstring and a call of the package that does
 the work, imported when it is first needed. How a sample is read is not known here.
@@ -18,6 +18,7 @@ from wids.views.transformations import Transformation
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from wids.columns.keys import Keys
     from wids.looking.notebook import Gallery
     from wids.looking.preview import Browsable
     from wids.reading.reader import ShardReader
@@ -92,6 +93,28 @@ class ComposableDataset(MapStyleDataset):
             1
         """
         return self._find(key, None)
+
+    def keys(self) -> Keys:
+        """Return the keys of the samples, as a sequence that reads indexes when it is asked.
+
+        ``key in dataset.keys()`` takes constant time, as `find_key` does. A dataset is a sequence
+        and not a mapping: ``key in dataset`` and ``dict(dataset)`` are errors.
+
+        Example:
+            >>> keys = dataset.keys()
+            >>> len(keys), keys[-1], "000001" in keys, list(keys[:2])
+            (3, '000002', True, ['000000', '000001'])
+        """
+        from wids.columns.keys import Keys
+
+        return Keys(self.reader, self._positions)
+
+    def __contains__(self, item: object) -> bool:
+        # Without this method Python would read sample after sample, and compare each of them.
+        raise TypeError(
+            f"{self!r}: expected `key in dataset.keys()`, found `item in dataset`, which would "
+            "read every sample to compare it"
+        )
 
     def _find(self, key: str, shard: int | str | None) -> int:
         number = None if shard is None else self._number(shard)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ def dataset() -> None:
     sample: Any = data[0]
     batch: list[Any] = data.__getitems__([1, 2])
     lengths: list[int] = data.lengths
+    keys: Sequence[str] = data.keys()[1:]
     with data as entered:
         same: wids.ShardListDataset = entered
     loader: DataLoader[Any] = DataLoader(data, sampler=wids.ChunkedSampler(view))
@@ -31,7 +33,7 @@ def dataset() -> None:
     data.on_error = "skip"
     collated: Any = wids.collate([sample])
     del parts, mapped, collated
-    del both, chosen, sample, batch, lengths, same, loader
+    del both, chosen, keys, sample, batch, lengths, same, loader
 
 
 def shards() -> None:

@@ -19,6 +19,7 @@ from wids.errors import FetchError, WidsError
 from wids.reading.opener import ShardOpener
 from wids.reading.pool import ShardPool
 from wids.reading.position_array import IntArray
+from wids.tars.index import ShardIndex
 from wids.tars.key_hashes import Hashes, key_hash, key_hashes
 from wids.tars.names import to_bytes
 from wids.transport import urls
@@ -80,6 +81,30 @@ class KeyLookup:
                     yield int(self._edges[number]) + local_index
             else:
                 return
+
+    def index(self, number: int) -> ShardIndex:
+        """Return the index of a shard, whose file is only opened if nothing else has the index.
+
+        Raises:
+            FetchError: The shard would have to be fetched.
+        """
+        shard = self._pool.peek(number)
+        if shard is None:
+            known = self._opener.known_index(number)
+            num_samples = int(self._edges[number + 1] - self._edges[number])
+            if known is not None and len(known) == num_samples:
+                return known
+            if not self._opener.has_index(number):
+                raise self._missing_index(number, "have its keys")
+            shard = self._pool.get(number, local=False)  # compares it with the spec
+        shard.check()
+        return shard.index
+
+    def _missing_index(self, number: int, purpose: str) -> FetchError:
+        return FetchError(
+            f"{urls.redact(self._opener.shards[number].url)}: expected its index, to {purpose}, "
+            "found none; make one for the dataset with `wids create`, or fetch the shard"
+        )
 
     def forget(self) -> None:
         """Look at all shards again when a key is next wanted."""
@@ -149,11 +174,7 @@ class KeyLookup:
     def _searched(self, number: int, key: str) -> int:
         """Return the index of a key in a shard that could not be opened before."""
         if not self._opener.has_index(number):
-            raise FetchError(
-                f"{urls.redact(self._opener.shards[number].url)}: expected its index, to search "
-                f"for the key {key!r}, found none; make one for the dataset with `wids create`, or "
-                "name the shard, which is then fetched"
-            )
+            raise self._missing_index(number, f"search for the key {key!r}")
         local_index = self._pool.get(number, local=False).find(key)
         known = self._known
         # Added to the table when half of these shards have come to be known, so that a dataset
@@ -173,7 +194,7 @@ class KeyLookup:
                 hashes.append(np.empty(0, np.uint64))
                 continue
             try:
-                found = self._hashes_of(number)
+                found = key_hashes(self.index(number))
             except WidsError:  # raised when a search gets there
                 found = None
             if found is None:
@@ -181,13 +202,6 @@ class KeyLookup:
                 found = np.empty(0, np.uint64)
             hashes.append(found)
         return _Known(is_packed, *_sorted(hashes, self._edges), unknown)
-
-    def _hashes_of(self, number: int) -> Hashes | None:
-        if not self._opener.has_index(number):
-            return None
-        shard = self._pool.get(number, local=False)
-        shard.check()
-        return key_hashes(shard.index)
 
 
 def _sorted(

@@ -138,14 +138,19 @@ class ShardOpener:
 
     def known_count(self, number: int) -> int | None:
         """Return the number of samples of a shard by its index; None if it has to be opened."""
-        path, known = self.local_path(number), None
+        known = self.known_index(number)
+        return None if known is None else len(known)
+
+    def known_index(self, number: int) -> ShardIndex | None:
+        """Return the index of a shard without opening the shard; None if it has to be opened."""
+        path = self.local_path(number)
         if path is not None:
             with suppress(OSError):
-                known = self.packs.index(number, os.path.getsize(path), self._key_split(number))
+                return self.packs.index(number, os.path.getsize(path), self._key_split(number))
         elif not self.is_local(number):
             index_and_nbytes = self._index_for_ranges(number)
-            known = None if index_and_nbytes is None else index_and_nbytes[0]
-        return None if known is None else len(known)
+            return None if index_and_nbytes is None else index_and_nbytes[0]
+        return None
 
     def fetch(self, number: int, background: BackgroundFetch) -> None:
         """Fetch a remote shard before it is opened; see `Cache.fetch`."""

@@ -26,6 +26,11 @@ class PositionArray(IntArray):
         """Whether no position is less than the previous one."""
         return bool((self[1:] >= self[:-1]).all())
 
+    @cached_property
+    def order(self) -> IntArray:
+        """The indices by ascending position; of equal positions the first index first."""
+        return np.argsort(np.asarray(self), kind="stable")
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpacked, _packed(np.asarray(self), is_ascending=self.is_ascending)
 

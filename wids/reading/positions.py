@@ -6,13 +6,15 @@ is packed when it is pickled. Nothing here knows shards or samples.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from wids.reading.indices import as_array, as_selection
 from wids.reading.position_array import IntArray, PositionArray
+
+_HINT: Final = "; a dataset is not a mapping: read a sample by its key with get_by_key(key)"
 
 Positions: TypeAlias = "range | PositionArray"
 
@@ -85,7 +87,7 @@ def positions_at(positions: Positions, array: npt.NDArray[Any], given: Any) -> I
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise TypeError(
             f"expected an index, a slice, a list of indices or a mask of {length} booleans, "
-            f"found {type(given).__name__} {given!r:.80}"
+            f"found {type(given).__name__} {given!r:.80}{_HINT if isinstance(given, str) else ''}"
         )
     outside = (array < -length) | (array >= length)
     if outside.any():
@@ -124,11 +126,10 @@ def index_of(positions: Positions, position: int) -> int:
     """Return the first index of a position, or -1 where the view does not have it."""
     if isinstance(positions, range):
         return positions.index(position) if position in positions else -1
-    if positions.is_ascending:
-        index = int(np.searchsorted(positions, position))
-        return index if index < len(positions) and positions[index] == position else -1
-    indices = np.flatnonzero(positions == position)
-    return int(indices[0]) if len(indices) else -1
+    order = None if positions.is_ascending else positions.order
+    at = int(np.searchsorted(positions, position, sorter=order))
+    index = at if order is None or at == len(positions) else int(order[at])
+    return index if at < len(positions) and positions[index] == position else -1
 
 
 def counts_per_shard(positions: Positions, edges: IntArray) -> list[int]:

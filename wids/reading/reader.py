@@ -195,6 +195,15 @@ class ShardReader:
             shard = self.pool.get(number, local=False)
         return None if shard is None else shard.index
 
+    def key_index(self, number: int) -> ShardIndex:
+        """Return an index of a shard for its keys: of the open shard, or what would be opened.
+
+        Raises:
+            FetchError: The shard would have to be fetched.
+            ShardFormatError, MismatchError: The shard is not what the spec says.
+        """
+        return self._keys.index(number)
+
     def fetch(self, number: int, background: BackgroundFetch | None = None) -> None:
         """Fetch a remote shard, unless it is local or another process fetches it.
 

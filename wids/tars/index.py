@@ -125,6 +125,11 @@ class ShardIndex:
         start, stop = self.key_starts[local_index], self.key_starts[local_index + 1]
         return to_text(self.text[self.text_start + int(start) : self.text_start + int(stop) - 1])
 
+    def stored_keys(self) -> list[bytes]:
+        """Return the keys of all samples as they are stored."""
+        text = bytes(self.text[self.text_start : self.text_stop])
+        return text.split(b"\0")[1:-1] if len(self) else []
+
     def member(self, local_index: int, field: str) -> int | None:
         """Return the member that is a field of one sample, or None if the sample lacks it."""
         first, stop = map(int, self.member_starts[local_index : local_index + 2])

@@ -374,8 +374,7 @@ def write_pack(file: IO[bytes], shards: Iterable[tuple[str, int, ShardIndex]]) -
 
 
 def _key_hashes(shard_index: ShardIndex) -> npt.NDArray[np.uint64]:
-    text = bytes(shard_index.text[shard_index.text_start : shard_index.text_stop])
-    keys = text.split(b"\0")[1:-1] if len(shard_index) else []
+    keys = shard_index.stored_keys()
     return np.fromiter(map(key_hash, keys), np.uint64, len(keys))
 
 
