@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from mmap import mmap
-from typing import Final, TypeAlias, overload
+from typing import Final, Protocol, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,17 @@ from wids.errors import ShardFormatError, printable
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 TarBytes: TypeAlias = bytes | mmap
+
+
+class TarData(Protocol):
+    """The bytes of a tar by position: all of them in memory, or read where a slice is taken."""
+
+    def __len__(self) -> int:
+        """Return the length of the tar in bytes."""
+
+    def __getitem__(self, span: slice, /) -> bytes:
+        """Return the bytes from a start to a stop."""
+
 
 BLOCK_NBYTES: Final = 512
 
@@ -81,6 +92,11 @@ class MemberColumns:
         offsets, sizes, heads = joined
         return offsets, sizes, heads
 
+    def last(self) -> tuple[int, int, int]:
+        """Return offset, size and head of the member that was added last."""
+        offsets, sizes, heads = self._offsets[-1], self._sizes[-1], self._heads[-1]
+        return int(offsets[-1]), int(sizes[-1]), int(heads[-1])
+
     def find(self, name: bytes) -> tuple[int, int, int] | None:
         """Return offset, size and head of the last member of a name, or None."""
         # Built here and not in `extend`: most tars have no hard links, and a dict of all names
@@ -94,10 +110,10 @@ class MemberColumns:
 
 
 class Archive:
-    """One tar during one call of `scan`.
+    """One tar while it is scanned.
 
     Attributes:
-        data: The complete tar.
+        data: Its bytes.
         path: How messages name it.
         nbytes: Its length in bytes.
         members: The members found so far.
@@ -106,10 +122,12 @@ class Archive:
         remarks: What is odd so far.
     """
 
-    def __init__(self, data: TarBytes, path: str) -> None:
+    def __init__(self, data: TarData, path: str) -> None:
         self.data = data
         self.path = path
         self.nbytes = len(data)
+        if not self.nbytes:
+            raise self.error(0, "a tar", "an empty file", "write it or fetch it again")
         self.members = MemberColumns()
         self.global_records: dict[bytes, bytes] = {}
         self.has_end = False
@@ -136,8 +154,13 @@ class Archive:
             f"{self.path}: at byte {position}: expected {expected}, found {found}; {remedy}"
         )
 
+    def remark_end(self) -> None:
+        """Remark that the tar has no end marker, after all of it was scanned."""
+        if not self.has_end:
+            self.remark(logging.WARNING, "no end marker; it may have been cut between two members")
+
     def result(self) -> TarMembers:
-        """Return the members found."""
+        """Return the members found so far."""
         return TarMembers(self.members.names, *self.members.columns(), tuple(self.remarks))
 
 

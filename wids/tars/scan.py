@@ -7,8 +7,6 @@ Nothing here knows samples, keys or fields.
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 
 from wids.tars.archive import Archive, TarBytes, TarMembers
@@ -32,9 +30,7 @@ def scan(data: TarBytes, path: str = "tar") -> TarMembers:
     Cost is one read of each header. Safe to call from any thread.
     """
     archive = Archive(data, path)
-    if not archive.nbytes:
-        raise archive.error(0, "a tar", "an empty file", "write it or fetch it again")
-    lane = VectorisedLane(archive)
+    lane = VectorisedLane(archive, data)
     try:
         position = 0
         # Each step moves forward by at least one block, so a hostile tar cannot make the scan
@@ -44,8 +40,7 @@ def scan(data: TarBytes, path: str = "tar") -> TarMembers:
             position = _add_batch(archive, batch) if batch else read_next(archive, position)
     finally:
         lane.release()  # or an error's traceback would keep the data mapped
-    if not archive.has_end:
-        archive.remark(logging.WARNING, "no end marker; it may have been cut between two members")
+    archive.remark_end()
     return archive.result()
 
 

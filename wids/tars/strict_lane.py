@@ -50,8 +50,7 @@ def read_next(archive: Archive, position: int) -> int:
     """Read the member or the end at a position, and return the position of what follows."""
     if archive.is_end_at(position):
         return _read_end(archive, position)
-    head = position
-    header, extended, position = _read_headers(archive, position)
+    header, extended, head, position = _read_headers(archive, position)
     name = extended.get(b"path", header.name)
     # TAR-11. The stored bytes of a sparse file are not the file's bytes: its holes are left out.
     if header.kind == b"S" or SPARSE in extended:
@@ -121,19 +120,30 @@ def _refuse(archive: Archive, position: int, name: bytes, found: str) -> NoRetur
 # Headers.
 
 
-def _read_headers(archive: Archive, position: int) -> tuple[Header, dict[bytes, bytes], int]:
+def _read_headers(archive: Archive, position: int) -> tuple[Header, dict[bytes, bytes], int, int]:
     """Read a member's header and the extended headers before it.
 
     Returns:
-        The header, what the extended headers state (path, linkpath, size), and its position.
+        The header; what the extended headers state (path, linkpath, size); where the first of these
+        begins that states something, or else the header; and where the header begins.
     """
     local: dict[bytes, bytes] = {}
+    head: int | None = None
     for _ in range(MAX_EXTENDED_RUN + 1):
         header = _read_header(archive, position)
         if header.kind not in _EXTENDED_TYPES:
             # TAR-2: local records take precedence over global ones.
-            return header, {**archive.global_records, **local}, position
+            return (
+                header,
+                {**archive.global_records, **local},
+                position if head is None else head,
+                position,
+            )
         records = _read_records(archive, position, header)
+        # One that states only a time does not belong to what names the member: the vectorised lane
+        # passes over it, and both lanes make the same index.
+        if records and head is None:
+            head = position
         if header.kind == b"g":
             # Not checked for contradictions: a later global header replaces an earlier one by
             # design.
@@ -145,7 +155,8 @@ def _read_headers(archive: Archive, position: int) -> tuple[Header, dict[bytes, 
             if header.kind == b"g" and not local:
                 # A comment at the very end, as `git archive` leaves for an empty tree. It counts as
                 # an empty folder in the header's last block, so that the end is read next.
-                return Header(b"5", b"", b"", 0), {}, following - BLOCK_NBYTES
+                last = following - BLOCK_NBYTES
+                return Header(b"5", b"", b"", 0), {}, last, last
             raise archive.error(
                 following,
                 "the member that an extended header announces",

@@ -12,7 +12,14 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from wids.tars.archive import BLOCK_NBYTES, Archive, IntArray, MemberColumns, padded
+from wids.tars.archive import (
+    BLOCK_NBYTES,
+    Archive,
+    IntArray,
+    MemberColumns,
+    TarBytes,
+    padded,
+)
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -63,10 +70,10 @@ class Batch(NamedTuple):
 class VectorisedLane:
     """Reads batches of plain headers; lives for one call of `scan`."""
 
-    def __init__(self, archive: Archive) -> None:
+    def __init__(self, archive: Archive, data: TarBytes) -> None:
         self._archive = archive
         num_blocks = archive.nbytes // BLOCK_NBYTES
-        blocks = np.frombuffer(archive.data, np.uint8, num_blocks * BLOCK_NBYTES)
+        blocks = np.frombuffer(data, np.uint8, num_blocks * BLOCK_NBYTES)
         self._blocks = blocks.reshape(-1, BLOCK_NBYTES)
         # Memory for one batch, used again and again: fresh memory costs ten times the copy.
         self._headers = np.empty((_BATCH, BLOCK_NBYTES), np.uint8)

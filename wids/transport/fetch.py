@@ -11,7 +11,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from wids.errors import FetchError
 from wids.transport import urls
@@ -21,6 +21,20 @@ from wids.transport.range_reader import RangeReader
 from wids.transport.retry import with_retries
 from wids.transport.schemes import Transports
 from wids.transport.stream import PastEndError, TransientError
+
+
+class FileStart(NamedTuple):
+    """The first bytes of a file.
+
+    Attributes:
+        data: The bytes.
+        total_nbytes: Length of the file, or None if the server does not state it.
+        has_ranges: Whether the server sends parts: False if it began to send all of the file.
+    """
+
+    data: bytes
+    total_nbytes: int | None
+    has_ranges: bool
 
 
 class Fetcher:
@@ -86,6 +100,40 @@ class Fetcher:
         The first remote URL decides; a path, and every later call, changes nothing.
         """
         self._transports.bind_options(url)
+
+    def read_start(self, url: str, nbytes: int) -> FileStart:
+        """Read the first bytes of a file, of its present version.
+
+        A server that sends whole files only is cut off after these bytes. The range readers of the
+        URL expect the version that is read here.
+
+        Args:
+            url: Path or URL.
+            nbytes: Bytes to read; fewer are returned if the file ends before.
+
+        Raises:
+            NotFoundError: There is no such file.
+            FetchError: It cannot be read.
+        """
+
+        def attempt() -> FileStart:
+            data = bytearray()
+            with self._transports.open(url, 0, nbytes) as stream:
+                for chunk in stream.chunks:
+                    data += chunk
+                    if len(data) > nbytes:
+                        break
+            total_nbytes, is_whole = stream.total_nbytes, len(data) > nbytes
+            if len(data) < nbytes:
+                check_complete(url, len(data), total_nbytes)
+                total_nbytes = len(data)
+            if stream.tag is None:
+                self._tags.pop(url, None)
+            else:
+                self._tags[url] = stream.tag
+            return FileStart(bytes(data[:nbytes]), total_nbytes, not is_whole)
+
+        return with_retries(attempt)
 
     def range_reader(self, url: str, nbytes: int) -> RangeReader:
         """Return the reader of parts of a remote file of this length.
