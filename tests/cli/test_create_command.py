@@ -90,6 +90,21 @@ def test_create_of_remote_shards(server: Server, shards: Path, tmp_path: Path) -
         assert dataset[12][".txt"] == "text 12"
 
 
+def test_create_of_remote_shards_with_large_members(server: Server, tmp_path: Path) -> None:
+    """Only headers are read, unless digests are wanted; the costs are stated (INDEX-21)."""
+    path = write_tar(tmp_path / "film.tar", [(f"{n}.mp4", bytes(3_000_000)) for n in range(4)])
+    url, output = server.page("/film.tar", path.read_bytes()), tmp_path / "film.json"
+    for option, is_whole in ((), False), (("--digests",), True):
+        server.log.clear()
+        status, out, err = run("create", url, "-o", output, *option)
+        assert (status, out) == (0, f"{output}: 1 shard, 4 samples\n")
+        assert (server.num_sent > 12_000_000) == is_whole
+        assert ("sha256" in output.read_text()) == is_whole
+        expected = "wids: 1 remote shard indexed by headers: 5 requests, 1.2 MB (whole: 2 requests"
+        assert (expected in err) == (not is_whole)
+    assert run("verify", output)[0] == 0
+
+
 def test_an_interrupted_create_is_resumed(tmp_path: Path) -> None:
     """Ctrl-C leaves no spec, no pack and no process; the next run reads what is missing."""
     for number in range(40):

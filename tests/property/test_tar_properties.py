@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import tarfile
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from wids.errors import ShardFormatError
+from wids.errors import FetchError, ShardFormatError
+from wids.tars import index_file
+from wids.tars.archive import TarData
+from wids.tars.header_scan import HeaderScan
+from wids.tars.index import ShardIndex, TarIdentity, index_tar
+from wids.tars.names import KEY_SPLITS, KeySplit
 from wids.tars.scan import scan
 
 
@@ -25,6 +31,7 @@ def silence() -> Iterator[None]:
     logger.disabled = False
 
 
+IDENTITY = TarIdentity(0)
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 LETTERS = "ab.-_ /éß猫鳥дя👾"
 
@@ -92,6 +99,25 @@ def check_scan(specified: list[Any], tar_format: int) -> None:
     assert found(data) == oracle(data)
 
 
+def damaged(original: bytes, damages: list[Any]) -> bytes:
+    """Return an archive with some of its bytes changed or cut off."""
+    data = bytearray(original)
+    for kind, where, amount, value in damages:
+        at = int(where * len(data))
+        if kind == "flip" and at < len(data):
+            data[at] ^= value or 1
+        elif kind == "zero":
+            data[at : at + amount] = bytes(len(data[at : at + amount]))
+        elif kind == "blocks":
+            at = at // 512 * 512
+            data[at : at + amount * 512] = bytes(len(data[at : at + amount * 512]))
+        elif kind == "noise":
+            data[at : at + amount] = bytes([value]) * len(data[at : at + amount])
+        elif kind == "cut":
+            del data[at:]
+    return bytes(data)
+
+
 def check_damage(specified: list[Any], tar_format: int, damages: list[Any]) -> None:
     original = archive(specified, tar_format)
     expected = found(original)
@@ -102,21 +128,7 @@ def check_damage(specified: list[Any], tar_format: int, damages: list[Any]) -> N
         for name, offset, _ in expected
         if original[offset - 512 : offset - 512 + len(name[:100])] != name[:100] or len(name) > 100
     }
-    damaged = bytearray(original)
-    for kind, where, amount, value in damages:
-        at = int(where * len(damaged))
-        if kind == "flip" and at < len(damaged):
-            damaged[at] ^= value or 1
-        elif kind == "zero":
-            damaged[at : at + amount] = bytes(len(damaged[at : at + amount]))
-        elif kind == "blocks":
-            at = at // 512 * 512
-            damaged[at : at + amount * 512] = bytes(len(damaged[at : at + amount * 512]))
-        elif kind == "noise":
-            damaged[at : at + amount] = bytes([value]) * len(damaged[at : at + amount])
-        elif kind == "cut":
-            del damaged[at:]
-    data = bytes(damaged)
+    data = damaged(original, damages)
     if has_forged_header(original, data):
         return
     try:
@@ -134,6 +146,56 @@ def check_damage(specified: list[Any], tar_format: int, damages: list[Any]) -> N
         assert (name, *place) in expected or place[0] in unsure or is_link, "a name from nowhere"
     if len(index.names) < len(expected):
         assert index.remarks or is_complete(data), "members are missing without a word"
+
+
+def check_parts(data: bytes) -> None:
+    """Compare a scan of headers alone with one of all bytes: the same index, or the same error."""
+    try:
+        members = scan(data)
+        expected = [index_file.dump(index(data, key_split), IDENTITY) for key_split in KEY_SPLITS]
+    except ShardFormatError as error:
+        message = str(error)
+        with pytest.raises(ShardFormatError, match=f"^{re.escape(message)}$"):
+            in_parts(data)
+        return
+    for found in (in_parts(data), in_parts(Flaky(data))):
+        plain = [found.index(found.members(), key_split) for key_split in KEY_SPLITS]
+        assert [index_file.dump(each, IDENTITY) for each in plain] == expected
+    assert in_parts(data).members().remarks == members.remarks
+
+
+def index(data: bytes, key_split: KeySplit) -> ShardIndex:
+    return index_tar(data, key_split, checksums=True).without_payload_crcs()
+
+
+class Flaky:
+    """A tar of whose blocks every third cannot be read at first."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.failed: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, span: slice, /) -> bytes:
+        if span.start % 1536 == 0 and span.start not in self.failed:
+            self.failed.add(span.start)
+            raise FetchError("busy")
+        return self.data[span]
+
+
+def in_parts(data: TarData) -> HeaderScan:
+    """Scan headers; repeat the steps that fail."""
+    found = HeaderScan(data)
+    while not found.is_complete:
+        position = found.position
+        try:
+            found.step()
+        except FetchError:
+            continue
+        assert found.position > position
+    return found
 
 
 def has_forged_header(original: bytes, data: bytes) -> bool:
@@ -183,6 +245,25 @@ def test_damage_is_never_a_wrong_member(
 ) -> None:
     """A damaged archive gives members of the undamaged one, or an error; losses are logged."""
     check_damage(specified, tar_format, damage)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=quiet)
+@given(members, st.sampled_from(FORMATS), st.one_of(st.just([]), damages))
+def test_headers_alone_make_the_same_index(
+    specified: list[Any], tar_format: int, damage: list[Any]
+) -> None:
+    """A tar that is read in parts has index, remarks and errors of a local one (INDEX-20)."""
+    check_parts(damaged(archive(specified, tar_format), damage))
+
+
+@pytest.mark.long
+@settings(max_examples=5_000, deadline=None, suppress_health_check=quiet)
+@given(members, st.sampled_from(FORMATS), st.one_of(st.just([]), damages))
+def test_headers_alone_make_the_same_index_at_length(
+    specified: list[Any], tar_format: int, damage: list[Any]
+) -> None:
+    """The same, many times over."""
+    check_parts(damaged(archive(specified, tar_format), damage))
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from loopback import Fault, Server
 
 from wids.transport.fetch import Fetcher
@@ -121,7 +122,8 @@ def test_a_server_without_ranges_is_cut_off(server: Server) -> None:
     assert server.num_sent < 3 * (16 << 20)
 
 
-def test_the_start_of_a_cut_transfer_is_read_again(server: Server, quick_retries: None) -> None:
+@pytest.mark.usefixtures("quick_retries")
+def test_the_start_of_a_cut_transfer_is_read_again(server: Server) -> None:
     """A transfer that breaks off inside the first bytes is retried."""
     url = server.page("/a.tar", DATA, faults=[Fault(after_nbytes=500), Fault(503)])
     assert Fetcher().read_start(url, 1000).data == DATA[:1000]

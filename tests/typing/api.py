@@ -96,6 +96,7 @@ def preparing() -> None:
         shards: list[wids.ShardSpec] = writer.shards
     with ThreadPoolExecutor() as executor:
         spec: wids.DatasetSpec = wids.build_spec(shards, executor=executor, pack=Path("a.index"))
+        spec = wids.build_spec(shards, digests=True, on_cost=print)
         problems: list[wids.Problem] = wids.verify_spec(spec, decode=True, executor=executor)
     decoder = wids.Decoder("torchrgb8", decoders={"flac": len, "json": None}, allow_pickle=True)
     data = wids.ShardListDataset(spec, transformations=[decoder])

@@ -44,6 +44,12 @@ def add(commands: Any) -> None:
         "--key-split", choices=["first", "last"], help="dot between key and field (first)"
     )
     parser.add_argument("--no-index", action="store_true", help="write the spec only")
+    parser.add_argument(
+        "--digests",
+        action="store_true",
+        help="read all bytes of remote shards, for digests and checksums; otherwise only headers "
+        "are read where members are large",
+    )
     add_processes(parser)
     add_storage(parser)
 
@@ -71,6 +77,8 @@ def run(options: argparse.Namespace) -> int:
             pack=None if options.no_index else stem + ".index",
             executor=executor,
             journal=stem + ".partial",
+            digests=options.digests,
+            on_cost=_print_cost,
             storage_options=storage_options(options),
         )
     document = spec.document(os.path.dirname(stem))
@@ -92,6 +100,11 @@ def run(options: argparse.Namespace) -> int:
     shards = counted(len(spec.shards), "shard")
     print(f"{options.output}: {shards}, {counted(num_samples, 'sample')}")
     return 0
+
+
+def _print_cost(text: str) -> None:
+    """Print what reading remote shards costs, before whole ones are read."""
+    print(f"wids: {text}", file=sys.stderr)
 
 
 def _named_files(files: list[str]) -> list[str]:

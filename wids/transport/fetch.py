@@ -118,7 +118,11 @@ class Fetcher:
 
         def attempt() -> FileStart:
             data = bytearray()
-            with self._transports.open(url, 0, nbytes) as stream:
+            try:
+                stream = self._transports.open(url, 0, nbytes)
+            except PastEndError:  # an empty file has no first byte
+                return FileStart(b"", 0, has_ranges=True)
+            with stream:
                 for chunk in stream.chunks:
                     data += chunk
                     if len(data) > nbytes:

@@ -2,15 +2,20 @@
 
 Whoever walks through a file from header to header asks for a few hundred bytes at a time, near or
 far. This module turns that into requests: near parts are read together with what lies between them,
-far ones by themselves. Nothing here knows what the bytes mean, or opens a URL.
+far ones by themselves. Nothing here knows what the bytes mean.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from bisect import bisect_right
 from collections.abc import Callable
 from typing import Final
+
+from wids.transport import urls
+from wids.transport.fetch import Fetcher
+from wids.transport.range_reader import RangeError
 
 REQUEST_NBYTES: Final = 512 << 10
 """Bytes that cost about as much as a request, and are read along rather than skipped.
@@ -24,6 +29,12 @@ JUMP_NBYTES: Final = 32 << 10
 _FIRST_AHEAD_NBYTES: Final = 1 << 20
 _MAX_AHEAD_NBYTES: Final = 2 << 20
 
+ENDLESS_NBYTES: Final = sys.maxsize
+"""Length of a file whose server does not state it."""
+
+KEEP_NBYTES: Final = 16 << 20
+"""Bytes of a file to keep in memory, if the caller does not say."""
+
 ReadRange = Callable[[int, int], bytes]
 
 
@@ -36,17 +47,27 @@ class FileParts:
         start: The first bytes of the file.
         nbytes: Its length.
         read_range: Returns the bytes from a start to a stop; what it raises passes through.
+        has_ranges: Whether ``read_range`` can return any part.
         keep_nbytes: Bytes to keep; beyond them the parts that were read first are dropped.
 
     Attributes:
+        nbytes: Length of the file.
+        has_ranges: As passed.
         num_requests: Requests so far, that for the first bytes included.
         num_read_nbytes: Bytes read so far, the first ones included.
     """
 
     def __init__(
-        self, start: bytes, nbytes: int, read_range: ReadRange, *, keep_nbytes: int = 16 << 20
+        self,
+        start: bytes,
+        nbytes: int,
+        read_range: ReadRange,
+        *,
+        has_ranges: bool = True,
+        keep_nbytes: int = KEEP_NBYTES,
     ) -> None:
         self.nbytes = nbytes
+        self.has_ranges = has_ranges
         self.num_requests = 1
         self.num_read_nbytes = len(start)
         self._read_range = read_range
@@ -130,3 +151,30 @@ class FileParts:
         while kept_nbytes > self._keep_nbytes and len(self._parts) > 2:
             kept_nbytes -= len(self._parts.pop(next(iter(self._parts))))
         self._starts = sorted(self._parts)
+
+
+def open_parts(
+    fetcher: Fetcher, url: str, first_nbytes: int, *, keep_nbytes: int = KEEP_NBYTES
+) -> FileParts:
+    """Open a remote file by reading its first bytes, of its present version.
+
+    Of a server that sends whole files only, no other bytes can be read: they raise `RangeError`.
+    If the server does not state the length of the file, that is `ENDLESS_NBYTES`.
+
+    Raises:
+        NotFoundError: There is no such file.
+        FetchError: It cannot be read.
+    """
+    start = fetcher.read_start(url, first_nbytes)
+    if start.has_ranges and start.total_nbytes is not None:
+        read_range: ReadRange = fetcher.range_reader(url, start.total_nbytes)
+        return FileParts(start.data, start.total_nbytes, read_range, keep_nbytes=keep_nbytes)
+
+    def refuse(first: int, last: int) -> bytes:
+        raise RangeError(
+            f"{urls.redact(url)}: expected the bytes from {first} to {last}, found a server that "
+            f"sends whole files only; the first {len(start.data)} bytes were read"
+        )
+
+    nbytes = ENDLESS_NBYTES if start.total_nbytes is None else start.total_nbytes
+    return FileParts(start.data, nbytes, refuse, has_ranges=False, keep_nbytes=keep_nbytes)

@@ -6,9 +6,11 @@ interrupted run can be resumed.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, as_completed
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,9 +23,12 @@ from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars.names import KeySplit
 from wids.tars.pack import load_pack, write_pack
 from wids.transport import fetch, urls
+from wids.writing.by_headers import can_have_ranges, cost_texts, describe_by_headers
 from wids.writing.describe import ShardRecord, describe_shard
 from wids.writing.journal import Journal, Task
 from wids.writing.repeated_keys import temporary_pack, warn_of_repeated_keys
+
+_logger = logging.getLogger("wids")
 
 
 def build_spec(
@@ -35,14 +40,18 @@ def build_spec(
     pack: str | os.PathLike[str] | None = None,
     executor: Executor | None = None,
     journal: str | os.PathLike[str] | None = None,
+    digests: bool = False,
+    on_cost: Callable[[str], None] = _logger.info,
     allow_pipe: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     progress: bool | None = None,
 ) -> DatasetSpec:
     """Describe shards: count their samples, measure, hash and optionally index them.
 
-    Remote shards are downloaded to a temporary file, one at a time for each worker. A warning is
-    logged if keys occur in several shards.
+    Of remote shards with large members only the headers are read, by byte range, 16 shards at a
+    time; their spec then has no digest, and their index no checksums of members. Other remote
+    shards are downloaded to a temporary file, one at a time for each worker. A warning is logged if
+    keys occur in several shards.
 
     Args:
         shards: The shards, in any form that a dataset takes. What a document says of them is kept,
@@ -58,13 +67,19 @@ def build_spec(
             client. None for this thread.
         journal: File for completed work, so that an interrupted run can be resumed. Delete it when
             the spec is saved. Local shards that have changed since are read again.
+        digests: Whether every shard must have a digest, and its members checksums, so that all
+            bytes of remote shards are read.
+        on_cost: Called with what reading remote shards costs, a sentence for each way: after their
+            headers were read, and before some are read whole. What it raises ends the work, which
+            the journal can resume.
         allow_pipe: Whether a document may name ``pipe:`` commands.
         storage_options: As for `ShardListDataset`.
         progress: Whether to show a progress bar; None for in terminals and notebooks only.
 
     Returns:
         The spec, with ``num_samples``, ``nbytes`` (length of the tar in bytes) and ``sha256`` of
-        each shard, in their order.
+        each shard, in their order; a ``sha256`` is None if only headers were read and the document
+        states none for a shard of this length.
 
     Raises:
         SpecError: ``shards`` is malformed.
@@ -89,7 +104,7 @@ def build_spec(
         (shard.url, key_split or shard.key_split or "first") for shard in spec.shards
     ]
     with Journal(journal) as log:
-        _describe_all(tasks, log, partial(_described, fetcher), executor, progress)
+        _describe_all(tasks, log, fetcher, executor, progress, on_cost, digests=digests)
         described = tuple(
             _with_facts(shard, log.record(task), key_split, has_pack=pack is not None)
             for shard, task in zip(spec.shards, tasks, strict=True)
@@ -112,18 +127,43 @@ def build_spec(
 def _describe_all(
     tasks: list[Task],
     log: Journal,
-    describe: Callable[[Task], ShardRecord],
+    fetcher: fetch.Fetcher,
     executor: Executor | None,
     progress: bool | None,
+    on_cost: Callable[[str], None],
+    *,
+    digests: bool,
 ) -> None:
     """Describe the shards that the journal does not have yet."""
     with Bar("reading shards", len(tasks), "shard", wanted=progress) as bar:
-        missing = [task for task in dict.fromkeys(tasks) if task not in log]
+        missing = _missing(tasks, log, digests=digests)
         num_done = len(tasks) - len(missing)
         bar.reach(num_done)
-        for number, record in enumerate(_results(describe, missing, executor), start=1):
+        with_ranges = [] if digests else [task for task in missing if can_have_ranges(task[0])]
+        costs = []
+        with closing(describe_by_headers(fetcher, with_ranges)) as attempts:
+            for record, cost in attempts:
+                costs.append(cost)
+                if record is not None:
+                    log.add(record)
+                    num_done += 1
+                    bar.reach(num_done)
+        for text in cost_texts(costs):
+            on_cost(text)
+        missing = _missing(missing, log, digests=digests)
+        describe = partial(_described, fetcher)
+        for number, record in enumerate(_results(describe, missing, executor), start=num_done + 1):
             log.add(record)
-            bar.reach(num_done + number)
+            bar.reach(number)
+
+
+def _missing(tasks: list[Task], log: Journal, *, digests: bool) -> list[Task]:
+    """Return the shards that the journal does not describe, or not as far as they are wanted."""
+    return [
+        task
+        for task in dict.fromkeys(tasks)
+        if task not in log or (digests and log.record(task).sha256 is None)
+    ]
 
 
 def _results(
@@ -157,12 +197,13 @@ def _with_facts(
     shard: ShardSpec, record: ShardRecord, key_split: KeySplit | None, *, has_pack: bool
 ) -> ShardSpec:
     """Return the entry of a shard with the computed facts in place of the stated ones."""
+    is_stated = record.sha256 is None and shard.nbytes in (None, record.nbytes)
     return replace(
         shard,
         num_samples=record.num_samples,
         nbytes=record.nbytes,
-        sha256=record.sha256,
-        md5sum=None,
+        sha256=shard.sha256 if is_stated else record.sha256,
+        md5sum=shard.md5sum if is_stated else None,
         key_split=key_split or shard.key_split,
         index=None if has_pack else shard.index,
     )

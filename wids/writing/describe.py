@@ -26,8 +26,9 @@ class ShardRecord:
         mtime_ns: Modification time of a local file when it was read; None for a remote one.
         num_samples: Number of samples.
         nbytes: Length of the tar in bytes.
-        sha256: Digest of the tar, in hexadecimal digits.
-        blob: Its index with checksums, serialized as in a pack.
+        sha256: Digest of the tar, in hexadecimal digits; None if only its headers were read.
+        blob: Its index with checksums, serialized as in a pack; those of members only if these
+            were read.
     """
 
     url: str
@@ -35,7 +36,7 @@ class ShardRecord:
     mtime_ns: int | None
     num_samples: int
     nbytes: int
-    sha256: str
+    sha256: str | None
     blob: bytes
 
 

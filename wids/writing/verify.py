@@ -65,12 +65,13 @@ class _Fingerprint(NamedTuple):
 
     Attributes:
         nbytes: Length of the tar in bytes.
-        digest: Digest of the index. The indexes of a large dataset would not fit into memory.
+        digests: Digests of the index, with the checksums of members and without them, which a pack
+            need not have. The indexes of a large dataset would not fit into memory.
         record: Description with the index, if there is no pack to compare it with.
     """
 
     nbytes: int
-    digest: bytes
+    digests: tuple[bytes, bytes]
     record: ShardRecord | None = None
 
 
@@ -209,7 +210,9 @@ def _findings(
             texts += _decode_problems(shard)
         blob = index_file.dump(shard.index, TarIdentity(nbytes))
         record = ShardRecord(shard_spec.url, key_split, None, len(shard), nbytes, "", blob)
-        fingerprint = _Fingerprint(nbytes, _digest(blob), record if wants_index else None)
+        plain = index_file.dump(shard.index.without_payload_crcs(), TarIdentity(nbytes))
+        digests = _digest(blob), _digest(plain)
+        fingerprint = _Fingerprint(nbytes, digests, record if wants_index else None)
     if mismatch:
         # The file is another one than the spec describes: one problem, with the rest as details.
         return [Problem(name, "; ".join([mismatch, *texts]))], None
@@ -304,7 +307,7 @@ def _pack_mismatch(
     found = pack.index(number, fingerprint.nbytes, shard_spec.key_split or "first")
     if (
         found is not None
-        and _digest(index_file.dump(found, TarIdentity(fingerprint.nbytes))) == fingerprint.digest
+        and _digest(index_file.dump(found, TarIdentity(fingerprint.nbytes))) in fingerprint.digests
         and pack.is_named(number, name)
     ):
         return []

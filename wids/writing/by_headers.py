@@ -1,0 +1,201 @@
+"""Remote shards → their descriptions by headers alone, where that costs less than all their bytes.
+
+A tar is a chain: each header says where the next one is. Where members are large, a request for
+each header costs less than the body. The first megabyte of a shard decides (INDEX-21): it has all
+of a small shard, or shows how far its headers are apart. What is read whole is left to `build`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from wids.errors import MismatchError
+from wids.files.sizes import nbytes_text
+from wids.tars import index_file
+from wids.tars.archive import BLOCK_NBYTES
+from wids.tars.header_scan import HeaderScan
+from wids.tars.index import TarIdentity, index_tar
+from wids.transport import urls
+from wids.transport.fetch import Fetcher
+from wids.transport.parts import (
+    ENDLESS_NBYTES,
+    JUMP_NBYTES,
+    REQUEST_NBYTES,
+    FileParts,
+    open_parts,
+)
+from wids.transport.retry import CancelledError
+from wids.writing.describe import ShardRecord
+from wids.writing.journal import Task
+
+FIRST_NBYTES: Final = 1 << 20
+"""Bytes that decide how to read the rest; a shard that is not longer needs no more."""
+
+_NUM_THREADS: Final = 16
+"""Shards at a time: reading headers is waiting for a server."""
+
+_KEEP_NBYTES: Final = 4 << 20  # no byte is wanted twice
+
+
+class Cost(NamedTuple):
+    """What reading from a server costs.
+
+    Attributes:
+        num_requests: Requests.
+        nbytes: Bytes.
+    """
+
+    num_requests: int = 0
+    nbytes: int = 0
+
+    @property
+    def weight(self) -> int:
+        """Both in one number: a request counts as the bytes that take as long."""
+        return self.num_requests * REQUEST_NBYTES + self.nbytes
+
+    def __str__(self) -> str:
+        noun = "request" if self.num_requests == 1 else "requests"
+        return f"{self.num_requests:,} {noun}, {nbytes_text(self.nbytes)}"
+
+    @classmethod
+    def total(cls, costs: Iterable[Cost | None]) -> Cost:
+        """Return the sum of those costs that are known."""
+        known = [cost for cost in costs if cost is not None]
+        return cls(sum(cost.num_requests for cost in known), sum(cost.nbytes for cost in known))
+
+
+@dataclass(frozen=True)
+class ShardCost:
+    """What reading one shard costs in each way.
+
+    Attributes:
+        way: How its index is made: by its ``"headers"``; from its ``"start"``, which is all of it;
+            or from the ``"whole"`` shard, which was not read yet.
+        headers: What reading its headers cost, or would cost; None if its server sends whole files
+            only.
+        whole: What reading all of it costs; None if its length is unknown.
+    """
+
+    way: Literal["headers", "start", "whole"]
+    headers: Cost | None
+    whole: Cost | None
+
+
+Attempt: TypeAlias = "tuple[ShardRecord | None, ShardCost]"
+"""The description of a shard, None if it has to be read whole, and its cost."""
+
+
+def describe_by_headers(fetcher: Fetcher, tasks: Sequence[Task]) -> Generator[Attempt, None, None]:
+    """Describe remote shards by their headers where that costs less, several at a time.
+
+    Yields:
+        The description and the cost of each shard, as they are finished.
+
+    Raises:
+        FetchError: A shard cannot be read.
+        ShardFormatError: A shard is not a complete, plain tar.
+        MismatchError: A shard was replaced again and again while it was read.
+    """
+    threads, is_over = ThreadPoolExecutor(_NUM_THREADS), threading.Event()
+    try:
+        futures = [threads.submit(_retried, fetcher, task, is_over) for task in tasks]
+        for future in as_completed(futures):
+            yield future.result()
+    finally:
+        # After an error or Ctrl-C, nobody waits for the requests that are under way.
+        is_over.set()
+        threads.shutdown(wait=False, cancel_futures=True)
+
+
+def can_have_ranges(url: str) -> bool:
+    """Whether it makes sense to ask for parts of a URL."""
+    return not urls.is_local(url) and urls.scheme(url) != "pipe"
+
+
+def _retried(fetcher: Fetcher, task: Task, is_over: threading.Event) -> Attempt:
+    try:
+        return _attempt(fetcher, task, is_over)
+    except MismatchError:
+        # CACHE-30: replaced between two requests. Now all of them are for the new version.
+        return _attempt(fetcher, task, is_over)
+
+
+def _attempt(fetcher: Fetcher, task: Task, is_over: threading.Event) -> Attempt:
+    """Describe a remote shard by its headers, if that costs less than to read all of it."""
+    url, key_split = task
+    parts = open_parts(fetcher, url, FIRST_NBYTES, keep_nbytes=_KEEP_NBYTES)
+    is_known = parts.nbytes != ENDLESS_NBYTES
+    if is_known and parts.has(0, parts.nbytes):
+        return _described(task, parts[:]), ShardCost("start", None, Cost(1, len(parts)))
+    whole = Cost(2, parts.num_read_nbytes + parts.nbytes) if is_known else None
+    if whole is None or not parts.has_ranges:
+        return None, ShardCost("whole", None, whole)
+    scan = HeaderScan(parts, urls.redact(url))
+    expected = estimate(scan, parts)
+    if expected.weight > whole.weight:
+        return None, ShardCost("whole", expected, whole)
+    while not scan.is_complete:
+        if is_over.is_set():
+            raise CancelledError(f"{urls.redact(url)}: its index is not wanted any more")
+        scan.step()
+    shard_index = scan.index(scan.members(), key_split)
+    blob = index_file.dump(shard_index, TarIdentity(len(parts)))
+    record = ShardRecord(url, key_split, None, len(shard_index), len(parts), None, blob)
+    spent = Cost(parts.num_requests, parts.num_read_nbytes)
+    return record, ShardCost("headers", spent, whole)
+
+
+def estimate(scan: HeaderScan, parts: FileParts) -> Cost:
+    """Return what reading all headers of a shard will cost, as its first bytes make expect.
+
+    The scan moves on over the headers that are at hand. Those within `JUMP_NBYTES` of each other
+    come with one request; the rest of the shard is expected to be like its beginning.
+    """
+    first_nbytes, num_groups, stop = parts.num_read_nbytes, 0, 0
+    while not scan.is_complete and parts.has(scan.position, scan.position + BLOCK_NBYTES):
+        if scan.position >= stop:
+            num_groups, stop = num_groups + 1, scan.position + JUMP_NBYTES
+        scan.step()
+    rest_nbytes = max(0, len(parts) - scan.position)
+    num_more = -(-rest_nbytes * num_groups // max(scan.position, 1))
+    # Never more bytes than there are: headers that are near each other are read together.
+    return Cost(1 + num_more, first_nbytes + min(num_more * JUMP_NBYTES, rest_nbytes))
+
+
+def _described(task: Task, data: bytes) -> ShardRecord:
+    """Describe a shard whose bytes are all at hand, with digest and checksums."""
+    url, key_split = task
+    shard_index = index_tar(data, key_split, urls.redact(url), checksums=True)
+    blob = index_file.dump(shard_index, TarIdentity(len(data)))
+    digest = hashlib.sha256(data).hexdigest()
+    return ShardRecord(url, key_split, None, len(shard_index), len(data), digest, blob)
+
+
+def cost_texts(costs: Sequence[ShardCost]) -> list[str]:
+    """Return what was read of remote shards, what will be, and what the other way would cost."""
+    texts = []
+    read = [cost for cost in costs if cost.way == "headers"]
+    if read:
+        spent, whole = Cost.total(c.headers for c in read), Cost.total(c.whole for c in read)
+        texts.append(
+            f"{_shards(len(read))} indexed by headers: {spent} (whole: {whole}); no digests"
+        )
+    unread = [cost for cost in costs if cost.way == "whole"]
+    for has_ranges in (True, False):
+        some = [cost for cost in unread if (cost.headers is not None) == has_ranges]
+        if some:
+            whole, num_unknown = Cost.total(c.whole for c in some), sum(not c.whole for c in some)
+            unknown = f" and {num_unknown:,} of unknown length" if num_unknown else ""
+            expected = Cost.total(c.headers for c in some)
+            other = f"by headers: about {expected}" if has_ranges else "no byte ranges"
+            texts.append(f"{_shards(len(some))} to be read whole: {whole}{unknown} ({other})")
+    return texts
+
+
+def _shards(count: int) -> str:
+    return f"{count:,} remote shard" if count == 1 else f"{count:,} remote shards"
