@@ -19,6 +19,7 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -72,6 +73,7 @@ class Page:
     needs: tuple[str, str] | None = None
     faults: list[Fault] = field(default_factory=list)
     always: Fault | None = None
+    respond: Callable[[bytes], bytes] | None = None
 
     @property
     def tag(self) -> str:
@@ -144,6 +146,13 @@ class Server:
                 server.log.append(request)
                 with suppress(ConnectionError, BrokenPipeError):
                     server._answer(self, request)
+
+            def do_POST(self) -> None:
+                posted = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                page = server.pages.get(self.path.partition("?")[0])
+                if page is not None and page.respond is not None:
+                    page.body = page.respond(posted)
+                self.do_GET()
 
             def log_message(self, *_: Any) -> None:
                 pass

@@ -69,9 +69,9 @@ class ShardListDataset(ComposableDataset):
     program has imported torch, the class is a ``torch.utils.data.Dataset``.
 
     Args:
-        shards: Path, URL, ``Path`` or open file of a JSON spec; one ``.tar``; a brace pattern; a
-            list of paths, of ``(path, count)`` pairs or of dicts. Shards without a count are
-            indexed once, now, to learn the length.
+        shards: Path, URL, ``Path`` or open file of a JSON spec; one ``.tar``; a pattern with braces
+            or wildcards; a folder; a list of these, of ``(path, count)`` pairs or of dicts. Shards
+            without a count are indexed once, now, to learn the length.
         base: Folder or URL that relative references start from, instead of the spec's.
         cache_dir: Folder for copies of remote shards and for indexes. None for ``$WIDS_CACHE``, or
             else the user's cache folder. A shard that was placed in a folder passed here, under its

@@ -2,7 +2,7 @@
 
 nginx is Debian's package `nginx-light`, started with a configuration of its own in the foreground;
 S3 is `moto_server`, from the Python package `moto[server]`, reached through `s3fs`; FTP is
-`python -m pyftpdlib`.
+`python -m pyftpdlib`. The hub of Hugging Face is `hub.py`, which answers as its client asks.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,10 +20,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import hub
 import pytest
 from conftest import need, raises, sample_members, write_tar
+from loopback import Server
+from relay import relayed
 
 import wids
+from wids.cli import main as cli
 from wids.transport import retry
 
 EXPECTED = [f"text {n}" for n in range(3000)]
@@ -154,6 +159,7 @@ def test_s3(shards: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         check(urls, "s3://bucket/train.index", storage_options=options)
         check(urls, "s3://bucket/train.index", storage_options={"s3://bucket/": options},
               cache_dir=tmp_path / "other")  # fmt: skip
+        check_listing(port, options)
         monkeypatch.setenv("AWS_ENDPOINT_URL", options["endpoint_url"])
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
@@ -166,6 +172,109 @@ def test_s3(shards: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         s3.put(str(shards[1]), "bucket/train 0.tar")
         with wids.ShardListDataset([(urls[0], 1000)], cache_dir=tmp_path / "fourth") as changed:
             assert changed[0][".txt"] == "text 1000"
+
+
+def check_listing(port: int, options: dict[str, str]) -> None:
+    """A bucket is listed with a few requests, and never by reading shards (SPEC-20, SPEC-21)."""
+    import s3fs
+
+    expected = [f"s3://bucket/train {n}.tar" for n in range(3)]
+    with relayed(port) as relay:
+        options = {**options, "endpoint_url": relay.url}
+        for name in ("s3://bucket/", "s3://bucket", "s3://bucket/train*.tar"):
+            relay.reset()
+            spec = wids.load_spec(name, storage_options=options)
+            assert [shard.url for shard in spec.shards] == expected
+            assert len(relay.requests) <= 3
+            assert relay.num_received < 10_000
+        with raises(wids.NotFoundError, "has 3 .tar, 1 .index", "nearest names are train 0.tar"):
+            wids.load_spec("s3://bucket/trane*.tar", storage_options=options)
+        with raises(wids.NotFoundError, "s3://bucket/nothing/"):
+            wids.load_spec("s3://bucket/nothing/", storage_options=options)
+        # The command, with its options.
+        arguments = [f"--storage-option={name}={value}" for name, value in options.items()]
+        assert cli.main(["info", "--json", "s3://bucket/", *arguments]) == 0
+        s3fs.S3FileSystem.clear_instance_cache()
+
+
+def test_a_bucket_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what to pass, at once and without the keys (SPEC-22)."""
+    need(find_spec("moto") and find_spec("s3fs"), "moto[server] and s3fs (pip install '.[test]')")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    port = free_port()
+    server = Path(sys.executable).with_name("moto_server")
+    # After this many requests, moto compares signatures with the keys that it knows.
+    environment = {**os.environ, "INITIAL_NO_AUTH_ACTION_COUNT": "0"}
+    with running([str(server), "-H", "127.0.0.1", "-p", str(port)], port, env=environment):
+        options = {"endpoint_url": f"http://127.0.0.1:{port}"}
+        wrong = {**options, "key": "wrong-key", "secret": "wrong-secret"}
+        for some, reason in ((wrong, "PermissionError"), (options, "NoCredentialsError")):
+            for work in (wids.load_spec, wids.build_spec):
+                shards = "s3://bucket/data/" if work is wids.load_spec else ["s3://bucket/a.tar"]
+                with pytest.raises(wids.FetchError) as caught:
+                    work(shards, storage_options=some)
+                assert reason in str(caught.value)
+                assert "WIDS_STORAGE_OPTIONS" in str(caught.value)
+                assert "wrong-" not in str(caught.value)
+                assert "tried" not in str(caught.value)
+
+
+def test_hub(shards: list[Path], server: Server, tmp_path: Path) -> None:
+    """``hf:`` lists a repository, and a sample costs its own bytes and four requests (SPEC-22)."""
+    need(find_spec("huggingface_hub"), "huggingface_hub (pip install '.[test]')")
+    files = {f"data/{path.name}": path.read_bytes() for path in shards}
+    hub.publish(server, "org/name", {**files, "README.md": b"about"})
+    hub.refuse(server, "org/private")
+    program = f"""
+        import wids
+        for name in ("hf://datasets/org/name/data/", "hf://datasets/org/name@main/*/train*.tar"):
+            spec = wids.load_spec(name)
+            assert [s.nbytes for s in spec.shards] == {[len(data) for data in files.values()]}
+        for name, text in (("name", "such as hf://datasets/org/name/data/"),
+                           ("private", "if it is private, log in or set HF_TOKEN")):
+            try:
+                wids.load_spec("hf://datasets/org/" + name)
+            except wids.NotFoundError as error:
+                assert text in str(error), error
+            else:
+                raise AssertionError(name)
+        shardlist = [{{"url": s.url, "nsamples": 1000}} for s in spec.shards]
+        document = {{"shardlist": shardlist, "index": {str(shards[0].parent / "train.index")!r}}}
+        print("---", flush=True)
+        input()
+        dataset = wids.ShardListDataset(document, access="range")
+        assert dataset[1500][".txt"] == "text 1500"
+        print("---", flush=True)
+        input()
+        dataset = wids.ShardListDataset(document)
+        assert [sample[".txt"] for sample in dataset] == [f"text {{n}}" for n in range(3000)]
+    """
+    environment = {**os.environ, "HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "hf"),
+                   "HF_HUB_DISABLE_TELEMETRY": "1"}  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        counted = []
+        for _ in range(2):
+            process.stdout.readline()
+            paths = [path for path in server.requests if "agent" not in path]
+            counted.append((len(paths), server.num_sent))
+            server.log.clear()
+            process.stdin.write("\n")
+            process.stdin.flush()
+        assert process.wait(60) == 0
+    (listing, listing_nbytes), (sample, sample_nbytes) = counted
+    assert listing <= 12
+    assert listing_nbytes < 10_000
+    assert sample <= 6  # the first time; three later on
+    assert sample_nbytes < 5_000
+    assert sum("/storage/" in path for path in server.requests) == 3
 
 
 def test_ftp(shards: list[Path]) -> None:

@@ -25,7 +25,7 @@ from wids import (
     load_spec,
 )
 from wids.specs import parsing
-from wids.specs.loader import MAX_DEPTH
+from wids.specs.trust import MAX_DEPTH
 from wids.transport import retry
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "specs.json").read_text())

@@ -42,7 +42,9 @@ def add_command(
 
 def add_spec(parser: argparse.ArgumentParser) -> None:
     """Add the argument for the dataset."""
-    parser.add_argument("spec", help="a JSON spec or its URL, a .tar, or a pattern of tars")
+    parser.add_argument(
+        "spec", help="a JSON spec or its URL, a .tar, a pattern of tars, or a folder"
+    )
 
 
 def add_allow_pipe(parser: argparse.ArgumentParser) -> None:

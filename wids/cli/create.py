@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wids.cli.arguments import (
     add_command,
@@ -15,6 +15,9 @@ from wids.cli.arguments import (
     counted,
     storage_options,
 )
+
+if TYPE_CHECKING:
+    from wids.transport.fetch import Fetcher
 
 
 def add(commands: Any) -> None:
@@ -26,6 +29,7 @@ def add(commands: Any) -> None:
         "describe shards in a JSON spec, with their index beside it",
         "  wids create train-*.tar --output train.json\n"
         "  wids create 'https://example.com/train-{000000..000146}.tar' -o train.json\n"
+        "  wids create s3://bucket/train/ -o train.json\n"
         "  wids create shards/ -o train.json --base https://example.com/train/\n"
         "After an interruption, run it again to resume.",
     )
@@ -59,10 +63,12 @@ def run(options: argparse.Namespace) -> int:
     from wids.specs.edit import name_with_query
     from wids.specs.model import save_document
     from wids.transport import urls
+    from wids.transport.fetch import Fetcher
     from wids.writing.build import build_spec
     from wids.writing.processes import process_pool
 
-    files = _named_files(options.files)
+    servers = storage_options(options)
+    files = _named_files(options.files, Fetcher(servers))
     _check_output(options.output, files, options.base)
     info = None
     if options.info is not None:
@@ -77,9 +83,13 @@ def run(options: argparse.Namespace) -> int:
             pack=None if options.no_index else stem + ".index",
             executor=executor,
             journal=stem + ".partial",
+<<<<<<< HEAD
             digests=options.digests,
             on_cost=_print_cost,
             storage_options=storage_options(options),
+=======
+            storage_options=servers,
+>>>>>>> c6ef8b6 (Wildcards, folders, remote prefixes and repositories of the hub name shards; range reads through fsspec read no further)
         )
     document = spec.document(os.path.dirname(stem))
     if info is not None:
@@ -102,34 +112,26 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+<<<<<<< HEAD
 def _print_cost(text: str) -> None:
     """Print what reading remote shards costs, before whole ones are read."""
     print(f"wids: {text}", file=sys.stderr)
 
 
 def _named_files(files: list[str]) -> list[str]:
+=======
+def _named_files(names: list[str], fetcher: Fetcher) -> list[str]:
+>>>>>>> c6ef8b6 (Wildcards, folders, remote prefixes and repositories of the hub name shards; range reads through fsspec read no further)
     """Return the shards that the arguments name, each once, sorted by name."""
-    if files == ["-"]:
-        files = [line.strip() for line in sys.stdin if line.strip()]
-    from wids.specs.braces import expand
-    from wids.transport import urls
+    from wids.specs.naming import tar_urls
 
-    found: list[str] = []
-    for name in files:
-        if urls.is_local(name) and os.path.isdir(urls.local_path(name)):
-            folder = urls.local_path(name)
-            # Taken literally and not expanded: a file's own name may contain braces.
-            tars = [entry for entry in os.listdir(folder) if entry.endswith(".tar")]
-            found += [os.path.abspath(os.path.join(folder, entry)) for entry in tars]
-        else:
-            found += expand(name)
-    found = [os.path.abspath(name) if urls.scheme(name) == "" else name for name in found]
-    if not found:
-        source = " ".join(files) or "standard input"
-        raise FileNotFoundError(f"{source}: expected shards, found none")
+    if names == ["-"]:
+        names = [line.strip() for line in sys.stdin if line.strip()]
+    if not names:
+        raise FileNotFoundError("standard input: expected shards, found none")
     # Sorted, because folders list their files in any order, and the order of shards is the order of
     # samples.
-    return sorted(dict.fromkeys(found))
+    return tar_urls(names, fetcher)
 
 
 def _check_output(output: str, files: list[str], base: str | None) -> None:

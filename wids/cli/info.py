@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
         "  wids info train.json\n  wids info --json train.json | jq .num_samples\n"
         "  wids info --table *.json",
     )
-    parser.add_argument("specs", nargs="+", help="JSON specs or their URLs")
+    parser.add_argument("specs", nargs="+", help="JSON specs or their URLs, patterns, folders")
     parser.add_argument("-t", "--table", action="store_true", help="one line for each spec")
     parser.add_argument(
         "--json", action="store_true", help="for scripts: one JSON object on each line"

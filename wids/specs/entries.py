@@ -26,6 +26,31 @@ _SHARD_KEYS: Final = frozenset(
 )
 
 
+def normal_form(document: Any, name: str) -> Mapping[str, Any]:
+    """Return a document with a ``shardlist`` from any of the forms in use."""
+    if not isinstance(document, Mapping):
+        raise SpecError(
+            f"{name}: expected a JSON object with a shardlist, found {kind_of(document)}; "
+            "pass a plain list of names or counts as [(path, count), …]"
+        )
+    if "shardlist" in document or "datasets" in document:
+        return document
+    if "files" in document:  # documents older than wids_version
+        return {
+            **{k: v for k, v in document.items() if k != "files"},
+            "shardlist": document["files"],
+        }
+    if "url" in document:  # the sidecar of a single shard
+        return {"shardlist": [document]}
+    counted = [isinstance(v, Mapping) and "num_samples" in v for v in document.values()]
+    if counted and all(counted):  # paths, each with an object that describes it
+        return {"shardlist": [{"url": path, **entry} for path, entry in document.items()]}
+    raise SpecError(
+        f"{name}: expected the key shardlist or datasets, found "
+        f"{', '.join(sorted(map(str, document))) or 'nothing':.200}"
+    )
+
+
 def shard_of(
     entry: Any,
     label: str,

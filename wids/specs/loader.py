@@ -11,20 +11,29 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import IO, Any, Final, TypeAlias
 
-from wids.errors import SpecError
+from wids.errors import SpecError, WidsError
 from wids.specs.braces import expand
-from wids.specs.entries import key_split_of, kind_of, list_of, reference, shard_of, text
+from wids.specs.entries import (
+    key_split_of,
+    kind_of,
+    list_of,
+    normal_form,
+    reference,
+    shard_of,
+    text,
+)
 from wids.specs.model import VERSION, DatasetSpec, ShardSpec
+from wids.specs.naming import Folder, is_document, resolve
 from wids.specs.parsing import MAX_DOCUMENT_NBYTES, MAX_VALUES, num_values, parse
+from wids.specs.trust import MAX_DEPTH, Context, base_of, check_local
 from wids.tars.names import KeySplit
 from wids.transport import urls
 from wids.transport.fetch import Fetcher
+from wids.transport.listing import Named, is_pattern
 
-MAX_DEPTH: Final = 8
-"""Most documents in a chain of references, and most inline datasets inside one another."""
 MAX_DOCUMENTS: Final = 10_000
 """Most documents that one spec may consist of."""
 
@@ -34,6 +43,9 @@ _DOCUMENT_KEYS: Final = frozenset(
         *("shardlist", "datasets", "key_split", "index"),
     )
 )
+
+_WILD: Final = frozenset("{}*?[")
+"""Characters of names that may stand for several files."""
 
 _logger = logging.getLogger("wids")
 
@@ -60,8 +72,9 @@ def load_spec(
 
     Args:
         shards: Path or URL of a JSON document, an open file or a parsed document; one ``.tar``; a
-            brace pattern (``train-{000000..000146}.tar``); or a list of paths, of ``(path, count)``
-            pairs, of entries as in a document, or of paths to documents.
+            brace pattern (``train-{000000..000146}.tar``); wildcards (``s3://bucket/train-*.tar``);
+            a folder, or a remote one with a slash at its end; or a list of these, of ``(path,
+            count)`` pairs and of entries as in a document.
         base: Folder or URL that relative references start from. It replaces the base that a
             document states and the folder that it is in.
         allow_pipe: Whether a document may name ``pipe:`` commands, which run on this machine. In
@@ -71,12 +84,14 @@ def load_spec(
         storage_options: As for `ShardListDataset`.
 
     Returns:
-        The spec, with absolute paths and URLs. No shard has been opened.
+        The spec, with absolute paths and URLs. No shard has been opened. Folders were listed only
+        where ``shards`` names them, or has wildcards.
 
     Raises:
         SpecError: The document, or another form of ``shards``, is malformed or names a file that it
             must not name.
-        FetchError: A document cannot be read.
+        NotFoundError: Wildcards or a folder stand for no shard.
+        FetchError: A document cannot be read, or a folder cannot be listed.
 
     Example:
         >>> import wids
@@ -107,7 +122,7 @@ def load_with(
         if shards.origin:
             fetcher.bind_options(shards.origin)
         return shards
-    loader = _Loader(read or fetcher.read, allow_pipe)
+    loader = _Loader(fetcher, allow_pipe, read or fetcher.read)
     try:
         spec = loader.load(shards, None if base is None else os.fspath(base))
     except RecursionError as error:  # a value that is nested deeply, where a message shows it
@@ -123,7 +138,8 @@ def load_with(
 class _Loader:
     """Reads one spec with all its nested documents."""
 
-    def __init__(self, read: Read, allow_pipe: bool) -> None:
+    def __init__(self, fetcher: Fetcher, allow_pipe: bool, read: Read) -> None:
+        self.fetcher = fetcher
         self.read = read
         self.allow_pipe = allow_pipe
         self.origin = ""
@@ -133,12 +149,12 @@ class _Loader:
     def load(self, shards: Any, base: str | None) -> DatasetSpec:
         """Load ``shards`` by its form."""
         if isinstance(shards, Mapping):
-            return self.document(shards, _Context.at("the document", os.getcwd(), base))
+            return self.document(shards, Context.at("the document", os.getcwd(), base))
         if hasattr(shards, "read"):
             return self.file(shards, base)
         if isinstance(shards, str | os.PathLike):
             url = os.fspath(shards)
-            return self.url(url, base) if _is_document(url) else self.items([url], base)
+            return self.url(url, base) if _is_one_document(url) else self.items([url], base)
         if isinstance(shards, Iterable):
             return self.items(shards, base)
         raise SpecError(
@@ -150,9 +166,9 @@ class _Loader:
         """Load a caller's list, which may name any file and any command."""
         join = urls.joiner(urls.join(os.getcwd(), base or ""))
         match items:
-            case [str() | os.PathLike() as path] if _is_document(os.fspath(path)):
-                # With its name and its pack, which a part of a longer list loses.
-                return self.url(join(os.fspath(path)))
+            case [str() | os.PathLike() as path]:
+                # With the name and the pack of its document, which a part of a longer list loses.
+                return self.named(os.fspath(path), join)
         shards: list[ShardSpec] = []
         for number, item in enumerate(items):
             shards += self.item(item, f"shards[{number}]", join)
@@ -164,16 +180,16 @@ class _Loader:
             case ShardSpec():
                 return (item,)
             case str() | os.PathLike():
-                url = os.fspath(item)
-                if _is_document(url):
-                    return _as_component(self.url(join(url)), None)
-                return [ShardSpec(join(name)) for name in expand(url)]
+                name = os.fspath(item)
+                if name.endswith(".tar") and _WILD.isdisjoint(name):  # each of up to 100,000
+                    return (ShardSpec(join(name)),)
+                return self.named(name, join, is_part=True).shards
             case (str() | os.PathLike() as path, count):
                 (url, *more) = expand(os.fspath(path))
-                if more:
+                if more or is_pattern(join(url)):
                     raise SpecError(
-                        f"{label}: expected one shard for the count {count!r}, found a pattern "
-                        f"of {1 + len(more)}: {path}; pass a count for each shard"
+                        f"{label}: expected one shard for the count {count!r}, found a pattern: "
+                        f"{urls.redact(os.fspath(path))}; pass a count for each shard"
                     )
                 return (shard_of({"url": url, "nsamples": count}, label, join),)
             case Mapping():
@@ -183,13 +199,63 @@ class _Loader:
             f"found {type(item).__name__} {item!r:.80}"
         )
 
+    def named(self, name: str, join: Join, *, is_part: bool = False) -> DatasetSpec:
+        """Load what a name stands for, in whatever way a caller may write it.
+
+        Args:
+            name: A path, URL or pattern of tars or documents, or a folder.
+            join: Resolves relative names.
+            is_part: Whether the result becomes a part of another dataset, and so needs a name.
+        """
+        if _is_one_document(name):
+            specs = [self.url(join(name))]
+        else:
+            specs = [self.found(item) for item in resolve(name, join, self.fetcher)]
+        if len(specs) == 1 and not is_part:
+            return specs[0]
+        return DatasetSpec(tuple(s for spec in specs for s in _as_component(spec, None)))
+
+    def found(self, item: Named | Folder) -> DatasetSpec:
+        """Load a file or a folder that a caller's name stands for."""
+        if isinstance(item, Folder):
+            return self.folder(item)
+        if is_document(item.url):
+            return self.url(item.url)
+        return DatasetSpec((ShardSpec(item.url, nbytes=item.nbytes),))
+
+    def folder(self, folder: Folder) -> DatasetSpec:
+        """Load a folder: by the spec beside its tars if that names exactly these (SPEC-23)."""
+        tars = DatasetSpec(tuple(ShardSpec(tar.url, nbytes=tar.nbytes) for tar in folder.tars))
+        if folder.document is None:
+            return tars
+        name = urls.redact(folder.document)
+        try:
+            spec = self.url(folder.document)
+        except WidsError as error:
+            _logger.warning("%s: it is not used as the spec of its folder", str(error))
+            return tars
+        wanted = {tar.url for tar in tars.shards}
+        if {shard.url for shard in spec.shards} == wanted:
+            _logger.info("%s: used as the spec of its folder", name)
+            return spec
+        num_named = len(wanted.intersection(shard.url for shard in spec.shards))
+        _logger.warning(
+            "%s: names %d of the %d tars of its folder and %d other files, so it is not used: pass "
+            "its name to use it, or describe the folder with `wids create`",
+            name,
+            num_named,
+            len(wanted),
+            len(spec.shards) - num_named,
+        )
+        return tars
+
     def file(self, file: Any, base: str | None) -> DatasetSpec:
         """Load an open file; if it has a name on disk, references start from its folder."""
         name = getattr(file, "name", None)
         folder = os.getcwd()
         if isinstance(name, str) and os.path.exists(name):
             folder = os.path.dirname(os.path.abspath(name))
-        context = _Context.at(str(name or "the open file"), folder, base)
+        context = Context.at(str(name or "the open file"), folder, base)
         return self.document(self.parsed(file.read(MAX_DOCUMENT_NBYTES + 1), context.name), context)
 
     def url(self, url: str, base: str | None = None, chain: tuple[str, ...] = ()) -> DatasetSpec:
@@ -210,7 +276,7 @@ class _Loader:
             raise SpecError(f"{name}: expected at most {MAX_DOCUMENTS} documents, found more")
         self.origin = self.origin or urls.origin(url)
         context = replace(
-            _Context.at(name, urls.parent(url), base),
+            Context.at(name, urls.parent(url), base),
             # By its own URL, and not by the document that led here: trust is not inherited
             # (SPEC-12).
             is_trusted=urls.is_local(url),
@@ -228,17 +294,17 @@ class _Loader:
             )
         return parse(document, name)
 
-    def document(self, document: Any, context: _Context) -> DatasetSpec:
+    def document(self, document: Any, context: Context) -> DatasetSpec:
         """Resolve a parsed document, or one of the inline datasets inside it."""
         label = context.name
-        document = _normal_form(document, label)
+        document = normal_form(document, label)
         version = document.get("wids_version", VERSION)
         if version != VERSION:
             raise SpecError(
                 f"{label}: expected wids_version {VERSION}, found {version!r:.80}; "
                 "a newer version of wids may read it"
             )
-        base = _base(document, context)
+        base = base_of(document, context)
         name = text(document, "name", label) or ""
         key_split = key_split_of(document, label)
         join = self.guarded(urls.joiner(base), context)
@@ -252,7 +318,7 @@ class _Loader:
         extras = {key: value for key, value in document.items() if key not in _DOCUMENT_KEYS}
         return DatasetSpec(tuple(shards), name, index and join(index), extras)
 
-    def component(self, component: Any, context: _Context, join: Join) -> list[ShardSpec]:
+    def component(self, component: Any, context: Context, join: Join) -> list[ShardSpec]:
         """Resolve one of a document's ``datasets``: a reference to a document, or one inline."""
         label = context.name
         if not isinstance(component, Mapping):
@@ -271,7 +337,7 @@ class _Loader:
             spec = self.url(join(source), chain=context.chain)
         return _as_component(spec, name, key_split_of(component, label))
 
-    def guarded(self, join: Join, context: _Context) -> Join:
+    def guarded(self, join: Join, context: Context) -> Join:
         """Return ``join``, made to refuse what the document may not name (SPEC-12, SPEC-13)."""
         if context.is_trusted and self.allow_pipe:
             return join
@@ -285,102 +351,14 @@ class _Loader:
                     f"{context.name}: names the command {urls.redact(url)}; commands in a document "
                     "run only with allow_pipe=True"
                 )
-            _check_local(url, name, context)
+            check_local(url, name, context)
             return url
 
         return guarded_join
 
 
-@dataclass(frozen=True)
-class _Context:
-    """What a document's references start from, and what the document may name.
-
-    Attributes:
-        name: The document in messages.
-        base: The folder that its references start from, unless it states another.
-        is_based: Whether the base is the caller's, which the document cannot change.
-        is_trusted: Whether the document is a local file, and so may name local files.
-        mirror: A local folder of the caller's in which any document may name files.
-        depth: Number of inline datasets around this one.
-        chain: URLs of the documents that led here, its own last.
-    """
-
-    name: str
-    base: str
-    is_based: bool = False
-    is_trusted: bool = True
-    mirror: str | None = None
-    depth: int = 0
-    chain: tuple[str, ...] = ()
-
-    @classmethod
-    def at(cls, name: str, folder: str, base: str | None) -> _Context:
-        """Return the context of a document in ``folder``, or at the caller's base instead."""
-        if base is None:
-            return cls(name, folder)
-        base = urls.join(os.getcwd(), base)
-        mirror = urls.local_path(base) if urls.is_local(base) else None
-        return cls(name, base, is_based=True, mirror=mirror)
-
-    def inside(self, number: int, base: str) -> _Context:
-        """Return the context of a dataset inside this one, whose own base is ``base``."""
-        name = f"{self.name}: datasets[{number}]"
-        if self.depth >= MAX_DEPTH:
-            raise SpecError(
-                f"{name}: expected at most {MAX_DEPTH} datasets inside one another, found more"
-            )
-        # The caller's base replaces that of the outermost document only (SPEC-6).
-        return replace(self, name=name, base=base, is_based=False, depth=self.depth + 1)
-
-
-def _is_document(url: str) -> bool:
-    return urls.path_of(url).lower().endswith(".json")
-
-
-def _normal_form(document: Any, name: str) -> Mapping[str, Any]:
-    """Return a document with a ``shardlist`` from any of the forms in use."""
-    if not isinstance(document, Mapping):
-        raise SpecError(
-            f"{name}: expected a JSON object with a shardlist, found {kind_of(document)}; "
-            "pass a plain list of names or counts as [(path, count), …]"
-        )
-    if "shardlist" in document or "datasets" in document:
-        return document
-    if "files" in document:  # documents older than wids_version
-        return {
-            **{k: v for k, v in document.items() if k != "files"},
-            "shardlist": document["files"],
-        }
-    if "url" in document:  # the sidecar of a single shard
-        return {"shardlist": [document]}
-    counted = [isinstance(v, Mapping) and "num_samples" in v for v in document.values()]
-    if counted and all(counted):  # paths, each with an object that describes it
-        return {"shardlist": [{"url": path, **entry} for path, entry in document.items()]}
-    raise SpecError(
-        f"{name}: expected the key shardlist or datasets, found "
-        f"{', '.join(sorted(map(str, document))) or 'nothing':.200}"
-    )
-
-
-def _base(document: Mapping[str, Any], context: _Context) -> str:
-    stated = reference(document, "base", context.name)
-    stated = stated or reference(document, "base_path", context.name)
-    if context.is_based or not stated:
-        return context.base
-    base = urls.join(context.base, stated)
-    _check_local(urls.join(base, "x"), stated, context)
-    return base
-
-
-def _check_local(url: str, name: str, context: _Context) -> None:
-    """Refuse a local file in a document from elsewhere, unless it is in the caller's mirror."""
-    if context.is_trusted or not urls.is_local(url):
-        return
-    if context.mirror is None or not urls.is_within(urls.local_path(url), context.mirror):
-        raise SpecError(
-            f"{context.name}: names {name!r}, a local file; a remote document must not do that: "
-            "if you trust it, download it first or pass `base`"
-        )
+def _is_one_document(name: str) -> bool:
+    return is_document(name) and not is_pattern(name)
 
 
 def _as_component(

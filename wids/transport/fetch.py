@@ -20,7 +20,7 @@ from wids.transport.local import Opener
 from wids.transport.range_reader import RangeReader
 from wids.transport.retry import with_retries
 from wids.transport.schemes import Transports
-from wids.transport.stream import PastEndError, TransientError
+from wids.transport.stream import Entry, PastEndError, TransientError
 
 
 class FileStart(NamedTuple):
@@ -187,6 +187,15 @@ class Fetcher:
 
         with_retries(attempt, lambda: download.received_nbytes, cancel)
         download.verify()
+
+    def entries(self, folder: str) -> list[Entry]:
+        """Return what is in a folder, which has to be the caller's own and not a document's.
+
+        Raises:
+            NotFoundError: There is no such folder.
+            FetchError: It cannot be listed.
+        """
+        return with_retries(lambda: self._transports.entries(folder))
 
     def head(self, url: str) -> tuple[int | None, str | None]:
         """Return the length and the tag of the file at a URL; None for what the server omits.

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from wids.errors import FetchError
+from wids.errors import FetchError, NotFoundError
 from wids.transport import urls
-from wids.transport.stream import Stream, TransientError, Transport, driver_error, file_chunks
+from wids.transport.stream import (
+    Entry,
+    Stream,
+    TransientError,
+    Transport,
+    driver_error,
+    file_chunks,
+)
 
 _BLOCK_NBYTES: Final = 16 << 20
 
@@ -65,6 +72,26 @@ class Fsspec:
             raise driver_error(url, error) from None
         return Stream(file_chunks(url, file), start, nbytes, tag, file.close)
 
+    def entries(self, folder: str) -> list[Entry]:
+        """Return what is in a folder.
+
+        Raises:
+            NotFoundError: There is no such folder.
+            FetchError: It cannot be listed, or there is no driver for its scheme.
+        """
+        system, path = self._file_system(folder)
+        try:
+            system.invalidate_cache()  # a shard may have been added
+            infos = system.ls(path, detail=True)
+        except FileNotFoundError:
+            private = (
+                "; if it is private, log in or set HF_TOKEN" if urls.scheme(folder) == "hf" else ""
+            )
+            raise NotFoundError(f"{urls.redact(folder)}: no such folder{private}") from None
+        except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
+            raise driver_error(folder, error) from None
+        return [entry for info in infos if (entry := _entry(info, path)) is not None]
+
     def _file_system(self, url: str) -> tuple[Any, str]:
         import fsspec
 
@@ -96,11 +123,27 @@ class Fsspec:
         return system, path
 
 
+def _entry(info: Mapping[str, Any], folder: str) -> Entry | None:
+    """Return an item of a driver's listing; None for the folder itself, or a name out of it."""
+    path, is_folder = str(info["name"]).rstrip("/"), info.get("type") == "directory"
+    parent, _, name = path.rpartition("/")
+    if path.strip("/") == folder.strip("/") or name in ("", ".", "..") or "\0" in name:
+        return None
+    if parent.strip("/") != folder.strip("/"):
+        return None
+    size = info.get("size")
+    return Entry(name, size if isinstance(size, int) and not is_folder else None, is_folder)
+
+
 def _version(system: Any, path: str) -> tuple[int | None, str | None]:
     """Return the length and the tag of a file."""
-    system.invalidate_cache()  # listings are cached, which would hide a newer version of the file
-    info = system.info(path)
-    tag = info.get("ETag") or info.get("etag")
+    if system.protocol == "hf":
+        # One request about one file; without these arguments, the driver lists its folder.
+        info = system.info(path, refresh=True, expand_info=True)
+    else:
+        system.invalidate_cache()  # listings are cached, and would hide a newer version of the file
+        info = system.info(path)
+    tag = info.get("ETag") or info.get("etag") or info.get("blob_id")
     return info.get("size"), None if tag is None or str(tag).startswith("W/") else str(tag)
 
 
@@ -108,13 +151,16 @@ def _part(url: str, system: Any, path: str, start: int, stop: int, tag: str | No
     """Return the stream of a part of a file, with the tag of the version that it is from.
 
     Bytes and tag are two requests, and the file may be replaced between them. A tag that was known
-    before the bytes were read, and is the same afterwards, is theirs.
+    before the bytes were read, and is the same afterwards, is theirs. If it differs from a tag that
+    the caller knows, the caller compares them.
     """
-    data = system.cat_file(path, start=start, end=stop)
+    known = tag
+    if known is None:
+        _, known = _version(system, path)
+    # Drivers that open a file for this would read five megabytes ahead.
+    exact = {} if getattr(system, "async_impl", False) else {"cache_type": "none"}
+    data = system.cat_file(path, start=start, end=stop, **exact)
     nbytes, found = _version(system, path)
-    if tag is None and found is not None:
-        data, tag = system.cat_file(path, start=start, end=stop), found
-        nbytes, found = _version(system, path)
-        if found != tag:
-            raise TransientError(f"{urls.redact(url)}: it changed while it was being read")
+    if tag is None and found != known:
+        raise TransientError(f"{urls.redact(url)}: it changed while it was being read")
     return Stream(iter([data]), start, nbytes, found)

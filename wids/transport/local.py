@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import IO, Any, TypeAlias
 
-from wids.errors import local_error
+from wids.errors import FetchError, local_error
 from wids.transport import urls
-from wids.transport.stream import Stream, Transport, driver_error, file_stream
+from wids.transport.stream import Entry, Stream, Transport, driver_error, file_stream
 
 Opener: TypeAlias = Callable[[str], IO[bytes]]
 """A caller's function that opens a URL as a binary file."""
@@ -31,6 +32,23 @@ def open_local(url: str, start: int, stop: int | None, tag: str | None) -> Strea
     except OSError as error:
         raise local_error(path, error) from error
     return file_stream(url, file, start, stop)
+
+
+def entries(path: str) -> list[Entry]:
+    """Return what is in a folder of this machine.
+
+    Raises:
+        NotFoundError: There is no such folder.
+        FetchError: It cannot be listed.
+    """
+    try:
+        with os.scandir(path) as found:
+            return [Entry(entry.name, None, entry.is_dir()) for entry in found]
+    except FileNotFoundError as error:
+        raise local_error(path, error) from error
+    except OSError as error:
+        reason = error.strerror or error
+        raise FetchError(f"{path}: expected a readable folder, found: {reason}") from error
 
 
 def from_opener(open_file: Opener) -> Transport:

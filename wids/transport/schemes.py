@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 from wids.transport import fsspec, http, local, pipe, urls
+from wids.transport.listing import not_listable
 from wids.transport.local import Opener
 from wids.transport.options import from_environment
 from wids.transport.rewrite import rewritten
-from wids.transport.stream import Stream, Transport
+from wids.transport.stream import Entry, Stream, Transport
 
 TransportFor: TypeAlias = Callable[[Mapping[str, Any], "str | None"], Transport]
 """``(options, scratch) -> Transport``: from the caller's options for a URL, and the folder for
@@ -59,6 +60,22 @@ class Transports:
         target = rewritten(url)
         transport = self._handlers.get(urls.scheme(target)) or self._transport(url, target)
         return transport(target, start, stop, tag)
+
+    def entries(self, folder: str) -> list[Entry]:
+        """Return what is in a folder, after rewriting, by the transport of its scheme.
+
+        Raises:
+            NotFoundError: There is no such folder.
+            FetchError: It cannot be listed.
+        """
+        target = rewritten(folder)
+        if urls.is_local(target):
+            return local.entries(urls.local_path(target))
+        is_callers = urls.scheme(target) in self._handlers
+        transport = None if is_callers else self._transport(folder, target)
+        if not isinstance(transport, fsspec.Fsspec):
+            raise not_listable(folder)
+        return transport.entries(target)
 
     def bind_options(self, url: str) -> None:
         """Restrict options without a prefix to the server of ``url``, if it is remote.

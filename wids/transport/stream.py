@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import IO, Final, TypeAlias
+from typing import IO, Final, NamedTuple, TypeAlias
 
 from wids.errors import FetchError, NotFoundError
 from wids.transport import urls
@@ -30,6 +30,20 @@ class TransientError(FetchError):
     def __init__(self, message: str, wait_s: float | None = None) -> None:
         super().__init__(message)
         self.wait_s = wait_s
+
+
+class Entry(NamedTuple):
+    """What a listed folder has: a file or a folder.
+
+    Attributes:
+        name: Its name, without the folder.
+        nbytes: Length of a remote file, if the listing states it; else None.
+        is_folder: Whether it is a folder.
+    """
+
+    name: str
+    nbytes: int | None = None
+    is_folder: bool = False
 
 
 class PastEndError(FetchError):
@@ -125,8 +139,13 @@ def driver_error(url: str, error: Exception) -> FetchError:
     if isinstance(error, FileNotFoundError):
         return NotFoundError(f"{urls.redact(url)}: not found")
     message = f"{urls.redact(url)}: expected a readable file, found: {error_text(error, url)}"
+    # By name: the driver of S3 is imported only where it is used.
+    if isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
+        return FetchError(
+            f"{message}; pass keys or tokens as storage_options, or in $WIDS_STORAGE_OPTIONS"
+        )
     # Drivers have no common error for a lost connection, so only these types count as permanent.
-    permanent = (PermissionError, IsADirectoryError, TypeError, AttributeError, LookupError)
+    permanent = (IsADirectoryError, NotADirectoryError, TypeError, AttributeError, LookupError)
     return (FetchError if isinstance(error, permanent) else TransientError)(message)
 
 
@@ -135,5 +154,7 @@ def error_text(error: BaseException, url: str) -> str:
     _, _, query = url.partition("?")
     text = str(error).replace(url, urls.redact(url))
     text = text.replace(query, "…") if query else text
+    # Of addresses that redirects led to, which may be signed.
+    text = re.sub(r"(\w://[^\s'\"?]*)\?[^\s'\"]+", r"\1?…", text)
     # urllib3 puts the repr of a connection in front of its messages.
     return f"{type(error).__name__}: {re.sub(r'<[^<>]* object at 0x[0-9a-f]+>: ', '', text):.300}"
