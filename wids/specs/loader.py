@@ -187,9 +187,10 @@ class _Loader:
             case (str() | os.PathLike() as path, count):
                 (url, *more) = expand(os.fspath(path))
                 if more or is_pattern(join(url)):
+                    number = f" of {1 + len(more)}" if more else ""
                     raise SpecError(
-                        f"{label}: expected one shard for the count {count!r}, found a pattern: "
-                        f"{urls.redact(os.fspath(path))}; pass a count for each shard"
+                        f"{label}: expected one shard for the count {count!r}, found a pattern"
+                        f"{number}: {urls.redact(os.fspath(path))}; pass a count for each shard"
                     )
                 return (shard_of({"url": url, "nsamples": count}, label, join),)
             case Mapping():
