@@ -83,13 +83,9 @@ def run(options: argparse.Namespace) -> int:
             pack=None if options.no_index else stem + ".index",
             executor=executor,
             journal=stem + ".partial",
-<<<<<<< HEAD
             digests=options.digests,
             on_cost=_print_cost,
-            storage_options=storage_options(options),
-=======
             storage_options=servers,
->>>>>>> c6ef8b6 (Wildcards, folders, remote prefixes and repositories of the hub name shards; range reads through fsspec read no further)
         )
     document = spec.document(os.path.dirname(stem))
     if info is not None:
@@ -112,16 +108,12 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-<<<<<<< HEAD
 def _print_cost(text: str) -> None:
     """Print what reading remote shards costs, before whole ones are read."""
     print(f"wids: {text}", file=sys.stderr)
 
 
-def _named_files(files: list[str]) -> list[str]:
-=======
 def _named_files(names: list[str], fetcher: Fetcher) -> list[str]:
->>>>>>> c6ef8b6 (Wildcards, folders, remote prefixes and repositories of the hub name shards; range reads through fsspec read no further)
     """Return the shards that the arguments name, each once, sorted by name."""
     from wids.specs.naming import tar_urls
 
