@@ -10,7 +10,7 @@ import pytest
 
 import wids
 
-# `packing`, `columns` and `stream` are planned; a package that does not exist yet imports nothing.
+# `packing`, `columns` are planned; a package that does not exist yet imports nothing.
 LAYERS = """
 errors
 files
@@ -27,7 +27,7 @@ looking
 mapstyle views
 composition
 dataset
-stream demo
+streaming demo
 cli
 """
 LAYER_OF = {p: number for number, line in enumerate(LAYERS.split("\n")) for p in line.split()}

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from wids.sampling.distributed import DistributedChunkedSampler
     from wids.specs.loader import load_spec
     from wids.specs.model import DatasetSpec, ShardSpec
+    from wids.streaming import stream
     from wids.tars.shard import Shard
     from wids.views.collating import collate
     from wids.writing.build import build_spec
@@ -71,6 +72,7 @@ __all__ = [
     "collate",
     "load_spec",
     "sampling_cost",
+    "stream",
     "verify_spec",
 ]
 
@@ -84,6 +86,7 @@ _MODULES = {
     "sampling.distributed": ("DistributedChunkedSampler",),
     "specs.loader": ("load_spec",),
     "specs.model": ("DatasetSpec", "ShardSpec"),
+    "streaming": ("stream",),
     "tars.shard": ("Shard",),
     "views.collating": ("collate",),
     "writing.build": ("build_spec",),

@@ -94,6 +94,8 @@ class BucketBatchSampler(EpochSampler[list[int]]):
         (5, 0, 0)
     """
 
+    yields_indices = False
+
     def __init__(
         self,
         sampler: RunSampler,

@@ -91,6 +91,8 @@ class EpochSampler(Sampler[T]):
     """
 
     shuffle: bool
+    yields_indices = True
+    """Whether an item is an index; otherwise it is a batch."""
     tell_epoch: Callable[[int], Any] | None = None
     """Called with the epoch when a pass begins: the dataset's ``set_epoch``, for augmentations."""
 
@@ -159,7 +161,7 @@ class EpochSampler(Sampler[T]):
             yield this.enter(block)
         # An old iterator may end after `set_epoch` or a restore, which it must not undo.
         if self.epoch == this.epoch:
-            self._resume = (0, this.epoch, self.epochs.num_set)
+            self.rewind()
             if not self.epochs.is_fixed:
                 self.epochs.number += 1
             elif this.start == 0:
@@ -188,11 +190,19 @@ class EpochSampler(Sampler[T]):
 
     # The state.
 
-    def _resume_at(self) -> int:
+    def resume_position(self, epoch: int) -> int:
+        """Return the position at which a pass of an epoch starts: 0, or a restored one."""
         # Trainers set the epoch after a restore too, to the restored one, whose position stays
         # (ORDER-11).
-        position, epoch, num_set = self._resume
-        return position if self.epochs.is_kept(epoch, num_set) else 0
+        position, of_epoch, num_set = self._resume
+        return position if epoch == of_epoch and self.epochs.is_kept(of_epoch, num_set) else 0
+
+    def rewind(self) -> None:
+        """Have the next pass start at position 0."""
+        self._resume = (0, self.epoch, self.epochs.num_set)
+
+    def _resume_at(self) -> int:
+        return self.resume_position(self.epoch)
 
     def _latest_pass(self) -> _Pass[T] | None:
         this = self._pass
@@ -210,13 +220,17 @@ class EpochSampler(Sampler[T]):
                 run ahead of training, so only the caller knows; an incomplete last batch may count
                 as full. None counts what the sampler has yielded.
         """
-        _, num_replicas = self.replica()
         epoch, start = self.epoch, self._resume_at()
         position = start
         if (latest := self._latest_pass()) is not None:
             epoch, start, position = latest.epoch, latest.start, latest.position
         if num_consumed is not None:
             position = start + at_least(0, num_consumed, "num_consumed")
+        return self.state_at(epoch, position)
+
+    def state_at(self, epoch: int, position: int) -> dict[str, Any]:
+        """Return the state of a pass at a position in the items of this rank."""
+        _, num_replicas = self.replica()
         # A complete pass: the state is the start of the next epoch.
         if position >= self.num_items(epoch):
             epoch, position = epoch + 1, 0

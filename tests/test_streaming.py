@@ -1,0 +1,211 @@
+"""`wids.stream`: the rank's order as an iterable, shared by workers, with a state."""
+
+from __future__ import annotations
+
+import doctest
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import raises, write_shards
+from torch.utils.data import DataLoader
+
+import wids
+from wids import StateError, streaming
+
+# The machine may have fewer processors than a test has workers.
+SPAWNED = pytest.param(2, "spawn", True, marks=pytest.mark.long)
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Iterator[wids.ShardListDataset]:
+    """Classes of 500 samples in 7 shards."""
+    spec = write_shards(tmp_path, [70, 80, 60, 75, 65, 90, 60])
+    with wids.ShardListDataset(spec, fields=["cls"], verify="never") as dataset:
+        yield dataset
+
+
+def indices(samples: Any) -> list[int]:
+    return [sample["__index__"] for sample in samples]
+
+
+def batches(loader: Any) -> list[list[int]]:
+    return [batch["__index__"].tolist() for batch in loader]
+
+
+def sampler(dataset: Any, **options: Any) -> wids.ChunkedSampler:
+    return wids.ChunkedSampler(dataset, seed=3, chunksize=50, **options)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("batch_size", [1, 16])
+def test_batches_are_those_of_the_map_style_loader(
+    dataset: wids.ShardListDataset, num_workers: int, batch_size: int
+) -> None:
+    """With the same batch size the order is the loader's, for each number of workers (VIEW-13)."""
+    expected = batches(DataLoader(dataset, batch_size=batch_size, sampler=sampler(dataset)))
+    stream = wids.stream(dataset, sampler(dataset), batch_size=batch_size)
+    loader = DataLoader(stream, batch_size=batch_size, num_workers=num_workers)
+    assert len(loader) == len(expected)
+    assert batches(loader) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "context", "persistent"),
+    [(0, None, False), (2, "fork", False), (2, "fork", True), SPAWNED],
+)
+def test_epochs_advance_and_can_be_set(
+    dataset: wids.ShardListDataset, num_workers: int, context: str | None, persistent: bool
+) -> None:
+    """Full passes advance the epoch; ``set_epoch`` fixes it, in all workers (VIEW-14)."""
+    expected = []
+    for epoch in range(6):
+        reference = sampler(dataset)
+        reference.set_epoch(epoch)
+        expected.append(list(reference))
+    stream = wids.stream(dataset, own := sampler(dataset), batch_size=20)
+    loader = DataLoader(
+        stream,
+        batch_size=20,
+        num_workers=num_workers,
+        multiprocessing_context=context,
+        persistent_workers=persistent,
+    )
+    passes = [list(itertools.chain(*batches(loader))) for _ in range(3)]
+    assert passes == expected[:3]
+    left_early = iter(loader)
+    assert next(left_early)["__index__"].tolist() == expected[3][:20]
+    del left_early
+    assert list(itertools.chain(*batches(loader))) == expected[3], "it was not complete"
+    stream.set_epoch(5)
+    assert list(itertools.chain(*batches(loader))) == expected[5]
+    own.set_epoch(1)  # trainers may know only the sampler
+    assert list(itertools.chain(*batches(loader))) == expected[1]
+    del loader
+
+
+def test_ranks_stream_their_shares(dataset: wids.ShardListDataset) -> None:
+    """Each rank streams what its sampler yields: nothing is split a second time (VIEW-13)."""
+    seen = []
+    for rank in range(3):
+        own = wids.DistributedChunkedSampler(dataset, num_replicas=3, rank=rank, drop_last=True)
+        expected = list(own)
+        own = wids.DistributedChunkedSampler(dataset, num_replicas=3, rank=rank, drop_last=True)
+        stream = wids.stream(dataset, own, batch_size=8)
+        streamed = list(itertools.chain(*batches(DataLoader(stream, batch_size=8, num_workers=2))))
+        assert streamed == expected
+        seen += streamed
+    assert len(set(seen)) == len(seen) == 498
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's own business
+@pytest.mark.parametrize(("num_workers", "step"), [(0, 1), (2, 1), (2, 4), (3, 2)])
+def test_stateful_loader_resumes_at_any_batch(
+    dataset: wids.ShardListDataset, num_workers: int, step: int
+) -> None:
+    """The batches after a state are those that the interrupted loader would have read (VIEW-15)."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def loader() -> Any:
+        stream = wids.stream(dataset, sampler(dataset), batch_size=30)
+        return stateful.StatefulDataLoader(
+            stream, batch_size=30, num_workers=num_workers, snapshot_every_n_steps=1
+        )
+
+    whole = loader()
+    first, second = batches(whole), batches(whole)
+    assert (len(first), len(second)) == (17, 17)
+    for consumed in range(1, 17, 4 * step):
+        interrupted = loader()
+        iterator = iter(interrupted)
+        for _ in range(consumed):
+            next(iterator)
+        state = interrupted.state_dict()
+        del iterator, interrupted
+        resumed = loader()
+        resumed.load_state_dict(state)
+        assert batches(resumed) == first[consumed:]
+        assert batches(resumed) == second
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_state_by_hand_is_the_samplers(dataset: wids.ShardListDataset, num_workers: int) -> None:
+    """``state_dict(num_consumed)`` in the main process resumes stream or sampler (VIEW-15)."""
+    stream = wids.stream(dataset, sampler(dataset), batch_size=30)
+    loader = DataLoader(stream, batch_size=30, num_workers=num_workers)
+    first = batches(loader)
+    iterator = iter(loader)
+    second = [next(iterator)["__index__"].tolist() for _ in range(5)]
+    state = json.loads(json.dumps(stream.state_dict(num_consumed=150)))
+    second += [batch["__index__"].tolist() for batch in iterator]
+    assert stream.state_dict(num_consumed=500)["epoch"] == 2
+    assert len(first) == len(second) == 17
+
+    plain = sampler(dataset)
+    plain.load_state_dict(state)
+    assert list(plain) == list(itertools.chain(*second[5:]))
+
+    for workers in (0, 2, 3):
+        resumed = wids.stream(dataset, sampler(dataset), batch_size=30)
+        resumed.load_state_dict(state)
+        loader = DataLoader(resumed, batch_size=30, num_workers=workers)
+        assert batches(loader) == second[5:]
+        third = list(itertools.chain(*batches(loader)))
+        assert sorted(third) == list(range(500))
+        assert resumed.state_dict(num_consumed=30)["epoch"] == 2
+
+
+def test_other_loaders_and_samplers_are_refused(dataset: wids.ShardListDataset) -> None:
+    """A state of other workers, a sampler of batches or of torch, a dataset without batches."""
+    stream = wids.stream(dataset, sampler(dataset), batch_size=30)
+    next(iter(stream))
+    state = stream.state_dict()
+    other = wids.stream(dataset, sampler(dataset), batch_size=20)
+    with raises(StateError, "expected worker, number of workers and batch_size [0, 1, 20]"):
+        other.load_state_dict(state)
+    with raises(StateError, "consumed"):
+        other.load_state_dict({"sampler": sampler(dataset).state_dict(), "consumed": "x"})
+    with raises(TypeError, "sampler: expected one of wids' samplers of indices", "found range"):
+        wids.stream(dataset, range(3))  # type: ignore[arg-type]
+    buckets = wids.BucketBatchSampler(sampler(dataset), [0] * 500, 4)
+    with raises(TypeError, "samplers of indices", "found BucketBatchSampler"):
+        wids.stream(dataset, buckets)  # type: ignore[arg-type]
+    with raises(TypeError, "dataset: expected a wids.ShardListDataset, found list"):
+        wids.stream([1, 2], sampler(range(2)))  # type: ignore[arg-type]
+    with raises(ValueError, "batch_size: expected"):
+        wids.stream(dataset, sampler(dataset), batch_size=0)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_first_stage_of_a_webdataset_pipeline(tmp_path: Path, num_workers: int) -> None:
+    """Webdataset's stages and its loader get the exact order of the rank (VIEW-16)."""
+    wds = pytest.importorskip("webdataset")
+    spec = write_shards(tmp_path, [70, 80, 60])
+    with wids.ShardListDataset(spec, transformations=[], raw="bytes") as dataset:
+        stream = wids.stream(dataset, sampler(dataset), batch_size=16, webdataset=True)
+        pipeline = wds.DataPipeline(
+            stream, wds.decode(), wds.to_tuple("cls", "txt", "__key__"), wds.batched(16)
+        )
+        loader = wds.WebLoader(pipeline, batch_size=None, num_workers=num_workers)
+        keys = [key for _, _, batch_keys in loader for key in batch_keys]
+        labels = [label for labels, _, _ in loader for label in labels.tolist()]
+        expected = list(sampler(dataset))
+        assert [int(key[1:]) for key in keys] == expected
+        second = sampler(dataset)
+        second.set_epoch(1)
+        assert labels == [index % 10 for index in second]
+        sample = next(iter(stream))
+        assert (sample["txt"], sample["__url__"]) == (
+            f"text {sample['__index__']}".encode(),
+            sample["__shard__"],
+        )
+
+
+def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example of the docstring."""
+    monkeypatch.chdir(tmp_path)
+    assert doctest.testmod(streaming).failed == 0

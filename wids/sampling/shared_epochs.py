@@ -1,0 +1,111 @@
+"""The epoch of a sampler, shared by the workers of a DataLoader and the process that started them.
+
+Workers that stay for several passes have copies of the sampler. They learn here of the epoch that
+the main process sets, and a pass is complete when each of them has read its share.
+"""
+
+from __future__ import annotations
+
+from multiprocessing import context
+from multiprocessing.sharedctypes import RawArray
+from typing import Any, Final
+
+from torch.utils.data import get_worker_info
+
+from wids.sampling.passes import Epochs
+
+_NUM_SLOTS: Final = 256
+"""Most workers of one loader."""
+
+# Where the parts of the shared array begin: single numbers, and one number for each worker.
+_FIXED, _BEGUN, _START, _PASSES, _EPOCHS = 0, 1, 2, 3, 3 + _NUM_SLOTS
+
+
+class SharedEpochs(Epochs):
+    """The epoch of a sampler whose passes are read by workers.
+
+    Each worker notes the passes that it has completed. The slowest one counts, so that a pass which
+    a program left early is not complete, although some workers have read ahead to its end.
+
+    Args:
+        epochs: The epoch to begin with.
+    """
+
+    def __init__(self, epochs: Epochs) -> None:
+        self._shared = RawArray("q", _EPOCHS + _NUM_SLOTS)
+        vars(self).update(
+            {k: v for k, v in vars(epochs).items() if k not in ("number", "is_fixed")}
+        )
+        self.number, self.is_fixed = epochs.number, epochs.is_fixed
+        self.begin(epochs.number, 0)
+
+    @property
+    def number(self) -> int:
+        """The epoch of the next pass."""
+        return int(min(self._shared[_EPOCHS:]))
+
+    @number.setter
+    def number(self, number: int) -> None:
+        # A worker speaks for itself: when workers are restored, some may have ended their share.
+        for slot in _slots():
+            self._shared[_EPOCHS + slot] = number
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether ``set_epoch`` was called, so that the epoch does not advance by itself."""
+        return bool(self._shared[_FIXED])
+
+    @is_fixed.setter
+    def is_fixed(self, is_fixed: bool) -> None:
+        self._shared[_FIXED] = is_fixed
+
+    @property
+    def num_passes(self) -> int:
+        """Number of passes that all workers have completed."""
+        return int(min(self._shared[_PASSES:_EPOCHS]))
+
+    @property
+    def own_number(self) -> int:
+        """The epoch of the next pass of this worker, which may have completed its share."""
+        return int(self._shared[_EPOCHS + worker()[0]])
+
+    @property
+    def begun(self) -> tuple[int, int]:
+        """The epoch of the latest pass that began, and the position at which it started."""
+        return self._shared[_BEGUN], self._shared[_START]
+
+    def begin(self, number: int, start: int) -> None:
+        """Note that a pass begins. All workers note the same."""
+        self._shared[_BEGUN], self._shared[_START] = number, start
+
+    def complete(self, number: int) -> None:
+        """Note that this worker has read its share of an epoch to the end."""
+        for slot in _slots():
+            self._shared[_PASSES + slot] += 1
+            if not self.is_fixed:
+                self._shared[_EPOCHS + slot] = number + 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(vars(self))
+        # multiprocessing can pass shared memory on only while it starts a process.
+        if context.get_spawning_popen() is None:
+            state["_shared"] = list(self._shared)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        shared = state["_shared"]
+        if isinstance(shared, list):  # a copy, which is on its own
+            state = {**state, "_shared": RawArray("q", shared)}
+        vars(self).update(state)
+
+
+def worker() -> tuple[int, int]:
+    """Return the number of this worker and of all workers; ``(0, 1)`` in the main process."""
+    info = get_worker_info()
+    return (0, 1) if info is None else (info.id, info.num_workers)
+
+
+def _slots() -> range:
+    """Return the slots of this worker; those of workers that do not exist are shared out."""
+    number, num_workers = worker()
+    return range(number, _NUM_SLOTS, num_workers)
