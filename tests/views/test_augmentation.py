@@ -25,16 +25,16 @@ def test_what_is_drawn_follows_from_seed_epoch_and_index(train: Path) -> None:
     """The same in any order, batch and view; other for another seed, epoch or sample (VIEW-2)."""
     with ShardListDataset(train) as dataset:
         view = dataset.map(draw, seed=1)
-        first = dict(view)
+        first = dict(list(view))
         assert len(set(first.values())) == len(dataset)
         assert dict(view.__getitems__(list(range(len(view)))[::-1])) == first
-        assert dict(view[4:6]) == {4: first[4], 5: first[5]}
-        assert dict(dataset.map(draw, seed=1)) == first
-        assert not set(dict(dataset.map(draw, seed=2)).values()) & set(first.values())
+        assert dict(list(view[4:6])) == {4: first[4], 5: first[5]}
+        assert dict(list(dataset.map(draw, seed=1))) == first
+        assert not set(dict(list(dataset.map(draw, seed=2))).values()) & set(first.values())
         view.set_epoch(1)
-        assert not set(dict(view).values()) & set(first.values())
+        assert not set(dict(list(view)).values()) & set(first.values())
         view.set_epoch(0)
-        assert dict(view) == first
+        assert dict(list(view)) == first
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_samplers_set_the_epoch_in_workers(
         expected = []
         for epoch in range(3):
             view.set_epoch(epoch)
-            expected.append(dict(view))
+            expected.append(dict(list(view)))
         view.set_epoch(0)
         loader = DataLoader(
             view,
