@@ -95,6 +95,7 @@ class BucketBatchSampler(EpochSampler[list[int]]):
     """
 
     yields_indices = False
+    num_noticed = 50
 
     def __init__(
         self,
@@ -115,6 +116,7 @@ class BucketBatchSampler(EpochSampler[list[int]]):
         self.aligned = bool(aligned)
         self.drop_last = bool(drop_last)
         self.shuffle = sampler.shuffle
+        self.tell_epoch = getattr(sampler, "tell_epoch", None)
         self._buckets = checked_buckets(buckets, batch_size, sampler.dataset_length)
         self._bucket_fingerprint = self._buckets.fingerprint()
         self._epochs_made: dict[tuple[int, int], Rounds] = {}

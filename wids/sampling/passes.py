@@ -65,6 +65,7 @@ class _Pass(Generic[T]):
         self.start = start
         self.num_set = num_set
         self.has_begun = False
+        self.has_ended = False
         self._block_stop = start
         self._block: Iterator[T] = iter(())
 
@@ -73,6 +74,15 @@ class _Pass(Generic[T]):
         self._block_stop += len(block)
         self._block = iter(block)
         return self._block
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Where the pass began, and after how many calls of ``set_epoch``."""
+        return self.epoch, self.start, self.num_set
+
+    @property
+    def num_read(self) -> int:
+        return self.position - self.start
 
     @property
     def position(self) -> int:
@@ -93,12 +103,15 @@ class EpochSampler(Sampler[T]):
     shuffle: bool
     yields_indices = True
     """Whether an item is an index; otherwise it is a batch."""
+    num_noticed: int = 1000
+    """Items after which a pass that is left is no mere look at the first samples (ORDER-48)."""
     tell_epoch: Callable[[int], Any] | None = None
     """Called with the epoch when a pass begins: the dataset's ``set_epoch``, for augmentations."""
 
     def _set_up_passes(self, epochs: Epochs | None = None) -> None:
         self.epochs = epochs or Epochs()
-        self._has_warned = False
+        self._warned: set[str] = set()
+        self._num_left_passes = 0
         # Where the next pass starts, in which epoch, and how often an epoch was set before.
         self._resume = (0, 0, 0)
         self._pass: _Pass[T] | None = None
@@ -146,7 +159,9 @@ class EpochSampler(Sampler[T]):
 
     def __iter__(self) -> Iterator[T]:
         # ORDER-8: the epoch is that of this call, even if the first item is read later.
-        self._pass = _Pass(self.epoch, self._resume_at(), self.epochs.num_set)
+        latest, this = self._pass, _Pass[T](self.epoch, self._resume_at(), self.epochs.num_set)
+        self._pass = this
+        self._note_left_pass(latest, this)
         if self.tell_epoch is not None:
             self.tell_epoch(self.epoch)
         return chain.from_iterable(self._entered(self._pass))
@@ -159,6 +174,7 @@ class EpochSampler(Sampler[T]):
         # Blocks, chained in C: an item takes tens of nanoseconds.
         for block in self.blocks(this.epoch, this.start):
             yield this.enter(block)
+        this.has_ended = True
         # An old iterator may end after `set_epoch` or a restore, which it must not undo.
         if self.epoch == this.epoch:
             self.rewind()
@@ -171,14 +187,38 @@ class EpochSampler(Sampler[T]):
         """Warn at the end of a second full pass over an epoch that was set once (ORDER-14)."""
         # At its end, since to look at a few samples of a finished epoch is no mistake.
         self.epochs.num_full_passes += 1
-        if self.epochs.num_full_passes == 2 and self.shuffle and not self._has_warned:
-            self._has_warned = True
-            warnings.warn(
-                f"{type(self).__name__}: a second full pass in the order of epoch {self.epoch}, "
-                "which set_epoch fixed; call sampler.set_epoch(epoch) before each pass, or never, "
-                "for another order in each epoch",
-                stacklevel=2,
+        if self.epochs.num_full_passes == 2:
+            self._warn_once(
+                "repeated",
+                f"a second full pass in the order of epoch {self.epoch}, which set_epoch fixed; "
+                "call sampler.set_epoch(epoch) before each pass, or never, for another order in "
+                "each epoch",
             )
+
+    def _note_left_pass(self, latest: _Pass[T] | None, this: _Pass[T]) -> None:
+        """Warn when a third pass begins where two began that were left early (ORDER-48)."""
+        if latest is None or latest.place != this.place:
+            self._num_left_passes = 0
+            return
+        # A look at the first samples neither counts nor hides what other passes did.
+        if latest.has_ended or latest.num_read < self.num_noticed:
+            return
+        self._num_left_passes += 1
+        if self._num_left_passes == 2:
+            self._warn_once(
+                "left",
+                f"two passes of epoch {this.epoch} ended early, the latest after "
+                f"{latest.num_read} of {self.num_items(this.epoch) - this.start}, and a third "
+                "begins at the same place, so that the rest is never read; call "
+                "sampler.set_epoch(epoch) before each pass for another order, or "
+                "sampler.load_state_dict(sampler.state_dict(num_consumed)) to continue",
+            )
+
+    def _warn_once(self, what: str, text: str) -> None:
+        # Unshuffled passes are repeated on purpose: evaluation does so.
+        if self.shuffle and what not in self._warned:
+            self._warned.add(what)
+            warnings.warn(f"{type(self).__name__}: {text}", stacklevel=3)
 
     def set_epoch(self, epoch: int) -> None:
         """Fix the epoch of the next passes. A restored position counts only in its own epoch.
