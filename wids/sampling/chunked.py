@@ -32,7 +32,8 @@ class ChunkedSampler(EpochSampler[int]):
     ``iter()`` is called. ``set_epoch`` fixes the epoch, so call it before each pass; a second full
     pass without such a call repeats the order, and warns. Until ``set_epoch`` is called for the
     first time, each pass that is read to its end advances the epoch by one, and a pass that is left
-    early begins again where it began. specs/sampler-order.md specifies the order. Samplers are not safe to share between threads.
+    early begins again where it began. specs/sampler-order.md specifies the order. Samplers are not
+    safe to share between threads.
 
     Args:
         dataset: The dataset, or anything with ``len()``.
