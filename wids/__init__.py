@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from wids.sampling.chunked import ChunkedSampler, ShardedSampler, ShardListSampler
     from wids.sampling.cost import SamplingCost, sampling_cost
     from wids.sampling.distributed import DistributedChunkedSampler
+    from wids.sampling.mixed import MixedSampler
     from wids.specs.loader import load_spec
     from wids.specs.model import DatasetSpec, ShardSpec
     from wids.streaming import stream
@@ -51,6 +52,7 @@ __all__ = [
     "DistributedChunkedSampler",
     "FetchError",
     "MismatchError",
+    "MixedSampler",
     "NotFoundError",
     "Prefetcher",
     "Problem",
@@ -84,6 +86,7 @@ _MODULES = {
     "sampling.chunked": ("ChunkedSampler", "ShardListSampler", "ShardedSampler"),
     "sampling.cost": ("SamplingCost", "sampling_cost"),
     "sampling.distributed": ("DistributedChunkedSampler",),
+    "sampling.mixed": ("MixedSampler",),
     "specs.loader": ("load_spec",),
     "specs.model": ("DatasetSpec", "ShardSpec"),
     "streaming": ("stream",),

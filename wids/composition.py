@@ -16,6 +16,8 @@ from wids.transport import urls
 from wids.views.transformations import Transformation
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from typing_extensions import Self
 
     from wids.columns.keys import Keys
@@ -59,6 +61,34 @@ class ComposableDataset(MapStyleDataset):
         view = self._view(self._positions)
         view.transformations.append(transformation)
         return view
+
+    # Datasets in it.
+
+    @property
+    def sources(self) -> dict[str, npt.NDArray[np.int64]]:
+        """The indices of each named dataset, as start and stop of ranges; shape ``(m, 2)``.
+
+        The names are those that samples have as ``__dataset__``, in the order of the shards. There
+        is one range for each shard, where the samples of a view stay in the order of the shards.
+
+        Example:
+            >>> dataset.sources[""].tolist()
+            [[0, 3]]
+        """
+        from wids.reading.sources import ranges_by_name
+
+        names = [shard.dataset or self.dataset_name for shard in self.spec.shards]
+        return ranges_by_name(self._positions, self.reader.edges, names)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each named dataset, as the spec states it; 1 where it does not.
+
+        Example:
+            >>> dataset.weights
+            {'': 1}
+        """
+        return {name: self.spec.weights.get(name, 1) for name in self.sources}
 
     # Samples by key.
 

@@ -13,6 +13,8 @@ import hashlib
 import json
 import sys
 from dataclasses import asdict, dataclass
+from fractions import Fraction
+from math import ceil, floor
 from typing import Any
 
 import numpy as np
@@ -111,8 +113,100 @@ def rank(case: Case, number: int, num_replicas: int) -> list[int]:
     return [run[turn] for turn in range(longest) for run in mine if turn < len(run)]
 
 
+@dataclass(frozen=True)
+class Mix:
+    """What a mixed order depends on; ``ranges`` has ``[start, stop]`` pairs for each source."""
+
+    ranges: list[list[list[int]]]
+    weights: list[int]
+    num_samples: int
+    chunksize: int
+    shuffle: bool = True
+    num_runs: int = 1
+    seed: int = 0
+    epoch: int = 0
+
+
+def pattern(weights: list[int], length: int) -> list[int]:
+    """Return the sources of the first draws (ORDER-21), with fractions and no table."""
+    shares = [Fraction(weight, sum(weights)) for weight in weights]
+    if len(shares) == 1:
+        return [0] * length
+    d = 2 * len(shares) - 2
+    counts, drawn = [0] * len(shares), []
+    for t in range(length):
+        allowed = [
+            (floor((count + 1 - Fraction(1, d)) / share), source)
+            for source, (count, share) in enumerate(zip(counts, shares, strict=True))
+            if t >= ceil((count + Fraction(1, d)) / share) - 1
+        ]
+        source = min(allowed)[1]
+        counts[source] += 1
+        drawn.append(source)
+    return drawn
+
+
+def possible_starts(weights: list[int]) -> list[int]:
+    """Return the draws of the period at which a run may start (ORDER-22)."""
+    period = sum(weights)
+    drawn = pattern(weights, period)
+    deviations = [
+        [Fraction(drawn[:t].count(source)) - Fraction(t * weight, period) for t in range(period)]
+        for source, weight in enumerate(weights)
+    ]
+    return [
+        start
+        for start in range(period)
+        if all(abs(later - line[start]) < 1 for line in deviations for later in line)
+    ]
+
+
+def run_start(weights: list[int], run: int, num_runs: int) -> int:
+    """Return the draw of the period at which a run starts (ORDER-22)."""
+    wanted = sum(weights) * run // num_runs
+    return min((start for start in possible_starts(weights) if start >= wanted), default=0)
+
+
+def source_draws(mix: Mix, source: int, run: int, count: int) -> list[int]:
+    """Return the first draws of a run from a source (ORDER-24, ORDER-25)."""
+    ranges = mix.ranges[source]
+    indices = [index for start, stop in ranges for index in range(start, stop)]
+    n, c = len(indices), mix.num_runs
+    found: list[int] = []
+    p = 0
+    while len(found) < count:
+        shares = [((p + 1) * n + r) // c - (p * n + r) // c for r in range(c)]
+        start = sum(shares[:run])
+        lengths = [stop - start for start, stop in ranges]
+        case = Case(lengths, 0, n, mix.chunksize, mix.shuffle, seed=mix.seed, epoch=p)
+        order = in_order(case, source * c + run, start, start + shares[run])
+        found += [indices[place] for place in order]
+        p += 1
+    return found[:count]
+
+
+def mixed_run(mix: Mix, run: int) -> list[int]:
+    """Return a run of a mixed epoch (ORDER-20 to ORDER-23)."""
+    length = -(-mix.num_samples // mix.num_runs)
+    first, last = mix.epoch * length, (mix.epoch + 1) * length
+    start = run_start(mix.weights, run, mix.num_runs)
+    drawn = pattern(mix.weights, start + last)[start:]
+    streams = [
+        iter(source_draws(mix, source, run, drawn.count(source)))
+        for source in range(len(mix.weights))
+    ]
+    return [next(streams[source]) for source in drawn][first:]
+
+
+def mixed_rank(mix: Mix, number: int, num_replicas: int) -> list[int]:
+    """Return the indices of a rank of a mixed epoch (ORDER-2)."""
+    width = mix.num_runs // num_replicas
+    mine = [mixed_run(mix, run) for run in range(number * width, (number + 1) * width)]
+    return [index for round_ in zip(*mine, strict=True) for index in round_]
+
+
 def golden() -> dict[str, Any]:
-    """Return the vectors: permutations, ranks in full, and the digest of a long order."""
+    """Return the vectors: permutations, ranks in full, and the digests of long orders."""
     keys = [(0, 0, []), (1, 0, [0]), (5, 0, [0, 0, 0, 0]), (10, 42, [1, 2, 3, 4])]
     keys += [(16, 2**52 + 1, [2**32 - 1, 1]), (17, 7, [0, 1, 0, 3]), (33, 1, [5, 0, 2, 0])]
     shards = [9, 3, 0, 4, 11, 2]
@@ -133,7 +227,47 @@ def golden() -> dict[str, Any]:
         (Case([0, 0], 0, 0, 5, num_runs=2), 2),
     ]
     long = (Case([1000 + i % 7 for i in range(300)], 0, 300_897, 2000, num_runs=4, epoch=3), 2)
+    patterns = [[1], [1, 1], [7, 3], [7, 2, 1], [1, 1, 1, 1, 1], [8, 1, 1, 1, 1], [5, 3, 3, 2]]
+    apart = [[[0, 4], [9, 9], [12, 21]], [[4, 9], [9, 12]]]
+    mixes = [
+        (Mix([[[0, 6]]], [1], 6, 4), 1),
+        (Mix(apart, [3, 1], 21, 5), 1),
+        (Mix(apart, [3, 1], 21, 5, epoch=1), 1),
+        (Mix(apart, [3, 1], 21, 5, epoch=2, seed=2**52), 1),
+        (Mix(apart, [1, 4], 21, 5, shuffle=False), 1),
+        (Mix(apart, [2, 5], 50, 3, num_runs=2, epoch=1), 2),
+        (Mix([[[0, 7]], [[7, 9]], [[9, 20]]], [7, 2, 1], 20, 4, num_runs=3), 3),
+        (Mix([[[0, 7]], [[7, 9]], [[9, 20]]], [3, 3, 1], 31, 4, num_runs=4, epoch=3), 2),
+        (Mix([[[0, 7]], [[7, 9]], [[9, 20]]], [3, 3, 1], 31, 4, num_runs=4, epoch=3), 1),
+        (Mix([[[0, 2]], [[2, 3]]], [1, 1], 8, 2000, num_runs=8, epoch=5), 4),
+    ]
+    ranges = [[[s * 100, s * 100 + 90 + s % 7] for s in range(k, 60, 3)] for k in range(3)]
+    long_mix = (Mix(ranges, [13, 6, 1], 6000, 200, num_runs=4, epoch=2), 2)
     return {
+        "patterns": [
+            {
+                "weights": weights,
+                "pattern": pattern(weights, 2 * sum(weights)),
+                "starts": possible_starts(weights),
+            }
+            for weights in patterns
+        ],
+        "mixes": [
+            {
+                **asdict(mix),
+                "num_replicas": count,
+                "ranks": [mixed_rank(mix, number, count) for number in range(count)],
+            }
+            for mix, count in mixes
+        ],
+        "mix_digests": [
+            {
+                **asdict(mix),
+                "num_replicas": count,
+                "sha256": [digest(mixed_rank(mix, number, count)) for number in range(count)],
+            }
+            for mix, count in [long_mix]
+        ],
         "permutations": [
             {"length": length, "seed": seed, "key": key, "order": permutation(length, seed, key)}
             for length, seed, key in keys

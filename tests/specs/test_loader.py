@@ -270,12 +270,58 @@ def test_remote_errors_name_the_document(server: Server) -> None:
         load_spec(server.page("/x.json", b"<html>welcome</html>"))
 
 
-def test_weight_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_weight_without_a_name_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """A weight is not silently ignored (SPEC-5)."""
     with caplog.at_level(logging.WARNING, "wids"):
-        load({"datasets": [{"weight": 0.5, "shardlist": ["a.tar"]}]})
+        spec = load({"datasets": [{"weight": 0.5, "shardlist": ["a.tar"]}]})
 
-    assert "/data/d.json: datasets[0]: the weight 0.5 is not used" in caplog.text
+    assert "datasets[0]: the weight 0.5 is not used: it has no name" in caplog.text
+    assert spec.weights == {}
+
+
+def part(name: str, url: str, **more: Any) -> dict[str, Any]:
+    """Return an inline dataset of one shard."""
+    return {"name": name, "shardlist": [url], **more}
+
+
+def test_weights_are_by_name() -> None:
+    """Where one is stated, the others are 1; shards of one name have one weight (SPEC-5)."""
+    parts = [part("a", "a.tar", weight=0.5), part("b", "b.tar"), part("a", "c.tar", weight=2)]
+
+    assert load({"datasets": parts}).weights == {"a": 2.5, "b": 1}
+    assert load({"datasets": [part("a", "a.tar"), part("b", "b.tar")]}).weights == {}
+    assert load({"datasets": parts, "weights": {"b": 7}}).weights == {"a": 2.5, "b": 7}
+
+
+def test_weight_is_divided_among_the_datasets_of_a_dataset() -> None:
+    """The weight of a dataset of datasets is that of all of them together (SPEC-5)."""
+    inner = {"datasets": [part("a", "a.tar", weight=3), part("b", "b.tar")]}
+    outer = {"datasets": [{**inner, "weight": 2}, part("c", "c.tar", weight=0)]}
+
+    assert load(outer).weights == {"a": 1.5, "b": 0.5, "c": 0}
+
+
+def test_weights_of_a_list_of_documents(tmp_path: Path) -> None:
+    """Each document of a list has the weight 1, divided among its datasets (SPEC-5)."""
+    for name, weights in (("x", {"x": 4, "y": 1}), ("z", None)):
+        parts = [part("x", "x.tar"), part("y", "y.tar")] if weights else [part("z", "z.tar")]
+        document = {"datasets": parts, "weights": weights}
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+
+    spec = load_spec([tmp_path / "x.json", tmp_path / "z.json"])
+
+    assert spec.weights == {"x": 0.8, "y": 0.2, "z": 1}
+
+
+@pytest.mark.parametrize("weight", [-1, "2", True, {}, float("nan"), float("inf"), 10**400])
+def test_weight_must_be_a_number(weight: Any) -> None:
+    """A weight that cannot be one is an error, with its place (SPEC-3, SPEC-5)."""
+    with raises(SpecError, "datasets[0]: weight: expected a number of at least 0, found"):
+        load({"datasets": [part("a", "a.tar", weight=weight)]})
+    with raises(SpecError, "d.json: weights['a']: expected a number of at least 0, found"):
+        load({"shardlist": ["a.tar"], "weights": {"a": weight}})
+    with raises(SpecError, "d.json: weights: expected an object with a number for each name"):
+        load({"shardlist": ["a.tar"], "weights": [1]})
 
 
 @pytest.mark.parametrize("count", [2**63, 10**30])

@@ -38,6 +38,7 @@ def test_saved_spec_loads_alike(tmp_path: Path) -> None:
         ),
         name="d",
         extras={"__kind__": "mine", "info": {"a": 1}},
+        weights={"other": 0.5},
     )
     os.umask(os.umask(0o077))
 

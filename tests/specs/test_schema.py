@@ -57,6 +57,10 @@ def test_schema_accepts_what_the_demo_writes(tmp_path: Path) -> None:
         {"datasets": [3]},
         {"datasets": [{"source_url": 3}]},
         {"datasets": [{"weight": 1}]},
+        {"datasets": [{"weight": "1", "shardlist": ["a.tar"]}]},
+        {"datasets": [{"weight": -1, "shardlist": ["a.tar"]}]},
+        {"shardlist": ["a.tar"], "weights": {"a": -1}},
+        {"shardlist": ["a.tar"], "weights": [1]},
     ],
 )
 def test_schema_and_loader_refuse_the_same(document: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,13 @@ def samplers() -> None:
     ranked: DistributedSampler[Any] = wids.DistributedChunkedSampler(range(3))
     chunked: wids.ChunkedSampler = wids.DistributedChunkedSampler(range(3), num_samples=(1, 2))
     state: dict[str, Any] = chunked.state_dict(num_consumed=1)
+    mixed: Sampler[int] = wids.MixedSampler(range(3), [1], num_samples=9, num_canonical=2)
+    named: DistributedSampler[Any] = wids.MixedSampler(range(3), {"a": 0.5, "b": Fraction(1, 3)})
     cost: wids.SamplingCost = wids.sampling_cost(wids.load_spec("a.json"), chunked, num_nodes=2)
     batches: Sampler[list[int]] = wids.BucketBatchSampler(chunked, [0, 1, 0], lambda b: 8 - b)
     loader: DataLoader[Any] = DataLoader(wids.ShardListDataset("a.json"), batch_sampler=batches)
     repeated: int = wids.BucketBatchSampler(chunked, [0, 1, 0], 8, aligned=True).num_repeated
-    del plain, ranked, state, cost, loader, repeated
+    del plain, ranked, state, mixed, named, cost, loader, repeated
 
 
 def remote() -> None:

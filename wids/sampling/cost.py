@@ -114,8 +114,6 @@ def sampling_cost(
     epochs = tuple(sorted(epochs))
     if epochs and epochs[0] < 0:
         raise ValueError(f"epochs: expected numbers of at least 0, found {epochs[0]}")
-    # Each run reads one chunk at a time, and chunks differ in length.
-    mean_chunk = settings.num_indices / max(order.num_chunks(settings), 1)
     by_rank, by_node = (len(epochs), num_replicas), (len(epochs), num_nodes)
     cost = SamplingCost(  # the loop below fills in the arrays
         epochs=epochs,
@@ -125,7 +123,7 @@ def sampling_cost(
         visited_nbytes=np.zeros(by_rank),
         node_nbytes=np.zeros(by_node),
         new_nbytes=np.zeros(by_node),
-        num_mixed=min(round(settings.num_runs * mean_chunk), settings.num_indices),
+        num_mixed=settings.num_mixed,
     )
     stated = [np.nan if shard.nbytes is None else shard.nbytes for shard in spec.shards]
     sizes = np.asarray(stated, np.float64)

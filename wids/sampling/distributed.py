@@ -99,17 +99,21 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             self.replica()  # raises now if they contradict each other
 
     @property
-    def settings(self) -> order.Settings:  # noqa: D102 - inherited
-        # Made at each use, since a process group may start after the sampler is created.
+    def num_runs(self) -> int:  # noqa: D102 - inherited
         num_replicas = self.num_replicas
         num_runs = self._num_canonical or num_replicas
         if num_runs % num_replicas:
             raise ValueError(
                 f"num_canonical: expected a multiple of the {num_replicas} ranks, found {num_runs}"
             )
+        return num_runs
+
+    @property
+    def settings(self) -> order.Settings:  # noqa: D102 - inherited
+        # Made at each use, since a process group may start after the sampler is created.
         return replace(
             super().settings,
-            num_runs=num_runs,
+            num_runs=self.num_runs,
             redeal=self.redeal,
             ending="drop" if self.drop_last else "pad" if self.even else "uneven",
         )

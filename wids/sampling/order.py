@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,46 @@ Ending = Literal["pad", "drop", "uneven"]
 # The second number of a generator's key, which keeps both kinds of permutations independent.
 _CHUNK_ORDER: Final = 0
 _IN_CHUNK: Final = 1
+
+
+class Run(Protocol):
+    """One run of an epoch."""
+
+    def blocks(self, position: int) -> Iterator[IntArray]:
+        """Yield the indices from a position in the run on, in arrays."""
+
+    def visits(self, lengths: IntArray) -> IntArray:
+        """Return the shards that are read, as `visits` defines them.
+
+        Args:
+            lengths: Number of samples in each shard of the dataset.
+        """
+
+
+class Order(Protocol):
+    """Epochs that are cut into runs: those of one sequence of shards, or of a mix of several."""
+
+    @property
+    def lengths(self) -> IntArray:
+        """Number of samples in each shard of the dataset."""
+
+    @property
+    def num_runs(self) -> int:
+        """Number of runs that an epoch is cut into."""
+
+    @property
+    def num_indices(self) -> int:
+        """Number of indices in the epoch, before padding or dropping."""
+
+    @property
+    def num_mixed(self) -> int:
+        """Number of samples from which the next index of each run is drawn, on average."""
+
+    def run_length(self, run: int) -> int:
+        """Return the number of indices that a run yields."""
+
+    def runs(self, seed: int, epoch: int, numbers: range) -> Iterator[Run]:
+        """Yield some of the runs of an epoch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,14 +100,41 @@ class Settings:
         """Number of indices in the epoch, before padding or dropping."""
         return self.stop - self.start
 
+    @property
+    def num_mixed(self) -> int:
+        """Number of samples from which the next index of each run is drawn, on average."""
+        # Each run reads one chunk at a time, and chunks differ in length.
+        mean_chunk = self.num_indices / max(num_chunks(self), 1)
+        return min(round(self.num_runs * mean_chunk), self.num_indices)
 
-def rank_length(settings: Settings, rank: int, num_replicas: int) -> int:
+    def run_length(self, run: int) -> int:
+        """Return the number of indices that a run yields: all its own, or the same for all runs."""
+        # ORDER-3: all ranks need equal lengths, or a collective operation waits for ever at the
+        # end.
+        if self.ending == "pad":
+            return -(-self.num_indices // self.num_runs)
+        if self.ending == "drop":
+            return self.num_indices // self.num_runs
+        start, stop = _run_bounds(self, run)
+        return stop - start
+
+    def runs(self, seed: int, epoch: int, numbers: range) -> Iterator[SlicedRun]:
+        """Yield some of the runs of an epoch."""
+        # With `redeal`, all runs are slices of one sequence, so it is computed once for all of
+        # them.
+        shared = None
+        if self.redeal:
+            shared = shuffled_chunks(self, seed, epoch, 0, self.start, self.stop)
+        return (_run(self, seed, epoch, number, shared) for number in numbers)
+
+
+def rank_length(settings: Order, rank: int, num_replicas: int) -> int:
     """Return the number of indices that a rank yields in an epoch."""
-    return sum(_run_length(settings, run) for run in _numbers_of(settings, rank, num_replicas))
+    return sum(settings.run_length(run) for run in _numbers_of(settings, rank, num_replicas))
 
 
 def rank_blocks(
-    settings: Settings, seed: int, epoch: int, rank: int, num_replicas: int, position: int = 0
+    settings: Order, seed: int, epoch: int, rank: int, num_replicas: int, position: int = 0
 ) -> Iterator[IntArray]:
     """Yield a rank's indices from a position on, in arrays of about one chunk each.
 
@@ -75,7 +142,7 @@ def rank_blocks(
     """
     numbers = _numbers_of(settings, rank, num_replicas)
     round_, turn = divmod(position, len(numbers))
-    blocks = [run.blocks(round_) for run in _runs(settings, seed, epoch, numbers)]
+    blocks = [run.blocks(round_) for run in settings.runs(seed, epoch, numbers)]
     for block in blocks[0] if len(blocks) == 1 else _interleaved(blocks):
         if turn:  # the position is inside a round; the first block has at least this round
             yield block[turn:]
@@ -84,14 +151,14 @@ def rank_blocks(
             yield block
 
 
-def visits(settings: Settings, seed: int, epoch: int) -> Iterator[IntArray]:
+def visits(settings: Order, seed: int, epoch: int) -> Iterator[IntArray]:
     """Yield for each run the numbers of the shards that it reads, in the order of reading.
 
     While a chunk is read, all its shards are open. A shard that the previous chunk opened is not
     visited again; a shard that the run returns to later is. The visits follow from the chunks; only
     chunks that belong to the run in part have their indices computed.
     """
-    for run in _runs(settings, seed, epoch, range(settings.num_runs)):
+    for run in settings.runs(seed, epoch, range(settings.num_runs)):
         yield run.visits(settings.lengths)
 
 
@@ -149,7 +216,7 @@ def permutation(length: int, seed: int, *key: int) -> IntArray:
 
 
 @dataclass(frozen=True, eq=False)
-class _Chunks:
+class Chunks:
     """A sequence of chunks in the order in which they are read.
 
     Attributes:
@@ -187,7 +254,7 @@ class _Chunks:
 
 
 @dataclass(frozen=True, eq=False)
-class _Run:
+class SlicedRun:
     """A slice of a sequence of chunks, with one index repeated at the end if it is too short.
 
     Attributes:
@@ -197,7 +264,7 @@ class _Run:
         padding: Position of the index that is repeated at the end, or None.
     """
 
-    chunks: _Chunks
+    chunks: Chunks
     start: int
     stop: int
     padding: int | None
@@ -209,7 +276,7 @@ class _Run:
             yield from self.chunks.blocks(self.padding, self.padding + 1)
 
     def visits(self, lengths: IntArray) -> IntArray:
-        """Return the shards that are read, as `wids.sampling.order.visits` defines them."""
+        """Return the shards that are read, as `visits` defines them."""
         filled = np.flatnonzero(lengths)  # an empty shard would tie with its neighbour below
         shard_ends = np.cumsum(lengths[filled])
 
@@ -242,28 +309,24 @@ class _Run:
         return visited
 
 
-def _runs(settings: Settings, seed: int, epoch: int, numbers: range) -> Iterator[_Run]:
-    # With `redeal`, all runs are slices of one sequence, so it is computed once for all of them.
-    shared = None
-    if settings.redeal:
-        shared = _chunks(settings, seed, epoch, 0, settings.start, settings.stop)
-    return (_run(settings, seed, epoch, number, shared) for number in numbers)
-
-
-def _run(settings: Settings, seed: int, epoch: int, number: int, shared: _Chunks | None) -> _Run:
+def _run(
+    settings: Settings, seed: int, epoch: int, number: int, shared: Chunks | None
+) -> SlicedRun:
     start, stop = _run_bounds(settings, number)
-    length = _run_length(settings, number)
+    length = settings.run_length(number)
     if start == stop and length:
         # Fewer indices than runs: repeat the first index of the nearest run that has one.
         near = _run(settings, seed, epoch, _nearest_run(settings, number), shared)
-        return _Run(near.chunks, near.start, near.start, near.start)
+        return SlicedRun(near.chunks, near.start, near.start, near.start)
     offset = 0 if shared is None else start - settings.start
-    chunks = shared or _chunks(settings, seed, epoch, number, start, stop)
+    chunks = shared or shuffled_chunks(settings, seed, epoch, number, start, stop)
     own = min(stop - start, length)
-    return _Run(chunks, offset, offset + own, offset if own < length else None)
+    return SlicedRun(chunks, offset, offset + own, offset if own < length else None)
 
 
-def _chunks(settings: Settings, seed: int, epoch: int, run: int, start: int, stop: int) -> _Chunks:
+def shuffled_chunks(
+    settings: Settings, seed: int, epoch: int, run: int, start: int, stop: int
+) -> Chunks:
     """Return the chunks of a range of indices in the order in which they are read."""
     edges = chunk_edges(settings.lengths, start, stop, settings.chunksize)
     numbers = np.arange(len(edges) - 1)
@@ -271,10 +334,10 @@ def _chunks(settings: Settings, seed: int, epoch: int, run: int, start: int, sto
         # ORDER-7; the numbers stay those of the ascending order, so that each chunk keeps its key.
         numbers = permutation(len(numbers), seed, epoch, _CHUNK_ORDER, run, 0)
     ends = np.cumsum(np.diff(edges)[numbers])
-    return _Chunks(edges[:-1][numbers], ends, numbers, seed, (epoch, run), settings.shuffle)
+    return Chunks(edges[:-1][numbers], ends, numbers, seed, (epoch, run), settings.shuffle)
 
 
-def _numbers_of(settings: Settings, rank: int, num_replicas: int) -> range:
+def _numbers_of(settings: Order, rank: int, num_replicas: int) -> range:
     per_rank = settings.num_runs // num_replicas
     return range(rank * per_rank, (rank + 1) * per_rank)
 
@@ -283,17 +346,6 @@ def _run_bounds(settings: Settings, run: int) -> tuple[int, int]:
     n, num_runs = settings.num_indices, settings.num_runs
     # Python's integers, since the products may exceed 64 bits; neighbours share their bound.
     return settings.start + n * run // num_runs, settings.start + n * (run + 1) // num_runs
-
-
-def _run_length(settings: Settings, run: int) -> int:
-    """Return the number of indices that a run yields: all its own, or the same for all runs."""
-    # ORDER-3: all ranks need equal lengths, or a collective operation waits for ever at the end.
-    if settings.ending == "pad":
-        return -(-settings.num_indices // settings.num_runs)
-    if settings.ending == "drop":
-        return settings.num_indices // settings.num_runs
-    start, stop = _run_bounds(settings, run)
-    return stop - start
 
 
 def _nearest_run(settings: Settings, run: int) -> int:

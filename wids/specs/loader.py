@@ -29,6 +29,7 @@ from wids.specs.model import VERSION, DatasetSpec, ShardSpec
 from wids.specs.naming import Folder, is_document, resolve
 from wids.specs.parsing import MAX_DOCUMENT_NBYTES, MAX_VALUES, num_values, parse
 from wids.specs.trust import MAX_DEPTH, Context, base_of, check_local
+from wids.specs.weights import combined, weight_of, weights_of
 from wids.tars.names import KeySplit
 from wids.transport import urls
 from wids.transport.fetch import Fetcher
@@ -40,7 +41,7 @@ MAX_DOCUMENTS: Final = 10_000
 _DOCUMENT_KEYS: Final = frozenset(
     (
         *("wids_version", "name", "base", "base_path"),
-        *("shardlist", "datasets", "key_split", "index"),
+        *("shardlist", "datasets", "key_split", "index", "weights"),
     )
 )
 
@@ -170,12 +171,17 @@ class _Loader:
                 # With the name and the pack of its document, which a part of a longer list loses.
                 return self.named(os.fspath(path), join)
         shards: list[ShardSpec] = []
+        parts: list[tuple[DatasetSpec, None, str]] = []
         for number, item in enumerate(items):
-            shards += self.item(item, f"shards[{number}]", join)
-        return DatasetSpec(tuple(shards))
+            part = self.item(item, f"shards[{number}]", join)
+            if isinstance(part, DatasetSpec):
+                parts.append((part, None, ""))
+                part = part.shards
+            shards += part
+        return DatasetSpec(tuple(shards), weights=combined(parts))
 
-    def item(self, item: Any, label: str, join: Join) -> Sequence[ShardSpec]:
-        """Return the shards that one item of a caller's list names."""
+    def item(self, item: Any, label: str, join: Join) -> DatasetSpec | Sequence[ShardSpec]:
+        """Return the dataset, or the shards, that one item of a caller's list names."""
         match item:
             case ShardSpec():
                 return (item,)
@@ -183,7 +189,7 @@ class _Loader:
                 name = os.fspath(item)
                 if name.endswith(".tar") and _WILD.isdisjoint(name):  # each of up to 100,000
                     return (ShardSpec(join(name)),)
-                return self.named(name, join, is_part=True).shards
+                return self.named(name, join, is_part=True)
             case (str() | os.PathLike() as path, count):
                 (url, *more) = expand(os.fspath(path))
                 if more or is_pattern(join(url)):
@@ -214,7 +220,9 @@ class _Loader:
             specs = [self.found(item) for item in resolve(name, join, self.fetcher)]
         if len(specs) == 1 and not is_part:
             return specs[0]
-        return DatasetSpec(tuple(s for spec in specs for s in _as_component(spec, None)))
+        parts = [(_as_component(spec, None), None, "") for spec in specs]
+        shards = tuple(shard for part, _, _ in parts for shard in part.shards)
+        return DatasetSpec(shards, weights=combined(parts))
 
     def found(self, item: Named | Folder) -> DatasetSpec:
         """Load a file or a folder that a caller's name stands for."""
@@ -313,30 +321,30 @@ class _Loader:
             shard_of(entry, f"{label}: shardlist[{number}]", join, key_split)
             for number, entry in enumerate(list_of(document, "shardlist", label))
         ]
-        for number, component in enumerate(list_of(document, "datasets", label)):
-            shards += self.component(component, context.inside(number, base), join)
+        parts = [
+            self.component(component, context.inside(number, base), join)
+            for number, component in enumerate(list_of(document, "datasets", label))
+        ]
+        for part, _, _ in parts:
+            shards += part.shards
+        weights = {**combined(parts), **weights_of(document, label)}
         index = reference(document, "index", label)
         extras = {key: value for key, value in document.items() if key not in _DOCUMENT_KEYS}
-        return DatasetSpec(tuple(shards), name, index and join(index), extras)
+        return DatasetSpec(tuple(shards), name, index and join(index), extras, weights=weights)
 
     def component(self, component: Any, context: Context, join: Join) -> list[ShardSpec]:
         """Resolve one of a document's ``datasets``: a reference to a document, or one inline."""
         label = context.name
         if not isinstance(component, Mapping):
             raise SpecError(f"{label}: expected an object, found {kind_of(component)}")
-        if component.get("weight", 1) != 1:
-            _logger.warning(
-                "%s: the weight %.80r is not used: an epoch has every sample once",
-                label,
-                component["weight"],
-            )
+        weight = weight_of(component, label)
         name = text(component, "name", label)
         source = reference(component, "source_url", label)
         if source is None:
             spec = self.document(component, context)
         else:
             spec = self.url(join(source), chain=context.chain)
-        return _as_component(spec, name, key_split_of(component, label))
+        return _as_component(spec, name, key_split_of(component, label)), weight, label
 
     def guarded(self, join: Join, context: Context) -> Join:
         """Return ``join``, made to refuse what the document may not name (SPEC-12, SPEC-13)."""
@@ -364,11 +372,11 @@ def _is_one_document(name: str) -> bool:
 
 def _as_component(
     spec: DatasetSpec, name: str | None, key_split: KeySplit | None = None
-) -> list[ShardSpec]:
-    """Return the shards of a dataset that becomes a part of another one."""
+) -> DatasetSpec:
+    """Return a dataset as a part of another one: its shards have its name, or their own."""
     name = name or spec.name or None
     # dataclasses.replace() is five times slower: it looks up every field, for 100,000 shards.
-    return [
+    shards = [
         ShardSpec(
             shard.url,
             shard.num_samples,
@@ -382,6 +390,7 @@ def _as_component(
         )
         for shard in spec.shards
     ]
+    return DatasetSpec(tuple(shards), weights=spec.weights)
 
 
 def _trail(chain: tuple[str, ...]) -> str:

@@ -95,6 +95,7 @@ class DatasetSpec:
             interpreted.
         origin: Server that the first remote document came from (``https://host``), or ``""``.
             Options for servers that are passed without a URL prefix go to no other.
+        weights: Weights of named datasets in a mix, where any are stated.
 
     Example:
         >>> spec = DatasetSpec((ShardSpec("/data/train-000000.tar", 1000),), name="train")
@@ -107,6 +108,7 @@ class DatasetSpec:
     index: str | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)
     origin: str = field(default="", compare=False, repr=False)
+    weights: Mapping[str, float] = field(default_factory=dict)
 
     def without_counts(self) -> DatasetSpec:
         """Return the same spec with the number of samples of every shard unknown.
@@ -127,7 +129,8 @@ class DatasetSpec:
 
     def document(self, folder: str | None = None) -> dict[str, Any]:
         """Return the JSON document; files inside ``folder`` are named relative to it."""
-        known = {"name": self.name, "index": self.index and _relative(self.index, folder)}
+        index = self.index and _relative(self.index, folder)
+        known = {"name": self.name, "index": index, "weights": dict(self.weights)}
         return {
             "__kind__": KIND,
             "wids_version": VERSION,

@@ -1,0 +1,247 @@
+"""Mixes of named datasets: their weights, their sources, and what else samplers are asked."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import raises, sample_members, write_tar
+from torch.utils.data import DataLoader, DistributedSampler
+
+import wids
+from wids import ChunkedSampler, MixedSampler, Prefetcher, ShardListDataset, sampling_cost
+
+LENGTHS = {"a": [12, 9], "b": [5], "c": [7, 8, 4]}
+
+
+def write_specs(folder: Path, weights: dict[str, float]) -> list[Path]:
+    """Write the specs of three datasets, and one of them with weights; return their paths."""
+    paths, start = [], 0
+    for name, lengths in LENGTHS.items():
+        shardlist = []
+        for number, length in enumerate(lengths):
+            path = write_tar(folder / f"{name}-{number}.tar", sample_members(start, start + length))
+            shardlist.append(
+                {"url": path.name, "nsamples": length, "filesize": path.stat().st_size}
+            )
+            start += length
+        paths.append(folder / f"{name}.json")
+        paths[-1].write_text(json.dumps({"name": name, "shardlist": shardlist}))
+    parts = [
+        {"source_url": path.name, **({"weight": weights[name]} if name in weights else {})}
+        for name, path in zip(LENGTHS, paths, strict=True)
+    ]
+    (folder / "mix.json").write_text(json.dumps({"datasets": parts}))
+    return paths
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Iterator[ShardListDataset]:
+    write_specs(tmp_path, {"a": 0.6, "b": 0.3, "c": 0.1})
+    with ShardListDataset(tmp_path / "mix.json") as dataset:
+        yield dataset
+
+
+def names(dataset: Any, indices: Any) -> list[str]:
+    return [dataset[index]["__dataset__"] for index in indices]
+
+
+def test_weights_come_from_the_spec(dataset: ShardListDataset) -> None:
+    """By default a mix has the weights that the spec states (SPEC-5)."""
+    sampler = MixedSampler(dataset, num_samples=40)
+
+    assert sampler.weights == {"a": Fraction(6, 10), "b": Fraction(3, 10), "c": Fraction(1, 10)}
+    assert Counter(names(dataset, sampler)) == {"a": 24, "b": 12, "c": 4}
+
+
+def test_a_list_of_specs_is_mixed_evenly(tmp_path: Path) -> None:
+    """Sources without weights have equal weights, however long they are."""
+    with ShardListDataset(write_specs(tmp_path, {})) as dataset:
+        sampler = MixedSampler(dataset, num_samples=30)
+        assert Counter(names(dataset, sampler)) == {"a": 10, "b": 10, "c": 10}
+        assert len(MixedSampler(dataset)) == len(dataset) == 45
+
+
+@pytest.mark.parametrize("weights", [[6, 3, 1], (0.6, 0.3, 0.1), {"c": 1, "a": 6, "b": 3}])
+def test_weights_are_by_order_or_by_name(dataset: ShardListDataset, weights: Any) -> None:
+    """A list has the order of the sources; a mapping has any order."""
+    assert list(MixedSampler(dataset, weights)) == list(MixedSampler(dataset))
+
+
+@pytest.mark.parametrize(
+    ("weights", "parts"),
+    [
+        ([1, 2], ["weights: expected 3, one for each of 'a', 'b', 'c', found 2"]),
+        ({"a": 1, "b": 1}, ["expected one for each dataset, found none for 'c'", "leave it out"]),
+        (
+            {"a": 1, "b": 1, "c": 1, "x": 2},
+            ["expected names of datasets, 'a', 'b', 'c', found 'x'"],
+        ),
+        *(
+            ({"a": 1, "b": bad, "c": 1}, ["weights['b']: expected a positive number, found"])
+            for bad in (0, -1, -0.0, float("nan"), float("inf"), "1", None, True, 1j, [1])
+        ),
+    ],
+)
+def test_weights_that_cannot_be_are_refused(
+    dataset: ShardListDataset, weights: Any, parts: list[str]
+) -> None:
+    """Each mistake is named, with what to do."""
+    with raises(ValueError, *parts):
+        MixedSampler(dataset, weights)
+
+
+def test_empty_sources_are_refused(dataset: ShardListDataset) -> None:
+    """A source from which nothing can be drawn is an error, and not an epoch that is too short."""
+    view = dataset[:26]
+    with raises(ValueError, "expected samples of each source, found none of 'c'; leave it out"):
+        MixedSampler(view)
+    with raises(ValueError, "num_samples: expected an integer of at least 1, found 0"):
+        MixedSampler(dataset, num_samples=0)
+
+
+def test_contradicting_ranks_are_refused(dataset: ShardListDataset) -> None:
+    """Ranks and runs are checked as by the other samplers."""
+    with raises(ValueError, "rank: expected 0 to 1, found 2"):
+        MixedSampler(dataset, num_replicas=2, rank=2)
+    with raises(ValueError, "num_canonical: expected a multiple of the 2 ranks, found 3"):
+        len(MixedSampler(dataset, num_replicas=2, rank=0, num_canonical=3))
+
+
+@pytest.mark.parametrize("step", [1, -1, 3])
+def test_views_are_mixed(dataset: ShardListDataset, step: int) -> None:
+    """Sources of a view are the samples that it has of each dataset, in any order of the view."""
+    view = dataset[::step]
+    sampler = MixedSampler(view, num_samples=40, chunksize=4)
+
+    assert Counter(names(view, sampler)) == {"a": 24, "b": 12, "c": 4}
+    long = MixedSampler(view, [1, 1, 1], num_samples=6 * len(view))
+    assert set(long) == set(range(len(view)))
+
+
+def test_sources_in_several_places_are_one() -> None:
+    """Shards of one name may stand anywhere; the mix goes through all of them."""
+    shards = [wids.ShardSpec(f"/{i}.tar", 10, dataset="ab"[i % 2]) for i in range(6)]
+    sampler = MixedSampler(ShardListDataset(shards), [2, 1], num_samples=90, chunksize=15)
+
+    drawn = list(sampler)
+    assert Counter(index // 10 % 2 for index in drawn) == {0: 60, 1: 30}
+    assert set(Counter(drawn).values()) == {1, 2}
+    assert set(drawn) == set(range(60))
+
+
+def test_a_chunk_is_read_at_a_time() -> None:
+    """Within a source, indices are shuffled in chunks that follow the shards."""
+    shards = [wids.ShardSpec(f"/{i}.tar", 10, dataset="ab"[i // 4]) for i in range(8)]
+    sampler = MixedSampler(ShardListDataset(shards), chunksize=10)
+
+    own = [index // 10 for index in sampler if index < 40]
+    assert len(own) == 40
+    assert [own[i : i + 10] for i in range(0, 40, 10)] == [[shard] * 10 for shard in own[::10]]
+
+
+def test_one_source_alone_has_epochs_of_any_length() -> None:
+    """Without names, there is one source; epochs continue where the previous one ended."""
+    sampler = MixedSampler(range(10), num_samples=4)
+    epochs = [list(sampler) for _ in range(5)]
+
+    assert [len(epoch) for epoch in epochs] == [4] * 5
+    drawn = [index for epoch in epochs for index in epoch]
+    assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
+    assert drawn[:10] != drawn[10:]
+
+
+def test_ranks_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that are not given come from the environment, and trainers see their own class."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    sampler = MixedSampler(range(9))
+
+    assert isinstance(sampler, DistributedSampler)
+    assert list(sampler) == list(MixedSampler(range(9), rank=1, num_replicas=2))
+    assert (sampler.rank, sampler.num_replicas, sampler.num_samples, sampler.total_size) == (
+        *(1, 2, 5),
+        10,
+    )
+
+
+def test_prefetcher_yields_the_mix(dataset: ShardListDataset) -> None:
+    """A prefetcher around it has its order, state and class."""
+    sampler = MixedSampler(dataset, rank=0, num_replicas=1)
+    ahead = Prefetcher(MixedSampler(dataset, rank=0, num_replicas=1), dataset)
+
+    assert isinstance(ahead, DistributedSampler)
+    assert list(ahead) == list(sampler)
+    list(islice(ahead, 7))
+    assert ahead.state_dict()["position"] == 7
+
+
+def test_loader_with_workers_reads_the_mix(dataset: ShardListDataset) -> None:
+    """Samples come from workers in the order of the sampler."""
+    loader: DataLoader[Any] = DataLoader(
+        dataset,
+        batch_size=10,
+        sampler=MixedSampler(dataset),
+        num_workers=2,
+        multiprocessing_context="fork",
+    )
+    batches = list(loader)
+
+    indices = [index for batch in batches for index in batch["__index__"].tolist()]
+    assert indices == list(MixedSampler(dataset))
+    for batch in batches[:4]:
+        counts = Counter(batch["__dataset__"])
+        assert all(abs(counts[n] - 10 * w) < 2 for n, w in {"a": 0.6, "b": 0.3, "c": 0.1}.items())
+
+
+# What a mix reads
+
+
+@pytest.mark.parametrize("num_samples", [40, 17, 400])
+def test_cost_of_a_mix_is_what_is_read(dataset: ShardListDataset, num_samples: int) -> None:
+    """Shards and bytes follow from the indices of the ranks, source by source (ORDER-13)."""
+    options: dict[str, Any] = {"num_samples": num_samples, "chunksize": 5, "num_canonical": 4}
+    ranks = [MixedSampler(dataset, rank=rank, num_replicas=2, **options) for rank in range(2)]
+
+    cost = sampling_cost(dataset.spec, ranks[0], epochs=[1, 4])
+
+    nbytes = np.array([shard.nbytes or 0 for shard in dataset.spec.shards])
+    shard_of = np.repeat(np.arange(6), [shard.num_samples or 0 for shard in dataset.spec.shards])
+    for row, epoch in enumerate((1, 4)):
+        for rank, sampler in enumerate(ranks):
+            sampler.set_epoch(epoch)
+            shards = set(shard_of[list(sampler)].tolist())
+            assert cost.num_shards[row, rank] == len(shards)
+            assert cost.nbytes[row, rank] == nbytes[list(shards)].sum()
+            assert cost.num_visits[row, rank] >= len(shards)
+
+
+def test_visits_of_a_mix_are_those_of_its_chunks() -> None:
+    """A source that is read shard by shard is visited once for each shard and pass."""
+    shards = [wids.ShardSpec(f"/{i}.tar", 10, 10**i, dataset="ab"[i // 2]) for i in range(4)]
+    spec = wids.DatasetSpec(tuple(shards))
+    sampler = MixedSampler(ShardListDataset(spec), num_samples=80, chunksize=10)
+
+    cost = sampling_cost(spec, sampler, epochs=[0])
+
+    own = [index // 10 for index in sampler]
+    changes = 0
+    for source in (0, 1):
+        line = [shard for shard in own if shard // 2 == source]
+        changes += 1 + sum(a != b for a, b in pairwise(line))
+    assert cost.num_visits.tolist() == [[changes]]
+    assert cost.num_mixed == 20
+
+
+def test_a_mix_over_other_shards_is_refused(dataset: ShardListDataset) -> None:
+    """The cost of a view is not that of the spec."""
+    with raises(ValueError, "expected one over the 6 shards of the spec"):
+        sampling_cost(dataset.spec, MixedSampler(dataset[:40]))
+    assert sampling_cost(dataset.spec, ChunkedSampler(dataset)).num_mixed == 45
