@@ -28,9 +28,8 @@ from wids.specs.entries import (
 from wids.specs.model import VERSION, DatasetSpec, ShardSpec
 from wids.specs.naming import Folder, is_document, resolve
 from wids.specs.parsing import MAX_DOCUMENT_NBYTES, MAX_VALUES, num_values, parse
+from wids.specs.parts import Part, as_component, combined, weight_of, weights_of
 from wids.specs.trust import MAX_DEPTH, Context, base_of, check_local
-from wids.specs.weights import combined, weight_of, weights_of
-from wids.tars.names import KeySplit
 from wids.transport import urls
 from wids.transport.fetch import Fetcher
 from wids.transport.listing import Named, is_pattern
@@ -171,11 +170,11 @@ class _Loader:
                 # With the name and the pack of its document, which a part of a longer list loses.
                 return self.named(os.fspath(path), join)
         shards: list[ShardSpec] = []
-        parts: list[tuple[DatasetSpec, None, str]] = []
+        parts: list[Part] = []
         for number, item in enumerate(items):
             part = self.item(item, f"shards[{number}]", join)
             if isinstance(part, DatasetSpec):
-                parts.append((part, None, ""))
+                parts.append(Part(part))
                 part = part.shards
             shards += part
         return DatasetSpec(tuple(shards), weights=combined(parts))
@@ -220,8 +219,8 @@ class _Loader:
             specs = [self.found(item) for item in resolve(name, join, self.fetcher)]
         if len(specs) == 1 and not is_part:
             return specs[0]
-        parts = [(_as_component(spec, None), None, "") for spec in specs]
-        shards = tuple(shard for part, _, _ in parts for shard in part.shards)
+        parts = [Part(as_component(spec, None)) for spec in specs]
+        shards = tuple(shard for part in parts for shard in part.spec.shards)
         return DatasetSpec(shards, weights=combined(parts))
 
     def found(self, item: Named | Folder) -> DatasetSpec:
@@ -325,14 +324,14 @@ class _Loader:
             self.component(component, context.inside(number, base), join)
             for number, component in enumerate(list_of(document, "datasets", label))
         ]
-        for part, _, _ in parts:
-            shards += part.shards
+        for part in parts:
+            shards += part.spec.shards
         weights = {**combined(parts), **weights_of(document, label)}
         index = reference(document, "index", label)
         extras = {key: value for key, value in document.items() if key not in _DOCUMENT_KEYS}
         return DatasetSpec(tuple(shards), name, index and join(index), extras, weights=weights)
 
-    def component(self, component: Any, context: Context, join: Join) -> list[ShardSpec]:
+    def component(self, component: Any, context: Context, join: Join) -> Part:
         """Resolve one of a document's ``datasets``: a reference to a document, or one inline."""
         label = context.name
         if not isinstance(component, Mapping):
@@ -344,7 +343,7 @@ class _Loader:
             spec = self.document(component, context)
         else:
             spec = self.url(join(source), chain=context.chain)
-        return _as_component(spec, name, key_split_of(component, label)), weight, label
+        return Part(as_component(spec, name, key_split_of(component, label)), weight, label)
 
     def guarded(self, join: Join, context: Context) -> Join:
         """Return ``join``, made to refuse what the document may not name (SPEC-12, SPEC-13)."""
@@ -368,29 +367,6 @@ class _Loader:
 
 def _is_one_document(name: str) -> bool:
     return is_document(name) and not is_pattern(name)
-
-
-def _as_component(
-    spec: DatasetSpec, name: str | None, key_split: KeySplit | None = None
-) -> DatasetSpec:
-    """Return a dataset as a part of another one: its shards have its name, or their own."""
-    name = name or spec.name or None
-    # dataclasses.replace() is five times slower: it looks up every field, for 100,000 shards.
-    shards = [
-        ShardSpec(
-            shard.url,
-            shard.num_samples,
-            shard.nbytes,
-            shard.md5sum,
-            shard.sha256,
-            shard.dataset or name,
-            shard.key_split or key_split,
-            shard.index,
-            shard.extras,
-        )
-        for shard in spec.shards
-    ]
-    return DatasetSpec(tuple(shards), weights=spec.weights)
 
 
 def _trail(chain: tuple[str, ...]) -> str:
