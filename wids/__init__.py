@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         FetchError,
         MismatchError,
         NotFoundError,
+        PackError,
         SampleError,
         ShardFormatError,
         SpecError,
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
         WidsError,
     )
     from wids.fields.decode import Decoder
+    from wids.packing.folder import pack_folder
+    from wids.packing.report import PackReport
     from wids.reading.prefetch import Prefetcher
     from wids.sampling.bucket_sampler import BucketBatchSampler
     from wids.sampling.chunked import ChunkedSampler, ShardedSampler, ShardListSampler
@@ -54,6 +57,8 @@ __all__ = [
     "MismatchError",
     "MixedSampler",
     "NotFoundError",
+    "PackError",
+    "PackReport",
     "Prefetcher",
     "Problem",
     "SampleError",
@@ -73,6 +78,7 @@ __all__ = [
     "build_spec",
     "collate",
     "load_spec",
+    "pack_folder",
     "sampling_cost",
     "stream",
     "verify_spec",
@@ -81,6 +87,8 @@ __all__ = [
 _MODULES = {
     "dataset": ("ShardListDataset",),
     "fields.decode": ("Decoder",),
+    "packing.folder": ("pack_folder",),
+    "packing.report": ("PackReport",),
     "reading.prefetch": ("Prefetcher",),
     "sampling.bucket_sampler": ("BucketBatchSampler",),
     "sampling.chunked": ("ChunkedSampler", "ShardListSampler", "ShardedSampler"),

@@ -9,6 +9,7 @@
     ├── FetchError          (OSError)            a URL or path that could not be read
     │   └── NotFoundError   (FileNotFoundError)  a URL or path that does not exist
     ├── StateError          (ValueError)         a state that does not fit the sampler
+    ├── PackError           (ValueError)         files that cannot become samples as they are
     └── SampleError         (ValueError)         one sample; names shard, key, field and index
         ├── DecodeError                          a field that is not what its extension says
         └── TransformError                       a transformation of the caller that raised
@@ -71,6 +72,10 @@ class NotFoundError(FetchError, FileNotFoundError):
 
 class StateError(WidsError, ValueError):
     """A saved state that cannot be restored into this sampler."""
+
+
+class PackError(WidsError, ValueError):
+    """A folder whose files cannot become the samples of shards as they are."""
 
 
 class SampleError(WidsError, ValueError):

@@ -174,28 +174,6 @@ def test_names_with_braces(tmp_path: Path) -> None:
     assert "2 shards" in run("create", *both, "-o", tmp_path / "b.json")[1]
 
 
-def test_from_a_folder_of_files_to_a_verified_dataset(tmp_path: Path) -> None:
-    """Two commands turn files into shards, spec and pack, and a third one verifies them."""
-    need(shutil.which("split") and shutil.which("tar"), "GNU split and tar")
-    files = tmp_path / "files"
-    files.mkdir()
-    (tmp_path / "shards").mkdir()
-    for number in range(1000):
-        (files / f"{number:06d}.txt").write_text(f"text {number}")
-        (files / f"{number:06d}.cls").write_text(str(number % 10))
-    make = (
-        "ls files | LC_ALL=C sort | split -l 500 -d -a 6 "
-        "--filter='tar -cf shards/$FILE.tar -C files -T -' - train-"
-    )
-    subprocess.run(make, shell=True, cwd=tmp_path, check=True)  # noqa: S602 - as a user types it
-
-    assert run("create", "shards", "-o", "shards/train.json", cwd=tmp_path)[0] == 0
-    assert run("verify", "shards/train.json", cwd=tmp_path)[0] == 0
-    with ShardListDataset(tmp_path / "shards" / "train.json") as dataset:
-        assert dataset.lengths == [250] * 4
-        assert dataset.get_by_key("000777")[".txt"] == "text 777"
-
-
 def test_the_old_library_reads_the_spec(shards: Path) -> None:
     """Wids 0.1.11, run by the interpreter in ``WIDS_OLD_PYTHON``, reads a sample by the spec."""
     old_python = os.environ.get("WIDS_OLD_PYTHON")

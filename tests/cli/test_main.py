@@ -17,7 +17,7 @@ from wids import SpecError, demo
 from wids.cli import main as cli
 
 COMMANDS = [
-    *("create", "info", "sample", "verify", "update"),
+    *("pack", "create", "info", "sample", "verify", "update"),
     *("browse", "prefetch", "cache", "demo"),
 ]
 

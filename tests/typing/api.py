@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
@@ -101,7 +101,11 @@ def preparing() -> None:
         spec: wids.DatasetSpec = wids.build_spec(shards, executor=executor, pack=Path("a.index"))
         spec = wids.build_spec(shards, digests=True, on_cost=print)
         problems: list[wids.Problem] = wids.verify_spec(spec, decode=True, executor=executor)
+        report: wids.PackReport = wids.pack_folder(
+            Path("photos"), "train", maxsize="500MB", seed=None, classes=False, executor=executor
+        )
+    counts: Mapping[str, int] = report.fields
     decoder = wids.Decoder("torchrgb8", decoders={"flac": len, "json": None}, allow_pickle=True)
     data = wids.ShardListDataset(spec, transformations=[decoder])
     shown: list[int] = data[1:3].show(6, seed=1, where=bool).indices
-    del nbytes, problems, shown
+    del counts, nbytes, problems, shown

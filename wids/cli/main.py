@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from typing import Final
 
 import wids
-from wids.cli import browse, cache, create, demo, info, prefetch, sample, update, verify
+from wids.cli import browse, cache, create, demo, info, pack, prefetch, sample, update, verify
 from wids.errors import WidsError
 
-_COMMANDS: Final = (create, info, sample, verify, update, browse, prefetch, cache, demo)
+_COMMANDS: Final = (pack, create, info, sample, verify, update, browse, prefetch, cache, demo)
 _INTERRUPTED: Final = 130
 
 

@@ -12,7 +12,8 @@ from functools import cache
 from importlib import import_module
 from typing import Final, TypeAlias
 
-Crc32: TypeAlias = Callable[["bytes | memoryview"], int]
+Crc32: TypeAlias = Callable[..., int]
+"""Takes bytes, and the checksum of what comes before them, if anything does."""
 
 _PACKAGES: Final = ("zlib_ng.zlib_ng", "isal.isal_zlib")
 

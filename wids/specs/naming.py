@@ -124,6 +124,8 @@ def _no_tars(folder: str, entries: Sequence[Entry]) -> NotFoundError:
         message += "; compressed tars have no random access: decompress them first"
     elif folders:
         message += f"; name a folder inside it, such as {urls.redact(folder)}{folders[0]}/"
+        if urls.is_local(folder):
+            message += ", or make shards of files with `wids pack`"
     elif len(documents) == 1:
         message += f"; if {documents[0]} is a spec, pass its name"
     elif entries and urls.is_local(folder):

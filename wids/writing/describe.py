@@ -29,6 +29,7 @@ class ShardRecord:
         sha256: Digest of the tar, in hexadecimal digits; None if only its headers were read.
         blob: Its index with checksums, serialized as in a pack; those of members only if these
             were read.
+        source: Digest of what the shard was made from; ``""`` for one that was found.
     """
 
     url: str
@@ -38,6 +39,7 @@ class ShardRecord:
     nbytes: int
     sha256: str | None
     blob: bytes
+    source: str = ""
 
 
 def describe_shard(path: str, key_split: KeySplit = "first") -> ShardRecord:

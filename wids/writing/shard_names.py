@@ -76,7 +76,7 @@ class ShardNames:
             FileExistsError: A number is missing before the last one. A writer that fills the gap
                 would overwrite the later shards.
         """
-        numbers = self._existing_numbers(start)
+        numbers = self.existing_numbers(start)
         stop = start
         while stop in numbers:
             stop += 1
@@ -87,7 +87,8 @@ class ShardNames:
             )
         return range(start, stop)
 
-    def _existing_numbers(self, start: int) -> set[int]:
+    def existing_numbers(self, start: int = 0) -> set[int]:
+        """Return the numbers from ``start`` on under which something exists."""
         head, width, tail = re.split(f"({_NUMBER})", self.file_name)
         form = re.compile(re.escape(head) + r"(\d+)" + re.escape(tail))
         matches = (form.fullmatch(name) for name in os.listdir(self.folder))

@@ -111,9 +111,9 @@ class ShardWriter:
         self._writer: TarWriter | None = None
         self._stack = ExitStack()
         try:
-            self._stack.enter_context(_only_writer(self._names))
+            self._stack.enter_context(only_writer(self._names))
             if self._spec_path:
-                for path in (self._spec_path, _pack_path(self._spec_path)):
+                for path in (self._spec_path, pack_path(self._spec_path)):
                     abandoned.sweep_beside(path)
             # On the disk of the shards, since the system's folder may have less space.
             self._journal = self._stack.enter_context(Journal(None, folder=self._names.folder))
@@ -213,19 +213,19 @@ class ShardWriter:
 
     def _check_no_spec(self) -> None:
         if self._spec_path:
-            for path in (self._spec_path, _pack_path(self._spec_path)):
+            for path in (self._spec_path, pack_path(self._spec_path)):
                 _check_absent(path)
 
     def _publish_spec(self, path: str) -> None:
         if self._if_exists == "error":
             self._check_no_spec()
-        with publish.replacing(_pack_path(path)) as file:
+        with publish.replacing(pack_path(path)) as file:
             write_pack(file, self._journal.indexes((shard.url, "first") for shard in self.shards))
-        warn_of_repeated_keys(load_pack(_pack_path(path)), self.shards)
+        warn_of_repeated_keys(load_pack(pack_path(path)), self.shards)
         name = self._dataset_name
         if name is None:
             name = os.path.splitext(os.path.basename(path))[0]
-        DatasetSpec(tuple(self.shards), name, _pack_path(path), self._extras).save(path)
+        DatasetSpec(tuple(self.shards), name, pack_path(path), self._extras).save(path)
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -252,7 +252,7 @@ class _NumberedTar(TarWriter):
 
 
 @contextmanager
-def _only_writer(names: ShardNames) -> Iterator[None]:
+def only_writer(names: ShardNames) -> Iterator[None]:
     """Keep other writers of these shards away, and delete what a killed one left.
 
     Raises:
@@ -292,5 +292,6 @@ def _check_absent(path: str) -> None:
         )
 
 
-def _pack_path(spec_path: str) -> str:
+def pack_path(spec_path: str) -> str:
+    """Return the path of the pack beside a spec."""
     return os.path.splitext(spec_path)[0] + ".index"

@@ -139,15 +139,19 @@ class TarWriter:
 
     def nbytes_with(self, members: Mapping[str, bytes]) -> int:
         """Return the length of the finished tar, in bytes, if these members were appended."""
-        nbytes = self.nbytes + 2 * _BLOCK
+        nbytes = self.nbytes
         for name, data in members.items():
             nbytes += len(self._header(name, len(data))) + len(data) + -len(data) % _BLOCK
-        return nbytes + -nbytes % tarfile.RECORDSIZE
+        return finished_nbytes(nbytes)
 
     def _put(self, data: bytes) -> None:
         self._stream.write(data)
         self._digest.update(data)
         self.nbytes += len(data)
+
+    def _drain(self) -> None:
+        """Wait until the stream and the digest have all that was put."""
+        self._stream.flush()
 
     def close(self) -> None:
         """Finish the tar and publish the file; a second call does nothing."""
@@ -158,11 +162,15 @@ class TarWriter:
             self._finish()
             if self._publishing is not None:
                 # Indexed before it has its name, so that a published shard is always a valid one.
-                self.index = _index_of(self._stream.fileno())
+                self.index = self._make_index()
                 self._publishing.__exit__(None, None, None)
         except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)
             raise
+
+    def _make_index(self) -> ShardIndex:
+        """Return the index of the tar that was finished."""
+        return _index_of(self._stream.fileno())
 
     def _check_no_partial_sample(self) -> None:
         if self._has_partial_sample:
@@ -173,7 +181,7 @@ class TarWriter:
         # Two blocks of zeros end an archive, and zeros fill up its last record.
         self._put(bytes(2 * _BLOCK))
         self._put(bytes(-self.nbytes % tarfile.RECORDSIZE))
-        self._stream.flush()
+        self._drain()
         self.sha256 = self._digest.hexdigest()
 
     def __enter__(self) -> TarWriter:
@@ -223,12 +231,7 @@ def header_function(mode: int, user: str, group: str, mtime: float) -> Callable[
     checksum = int(template[148:154], 8) - sum(template[124:136])
 
     def header(name: str, nbytes: int) -> bytes:
-        if not (
-            is_simple
-            and len(name) <= _NAME_NBYTES
-            and name.isascii()
-            and nbytes < _MAX_OCTAL_NBYTES
-        ):
+        if not (is_simple and fits_one_block(name, nbytes)):
             return full_header(name, nbytes)
         stored, length = name.encode("ascii"), b"%011o\0" % nbytes
         digits = b"%06o\0" % (checksum + sum(stored) + sum(length))
@@ -240,6 +243,17 @@ def header_function(mode: int, user: str, group: str, mtime: float) -> Callable[
         )
 
     return header
+
+
+def fits_one_block(name: str, nbytes: int) -> bool:
+    """Whether the header of a member is one block, if its owner and its time need no more."""
+    return len(name) <= _NAME_NBYTES and name.isascii() and nbytes < _MAX_OCTAL_NBYTES
+
+
+def finished_nbytes(nbytes: int) -> int:
+    """Return the length of a finished tar, in bytes, whose members take this many."""
+    nbytes += 2 * _BLOCK  # zeros that end the archive, and then fill its last record
+    return nbytes + -nbytes % tarfile.RECORDSIZE
 
 
 def check_target(target: Any, compress: bool | str | None) -> None:

@@ -1,0 +1,287 @@
+"""``wids pack``: a folder of files → a dataset, and the two next things to do."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import run, write_bare_shards
+from conftest import need, sample_members, write_tar
+from PIL import Image
+
+from wids import ShardListDataset
+from wids.cli import main as cli
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two class folders of pictures of different sizes, with captions."""
+    for number in range(6):
+        path = tmp_path / "photos" / ("cat", "dog")[number % 2] / f"{number}.JPG"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20 + number, 30), (number * 40, 0, 0)).save(path, "JPEG")
+        path.with_suffix(".txt").write_text(f"picture {number}")
+    return tmp_path / "photos"
+
+
+def test_pack(photos: Path) -> None:
+    """The output has the counts, what was left out and why, and the two next commands."""
+    (photos / ".DS_Store").touch()
+    (photos / "cat" / "Makefile").touch()
+
+    status, out, err = run("pack", "photos", "-o", "new/train", "--maxcount", 4, cwd=photos.parent)
+
+    assert (status, err) == (0, "")
+    assert out == (
+        "new/train.json: 6 samples, 2 shards, 30.7 kB\n"
+        "field  samples\n"
+        ".cls   6\n"
+        ".jpg   6\n"
+        ".txt   6\n"
+        "classes, in the spec: 2: cat, dog\n"
+        "left out: 1 hidden: .DS_Store\n"
+        "left out: 1 without an extension: cat/Makefile\n"
+        "\n"
+        "Next:\n"
+        "    wids browse new/train.json\n"
+        "\n"
+        "    import wids\n"
+        "    from torch.utils.data import DataLoader\n"
+        "\n"
+        "    dataset = wids.ShardListDataset('new/train.json', transformations=\"torch\")\n"
+        "    sampler = wids.DistributedChunkedSampler(dataset)\n"
+        "    loader = DataLoader(\n"
+        "        dataset, batch_size=32, sampler=sampler, collate_fn=list, num_workers=2\n"
+        "    )\n"
+        "    for batch in loader:  # a list of samples, since pictures may differ in size\n"
+        "        images = [sample['.jpg'] for sample in batch]\n"
+        "        labels = [sample['.cls'] for sample in batch]\n"
+    )
+    assert run("verify", "--decode", "new/train.json", cwd=photos.parent)[0] == 0
+
+
+def next_lines(out: str) -> tuple[str, str]:
+    """Return the command and the lines of Python that the output ends with."""
+    command, _, code = out.partition("Next:\n")[2].partition("\n\n")
+    return command.strip(), "\n".join(line[4:] for line in code.splitlines())
+
+
+def test_the_next_commands_work_as_printed(photos: Path) -> None:
+    """The lines of a DataLoader run, with every sample; the page is served."""
+    (photos / "dog" / "a name with 'quotes'.png").write_bytes((photos / "cat/0.JPG").read_bytes())
+    _, out, _ = run("pack", "photos", "-o", "new folder/it's", cwd=photos.parent)
+    command, code = next_lines(out)
+    script = "count = 0\n" + code + "\n    count += len(images)\nprint(count)\n"
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=photos.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout == "7\n"
+
+    words = shlex.split(command)
+    assert words[0] == "wids"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "wids.cli", *words[1:]],
+        cwd=photos.parent,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"http://127.0.0.1:")
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (["1.png", "2.jpg"], "images = [sample.get('.jpg', sample.get('.png', None))"),
+        (["1.jpg", "2.txt"], "images = [sample.get('.jpg', None)"),
+        (["1.wav"], "values = [sample['.wav']"),
+        (["1.txt", "1.json", "2.txt", "2.json"], "texts = [sample['.txt']"),
+        (["1.wav", "2.flac"], 'keys = [sample["__key__"]'),
+    ],
+)
+def test_the_lines_are_for_the_fields_that_there_are(
+    files: list[str],
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whatever is packed, the printed lines run over all of it."""
+    (tmp_path / "in").mkdir()
+    for name in files:
+        path = tmp_path / "in" / name
+        if path.suffix in (".png", ".jpg"):
+            Image.new("RGB", (4, 4)).save(path)
+        else:
+            path.write_text("7")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["pack", "in"]) == 0
+    _, code = next_lines(capsys.readouterr().out)
+    assert expected in code
+    found: dict[str, Any] = {}
+    exec(code.replace("num_workers=2", "num_workers=0"), found)  # noqa: S102 - as a user types it
+    assert len(found["batch"]) == len({name.split(".")[0] for name in files})
+
+
+def test_options(photos: Path) -> None:
+    """The options of the command are those of the function."""
+    there = {"cwd": photos.parent}
+    assert run("pack", photos, "--no-classes", "--sorted", "-n", "mine", **there)[0] == 0
+    with ShardListDataset(photos.parent / "photos.json") as dataset:
+        assert dataset.dataset_name == "mine"
+        assert dataset[0]["__key__"] == "cat/0"
+        assert ".cls" not in dataset[0]
+    status, _, err = run("pack", photos, **there)
+    assert (status, "already exists" in err, "--replace" in err) == (1, True, True)
+    assert run("pack", photos, "--replace", "--maxsize", "10kB", "-j", 2, **there)[0] == 0
+    assert len(list(photos.parent.glob("photos-*.tar"))) == 6
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["pack", "x", "--seed", "1", "--sorted"])
+
+
+def test_unreadable_files_are_status_one(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script notices that something could not be packed."""
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: "3.txt" not in path and access(path, mode))
+    assert cli.main(["pack", str(photos), "-o", str(photos.parent / "out")]) == 1
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/packing.md"])
+def test_the_commands_of_the_documentation(page: str, photos: Path) -> None:
+    """Each line with ``wids pack`` in a block of a page runs as it stands."""
+    for split in ("train", "test"):
+        shutil.copytree(photos / "cat", photos.parent / "splits" / split / "cat")
+        shutil.copytree(photos / "dog", photos.parent / "splits" / split / "dog")
+    blocks = re.findall(
+        r"^```bash\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL
+    )
+    lines = [line for line in "".join(blocks).splitlines() if "wids pack" in line]
+    assert lines
+    for number, line in enumerate(lines):
+        folder = photos.parent / str(number)
+        folder.mkdir()
+        (folder / "photos").symlink_to(photos.parent / "splits" if "/train" in line else photos)
+        command = line.replace("wids pack", f"{sys.executable} -m wids.cli pack")
+        subprocess.run(command, shell=True, cwd=folder, capture_output=True, check=True)  # noqa: S602
+        assert (folder / "train.json").exists()
+
+
+def test_errors_are_one_line(tmp_path: Path) -> None:
+    """A folder that cannot be packed is one line on standard error, and status 1."""
+    (tmp_path / "in").mkdir()
+    status, out, err = run("pack", "in", cwd=tmp_path)
+    assert (status, out) == (1, "")
+    assert err == "wids: in: expected files such as 0001.jpg, found an empty folder\n"
+    assert run("pack", "missing", cwd=tmp_path)[2].startswith("wids: missing: no such folder")
+
+
+def test_create_says_to_use_pack(photos: Path, tmp_path: Path) -> None:
+    """`wids create` on a folder of plain files names the command for them."""
+    status, _, err = run("create", photos, "-o", tmp_path / "a.json")
+    assert status == 1
+    assert "photos/: expected a folder with .tar files" in err
+    assert "wids pack" in err
+    assert "wids pack" in run("create", photos / "cat", "-o", tmp_path / "a.json")[2]
+    (tmp_path / "empty").mkdir()
+    assert "wids pack" not in run("create", tmp_path / "empty", "-o", tmp_path / "a.json")[2]
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    write_bare_shards(shards)
+    assert "use wids create" in run("pack", shards / "train-000000.tar")[2]
+    assert "wids create" in run("pack", shards, "-o", tmp_path / "b")[2]
+
+
+def test_an_interrupted_pack_is_resumed(tmp_path: Path) -> None:
+    """Ctrl-C while two processes write: no process and no part of a shard is left."""
+    (tmp_path / "in").mkdir()
+    for number in range(400):
+        (tmp_path / "in" / f"{number}.bin").write_bytes(bytes([number % 256]) * 200_000)
+    arguments = ["pack", "in", "-o", "out", "--maxcount", "20", "-j", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "wids.cli", *arguments],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    until_s = time.monotonic() + 60
+    while not (tmp_path / "out-000002.tar").exists():
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+
+    assert process.returncode == 130, err
+    assert err.splitlines()[-1] == "wids: interrupted"
+    left = {path.name for path in tmp_path.iterdir()} - {"in", "out.packing"}
+    assert all(name.startswith("out-") for name in left)
+    assert len(left) < 20
+    assert run(*arguments, cwd=tmp_path)[0] == 0
+    assert run("pack", "in", "-o", "again", "--maxcount", "20", "-j", "1", cwd=tmp_path)[0] == 0
+    for path in tmp_path.glob("out-*.tar"):
+        other = tmp_path / path.name.replace("out", "again")
+        assert path.read_bytes() == other.read_bytes()
+
+
+def test_progress_is_in_bytes(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bar shows how many bytes are packed, on standard error, with any number of processes."""
+    monkeypatch.setattr("wids.files.progress.DELAY_S", 0)
+    monkeypatch.setenv("WIDS_PROGRESS", "1")
+    for jobs in ("1", "2"):
+        output = str(photos.parent / jobs)
+        assert cli.main(["pack", str(photos), "-o", output, "--maxcount", "1", "-j", jobs]) == 0
+        err = capsys.readouterr().err
+        assert "packing:" in err
+        assert "/61.4k " in err
+        assert "B/s" in err
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """A disk without space is an error, and the run continues once there is space (PACK-17)."""
+    need(os.geteuid() == 0 and sys.platform == "linux", "root on Linux, to mount a small disk")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    need(subprocess.run(mount, check=False).returncode == 0, "the right to mount")
+    try:
+        (tmp_path / "in").mkdir()
+        for number in range(16):
+            (tmp_path / "in" / f"{number:02d}.bin").write_bytes(bytes([number]) * 100_000)
+        arguments = ["pack", tmp_path / "in", "-o", disk / "out", "--maxcount", 4, "-j", 1]
+        status, _, err = run(*arguments)
+        assert (status, "No space left on device" in err) == (1, True), err
+        assert sorted(os.listdir(disk)) == ["out-000000.tar", "out-000001.tar", "out.packing"]
+        subprocess.run(["mount", "-o", "remount,size=9m", str(disk)], check=True)
+        assert run(*arguments)[0] == 0
+        assert run("verify", disk / "out.json")[0] == 0
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_folder_with_a_tar_among_samples(tmp_path: Path) -> None:
+    """Tars are never packed into tars unnoticed."""
+    write_tar(tmp_path / "a.tar", sample_members(0, 2))
+    (tmp_path / "1.txt").write_text("x")
+    assert "found tars, 1 in all: a.tar" in run("pack", tmp_path, "-o", tmp_path.parent / "o")[2]

@@ -1,0 +1,78 @@
+"""Samples in folders → the classes that the folders stand for, as torchvision's ImageFolder has it.
+
+A class is a folder directly in the packed one, with all that is in it; its number is its place
+among their sorted names. Reads no file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+from wids.errors import PackError
+from wids.fields.values import encode_integer
+from wids.packing.samples import Generated, SampleTable, roles_of
+
+FIELD: Final = ".cls"
+
+_SPLITS: Final = frozenset(
+    ("train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval")
+)
+
+
+def class_of(stem: str) -> str:
+    """Return the folder that a stem is in, directly below the packed one; ``""`` for none."""
+    return stem.partition("/")[0] if "/" in stem else ""
+
+
+def are_classes(table: SampleTable) -> bool:
+    """Whether the folders of samples look like classes.
+
+    They do if there are two or more, all mainly with files for the same role, and neither files of
+    that role beside them, nor labels or rows of metadata in them.
+
+    Raises:
+        PackError: They are the folders of splits, such as ``train`` and ``test``.
+    """
+    counts: dict[str, Counter[str]] = {}
+    for stem, fields in table.fields.items():
+        counts.setdefault(class_of(stem), Counter()).update(roles_of(fields))
+    beside = counts.pop("", Counter())
+    main_roles = {main_role(counter) for counter in counts.values()}
+    if (
+        len(counts) < 2
+        or table.with_row
+        or len(main_roles) > 1
+        or main_roles & beside.keys()
+        or any(FIELD in counter for counter in counts.values())
+    ):
+        return False
+    if _SPLITS.issuperset(map(str.lower, counts)):
+        names = ", ".join(sorted(counts))
+        raise PackError(
+            f"expected class folders, found those of splits: {names}; pack each of them alone, so "
+            "that samples for testing stay apart, or all together without classes (classes=False, "
+            "--no-classes)"
+        )
+    return True
+
+
+def main_role(counter: Counter[str]) -> str:
+    """Return the role that most samples have; of several the first by name."""
+    return min(counter, key=lambda role: (-counter[role], role))
+
+
+def add_classes(table: SampleTable, folders: Iterable[str]) -> tuple[str, ...]:
+    """Add the number of its class to each sample; return the names of the classes.
+
+    Samples beside the class folders are taken out of the table first, by the caller.
+    """
+    names = tuple(sorted(folders))
+    members = {
+        name: Generated(encode_integer(number), f"the class folder {name}")
+        for number, name in enumerate(names)
+    }
+    for stem in table.fields:
+        table.add(stem, FIELD, members[class_of(stem)])
+    return names
