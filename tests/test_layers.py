@@ -27,7 +27,7 @@ looking
 mapstyle views
 composition
 dataset
-streaming demo
+streaming trainers demo
 cli
 """
 LAYER_OF = {p: number for number, line in enumerate(LAYERS.split("\n")) for p in line.split()}

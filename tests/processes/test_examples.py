@@ -18,7 +18,7 @@ import pytest
 from conftest import need
 from loopback import Server
 
-from wids import DistributedChunkedSampler
+from wids import DistributedChunkedSampler, ShardListDataset
 
 DDP = jobs.EXAMPLES / "train_ddp.py"
 CANONICAL = 12  # as in train_ddp.py
@@ -272,6 +272,31 @@ def test_accelerate(tmp_path: Path) -> None:
     before, after = killed_and_restarted(tmp_path, command, "--checkpoints", 65)
 
     check_exact(before, after, 2400, 50)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_transformers(num_replicas: int, tmp_path: Path) -> None:
+    """Resumed in its second epoch, the trainer goes on in the order of that epoch."""
+    lengths = [350, 3, 350, 497]
+    spec = jobs.write_pictures(tmp_path, [length * num_replicas for length in lengths])
+    script = program("train_hf.py", "transformers", "accelerate")
+    command = [sys.executable, str(script), str(spec)]
+    if num_replicas > 1:
+        command = jobs.torchrun(num_replicas, script, spec)
+
+    before, after = killed_and_restarted(tmp_path, command, "--checkpoints", 65)
+
+    check_exact(before, after, 1200 * num_replicas, 50)
+    with ShardListDataset(spec) as dataset:
+        for rank in range(num_replicas):
+            sampler = DistributedChunkedSampler(dataset, num_replicas=num_replicas, rank=rank)
+            sampler.set_epoch(1)
+            order = list(sampler)
+            for step in after:
+                if step.rank == rank:
+                    at = (step.number - 51) * 24
+                    assert list(step.indices) == order[at : at + 24]
 
 
 @pytest.mark.long
