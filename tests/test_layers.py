@@ -10,7 +10,6 @@ import pytest
 
 import wids
 
-# `packing`, `columns` are planned; a package that does not exist yet imports nothing.
 LAYERS = """
 errors
 files

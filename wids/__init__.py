@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ShardFormatError,
         SpecError,
         StateError,
+        TableError,
         TransformError,
         WidsError,
     )
@@ -72,6 +73,7 @@ __all__ = [
     "ShardedSampler",
     "SpecError",
     "StateError",
+    "TableError",
     "TarWriter",
     "TransformError",
     "WidsError",

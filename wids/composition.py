@@ -1,4 +1,4 @@
-"""A dataset → what is made of it: a sample by its key, all keys, a gallery.
+"""A dataset → what is made of it: a sample by its key, all keys, a table, a gallery.
 
 `ComposableDataset` offers these as methods. Each is a docstring and a call of the package that does
 the work, imported when it is first needed. How a sample is read is not known here.
@@ -7,6 +7,7 @@ the work, imported when it is first needed. How a sample is read is not known he
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from copy import copy
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,8 +19,11 @@ from wids.views.transformations import Transformation
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    import pyarrow as pa
     from typing_extensions import Self
 
+    from wids.columns.column_parts import Errors
+    from wids.columns.column_paths import Columns
     from wids.columns.keys import Keys
     from wids.looking.notebook import Gallery
     from wids.looking.preview import Browsable
@@ -250,6 +254,63 @@ class ComposableDataset(MapStyleDataset):
         for transformation in self.transformations:
             if isinstance(transformation, Augmentation):
                 transformation.set_epoch(epoch)
+
+    # All samples at once.
+
+    def table(
+        self,
+        columns: Columns,
+        *,
+        errors: Errors = "raise",
+        executor: Executor | None = None,
+        progress: bool | None = None,
+    ) -> pa.Table:
+        """Return fields, and parts of fields, of all samples as the columns of an Arrow table.
+
+        A row for each sample, in their order. Only the named fields are read, as they are stored:
+        ``transformations``, ``fields`` and ``on_error`` are not used. A path into JSON, MessagePack
+        or CBOR follows the field after a slash: ``.json/size/0`` is the first item of ``size``; in
+        a key, ``~1`` stands for ``/``. Where a sample lacks the field or the part, and where it is
+        null, the row is null.
+
+        The type of a column is the one that all values fit: bool, int64 (uint64 for larger ones),
+        float64, string, binary (fields that wids does not decode), or a list of those. Integers and
+        floating-point numbers together are float64. Objects, and lists of objects or of several
+        types, are strings of JSON. Needs the extra ``wids[table]``.
+
+        Args:
+            columns: Paths by the names of their columns, or a list of paths, which are the names
+                too. ``__index__`` (position in the whole dataset) and ``__key__`` are always there.
+            errors: ``"raise"``, or ``"null"`` for null in place of a value that cannot be decoded,
+                that is damaged, or that has another type than most values of the column.
+            executor: Where to read; any `concurrent.futures.Executor`. None for this thread.
+            progress: Whether to show a progress bar; None for in terminals and notebooks only.
+
+        Raises:
+            TableError: No sample has a path, or the values of a column have several types.
+            DecodeError: A field cannot be decoded.
+            FetchError: A shard cannot be opened or read.
+            ValueError: A column has no values by its path, as those of pictures.
+            ModuleNotFoundError: pyarrow is not installed.
+
+        Example:
+            >>> table = dataset.table({"label": ".cls", "caption": ".txt"})
+            >>> table["label"].to_pylist(), str(table.schema.field("caption").type)
+            ([0, 1, 2], 'string')
+            >>> mask = table["label"].to_numpy() > 0
+            >>> [sample[".txt"] for sample in dataset[mask]]
+            ['text 1', 'text 2']
+        """
+        from wids.columns.table import read_table
+
+        return read_table(
+            self.reader,
+            self._positions,
+            columns,
+            errors=errors,
+            executor=executor,
+            progress=progress,
+        )
 
     # What people look at.
 

@@ -10,6 +10,7 @@
     │   └── NotFoundError   (FileNotFoundError)  a URL or path that does not exist
     ├── StateError          (ValueError)         a state that does not fit the sampler
     ├── PackError           (ValueError)         files that cannot become samples as they are
+    ├── TableError          (ValueError)         a column that cannot be made, a stale table
     └── SampleError         (ValueError)         one sample; names shard, key, field and index
         ├── DecodeError                          a field that is not what its extension says
         └── TransformError                       a transformation of the caller that raised
@@ -76,6 +77,10 @@ class StateError(WidsError, ValueError):
 
 class PackError(WidsError, ValueError):
     """A folder whose files cannot become the samples of shards as they are."""
+
+
+class TableError(WidsError, ValueError):
+    """A column that cannot be made of the samples, or a saved table that belongs to others."""
 
 
 class SampleError(WidsError, ValueError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 
+import columns
 import keys
 import pytest
 import remote
@@ -75,3 +76,14 @@ def test_key_rows_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
     """Each way to look up a key has its line."""
     assert list(keys.main(["--toy", "--rounds", "1"])) == list(keys.ROWS)
     assert len(capsys.readouterr().out.splitlines()) == 1 + len(keys.ROWS)
+
+
+@pytest.mark.long
+def test_column_rows_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    """Tables are read faster than pandas reads extracted files, and payload takes no memory."""
+    rows = columns.main(["--toy", "--rounds", "1"])
+
+    assert [len(row.seconds) for row in rows] == [1, 1, 1]
+    printed = capsys.readouterr().out
+    assert all(row.line() in printed for row in rows)
+    assert rows[2].nbytes[0] < 20e6

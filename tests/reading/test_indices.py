@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 import torch
 from conftest import raises
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wids.reading.positions import select
@@ -41,6 +41,7 @@ HAVE_NULLS = ("list", "pandas nullable", "pandas of Arrow", "pandas objects", "p
 
 
 @pytest.mark.parametrize("kind", MASKS)
+@settings(deadline=None)
 @given(mask=st.lists(st.booleans(), min_size=1, max_size=9))
 def test_a_mask_of_any_kind_selects_alike(kind: str, mask: list[bool]) -> None:
     """TABLE-15: as the same list selects from Python's own lists."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from conftest import raises
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wids.reading.position_array import PositionArray
@@ -68,6 +68,7 @@ def test_the_first_index_of_a_position(values: list[int], position: int) -> None
     assert index_of(range(3, 9, 2), position) == {3: 0, 5: 1, 7: 2}.get(position, -1)
 
 
+@settings(deadline=None)
 @given(st.one_of(st.slices(20), st.lists(st.integers(0, 19)), st.sets(st.integers(0, 19))))
 def test_counts_follow_shards(selection: slice | list[int] | set[int]) -> None:
     """TABLE-17: positions that never descend have one count for each shard, others one in all."""
@@ -80,6 +81,7 @@ def test_counts_follow_shards(selection: slice | list[int] | set[int]) -> None:
     assert counts_per_shard(positions, EDGES) == expected
 
 
+@settings(deadline=None)
 @given(st.one_of(st.slices(20), st.lists(st.integers(0, 19)), st.sets(st.integers(0, 19))))
 def test_positions_survive_a_pickle(selection: slice | list[int] | set[int]) -> None:
     """TABLE-18: a view of any kind, and views of it after the pickle."""

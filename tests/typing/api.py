@@ -9,6 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler, Sampler
 
 import wids
@@ -25,6 +26,8 @@ def dataset() -> None:
     keys: Sequence[str] = data.keys()[1:]
     with data as entered:
         same: wids.ShardListDataset = entered
+    table: Any = data.table({"label": ".cls"}, errors="null", executor=ThreadPoolExecutor())
+    filtered: wids.ShardListDataset = data[np.array([True, False])]
     loader: DataLoader[Any] = DataLoader(data, sampler=wids.ChunkedSampler(view))
     both: ConcatDataset[Any] = data + view
     wids.ShardListDataset("a.json", transformations=["PIL", len], options=None)
@@ -34,7 +37,7 @@ def dataset() -> None:
     data.on_error = "skip"
     collated: Any = wids.collate([sample])
     del parts, mapped, collated
-    del both, chosen, keys, sample, batch, lengths, same, loader
+    del both, table, filtered, chosen, keys, sample, batch, lengths, same, loader
 
 
 def shards() -> None:

@@ -138,6 +138,19 @@ class ShardIndex:
                 return member
         return None
 
+    def member_name(self, member: int) -> str:
+        """Return the name of a member: the key of its sample, and its field."""
+        local_index = int(np.searchsorted(self.member_starts, member, side="right")) - 1
+        field: str = self.fields[self.field_ids[member]]
+        return self.key(local_index) + field
+
+    def members_of(self, field: str) -> tuple[IntArray, IntArray]:
+        """Return the samples that have a field, ascending, and the member of each."""
+        if field not in self.fields:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        members = np.flatnonzero(self.field_ids == self.fields.index(field))
+        return np.searchsorted(self.member_starts, members, side="right") - 1, members
+
     def without_payload_crcs(self) -> ShardIndex:
         """Return the index of the same samples whose members are not compared."""
         return replace(self, payload_crcs=np.empty(0, np.uint32))

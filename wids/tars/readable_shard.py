@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from wids.tars.archive import IntArray
 from wids.tars.index import ShardIndex
 from wids.tars.samples import RawSample
 
@@ -55,6 +56,15 @@ class ReadableShard(Protocol):
 
     def read_many(self, local_indices: Sequence[int], *, verify: bool = False) -> list[RawSample]:
         """Return samples in the order of ``local_indices``; fastest where these ascend."""
+
+    def read_members(self, members: IntArray, *, verify: bool = False) -> list[bytes]:
+        """Return the bytes of members of the index, which ascend.
+
+        This is for bulk reading: one field of many samples, without a dict for each sample.
+
+        Raises:
+            ShardFormatError: A member is damaged, or the tar or its index has changed.
+        """
 
     def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
         """Return bytes of one field, from a start to a stop; fewer where the field ends."""

@@ -1,0 +1,155 @@
+"""The bytes of a field in many samples → their values, and the parts that a path leads to.
+
+A value that cannot be decoded is its error, in place of the value. Nothing here knows shards,
+samples or types of columns.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final
+
+from wids.columns.column_paths import codec_of, position_of
+from wids.errors import DecodeError
+from wids.fields.decode import Decoder
+from wids.fields.values import decode_text
+
+_BATCH_LENGTH: Final = 64
+"""Documents that are parsed in one call. More of them are slower: their values leave the cache."""
+
+_MAX_NAMES: Final = 100
+"""Names of existing parts to keep for a message."""
+
+DecodeMany = Callable[[Sequence[bytes]], list[Any]]
+
+
+def decoder_of(field: str) -> DecodeMany:
+    """Return what decodes the bytes of a field, as `Decoder` does, for many samples at once."""
+    codec = codec_of(field)
+    decoder = Decoder()
+
+    def decode_one(data: bytes) -> Any:
+        try:
+            return _plain(decoder({field: data})[field])
+        except DecodeError as error:
+            return error
+
+    if codec is None or field.lower().endswith(".gz"):
+        return lambda datas: list(map(decode_one, datas))
+    is_simple = codec.decode in (int, decode_text)
+    many = _json_values if "json" in codec.extensions else _mapped(codec.decode, is_simple)
+
+    def decode(datas: Sequence[bytes]) -> list[Any]:
+        values: list[Any] = []
+        for start in range(0, len(datas), _BATCH_LENGTH):
+            part = datas[start : start + _BATCH_LENGTH]
+            try:
+                values += many(part)
+            except Exception:  # noqa: BLE001 - one by one, to find the one that is to blame
+                values += map(decode_one, part)
+        return values
+
+    return decode
+
+
+def _mapped(decode: Callable[[bytes], Any], is_simple: bool) -> DecodeMany:
+    if is_simple:  # numbers and texts are plain
+        return lambda datas: list(map(decode, datas))
+    return lambda datas: [_plain(decode(data)) for data in datas]
+
+
+def _plain(value: Any) -> Any:
+    """Return arrays and tensors as lists, also those in a dict or a list."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Mapping) and any(hasattr(item, "tolist") for item in value.values()):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list) and value and hasattr(value[0], "tolist"):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _json_values(datas: Sequence[bytes]) -> list[Any]:
+    """Parse JSON documents in one call, which takes two thirds of the time of a call for each.
+
+    Raises:
+        ValueError: A document is malformed, or in another encoding than UTF-8.
+    """
+    # The documents are items of one list, with a random text between them that none of them can
+    # contain. If each second item is that text, each of the others is one whole document
+    # (decision 0032).
+    fence = secrets.token_hex(16)
+    text = b"[" + f',"{fence}",'.encode().join(datas) + b"]"
+    items = json.loads(str(text, "utf-8"))
+    if len(items) != 2 * len(datas) - 1 or items[1::2] != [fence] * (len(datas) - 1):
+        raise ValueError("expected one JSON document in each field")
+    values: list[Any] = items[::2]
+    return values
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a path leads to in many samples.
+
+    Attributes:
+        values: A value for each sample; None where it has no such part, or the part is null.
+        exists: Whether any sample has the part.
+        names: If none has it, names that some have in its place, as the steps of paths.
+    """
+
+    values: list[Any]
+    exists: bool
+    names: tuple[tuple[str, ...], ...] = ()
+
+
+def parts_of(values: list[Any], steps: Sequence[str]) -> Parts:
+    """Follow a path into values; None and errors have no parts."""
+    for depth, step in enumerate(steps):
+        parts = _step_into(values, step)
+        if parts.count(None) == len(parts):
+            is_last = depth == len(steps) - 1
+            if is_last and any(_has(value, step) for value in values):
+                return Parts(parts, exists=True)
+            prefix = tuple(steps[:depth])
+            names = tuple((*prefix, name) for name in _names(values))
+            return Parts(parts, exists=False, names=names)
+        values = parts
+    return Parts(values, exists=bool(values))
+
+
+def _step_into(values: list[Any], step: str) -> list[Any]:
+    if position_of(step) is None and set(map(type, values)) == {dict}:  # nearly always
+        return [value.get(step) for value in values]
+    return [_part(value, step) for value in values]
+
+
+def _part(value: Any, step: str) -> Any:
+    if isinstance(value, DecodeError):
+        return value
+    at = position_of(step)
+    if isinstance(value, dict):
+        # MessagePack and CBOR have numbers as keys too.
+        return value[step] if step in value else None if at is None else value.get(at)
+    if isinstance(value, list) and at is not None and -len(value) <= at < len(value):
+        return value[at]
+    return None
+
+
+def _has(value: Any, step: str) -> bool:
+    at = position_of(step)
+    if isinstance(value, dict):
+        return step in value or (at is not None and at in value)
+    return isinstance(value, list) and at is not None and -len(value) <= at < len(value)
+
+
+def _names(values: list[Any]) -> list[str]:
+    """Return the keys that objects have, and the position of the last item of lists."""
+    names: dict[str, None] = {}
+    for value in islice((v for v in values if isinstance(v, dict | list)), _MAX_NAMES):
+        keys = value if isinstance(value, dict) else [len(value) - 1] if value else ()
+        names |= dict.fromkeys(islice(map(str, keys), _MAX_NAMES))
+    return list(names)[:_MAX_NAMES]
