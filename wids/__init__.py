@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         StateError,
         TableError,
         TransformError,
+        UploadError,
         WidsError,
     )
     from wids.fields.decode import Decoder
@@ -76,6 +77,7 @@ __all__ = [
     "TableError",
     "TarWriter",
     "TransformError",
+    "UploadError",
     "WidsError",
     "build_spec",
     "collate",

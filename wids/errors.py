@@ -8,6 +8,7 @@
     ├── MismatchError       (ValueError)         a shard that differs from its spec
     ├── FetchError          (OSError)            a URL or path that could not be read
     │   └── NotFoundError   (FileNotFoundError)  a URL or path that does not exist
+    ├── UploadError         (OSError)            a URL that could not be written
     ├── StateError          (ValueError)         a state that does not fit the sampler
     ├── PackError           (ValueError)         files that cannot become samples as they are
     ├── TableError          (ValueError)         a column that cannot be made, a stale table
@@ -69,6 +70,10 @@ class FetchError(WidsError, OSError):
 
 class NotFoundError(FetchError, FileNotFoundError):
     """A URL or path that does not exist."""
+
+
+class UploadError(WidsError, OSError):
+    """A URL that could not be written; what was there before is unchanged."""
 
 
 class StateError(WidsError, ValueError):

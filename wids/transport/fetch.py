@@ -6,14 +6,13 @@ if the caller says how to recognise it. Nothing here knows shards, specs or cach
 
 from __future__ import annotations
 
-import os
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, Any, NamedTuple
 
 from wids.errors import FetchError
+from wids.files.unnamed import unnamed_file
 from wids.transport import urls
 from wids.transport.download import Download, Expected, Report, check_complete
 from wids.transport.local import Opener
@@ -230,22 +229,7 @@ def downloaded(fetcher: Fetcher, url: str) -> Iterator[str]:
     if urls.is_local(url):
         yield urls.local_path(url)
         return
-    with _temporary_file() as (file, path):
+    with unnamed_file() as (file, path):
         fetcher.save(url, file)
         file.flush()
         yield path
-
-
-@contextmanager
-def _temporary_file() -> Iterator[tuple[IO[bytes], str]]:
-    """Yield a temporary file and a path to it; without a name, where that is possible.
-
-    A file without a name is gone when its process is, even killed.
-    """
-    with tempfile.TemporaryFile() as file:
-        path = f"/proc/self/fd/{file.fileno()}"
-        if os.path.exists(path):
-            yield file, path
-            return
-    with tempfile.NamedTemporaryFile(prefix="wids-") as named:
-        yield named, named.name

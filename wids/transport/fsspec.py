@@ -7,14 +7,7 @@ from typing import Any, Final
 
 from wids.errors import FetchError, NotFoundError
 from wids.transport import urls
-from wids.transport.stream import (
-    Entry,
-    Stream,
-    TransientError,
-    Transport,
-    driver_error,
-    file_chunks,
-)
+from wids.transport.stream import Entry, Stream, TransientError, driver_error, file_chunks
 
 _BLOCK_NBYTES: Final = 16 << 20
 
@@ -37,10 +30,9 @@ With them a document from elsewhere could name files that it must not name (spec
 """
 
 
-def transport_for(options: Mapping[str, Any], scratch: str | None) -> Transport:  # noqa: ARG001
+def transport_for(options: Mapping[str, Any], scratch: str | None) -> Fsspec:  # noqa: ARG001
     """Return the transport with the caller's options, except the ones for HTTP."""
-    for_driver = {name: o for name, o in options.items() if name not in ("headers", "timeout")}
-    return Fsspec(for_driver)
+    return Fsspec({name: o for name, o in options.items() if name not in ("headers", "timeout")})
 
 
 class Fsspec:
@@ -60,7 +52,7 @@ class Fsspec:
             NotFoundError: There is no such file.
             FetchError: It cannot be read, or there is no driver for its scheme.
         """
-        system, path = self._file_system(url)
+        system, path = self.file_system(url)
         try:
             if stop is not None:
                 return _part(url, system, path, start, stop, tag)
@@ -79,7 +71,7 @@ class Fsspec:
             NotFoundError: There is no such folder.
             FetchError: It cannot be listed, or there is no driver for its scheme.
         """
-        system, path = self._file_system(folder)
+        system, path = self.file_system(folder)
         try:
             system.invalidate_cache()  # a shard may have been added
             infos = system.ls(path, detail=True)
@@ -92,7 +84,12 @@ class Fsspec:
             raise driver_error(folder, error) from None
         return [entry for info in infos if (entry := _entry(info, path)) is not None]
 
-    def _file_system(self, url: str) -> tuple[Any, str]:
+    def file_system(self, url: str) -> tuple[Any, str]:
+        """Return the file system of a URL, and the URL's path in it.
+
+        Raises:
+            FetchError: There is no driver for its scheme, or it leads to local files.
+        """
         import fsspec
 
         scheme = urls.scheme(url)

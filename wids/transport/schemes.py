@@ -43,9 +43,7 @@ class Transports:
         handlers: Mapping[str, Opener] | None = None,
         scratch: str | None = None,
     ) -> None:
-        self._options = _by_prefix(
-            from_environment() if storage_options is None else storage_options
-        )
+        self._options = by_prefix(storage_options)
         self._handlers = {
             scheme.lower(): local.from_opener(opener) for scheme, opener in (handlers or {}).items()
         }
@@ -90,9 +88,7 @@ class Transports:
     def _transport(self, url: str, target: str) -> Transport:
         """Return the transport for a URL, which keeps its connections for the next one."""
         transport_for = TRANSPORTS.get(urls.scheme(target), fsspec.transport_for)
-        matching = (p for p in self._options if not p or urls.is_below(url, p))
-        # The longest prefix is the narrowest, and so the one that the caller meant for this URL.
-        prefix = max(matching, key=len, default=None)
+        prefix = matching_prefix(url, self._options)
         key = (transport_for, prefix)
         if key not in self._made:
             options = {} if prefix is None else self._options.get(prefix, {})
@@ -100,8 +96,12 @@ class Transports:
         return self._made[key]
 
 
-def _by_prefix(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the options by the URL prefix that they are for; ``""`` is for all URLs."""
+def by_prefix(options: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """Return options, None for those of the environment, by the URL prefix that they are for.
+
+    ``""`` is for all URLs.
+    """
+    options = from_environment() if options is None else options
     is_prefix = ["://" in name for name in options]
     if not any(is_prefix):
         return {"": dict(options)}
@@ -111,3 +111,10 @@ def _by_prefix(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             + ", ".join(map(urls.redact, options))
         )
     return {prefix: dict(some) for prefix, some in options.items()}
+
+
+def matching_prefix(url: str, options: Mapping[str, Any]) -> str | None:
+    """Return the prefix among these whose options are for this URL, or None."""
+    matching = (prefix for prefix in options if not prefix or urls.is_below(url, prefix))
+    # The longest prefix is the narrowest, and so the one that the caller meant for this URL.
+    return max(matching, key=len, default=None)

@@ -1,0 +1,28 @@
+"""A temporary file that ends with the block, or with the process that made it.
+
+Knows nothing of what is in it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+
+@contextmanager
+def unnamed_file() -> Iterator[tuple[IO[bytes], str]]:
+    """Yield a temporary file and a path to it; without a name, where that is possible.
+
+    A file without a name is gone when its process is, even killed. It is in the system's folder for
+    temporary files, which ``TMPDIR`` names.
+    """
+    with tempfile.TemporaryFile() as file:
+        path = f"/proc/self/fd/{file.fileno()}"
+        if os.path.exists(path):
+            yield file, path
+            return
+    with tempfile.NamedTemporaryFile(prefix="wids-") as named:
+        yield named, named.name
