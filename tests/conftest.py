@@ -7,6 +7,7 @@ itself.
 from __future__ import annotations
 
 import gc
+import hashlib
 import io
 import json
 import os
@@ -16,10 +17,13 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 from loopback import Server
+
+if TYPE_CHECKING:
+    from s3 import Bucket
 
 Member = tuple[str, bytes]
 
@@ -147,6 +151,25 @@ def server() -> Iterator[Server]:
     server = Server()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def s3_address() -> Iterator[str]:
+    """The address of an S3 server, for all tests that want one."""
+    from s3 import s3_server
+
+    with s3_server() as address:
+        yield address
+
+
+@pytest.fixture
+def bucket(s3_address: str, request: pytest.FixtureRequest) -> Iterator[Bucket]:
+    """An empty bucket on it, behind a proxy that can fail."""
+    from s3 import bucket_of
+
+    digest = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:20]
+    with bucket_of(s3_address, f"bucket-{digest}") as bucket:
+        yield bucket
 
 
 @contextmanager

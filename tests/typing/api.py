@@ -88,9 +88,12 @@ def other() -> None:
     """Shards, writers and errors."""
     with wids.Shard("a.tar") as shard, wids.TarWriter(Path("b.tar")) as writer:
         writer.write(shard[0])
+    wids.TarWriter("s3://bucket/b.tar", storage_options={"key": "a"})
+    wids.load_spec("a.json").save("s3://bucket/a.json", storage_options={"key": "a"})
+    refused: OSError = wids.UploadError("x")
     error: ValueError = wids.SpecError("x")
     missing: FileNotFoundError = wids.NotFoundError("x")
-    del error, missing
+    del error, missing, refused
 
 
 def preparing() -> None:

@@ -181,8 +181,10 @@ def test_where_the_spec_goes(tmp_path: Path) -> None:
         ({"pattern": "a-%d.tar", "if_exists": "skip"}, "found 'skip'"),
         ({"pattern": "a-%d.tar.gz"}, "no random access"),
         ({"pattern": "%d/a.tar"}, "one number such as %06d"),
-        ({"pattern": "s3://bucket/a-%d.tar"}, "expected a local path, found a URL"),
-        ({"pattern": "pipe:cat > a-%d.tar"}, "expected a local path"),
+        ({"pattern": "https://h/a-%d.tar"}, "a URL that can be written, such as s3://bucket/name"),
+        ({"pattern": "pipe:cat > a-%d.tar"}, "found pipe:"),
+        ({"pattern": "file:/tmp/a-%d.tar"}, "found file:; pass the path"),
+        ({"pattern": "a-%d.tar", "spec": "s3://bucket/a.json"}, "beside local shards"),
         ({"pattern": "a-%d.tar", "spec": "a.index"}, "ends in .json"),
     ],
 )

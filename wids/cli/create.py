@@ -60,9 +60,8 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Describe the shards and write spec and pack."""
-    from wids.specs.edit import name_with_query
-    from wids.specs.model import save_document
-    from wids.transport import urls
+    from wids.specs.model import check_references, save_document
+    from wids.transport import upload, urls
     from wids.transport.fetch import Fetcher
     from wids.writing.build import build_spec
     from wids.writing.processes import process_pool
@@ -70,11 +69,16 @@ def run(options: argparse.Namespace) -> int:
     servers = storage_options(options)
     files = _named_files(options.files, Fetcher(servers))
     _check_output(options.output, files, options.base)
+    output = upload.absolute(options.output)
+    check_references(output, files if options.base is None else [options.base], None)
     info = None
     if options.info is not None:
         with open(options.info, encoding="utf-8") as file:
             info = file.read()
-    stem = os.path.splitext(os.path.abspath(options.output))[0]
+    stem = os.path.splitext(output)[0]
+    is_local = urls.is_local(output)
+    # The journal grows in small steps, so that of a remote spec is in the current folder.
+    journal = (stem if is_local else os.path.abspath(os.path.basename(stem))) + ".partial"
     with process_pool(options.jobs, len(files)) as executor:
         spec = build_spec(
             [{"url": name} for name in files],
@@ -82,35 +86,43 @@ def run(options: argparse.Namespace) -> int:
             key_split=options.key_split,
             pack=None if options.no_index else stem + ".index",
             executor=executor,
-            journal=stem + ".partial",
+            journal=journal,
             digests=options.digests,
             on_cost=_print_cost,
             storage_options=servers,
         )
-    document = spec.document(os.path.dirname(stem))
+    document = spec.document(urls.parent(output))
     if info is not None:
         document["info"] = info
     if options.base is not None:
-        for shard in document["shardlist"]:
-            shard["url"] = name_with_query(shard["url"])
-        document["base"] = options.base
-        if "index" in document and urls.is_local(options.base):
-            # A relative name would be looked for in the base. If the base is remote, that is where
-            # the pack will be published.
-            document["index"] = stem + ".index"
-    save_document(options.output, document)
+        _set_base(document, options.base, stem + ".index", is_local=is_local)
+    save_document(output, document, storage_options=servers)
     # Last of all: until the spec is saved, the journal is what an interrupted run resumes from.
     with suppress(FileNotFoundError):
-        os.unlink(stem + ".partial")
+        os.unlink(journal)
     num_samples = sum(shard.num_samples or 0 for shard in spec.shards)
     shards = counted(len(spec.shards), "shard")
-    print(f"{options.output}: {shards}, {counted(num_samples, 'sample')}")
+    print(f"{urls.redact(options.output)}: {shards}, {counted(num_samples, 'sample')}")
     return 0
 
 
 def _print_cost(text: str) -> None:
     """Print what reading remote shards costs, before whole ones are read."""
     print(f"wids: {text}", file=sys.stderr)
+
+
+def _set_base(document: dict[str, Any], base: str, pack: str, *, is_local: bool) -> None:
+    """State in a document where its shards will be published."""
+    from wids.specs.edit import name_with_query
+    from wids.transport import urls
+
+    for shard in document["shardlist"]:
+        shard["url"] = name_with_query(shard["url"])
+    document["base"] = base
+    if "index" in document and (urls.is_local(base) or not is_local):
+        # A relative name would be looked for in the base. If only the base is remote, that is where
+        # the pack will be published.
+        document["index"] = pack if is_local else urls.relative(pack, base)
 
 
 def _named_files(names: list[str], fetcher: Fetcher) -> list[str]:

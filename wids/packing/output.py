@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from wids.errors import PackError
+from wids.transport import upload, urls
 from wids.writing.shard_names import ShardNames
 from wids.writing.shard_writer import pack_path
 from wids.writing.tar_writer import check_target
@@ -58,6 +59,11 @@ class Output:
             raise ValueError(f'if_exists: expected "error" or "replace", found {if_exists!r}')
         text = os.fspath(output)
         check_target(text, None)
+        if not upload.is_local(text):
+            raise ValueError(
+                f"{urls.redact(text)}: expected a local path, found a URL; write to a local folder "
+                "and copy the complete shards"
+            )
         prefix = os.path.expanduser(text.removesuffix(".json"))
         last = os.path.basename(prefix)
         if not last or last in (".", "..") or "%" in last or last.endswith(".tar"):

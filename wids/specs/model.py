@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from wids.errors import FetchError
-from wids.files import abandoned, publish
 from wids.tars.names import KeySplit
-from wids.transport import urls
+from wids.transport import upload, urls
 
 VERSION: Final = 1
 KIND: Final = "wids-shard-index-v1"
@@ -139,21 +138,54 @@ class DatasetSpec:
             "shardlist": [shard.entry(folder) for shard in self.shards],
         }
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the JSON document atomically: a reader sees the old file or the new one."""
-        save_document(path, self.document(os.path.dirname(os.path.abspath(os.fspath(path)))))
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write the JSON document atomically: a reader sees the old file or the new one.
+
+        Args:
+            path: Path, or URL of a scheme that fsspec can write.
+            storage_options: As for `ShardListDataset`.
+
+        Raises:
+            ValueError: The URL cannot be written, or the spec names local files.
+            UploadError: The upload failed.
+        """
+        target = upload.absolute(path)
+        document = self.document(urls.parent(target))
+        check_references(target, [shard.url for shard in self.shards], self.index)
+        save_document(target, document, storage_options=storage_options)
+
+
+def check_references(target: str, shards: Iterable[str], index: str | None) -> None:
+    """Raise ValueError if a remote document would name local files, which no reader would open."""
+    if urls.is_local(target):
+        return
+    for url in (*shards, *([] if index is None else [index])):
+        if urls.is_local(url):
+            raise ValueError(
+                f"{urls.redact(target)}: expected remote shards and a remote pack, found {url}, "
+                "which readers of a remote spec do not have; upload the shards first, or state "
+                "where they will be with `--base`"
+            )
 
 
 def save_document(
-    path: str | os.PathLike[str], document: Mapping[str, Any], mode: int = 0o666
+    path: str | os.PathLike[str],
+    document: Mapping[str, Any],
+    mode: int = 0o666,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a JSON document atomically."""
+    """Write a JSON document atomically, to a path or URL."""
     try:
         data = json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:  # names of files need not be UTF-8
         data = json.dumps(document, indent=1).encode("ascii")
-    abandoned.sweep_beside(path)
-    with publish.replacing(path, mode) as file:
+    with upload.publishing(path, mode, storage_options=storage_options) as file:
         file.write(data + b"\n")
 
 

@@ -35,6 +35,9 @@ _MAX_PARTS: Final = 10_000
 _NUM_CONNECTIONS: Final = 4
 """Drivers have as many parts in memory as connections: 500 MB for each file by default."""
 
+_REFUSALS: Final = frozenset((errno.EPERM, errno.ENOSYS, errno.EMSGSIZE, errno.ENAMETOOLONG))
+"""Numbers of errors that the next attempt would meet again."""
+
 
 @contextmanager
 def publishing(
@@ -69,6 +72,7 @@ def publishing(
             yield file
         return
     check_writable(name)
+    _file_system(name, storage_options)  # now, since the block may take hours
     with unnamed_file() as (file, path):
         try:
             yield file
@@ -85,14 +89,27 @@ def is_local(target: str) -> bool:
     return urls.scheme(target) == ""
 
 
+def absolute(target: str | os.PathLike[str]) -> str:
+    """Return an absolute path, or a URL, that can be written.
+
+    Raises:
+        ValueError: It is a URL of a scheme that cannot be written.
+    """
+    name = os.fspath(target)
+    check_writable(name)
+    return os.path.abspath(name) if is_local(name) else name
+
+
 def check_writable(url: str) -> None:
-    """Raise ValueError for a URL of a scheme that cannot be written."""
+    """Raise ValueError for a URL with a query, or of a scheme that cannot be written."""
     if not is_local(url) and urls.scheme(url) in TRANSPORTS:
         raise ValueError(
             f"{urls.redact(url)}: expected a path, or a URL that can be written, such as "
             f"s3://bucket/name, found {urls.scheme(url)}:; write to a local folder and copy the "
             "complete files"
         )
+    if not is_local(url) and "?" in url:
+        raise ValueError(f"{urls.redact(url)}: expected a URL without a query to write to")
 
 
 def exists(target: str, storage_options: Options = None) -> bool:
@@ -227,7 +244,10 @@ def _file_system(url: str, storage_options: Options) -> tuple[Any, str]:
     options = by_prefix(storage_options)
     prefix = matching_prefix(url, options)
     transport = fsspec.transport_for({} if prefix is None else options[prefix], None)
-    return transport.file_system(url)
+    try:
+        return transport.file_system(url)
+    except FetchError as error:
+        raise UploadError(str(error)) from error
 
 
 def _asked(url: str, attempt: Callable[[], Any]) -> Any:
@@ -263,8 +283,10 @@ def _write_error(url: str, error: Exception) -> FetchError:
             "in storage_options or in the environment, and the permissions of the bucket"
         )
     permanent = (IsADirectoryError, NotImplementedError, TypeError, AttributeError, LookupError)
-    kind = FetchError if isinstance(error, permanent) else TransientError
-    return kind(f"{name}: expected to write it, found: {found}")
+    is_permanent = isinstance(error, permanent) or getattr(error, "errno", None) in _REFUSALS
+    return (FetchError if is_permanent else TransientError)(
+        f"{name}: expected to write it, found: {found}"
+    )
 
 
 def _with_folder(error: OSError, url: str) -> OSError:

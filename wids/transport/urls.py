@@ -149,7 +149,12 @@ def is_within(path: str, folder: str) -> bool:
 
 
 def relative(url: str, folder: str) -> str:
-    """Return a local URL relative to ``folder`` if it is inside; otherwise return it unchanged."""
+    """Return a URL relative to ``folder`` if it is inside; otherwise return it unchanged."""
+    if not is_local(folder):
+        prefix = folder.rstrip("/") + "/"
+        name = url[len(prefix) :] if url.startswith(prefix) else ""
+        # A query, `//` or `..` would be read back as something else.
+        return name if _PLAIN.fullmatch(name) and "?" not in folder else url
     if not (is_local(url) and is_within(local_path(url), folder)):
         return url
     name = os.path.relpath(local_path(url), folder)

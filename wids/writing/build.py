@@ -16,17 +16,16 @@ from functools import partial
 from typing import Any
 
 from wids.errors import ShardFormatError, printable
-from wids.files import abandoned, publish
 from wids.files.progress import Bar
 from wids.specs.loader import Shards, load_with
 from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars.names import KeySplit
-from wids.tars.pack import load_pack, write_pack
-from wids.transport import fetch, urls
 from wids.writing.by_headers import can_have_ranges, cost_texts, describe_by_headers
+from wids.transport import fetch, upload, urls
 from wids.writing.describe import ShardRecord, describe_shard
 from wids.writing.journal import Journal, Task
-from wids.writing.repeated_keys import temporary_pack, warn_of_repeated_keys
+from wids.writing.new_packs import new_pack
+from wids.writing.repeated_keys import warn_of_repeated_keys
 
 _logger = logging.getLogger("wids")
 
@@ -60,9 +59,9 @@ def build_spec(
         name: Name of the dataset; None for the name in the document.
         key_split: Where member names are split, at the ``"first"`` or the ``"last"`` dot; None for
             the rule in the document, or else the first dot.
-        pack: File to write the indexes of all shards into, which the spec will name. With it, no
-            machine has to scan these shards again, and keys are found by binary search. It is valid
-            for copies of the shards too: tars of the same names, lengths and headers.
+        pack: Path or URL to write the indexes of all shards to, which the spec will name. With it,
+            no machine has to scan these shards again, and keys are found by binary search. It is
+            valid for copies of the shards too: tars of the same names, lengths and headers.
         executor: Where to do the work; any `concurrent.futures.Executor`, such as that of a Dask
             client. None for this thread.
         journal: File for completed work, so that an interrupted run can be resumed. Delete it when
@@ -86,6 +85,8 @@ def build_spec(
         FetchError: A shard cannot be read.
         ShardFormatError: A shard is not a complete, plain tar.
         FileExistsError: ``journal`` is another file.
+        UploadError: The pack cannot be written to its URL.
+        ValueError: ``pack`` is a URL that cannot be written, such as ``https:``.
 
     Examples:
         >>> import wids
@@ -98,6 +99,7 @@ def build_spec(
         >>> wids.verify_spec("cats.json")
         []
     """
+    pack_path = None if pack is None else upload.absolute(pack)
     fetcher = fetch.Fetcher(storage_options)
     spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
     tasks: list[Task] = [
@@ -109,18 +111,13 @@ def build_spec(
             _with_facts(shard, log.record(task), key_split, has_pack=pack is not None)
             for shard, task in zip(spec.shards, tasks, strict=True)
         )
-        pack_path = spec.index
-        if pack is not None:
-            pack_path = os.path.abspath(os.fspath(pack))
-            abandoned.sweep_beside(pack_path)
-            with publish.replacing(pack_path) as file:
-                write_pack(file, log.indexes(tasks))
-            warn_of_repeated_keys(load_pack(pack_path), described)
-        else:
-            with temporary_pack(log.indexes(tasks)) as temporary:
-                warn_of_repeated_keys(temporary, described)
+        with new_pack(pack_path, log.indexes(tasks), storage_options) as indexes:
+            warn_of_repeated_keys(indexes, described)
     return replace(
-        spec, shards=described, name=spec.name if name is None else name, index=pack_path
+        spec,
+        shards=described,
+        name=spec.name if name is None else name,
+        index=pack_path or spec.index,
     )
 
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -21,8 +19,7 @@ import numpy as np
 from wids.errors import printable
 from wids.specs.model import ShardSpec
 from wids.tars.archive import IntArray
-from wids.tars.index import ShardIndex
-from wids.tars.pack import LocalPack, load_pack, write_pack
+from wids.tars.pack import LocalPack
 from wids.transport import urls
 
 _MAX_NAMED: Final = 3
@@ -90,15 +87,6 @@ def warn_of_repeated_keys(pack: LocalPack | None, shards: Sequence[ShardSpec]) -
     found = None if pack is None else find_repeated_keys(pack, shards)
     if found is not None:
         _logger.warning("%s", found)
-
-
-@contextmanager
-def temporary_pack(shards: Iterable[tuple[str, int, ShardIndex]]) -> Iterator[LocalPack | None]:
-    """Yield a pack that ends with the block; see `write_pack`."""
-    with tempfile.TemporaryFile() as file:
-        write_pack(file, shards)
-        file.seek(0)
-        yield load_pack("a temporary pack", os.dup(file.fileno()))
 
 
 def _numbered(items: Iterable[str | None]) -> IntArray:

@@ -1,4 +1,4 @@
-"""A pattern such as ``train-%06d.tar`` ↔ the paths of numbered shards.
+"""A pattern such as ``train-%06d.tar`` ↔ the paths or URLs of numbered shards.
 
 Lists folders and nothing more: no shard is opened here.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from wids.files import publish
+from wids.transport import upload, urls
 
 _NUMBER: Final = r"%0?\d*d"
 
@@ -21,7 +22,7 @@ class ShardNames:
     """The names of numbered shards in one folder.
 
     Attributes:
-        folder: Absolute path of the folder.
+        folder: Absolute path of the folder, or its URL.
         file_name: File name with one ``%06d``, or another width, for the number.
     """
 
@@ -31,11 +32,11 @@ class ShardNames:
     @classmethod
     def from_pattern(cls, pattern: str | os.PathLike[str]) -> ShardNames:
         """Parse a pattern; raise ValueError unless its file name has exactly one number."""
-        folder, file_name = os.path.split(os.path.abspath(os.fspath(pattern)))
+        folder, file_name = os.path.split(upload.absolute(pattern))
         if len(re.findall(_NUMBER, file_name)) != 1 or file_name.count("%") != 1:
             raise ValueError(
                 "pattern: expected a file name with one number such as %06d in it, found "
-                f"{os.fspath(pattern)!r}"
+                f"{urls.redact(os.fspath(pattern))!r}"
             )
         return cls(folder, file_name)
 
@@ -64,19 +65,24 @@ class ShardNames:
         if spec is True:
             stem = re.sub(rf"[-_.]?{_NUMBER}", "", os.path.splitext(self.file_name)[0])
             return os.path.join(self.folder, (stem or "shards") + ".json")
-        path = os.path.abspath(os.fspath(spec))
+        path = upload.absolute(spec)
+        if urls.is_local(self.folder) and not urls.is_local(path):
+            raise ValueError(
+                f"spec: expected a local path beside local shards, found {urls.redact(path)}; "
+                "readers of a remote spec do not have them"
+            )
         if not path.endswith(".json"):
             raise ValueError(f"spec: expected a name that ends in .json, found {os.fspath(spec)!r}")
         return path
 
-    def existing(self, start: int) -> range:
+    def existing(self, start: int, storage_options: upload.Options = None) -> range:
         """Return the numbers of the existing shards, from ``start`` on.
 
         Raises:
             FileExistsError: A number is missing before the last one. A writer that fills the gap
                 would overwrite the later shards.
         """
-        numbers = self.existing_numbers(start)
+        numbers = self.existing_numbers(start, storage_options)
         stop = start
         while stop in numbers:
             stop += 1
@@ -87,11 +93,12 @@ class ShardNames:
             )
         return range(start, stop)
 
-    def existing_numbers(self, start: int = 0) -> set[int]:
+    def existing_numbers(self, start: int = 0, storage_options: upload.Options = None) -> set[int]:
         """Return the numbers from ``start`` on under which something exists."""
         head, width, tail = re.split(f"({_NUMBER})", self.file_name)
         form = re.compile(re.escape(head) + r"(\d+)" + re.escape(tail))
-        matches = (form.fullmatch(name) for name in os.listdir(self.folder))
+        names = upload.file_names(self.folder, storage_options)
+        matches = map(form.fullmatch, names)
         # "%06d" names shard 7 000007, so a-7.tar is not one of these shards.
         numbers = {int(m[1]) for m in matches if m and width % int(m[1]) == m[1]}
         return {number for number in numbers if number >= start}

@@ -9,19 +9,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, ClassVar, Literal, get_args
 
-from wids.files import abandoned, locks, publish
+from wids.files import abandoned, locks
 from wids.files.progress import Bar
 from wids.specs.loader import load_spec
 from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars.index import TarIdentity
 from wids.tars.index_file import dump
-from wids.tars.pack import load_pack, write_pack
+from wids.transport import fetch, upload, urls
 from wids.writing.describe import ShardRecord, describe_shard
 from wids.writing.journal import Journal
 from wids.writing.members import Encoder, member_encoder
+from wids.writing.new_packs import new_pack
 from wids.writing.repeated_keys import warn_of_repeated_keys
 from wids.writing.shard_names import ShardNames
 from wids.writing.tar_writer import TarWriter, check_target
@@ -41,7 +43,7 @@ class ShardWriter:
     writer of a pattern is refused while the first one is open.
 
     Args:
-        pattern: Path of the shards, with a ``%06d`` for their number.
+        pattern: Path or URL of the shards, with a ``%06d`` for their number.
         maxcount: Maximum number of samples in a shard.
         maxsize: Maximum length of a shard in bytes, unless a single sample is larger.
         post: Called with the path of each complete shard.
@@ -51,7 +53,7 @@ class ShardWriter:
         name: Name of the dataset in the spec; None for the stem of the spec's file name.
         if_exists: What to do if shards or the spec exist already: ``"error"``, ``"resume"`` to keep
             the shards and continue after them, or ``"replace"`` to overwrite them.
-        encoder, mode, user, group, mtime, compress: As for `TarWriter`.
+        encoder, mode, user, group, mtime, compress, storage_options: As for `TarWriter`.
 
     Attributes:
         num_samples: Samples in all shards so far, including those that were resumed.
@@ -90,6 +92,7 @@ class ShardWriter:
         group: str = "",
         mtime: float = 0,
         compress: bool | str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_target(pattern, compress)
         self._names = ShardNames.from_pattern(pattern)
@@ -104,6 +107,7 @@ class ShardWriter:
         self._spec_path = self._names.spec_path(spec)
         self._dataset_name = name
         self._extras: Mapping[str, Any] = {}
+        self._storage_options = storage_options
         self._to_members = member_encoder(encoder)
         self._tar_options = {"mode": mode, "user": user, "group": group, "mtime": mtime}
         self._is_open = True
@@ -112,13 +116,11 @@ class ShardWriter:
         self._stack = ExitStack()
         try:
             self._stack.enter_context(only_writer(self._names))
-            if self._spec_path:
-                for path in (self._spec_path, pack_path(self._spec_path)):
-                    abandoned.sweep_beside(path)
             # On the disk of the shards, since the system's folder may have less space.
-            self._journal = self._stack.enter_context(Journal(None, folder=self._names.folder))
+            folder = self._names.folder if urls.is_local(self._names.folder) else None
+            self._journal = self._stack.enter_context(Journal(None, folder=folder))
             if if_exists == "error":
-                _check_absent(self._names.path(start_shard))
+                self._check_absent(self._names.path(start_shard))
                 self._check_no_spec()
             elif if_exists == "resume":
                 self._resume()
@@ -141,8 +143,13 @@ class ShardWriter:
         if self._writer is None:
             path, is_new = self._names.path(self._number), self._if_exists != "replace"
             if is_new:
-                _check_absent(path)
-            self._writer = _NumberedTar(path, is_new=is_new, **self._tar_options)  # type: ignore[arg-type]
+                self._check_absent(path)
+            self._writer = _NumberedTar(
+                path,
+                is_new=is_new,
+                storage_options=self._storage_options,
+                **self._tar_options,  # type: ignore[arg-type]
+            )
         self._writer.append(key, members)
         self.num_samples += 1
         return nbytes
@@ -198,15 +205,18 @@ class ShardWriter:
 
     def _resume(self) -> None:
         """Take over the shards that exist, and what their spec says of the dataset."""
-        numbers = self._names.existing(self._number)
+        fetcher = fetch.Fetcher(self._storage_options)
+        numbers = self._names.existing(self._number, self._storage_options)
         with Bar("reading existing shards", len(numbers), "shard") as bar:
             for count, number in enumerate(numbers, start=1):
-                record = describe_shard(self._names.path(number))
+                path = self._names.path(number)
+                with fetch.downloaded(fetcher, path) as local_path:
+                    record = replace(describe_shard(local_path), url=path)
                 self._add(record)
                 self.num_samples += record.num_samples
                 bar.reach(count)
-        if self._spec_path and os.path.exists(self._spec_path):
-            spec = load_spec(self._spec_path)
+        if self._spec_path and upload.exists(self._spec_path, self._storage_options):
+            spec = load_spec(self._spec_path, read=fetcher.read)
             self._extras = spec.extras
             if self._dataset_name is None:
                 self._dataset_name = spec.name
@@ -214,18 +224,26 @@ class ShardWriter:
     def _check_no_spec(self) -> None:
         if self._spec_path:
             for path in (self._spec_path, pack_path(self._spec_path)):
-                _check_absent(path)
+                self._check_absent(path)
+
+    def _check_absent(self, path: str) -> None:
+        if upload.exists(path, self._storage_options):
+            raise FileExistsError(
+                f'{urls.redact(path)}: already exists; pass if_exists="resume" to keep it and '
+                'continue after it, "replace" to overwrite it, or choose another name'
+            )
 
     def _publish_spec(self, path: str) -> None:
         if self._if_exists == "error":
             self._check_no_spec()
-        with publish.replacing(pack_path(path)) as file:
-            write_pack(file, self._journal.indexes((shard.url, "first") for shard in self.shards))
-        warn_of_repeated_keys(load_pack(pack_path(path)), self.shards)
+        indexes = self._journal.indexes((shard.url, "first") for shard in self.shards)
+        with new_pack(pack_path(path), indexes, self._storage_options) as pack:
+            warn_of_repeated_keys(pack, self.shards)
         name = self._dataset_name
         if name is None:
             name = os.path.splitext(os.path.basename(path))[0]
-        DatasetSpec(tuple(self.shards), name, pack_path(path), self._extras).save(path)
+        spec = DatasetSpec(tuple(self.shards), name, pack_path(path), self._extras)
+        spec.save(path, storage_options=self._storage_options)
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -258,6 +276,9 @@ def only_writer(names: ShardNames) -> Iterator[None]:
     Raises:
         OSError: Another writer of these shards is open.
     """
+    if not urls.is_local(names.folder):  # a new object is refused by the server if it exists
+        yield
+        return
     lock_path = names.lock_path()
     with locks.lock_file(lock_path, mode=0o600) as is_held:
         if is_held is False:
@@ -281,14 +302,6 @@ def _check_options(if_exists: str, maxcount: int, maxsize: float) -> None:
     if maxcount < 1 or maxsize < 1:
         raise ValueError(
             f"expected a maxcount and a maxsize of at least 1, found {maxcount} and {maxsize}"
-        )
-
-
-def _check_absent(path: str) -> None:
-    if os.path.lexists(path):
-        raise FileExistsError(
-            f'{path}: already exists; pass if_exists="resume" to keep it and continue after it, '
-            '"replace" to overwrite it, or choose another name'
         )
 
 

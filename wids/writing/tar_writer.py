@@ -15,9 +15,8 @@ from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import IO, Any, ClassVar, Final
 
-from wids.files import abandoned, publish
 from wids.tars.index import ShardIndex, index_tar
-from wids.transport import urls
+from wids.transport import upload, urls
 from wids.writing.members import Encoder, member_encoder
 
 _BLOCK: Final = tarfile.BLOCKSIZE
@@ -34,7 +33,9 @@ class TarWriter:
     same path, once it is a minute old. Not safe to share between threads.
 
     Args:
-        target: Path of the shard, or a binary stream to write to, which stays open.
+        target: Path of the shard; its URL, of a scheme that fsspec can write, to which the complete
+            file is uploaded from the folder for temporary files (``TMPDIR``); or a binary stream to
+            write to, which stays open.
         encoder: How values become bytes: None or True for the table of encoders, chosen by the
             extension of a field; a dict of encoders by extension, which take precedence over that
             table; False for no encoding, so that every value has to be bytes; or a callable from a
@@ -46,6 +47,7 @@ class TarWriter:
         compress: Has to be false: a compressed tar has no random access.
         is_new: Whether to raise FileExistsError, and leave the existing file alone, if something
             has the path when the shard is complete.
+        storage_options: As for `ShardListDataset`, for a URL.
 
     Attributes:
         num_samples: Samples written so far.
@@ -78,6 +80,7 @@ class TarWriter:
         mtime: float = 0,
         compress: bool | str | None = None,
         is_new: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_target(target, compress)
         self.num_samples = 0
@@ -94,9 +97,9 @@ class TarWriter:
         # collector ends what it reaches first, and this closes the stream.
         self._publishing: AbstractContextManager[IO[bytes]] | None = None
         if isinstance(target, str | os.PathLike):
-            if self._sweeps:
-                abandoned.sweep_beside(target)
-            self._publishing = publish.replacing(target, is_new=is_new)
+            self._publishing = upload.publishing(
+                target, is_new=is_new, sweeps=self._sweeps, storage_options=storage_options
+            )
             target = self._publishing.__enter__()
         self._stream = target
 
@@ -257,15 +260,11 @@ def finished_nbytes(nbytes: int) -> int:
 
 
 def check_target(target: Any, compress: bool | str | None) -> None:
-    """Raise ValueError for a target that is a URL, or that asks for compression."""
+    """Raise ValueError for a target that cannot be written, or that asks for compression."""
     name = os.fspath(target) if isinstance(target, str | os.PathLike) else ""
-    if urls.scheme(name) not in ("", "file") or name.startswith("file:"):
-        raise ValueError(
-            f"{urls.redact(name)}: expected a local path, found a URL; write to a local folder and "
-            "copy the complete shards"
-        )
+    upload.check_writable(name)
     if compress or name.endswith((".gz", ".tgz", ".bz2", ".xz", ".zst")):
         raise ValueError(
-            f"{name or 'a shard'}: expected a plain tar, since a compressed one has no random "
-            "access; compress fields instead, by names that end in .gz, such as .json.gz"
+            f"{urls.redact(name) or 'a shard'}: expected a plain tar, since a compressed one has "
+            "no random access; compress fields instead, by names that end in .gz, such as .json.gz"
         )

@@ -31,7 +31,8 @@ from wids.tars.shard import Shard
 from wids.transport import fetch, urls
 from wids.writing.describe import ShardRecord
 from wids.writing.journal import Journal
-from wids.writing.repeated_keys import find_repeated_keys, temporary_pack
+from wids.writing.new_packs import new_pack
+from wids.writing.repeated_keys import find_repeated_keys
 
 _MAX_NAMES: Final = 3
 
@@ -151,7 +152,7 @@ def verify_spec(
             bar.reach(number + 1)
         if pack is None:
             tasks = [(shard.url, shard.key_split or "first") for shard in packed]
-            pack = stack.enter_context(temporary_pack(log.indexes(tasks)))
+            pack = stack.enter_context(new_pack(None, log.indexes(tasks)))
             problems += _repeated_keys(pack, packed)
         elif not pack_problems:  # or else its hashes prove nothing
             problems += _repeated_keys(pack, spec.shards)

@@ -1,0 +1,40 @@
+"""The indexes of shards → a pack, published under a name or temporary, to be looked at in between.
+
+Knows nothing of how the shards were read, or what is looked for in the pack.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from wids.tars.index import ShardIndex
+from wids.tars.pack import LocalPack, load_pack, write_pack
+from wids.transport import upload, urls
+
+
+@contextmanager
+def new_pack(
+    target: str | None,
+    shards: Iterable[tuple[str, int, ShardIndex]],
+    storage_options: upload.Options = None,
+) -> Iterator[LocalPack | None]:
+    """Yield a pack, which is published when the block ends.
+
+    Args:
+        target: Path or URL; None for a pack that ends with the block.
+        shards: As for `write_pack`.
+        storage_options: As for `ShardListDataset`.
+    """
+    with (
+        tempfile.TemporaryFile()
+        if target is None
+        else upload.publishing(target, storage_options=storage_options)
+    ) as file:
+        write_pack(file, shards)
+        file.flush()
+        file.seek(0)
+        name = "a temporary pack" if target is None else urls.redact(target)
+        yield load_pack(name, os.dup(file.fileno()))
