@@ -7,6 +7,7 @@ function first what to do with each: forward it, answer in the server's place, o
 from __future__ import annotations
 
 import http.client
+import json
 import socket
 import subprocess
 import sys
@@ -53,11 +54,7 @@ class Bucket:
 
     def environment(self) -> dict[str, str]:
         """Return the variables with which other processes reach the proxy."""
-        return {
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_ENDPOINT_URL": self.options["endpoint_url"],
-        }
+        return {"WIDS_STORAGE_OPTIONS": json.dumps(self.options)}
 
     def names(self) -> list[str]:
         """Return the names of all objects."""
@@ -102,11 +99,8 @@ def s3_server() -> Iterator[str]:
 @contextmanager
 def bucket_of(server: str, name: str) -> Iterator[Bucket]:
     """Yield a new bucket of a server, behind a proxy."""
-    import s3fs
-
     proxy = ThreadingHTTPServer(("127.0.0.1", 0), _Proxy)
     proxy.daemon_threads = True
-    s3fs.S3FileSystem.clear_instance_cache()  # of another test's variables of the environment
     bucket = Bucket(name, server, f"http://127.0.0.1:{proxy.server_port}")
     proxy.bucket = bucket  # type: ignore[attr-defined]
     proxy.upstream = server.removeprefix("http://")  # type: ignore[attr-defined]
@@ -130,7 +124,12 @@ class _Proxy(BaseHTTPRequestHandler):
         except (ConnectionError, TimeoutError):
             self.close_connection = True
 
-    def do_GET(self) -> None:
+    def __getattr__(self, name: str) -> Callable[[], None]:
+        if name.startswith("do_"):
+            return self._forward
+        raise AttributeError(name)
+
+    def _forward(self) -> None:
         bucket: Bucket = self.server.bucket  # type: ignore[attr-defined]
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         bucket.requests.append((self.command, self.path))
@@ -149,8 +148,6 @@ class _Proxy(BaseHTTPRequestHandler):
             data = response.read()
             self._send(response.status, dict(response.headers), data)
             upstream.close()
-
-    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
 
     def _send(self, status: int, headers: dict[str, str], data: bytes) -> None:
         self.send_response_only(status)

@@ -47,7 +47,7 @@ def test_a_block_that_fails_uploads_nothing(bucket: Bucket) -> None:
     url = f"{bucket.url}/a.bin"
     publish(url, b"old", storage_options=bucket.options)
     bucket.requests.clear()
-    with pytest.raises(KeyboardInterrupt):
+    with raises(KeyboardInterrupt):
         with upload.publishing(url, storage_options=bucket.options) as file:
             file.write(DATA)
             raise KeyboardInterrupt
@@ -73,9 +73,10 @@ def test_a_large_file_is_committed_at_the_end(
     assert bucket.system.cat(f"{bucket.url}/a.bin") == data
 
 
+@pytest.mark.usefixtures("quick_retries")
 @pytest.mark.parametrize("old", [None, b"old"])
 def test_a_server_that_refuses_the_last_part(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, old: bytes | None, quick_retries: None
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, old: bytes | None
 ) -> None:
     """The upload is retried, aborted and an error; what was there stays (SPEC-30)."""
     monkeypatch.setattr(upload, "_PART_NBYTES", PART_NBYTES)
@@ -91,7 +92,8 @@ def test_a_server_that_refuses_the_last_part(
     assert bucket.unfinished() == []
 
 
-def test_a_failure_that_passes_is_retried(bucket: Bucket, quick_retries: None) -> None:
+@pytest.mark.usefixtures("quick_retries")
+def test_a_failure_that_passes_is_retried(bucket: Bucket) -> None:
     """An upload is tried again as a download is (SPEC-30)."""
     answers = iter([400, 400])
     bucket.fault = lambda method, _: next(answers, None) if method == "PUT" else None

@@ -70,7 +70,7 @@ def test_if_exists_as_on_the_local_disk(bucket: Bucket) -> None:
     """What exists is an error, resumed or replaced (SPEC-32)."""
     pattern, options = f"{bucket.url}/a-%d.tar", bucket.options
     about: dict[str, Any] = {"maxcount": 10, "storage_options": options}
-    with pytest.raises(KeyboardInterrupt):
+    with raises(KeyboardInterrupt):
         with ShardWriter(pattern, **about) as writer:
             fill(writer, 0, 25)
             raise KeyboardInterrupt
@@ -91,7 +91,7 @@ def test_if_exists_as_on_the_local_disk(bucket: Bucket) -> None:
 def test_a_shard_that_appears_meanwhile_is_not_replaced(bucket: Bucket) -> None:
     """Of two writers of a pattern the slower one fails, by the server's own word (SPEC-32)."""
     about: dict[str, Any] = {"maxcount": 10, "storage_options": bucket.options}
-    with pytest.raises(FileExistsError, match=r"a-0\.tar"):
+    with raises(FileExistsError, "a-0.tar"):
         with ShardWriter(f"{bucket.url}/a-%d.tar", **about) as slow:
             fill(slow, 100, 105)
             with ShardWriter(f"{bucket.url}/a-%d.tar", **about) as fast:
@@ -102,7 +102,7 @@ def test_a_shard_that_appears_meanwhile_is_not_replaced(bucket: Bucket) -> None:
 def test_one_tar(bucket: Bucket) -> None:
     """A `TarWriter` takes a URL; an exception leaves nothing there (SPEC-30)."""
     url = f"{bucket.url}/one.tar"
-    with pytest.raises(ZeroDivisionError):
+    with raises(ZeroDivisionError):
         with TarWriter(url, storage_options=bucket.options) as writer:
             fill(writer, 0, 5)
             1 / 0  # noqa: B018
