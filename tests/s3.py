@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from conftest import need
+from servers import free_port, running
 
 Answer = int | str | None
 """A status to answer with, ``"stall"``, or None to forward the request."""
@@ -71,29 +69,10 @@ class Bucket:
 def s3_server() -> Iterator[str]:
     """Run an S3 server and yield its address."""
     need(find_spec("moto") and find_spec("s3fs"), "moto[server] and s3fs (pip install '.[test]')")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     program = str(Path(sys.executable).with_name("moto_server"))
-    process = subprocess.Popen(
-        [program, "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        until_s = time.monotonic() + 60
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                assert process.poll() is None
-                assert time.monotonic() < until_s, "moto_server does not answer"
-                time.sleep(0.05)
+    with running([program, "-H", "127.0.0.1", "-p", str(port)], port):
         yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
 
 
 @contextmanager

@@ -9,13 +9,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
-import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,6 +20,7 @@ import pytest
 from conftest import need, raises, sample_members, write_tar
 from loopback import Server
 from relay import relayed
+from servers import free_port, running
 
 import wids
 from wids.cli import main as cli
@@ -50,36 +46,6 @@ def shards(tmp_path: Path) -> list[Path]:
         paths.append(write_tar(folder / f"train {number}.tar", members))
     wids.build_spec(list(map(str, paths)), pack=folder / "train.index")
     return paths
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-@contextmanager
-def running(command: list[str], port: int, **about: Any) -> Iterator[None]:
-    """Run a server until the block ends, which begins when the server answers."""
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **about
-    )
-    try:
-        until_s = time.monotonic() + 60
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                if process.poll() is not None or time.monotonic() > until_s:
-                    process.kill()
-                    pytest.fail(f"{command[0]} does not answer: {process.communicate()[0]}")
-                time.sleep(0.05)
-        yield
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
 
 
 def check(urls: list[str], index: str, **about: Any) -> None:

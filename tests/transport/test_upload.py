@@ -5,16 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from conftest import need, raises
 from s3 import Bucket
+from servers import free_port, running
 
 from wids.errors import FetchError, UploadError
 from wids.transport import upload
@@ -195,27 +195,14 @@ def test_a_full_local_disk_names_the_folder(
 
 
 @pytest.fixture
-def ftp(tmp_path: Path) -> str:
+def ftp(tmp_path: Path) -> Iterator[str]:
     """A folder on an FTP server, whose files are visible while they are uploaded."""
     need(find_spec("pyftpdlib"), "pyftpdlib (pip install '.[test]')")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-W", "ignore", "-m", "pyftpdlib", "-w", "-i", "127.0.0.1", "-p",
                str(port), "-d", str(tmp_path)]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        until_s = time.monotonic() + 60
-        while time.monotonic() < until_s:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                time.sleep(0.05)
+    with running(command, port):
         yield f"ftp://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
 
 
 def test_a_server_that_shows_files_early(

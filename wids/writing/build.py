@@ -20,8 +20,8 @@ from wids.files.progress import Bar
 from wids.specs.loader import Shards, load_with
 from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars.names import KeySplit
-from wids.writing.by_headers import can_have_ranges, cost_texts, describe_by_headers
 from wids.transport import fetch, upload, urls
+from wids.writing.by_headers import can_have_ranges, cost_texts, describe_by_headers
 from wids.writing.describe import ShardRecord, describe_shard
 from wids.writing.journal import Journal, Task
 from wids.writing.new_packs import new_pack
