@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 import wids
+from wids.files import locks
 
 ROOT = Path(wids.__file__).parent
 
@@ -64,6 +65,9 @@ def interrupted(packages: tuple[str, ...], number: int) -> Iterator[Count]:
         yield count
     finally:
         sys.settrace(previous)
+        # A trace function, unlike a signal, can raise between a `with` block and its `__exit__`.
+        while locks._no_fork._is_owned():  # type: ignore[attr-defined]
+            locks._no_fork.release()
 
 
 @contextmanager
