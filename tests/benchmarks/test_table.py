@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 
 import columns
 import keys
+import pack_files
 import pytest
 import remote
 import samplers
@@ -87,3 +89,11 @@ def test_column_rows_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None
     printed = capsys.readouterr().out
     assert all(row.line() in printed for row in rows)
     assert rows[2].nbytes[0] < 20e6
+
+
+def test_packing_can_be_measured() -> None:
+    """A folder is packed by three programs in turn."""
+    need(importlib.util.find_spec("webdataset"), "pip install webdataset")
+    need(shutil.which("tar"), "GNU tar")
+
+    assert list(pack_files.main(["--toy", "--rounds", "1"])) == ["tar", "webdataset"]

@@ -11,8 +11,7 @@ from typing import Literal, get_args
 
 from wids.errors import PackError
 from wids.transport import upload, urls
-from wids.writing.shard_names import ShardNames
-from wids.writing.shard_writer import pack_path
+from wids.writing.shard_names import ShardNames, pack_path
 from wids.writing.tar_writer import check_target
 
 IfExists = Literal["error", "replace"]

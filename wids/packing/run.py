@@ -29,7 +29,7 @@ from wids.tars.names import KeySplit
 from wids.tars.pack import write_pack
 from wids.writing.describe import ShardRecord
 from wids.writing.journal import Journal, Task
-from wids.writing.shard_writer import only_writer
+from wids.writing.only_writer import only_writer
 
 _KEY_SPLIT: Final[KeySplit] = "first"
 """How readers split the names of members."""

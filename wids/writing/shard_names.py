@@ -102,3 +102,8 @@ class ShardNames:
         # "%06d" names shard 7 000007, so a-7.tar is not one of these shards.
         numbers = {int(m[1]) for m in matches if m and width % int(m[1]) == m[1]}
         return {number for number in numbers if number >= start}
+
+
+def pack_path(spec_path: str) -> str:
+    """Return the path of the pack beside a spec."""
+    return os.path.splitext(spec_path)[0] + ".index"

@@ -7,13 +7,12 @@ written is up to `tar_writer`, how shards are named to `shard_names`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, ClassVar, Literal, get_args
 
-from wids.files import abandoned, locks
 from wids.files.progress import Bar
 from wids.specs.loader import load_spec
 from wids.specs.model import DatasetSpec, ShardSpec
@@ -24,8 +23,9 @@ from wids.writing.describe import ShardRecord, describe_shard
 from wids.writing.journal import Journal
 from wids.writing.members import Encoder, member_encoder
 from wids.writing.new_packs import new_pack
+from wids.writing.only_writer import only_writer
 from wids.writing.repeated_keys import warn_of_repeated_keys
-from wids.writing.shard_names import ShardNames
+from wids.writing.shard_names import ShardNames, pack_path
 from wids.writing.tar_writer import TarWriter, check_target
 
 IfExists = Literal["error", "resume", "replace"]
@@ -269,33 +269,6 @@ class _NumberedTar(TarWriter):
     _sweeps: ClassVar[bool] = False
 
 
-@contextmanager
-def only_writer(names: ShardNames) -> Iterator[None]:
-    """Keep other writers of these shards away, and delete what a killed one left.
-
-    Raises:
-        OSError: Another writer of these shards is open.
-    """
-    if not urls.is_local(names.folder):  # a new object is refused by the server if it exists
-        yield
-        return
-    lock_path = names.lock_path()
-    with locks.lock_file(lock_path, mode=0o600) as is_held:
-        if is_held is False:
-            raise OSError(
-                f"{os.path.join(names.folder, names.file_name)}: expected to be the only writer of "
-                "these shards, found another one that is open; close it, or give each process a "
-                "pattern of its own"
-            )
-        abandoned.sweep(names.folder, names.is_temporary, min_age_s=0 if is_held else None)
-        try:
-            yield
-        finally:
-            if is_held:
-                with suppress(OSError):
-                    os.unlink(lock_path)
-
-
 def _check_options(if_exists: str, maxcount: int, maxsize: float) -> None:
     if if_exists not in get_args(IfExists):
         raise ValueError(f'if_exists: expected "error", "resume" or "replace", found {if_exists!r}')
@@ -303,8 +276,3 @@ def _check_options(if_exists: str, maxcount: int, maxsize: float) -> None:
         raise ValueError(
             f"expected a maxcount and a maxsize of at least 1, found {maxcount} and {maxsize}"
         )
-
-
-def pack_path(spec_path: str) -> str:
-    """Return the path of the pack beside a spec."""
-    return os.path.splitext(spec_path)[0] + ".index"
