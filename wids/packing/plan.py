@@ -123,7 +123,7 @@ def _without_tables(files: list[ListedFile]) -> tuple[list[ListedFile], list[str
 
 def _leave_out_documents(table: SampleTable, listing: Listing) -> None:
     """Take texts such as ``README.md`` out of the samples, unless most samples are such a text."""
-    roles = {stem: frozenset(roles_of(fields)) for stem, fields in table.fields.items()}
+    roles = {stem: roles_of(fields) for stem, fields in table.fields.items()}
     documents = {
         stem: own
         for stem, own in roles.items()

@@ -184,6 +184,11 @@ class SampleTable:
         )
 
 
-def roles_of(fields: Iterable[str]) -> set[str]:
+def roles_of(fields: Iterable[str]) -> frozenset[str]:
     """Return the roles of some fields."""
-    return {role(field) for field in fields}
+    return _roles_of(tuple(fields))
+
+
+@cache  # nearly all samples have the same fields
+def _roles_of(fields: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(map(role, fields))

@@ -20,7 +20,7 @@ from wids.errors import FetchError, local_error
 from wids.files.checksums import fastest_crc32
 from wids.files.digests import file_digest
 from wids.packing.listing import ListedFile
-from wids.packing.samples import Generated, Sample
+from wids.packing.samples import Sample
 from wids.packing.shard_tasks import ShardTask, nbytes_of
 from wids.tars.archive import BLOCK_NBYTES, TarMembers
 from wids.tars.index import ShardIndex, TarIdentity, build_index
@@ -114,12 +114,13 @@ class _TarOfFiles(TarWriter):
             head = self.nbytes
             self._put(header)
             start = self.nbytes
-            if isinstance(source, Generated):
+            if isinstance(source, ListedFile):
+                crc = self._put_file(f"{root}/{source.path}", source)
+            else:
                 self._put(source.data)
                 crc = self._crc32(source.data)
-            else:
-                crc = self._put_file(f"{root}/{source.path}", source)
-            self._put(_ZEROS[: -size % BLOCK_NBYTES])
+            if size % BLOCK_NBYTES:
+                self._put(_ZEROS[size % BLOCK_NBYTES :])
             self._names.append(name)
             self._places.append((head, start, size, self._crc32(header), crc))
         self._has_partial_sample = False

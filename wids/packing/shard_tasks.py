@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from wids.packing.listing import ListedFile
 from wids.packing.samples import Generated, Sample, Source
 from wids.tars.archive import BLOCK_NBYTES, padded
 from wids.tars.names import to_bytes
@@ -38,7 +39,9 @@ class ShardTask:
 def make_task(path: str, root: str, samples: tuple[Sample, ...], nbytes: int) -> ShardTask:
     """Return the task for some samples."""
     parts = (
-        f"{key}\0{field}\0{source[0]!r}\0{source[1:]!r}"
+        f"{key}\0{field}\0{source.path}\0{source.nbytes}\0{source.mtime_ns}"
+        if isinstance(source, ListedFile)
+        else f"{key}\0{field}\0{source.data!r}"
         for key, members in samples
         for field, source in members
     )
