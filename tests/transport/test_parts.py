@@ -56,10 +56,13 @@ def test_near_parts_are_read_along_and_far_ones_skipped() -> None:
     assert source.spans == [(far, far + JUMP_NBYTES)]
     parts[far + 1000 : far + 1512]
     assert len(source.spans) == 1
-    near = far + JUMP_NBYTES + REQUEST_NBYTES - 1
+    near = far + 1000 + REQUEST_NBYTES - 1
     parts[near : near + 512]
     assert source.spans[1] == (far + JUMP_NBYTES, near + JUMP_NBYTES)
-    assert parts.num_requests == 3
+    far = near + REQUEST_NBYTES
+    parts[far : far + 512]
+    assert source.spans[2] == (far, far + JUMP_NBYTES)
+    assert parts.num_requests == 4
     assert parts.num_read_nbytes == FIRST + sum(b - a for a, b in source.spans)
 
 

@@ -28,7 +28,7 @@ class FileStart(NamedTuple):
     Attributes:
         data: The bytes.
         total_nbytes: Length of the file, or None if the server does not state it.
-        has_ranges: Whether the server sends parts: False if it began to send all of the file.
+        has_ranges: Whether the server sends parts: False if it began to send more of the file.
     """
 
     data: bytes
@@ -100,15 +100,17 @@ class Fetcher:
         """
         self._transports.bind_options(url)
 
-    def read_start(self, url: str, nbytes: int) -> FileStart:
+    def read_start(self, url: str, nbytes: int, nbytes_of_whole: int = 0) -> FileStart:
         """Read the first bytes of a file, of its present version.
 
-        A server that sends whole files only is cut off after these bytes. The range readers of the
-        URL expect the version that is read here.
+        A server that sends whole files only is cut off. The range readers of the URL expect the
+        version that is read here.
 
         Args:
             url: Path or URL.
             nbytes: Bytes to read; fewer are returned if the file ends before.
+            nbytes_of_whole: Bytes to read instead from a server that sends whole files only, if
+                they are more: it cannot be asked for the next ones.
 
         Raises:
             NotFoundError: There is no such file.
@@ -124,17 +126,19 @@ class Fetcher:
             with stream:
                 for chunk in stream.chunks:
                     data += chunk
-                    if len(data) > nbytes:
+                    if len(data) > max(nbytes, nbytes_of_whole):
                         break
-            total_nbytes, is_whole = stream.total_nbytes, len(data) > nbytes
-            if len(data) < nbytes:
+            is_whole = len(data) > nbytes
+            limit = max(nbytes, nbytes_of_whole) if is_whole else nbytes
+            total_nbytes = stream.total_nbytes
+            if len(data) < limit:
                 check_complete(url, len(data), total_nbytes)
                 total_nbytes = len(data)
             if stream.tag is None:
                 self._tags.pop(url, None)
             else:
                 self._tags[url] = stream.tag
-            return FileStart(bytes(data[:nbytes]), total_nbytes, not is_whole)
+            return FileStart(bytes(data[:limit]), total_nbytes, not is_whole)
 
         return with_retries(attempt)
 

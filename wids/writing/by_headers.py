@@ -9,26 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from wids.errors import MismatchError
-from wids.files.sizes import nbytes_text
+from wids.reading.index_cost import Cost, estimate
 from wids.tars import index_file
-from wids.tars.archive import BLOCK_NBYTES
 from wids.tars.header_scan import HeaderScan
 from wids.tars.index import TarIdentity, index_tar
 from wids.transport import urls
 from wids.transport.fetch import Fetcher
-from wids.transport.parts import (
-    ENDLESS_NBYTES,
-    JUMP_NBYTES,
-    REQUEST_NBYTES,
-    FileParts,
-    open_parts,
-)
+from wids.transport.parts import ENDLESS_NBYTES, open_parts
 from wids.transport.retry import CancelledError
 from wids.writing.describe import ShardRecord
 from wids.writing.journal import Task
@@ -40,33 +33,6 @@ _NUM_THREADS: Final = 16
 """Shards at a time: reading headers is waiting for a server."""
 
 _KEEP_NBYTES: Final = 4 << 20  # no byte is wanted twice
-
-
-class Cost(NamedTuple):
-    """What reading from a server costs.
-
-    Attributes:
-        num_requests: Requests.
-        nbytes: Bytes.
-    """
-
-    num_requests: int = 0
-    nbytes: int = 0
-
-    @property
-    def weight(self) -> int:
-        """Both in one number: a request counts as the bytes that take as long."""
-        return self.num_requests * REQUEST_NBYTES + self.nbytes
-
-    def __str__(self) -> str:
-        noun = "request" if self.num_requests == 1 else "requests"
-        return f"{self.num_requests:,} {noun}, {nbytes_text(self.nbytes)}"
-
-    @classmethod
-    def total(cls, costs: Iterable[Cost | None]) -> Cost:
-        """Return the sum of those costs that are known."""
-        known = [cost for cost in costs if cost is not None]
-        return cls(sum(cost.num_requests for cost in known), sum(cost.nbytes for cost in known))
 
 
 @dataclass(frozen=True)
@@ -148,23 +114,6 @@ def _attempt(fetcher: Fetcher, task: Task, is_over: threading.Event) -> Attempt:
     record = ShardRecord(url, key_split, None, len(shard_index), len(parts), None, blob)
     spent = Cost(parts.num_requests, parts.num_read_nbytes)
     return record, ShardCost("headers", spent, whole)
-
-
-def estimate(scan: HeaderScan, parts: FileParts) -> Cost:
-    """Return what reading all headers of a shard will cost, as its first bytes make expect.
-
-    The scan moves on over the headers that are at hand. Those within `JUMP_NBYTES` of each other
-    come with one request; the rest of the shard is expected to be like its beginning.
-    """
-    first_nbytes, num_groups, stop = parts.num_read_nbytes, 0, 0
-    while not scan.is_complete and parts.has(scan.position, scan.position + BLOCK_NBYTES):
-        if scan.position >= stop:
-            num_groups, stop = num_groups + 1, scan.position + JUMP_NBYTES
-        scan.step()
-    rest_nbytes = max(0, len(parts) - scan.position)
-    num_more = -(-rest_nbytes * num_groups // max(scan.position, 1))
-    # Never more bytes than there are: headers that are near each other are read together.
-    return Cost(1 + num_more, first_nbytes + min(num_more * JUMP_NBYTES, rest_nbytes))
 
 
 def _described(task: Task, data: bytes) -> ShardRecord:
