@@ -17,6 +17,7 @@ from PIL import Image
 
 import wids
 from wids.looking.browse import Browser
+from wids.looking.peek_pages import PeekPages
 
 HOSTILE = '<script>document.title="owned"</script>'
 
@@ -55,10 +56,16 @@ class Client:
 
     def get(self, path: str = "", **headers: str) -> tuple[int, dict[str, str], bytes]:
         """Return status, headers and body for a path below the token, or for an absolute one."""
+        return self.request("GET", path, **headers)
+
+    def request(
+        self, method: str, path: str = "", **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Send a request of any method; the result is that of `get`."""
         connection = http.client.HTTPConnection(self.parts.hostname or "", self.parts.port)
         try:
             full_path = path if path.startswith("/") else self.parts.path + path
-            connection.request("GET", full_path, headers=headers)
+            connection.request(method, full_path, headers=headers)
             response = connection.getresponse()
             return response.status, dict(response.headers), response.read()
         finally:
@@ -72,12 +79,28 @@ class Client:
 @contextmanager
 def browsing(spec: Any, **options: Any) -> Iterator[Client]:
     """Serve the pages of a dataset; the value is a client for them."""
-    with wids.ShardListDataset(spec, access="range", **options) as dataset:
-        browser = Browser(dataset)
-        thread = threading.Thread(target=browser.serve)
-        thread.start()
-        try:
-            yield Client(browser.url)
-        finally:
-            browser.close()
-            thread.join()
+    with (
+        wids.ShardListDataset(spec, access="range", **options) as dataset,
+        serving(dataset) as client,
+    ):
+        yield client
+
+
+@contextmanager
+def peeking(shards: Any, **options: Any) -> Iterator[Client]:
+    """Serve the pages of shards without an index; the value is a client for them."""
+    with serving(PeekPages(wids.peek(shards, **options))) as client:
+        yield client
+
+
+@contextmanager
+def serving(pages: Any) -> Iterator[Client]:
+    """Serve pages; the value is a client for them."""
+    browser = Browser(pages)
+    thread = threading.Thread(target=browser.serve)
+    thread.start()
+    try:
+        yield Client(browser.url)
+    finally:
+        browser.close()
+        thread.join()

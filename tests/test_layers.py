@@ -25,7 +25,7 @@ columns
 looking
 mapstyle views
 composition
-dataset
+dataset peeking
 streaming trainers demo
 cli
 """

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from wids.fields.decode import Decoder
     from wids.packing.folder import pack_folder
     from wids.packing.report import PackReport
+    from wids.peeking import Peek, peek
     from wids.reading.prefetch import Prefetcher
     from wids.sampling.bucket_sampler import BucketBatchSampler
     from wids.sampling.chunked import ChunkedSampler, ShardedSampler, ShardListSampler
@@ -61,6 +62,7 @@ __all__ = [
     "NotFoundError",
     "PackError",
     "PackReport",
+    "Peek",
     "Prefetcher",
     "Problem",
     "SampleError",
@@ -83,6 +85,7 @@ __all__ = [
     "collate",
     "load_spec",
     "pack_folder",
+    "peek",
     "sampling_cost",
     "stream",
     "verify_spec",
@@ -93,6 +96,7 @@ _MODULES = {
     "fields.decode": ("Decoder",),
     "packing.folder": ("pack_folder",),
     "packing.report": ("PackReport",),
+    "peeking": ("Peek", "peek"),
     "reading.prefetch": ("Prefetcher",),
     "sampling.bucket_sampler": ("BucketBatchSampler",),
     "sampling.chunked": ("ChunkedSampler", "ShardListSampler", "ShardedSampler"),

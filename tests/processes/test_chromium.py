@@ -6,15 +6,18 @@ The tests use the system's Chromium (``apt-get install chromium``) and start it 
 from __future__ import annotations
 
 import importlib.util
+import io
 import re
 import shutil
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import need, write_tar
-from looks import browsing, write
+from looks import browsing, peeking, picture, write
+from loopback import Server
 
 import wids
 from wids.looking.html import sample_html
@@ -219,3 +222,122 @@ def test_a_million_samples(chromium: Any, tmp_path: Path) -> None:
         tab.page.goto(f"{client.parts.geturl()}#start=999984")
         tab.wait_for_first(999_984)
         assert tab.indices() == list(range(999_984, 1_000_000))
+
+
+# Shards without an index.
+
+
+@pytest.fixture
+def pattern(server: Server) -> str:
+    """The pattern of three shards of 30 samples of 400 kB, of which the last has a film first."""
+    for number in range(3):
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode="w") as archive:
+            members = (
+                [("film.mp4", bytes(9_000_000)), ("film.txt", b"a film")] if number == 2 else []
+            )
+            for n in range(30):
+                members.append((f"s{number}-{n:02d}.jpg", picture(n)))
+                members.append((f"s{number}-{n:02d}.bin", bytes(400_000)))
+                members.append((f"s{number}-{n:02d}.txt", b"caption %d" % n))
+            for name, data in members:
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+        server.page(f"/train-{number}.tar", stream.getvalue())
+    return f"{server.url}/train-{{0..2}}.tar"
+
+
+def test_shards_are_looked_at_and_indexed(
+    chromium: Any,
+    pattern: str,
+    server: Server,
+    tmp_path: Path,
+) -> None:
+    """Samples are shown shard by shard; a button makes the index of one (INDEX-23, INDEX-24)."""
+    with (
+        peeking(pattern, cache_dir=tmp_path) as client,
+        Tab(chromium, client.parts.geturl()) as tab,
+    ):
+        page = tab.page
+        assert "samples not counted yet" in page.inner_text("#summary")
+        assert page.inner_text("#command") == f"wids create '{pattern}' -o train.json"
+        assert "found so far" in page.inner_text("#shard-known")
+        first = len(tab.indices())
+        assert 10 < first < 30
+        assert f"0 to {first - 1} · " in page.inner_text("#shown-range")
+        page.click("#next-page")
+        tab.wait_for_first(first)
+        page.wait_for_selector("#shard-known:text-is('30 samples')")
+        assert set(server.requests) == {"/train-0.tar"}
+
+        page.keyboard.press("]")
+        page.wait_for_selector("#shard-url:text('train-1.tar')")
+        page.wait_for_selector("#grid:has-text('s1-00')")
+        assert "shard=1" in page.url
+        page.focus("#make-index")
+        assert "index this shard (reads about" in page.inner_text("#make-index")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#status:text('shard 1 is indexed: 30 samples')")
+        assert page.is_hidden("#make-index")
+        assert tab.indices() == list(range(30))
+        page.select_option("#field", ".txt")
+        page.wait_for_selector("#shown-range:text('0 to 29 of 30')")
+
+        page.fill("#shard", "2")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#grid a:first-child:has-text('a film')")
+        page.click("#grid a:first-child")
+        page.wait_for_selector("#key:text('0 · film')")
+        assert page.get_attribute("#sample video", "src") == "shard/2/field/0/.mp4"
+        link = page.url
+        page.keyboard.press("ArrowRight")
+        page.wait_for_selector("#key:text('1 · s2-00')")
+        with Tab(chromium, link) as other:
+            other.page.wait_for_selector("#key:text('0 · film')")
+            assert other.page.input_value("#shard") == "2"
+        page.keyboard.press("Escape")
+        page.fill("#jump", "s2-03")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#key:text('4 · s2-03')")
+
+
+def test_everything_has_a_name_and_can_be_reached(
+    chromium: Any,
+    pattern: str,
+    tmp_path: Path,
+) -> None:
+    """Each control has a label, the Tab key reaches it, and a phone shows it without scrolling."""
+    phone = {"viewport": {"width": 360, "height": 740}}
+    with (
+        peeking(pattern, cache_dir=tmp_path) as client,
+        Tab(chromium, client.parts.geturl(), **phone) as tab,
+    ):
+        page = tab.page
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        for role, name in (
+            ("button", "next shard"),
+            ("spinbutton", "shard"),
+            ("button", "index this shard"),
+            ("button", "copy"),
+        ):
+            assert page.get_by_role(role, name=name, exact=name != "index this shard").count() == 1
+        page.evaluate("document.activeElement.blur()")
+        reached = set()
+        for _ in range(12):
+            page.keyboard.press("Tab")
+            reached.add(page.evaluate("document.activeElement.id"))
+        assert {"shard", "next-shard", "make-index", "copy-command"} <= reached
+
+
+def test_a_shard_that_cannot_be_read(chromium: Any, server: Server) -> None:
+    """The page shows why, once, and other shards can be reached."""
+    server.page("/b.tar", b"<html>log in</html>" * 100)
+    with peeking([server.url + "/a.tar", server.url + "/b.tar"]) as client:
+        page = chromium.new_page()
+        page.goto(client.parts.geturl())
+        page.wait_for_selector("#status:text('a.tar: not found')")
+        assert page.locator("#grid a").count() == 0
+        page.click("#next-shard")
+        page.wait_for_selector("#shard-remark:text('HTML or XML')")
+        page.close()

@@ -115,3 +115,9 @@ def preparing() -> None:
     data = wids.ShardListDataset(spec, transformations=[decoder])
     shown: list[int] = data[1:3].show(6, seed=1, where=bool).indices
     del counts, nbytes, problems, shown
+
+
+def peek(shards: list[str]) -> tuple[Any, int, str, list[int]]:
+    """Look at shards without an index."""
+    samples: wids.Peek = wids.peek(shards, 1, storage_options={"headers": {"A": "b"}}).shard(0)
+    return samples[0], samples.read_on(10), samples.url, samples.show(3).indices

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from contextlib import ExitStack
 from typing import Any
 
 from wids.cli.arguments import (
@@ -14,6 +15,7 @@ from wids.cli.arguments import (
     add_storage,
     storage_options,
 )
+from wids.cli.unindexed import spec_and_peek
 
 
 def add(commands: Any) -> None:
@@ -24,7 +26,8 @@ def add(commands: Any) -> None:
         run,
         "look at a dataset in a browser on this machine, until Ctrl-C",
         "  wids browse train.json\n"
-        "  wids browse https://example.com/train.json   # reads what is shown, no whole shards",
+        "  wids browse https://example.com/train.json   # reads what is shown, no whole shards\n"
+        "  wids browse 's3://bucket/train-{000000..000146}.tar'   # without an index, too",
     )
     add_spec(parser)
     parser.add_argument("-p", "--port", type=int, default=0, help="(default: a free one)")
@@ -37,14 +40,17 @@ def run(options: argparse.Namespace) -> int:
     """Serve the page until Ctrl-C."""
     from wids.dataset import ShardListDataset
     from wids.looking.browse import Browser
+    from wids.looking.peek_pages import PeekPages
 
-    with ShardListDataset(
-        options.spec,
-        access="range",
-        allow_pipe=options.allow_pipe,
-        storage_options=storage_options(options),
-    ) as dataset:
-        browser = Browser(dataset, options.port)
+    spec, shards = spec_and_peek(options)
+    with ExitStack() as stack:
+        if shards is None:
+            dataset = ShardListDataset(
+                spec, access="range", storage_options=storage_options(options)
+            )
+            browser = Browser(stack.enter_context(dataset), options.port)
+        else:
+            browser = Browser(PeekPages(shards), options.port)
         # Flushed, because a program that started this one waits for the line while the server runs.
         print(browser.url, flush=True)
         print(

@@ -61,6 +61,7 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Describe the shards and write spec and pack."""
     from wids.specs.model import check_references, save_document
+    from wids.specs.naming import dataset_name
     from wids.transport import upload, urls
     from wids.transport.fetch import Fetcher
     from wids.writing.build import build_spec
@@ -82,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     with process_pool(options.jobs, len(files)) as executor:
         spec = build_spec(
             [{"url": name} for name in files],
-            name=_dataset_name(files[0]) if options.name is None else options.name,
+            name=dataset_name(files[0]) if options.name is None else options.name,
             key_split=options.key_split,
             pack=None if options.no_index else stem + ".index",
             executor=executor,
@@ -154,14 +155,3 @@ def _check_output(output: str, files: list[str], base: str | None) -> None:
                 "than once"
             )
         names.add(name)
-
-
-def _dataset_name(path: str) -> str:
-    """Return a name for a dataset from its first shard: ``train-000000.tar`` → ``train``."""
-    import re
-
-    from wids.transport import urls
-
-    stem = os.path.splitext(os.path.basename(urls.path_of(path)))[0]
-    words = [word for word in re.split(r"[^A-Za-z0-9_]+", stem) if not word.isdecimal()]
-    return "-".join(dict.fromkeys(words)) or stem

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from wids.cli.arguments import (
@@ -12,10 +13,12 @@ from wids.cli.arguments import (
     add_storage,
     loaded_spec,
     output_width,
+    storage_options,
 )
 from wids.errors import WidsError
 
 if TYPE_CHECKING:
+    from wids.looking.field_stats import FieldStats
     from wids.specs.model import DatasetSpec
 
 
@@ -25,9 +28,10 @@ def add(commands: Any) -> None:
         commands,
         "info",
         run,
-        "show what a spec says",
+        "show what a spec says, and what is in a first shard",
         "  wids info train.json\n  wids info --json train.json | jq .num_samples\n"
-        "  wids info --table *.json",
+        "  wids info --table *.json\n"
+        "  wids info 's3://bucket/train-{000000..000146}.tar'",
     )
     parser.add_argument("specs", nargs="+", help="JSON specs or their URLs, patterns, folders")
     parser.add_argument("-t", "--table", action="store_true", help="one line for each spec")
@@ -57,15 +61,14 @@ def run(options: argparse.Namespace) -> int:
         texts = []
         for (path, rows), (_, spec) in zip(found, specs, strict=True):
             heading = f"{path}\n" if len(found) > 1 else ""
-            texts.append(heading + spec_text(rows, output_width()) + _fields_text(spec))
+            details = _fields_text(spec) or _glimpse_text(path, spec, options)
+            texts.append(heading + spec_text(rows, output_width()) + details)
         print("\n\n".join(texts))
     return 0
 
 
 def _fields_text(spec: DatasetSpec) -> str:
     """Return the fields of a dataset as a table if a local pack tells them, else ``""``."""
-    from wids.files.sizes import nbytes_text
-    from wids.looking.text import share_text, table
     from wids.transport import urls
 
     # A remote pack is not fetched for this: `info` shows what the spec says and stays quick.
@@ -79,5 +82,35 @@ def _fields_text(spec: DatasetSpec) -> str:
             stats = preview.field_stats(dataset)
     except WidsError:  # a damaged pack; what the spec says is shown all the same
         return ""
+    return _table(stats)
+
+
+def _table(stats: Iterable[FieldStats]) -> str:
+    from wids.files.sizes import nbytes_text
+    from wids.looking.text import share_text, table
+
     rows = [(s.field, share_text(s.share), nbytes_text(s.median_nbytes)) for s in stats]
     return "\n\n" + table(["field", "samples", "typical size"], rows) if rows else ""
+
+
+def _glimpse_text(path: str, spec: DatasetSpec, options: argparse.Namespace) -> str:
+    """Return the fields at the beginning of the first shard, if shards were named directly."""
+    from wids.errors import printable
+    from wids.looking import preview
+    from wids.looking.notebook import known_text
+    from wids.peeking import create_command, peek
+    from wids.specs.naming import is_document
+
+    # What a document says is shown at once; its servers may be far or gone.
+    if is_document(path) or spec.index is not None:
+        return ""
+    shards = peek(spec, storage_options=storage_options(options))
+    shards.read_on(1)
+    stats = preview.field_stats(shards)
+    found = f"\n\nfirst shard: {known_text(shards)}"
+    glimpse = shards.glimpse
+    if glimpse is not None:
+        remark = glimpse.remark()
+        found += f" ({remark})" if remark else ""
+        found += f"; {printable(create_command(path, spec))} counts all"
+    return found + _table(stats)

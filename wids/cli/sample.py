@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from wids.cli.arguments import (
     add_allow_pipe,
@@ -15,6 +16,10 @@ from wids.cli.arguments import (
     positive,
     storage_options,
 )
+from wids.cli.unindexed import find_sample, shown_fields, spec_and_peek
+
+if TYPE_CHECKING:
+    from wids.specs.model import DatasetSpec
 
 
 def add(commands: Any) -> None:
@@ -25,11 +30,15 @@ def add(commands: Any) -> None:
         run,
         "show a sample",
         "  wids sample train.json 17\n  wids sample train.json --key n01440764_10026\n"
-        "  wids sample train.json 17 --cat .jpg > 17.jpg",
+        "  wids sample train.json 17 --cat .jpg > 17.jpg\n"
+        "  wids sample 's3://bucket/train-{000000..000146}.tar' 17 --shard 3",
     )
     add_spec(parser)
     parser.add_argument("index", nargs="?", type=int, help="its number; negative from the end")
     parser.add_argument("-k", "--key", help="its key, instead of the number")
+    parser.add_argument(
+        "-s", "--shard", type=int, help="number of a shard, whose samples are counted from 0"
+    )
     parser.add_argument("-c", "--cat", metavar="FIELD", help="write the bytes of this field")
     parser.add_argument("-r", "--raw", action="store_true", help="show bytes, not decoded values")
     parser.add_argument("-p", "--python", action="store_true", help="show a Python dict of bytes")
@@ -40,25 +49,21 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the sample, or write the bytes of a field."""
-    from wids.dataset import ShardListDataset
-
     if options.index is not None and options.key is not None:
         raise ValueError("expected an index or --key, found both")
     field = options.cat if options.cat is None or options.cat[:1] == "." else "." + options.cat
-    with ShardListDataset(
-        options.spec,
-        transformations=None,
-        raw="bytes",
-        fields=None if field is None else [field],
-        allow_pipe=options.allow_pipe,
-        storage_options=storage_options(options),
-    ) as dataset:
-        if options.key is None:
-            sample = dataset[options.index or 0]
-        else:
-            sample = dataset.get_by_key(options.key)
+    spec, shards = spec_and_peek(options, wanted=options.shard is not None)
+    unread: dict[str, int] = {}
+    if shards is None:
+        sample = _from_dataset(spec, options, field)
+    else:
+        here, local_index = find_sample(shards, options.index or 0, options.key, options.shard)
+        fields = None if field is None else [field]
+        if field is None and not (options.raw or options.python):
+            fields, unread = shown_fields(here, local_index)
+        sample = here.only(fields)[local_index]
     if field is None:
-        print(_text(sample, options))
+        print(_text(sample, options, unread))
         return 0
     if field not in sample:
         raise KeyError(f'{options.spec}: sample "{sample["__key__"]}": it has no field {field}')
@@ -67,8 +72,30 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _text(sample: dict[str, Any], options: argparse.Namespace) -> str:
+def _from_dataset(
+    spec: DatasetSpec, options: argparse.Namespace, field: str | None
+) -> dict[str, Any]:
+    from wids.dataset import ShardListDataset
+
+    with ShardListDataset(
+        spec,
+        transformations=None,
+        raw="bytes",
+        fields=None if field is None else [field],
+        storage_options=storage_options(options),
+    ) as dataset:
+        sample: dict[str, Any]
+        if options.key is None:
+            sample = dataset[options.index or 0]
+        else:
+            sample = dataset.get_by_key(options.key)
+    return sample
+
+
+def _text(sample: dict[str, Any], options: argparse.Namespace, unread: Mapping[str, int]) -> str:
+    """Return a sample as text; of fields that were not read, their lengths in bytes."""
     from wids.errors import printable
+    from wids.files.sizes import nbytes_text
     from wids.looking.text import sample_text, shortened
     from wids.transport import urls
 
@@ -80,4 +107,5 @@ def _text(sample: dict[str, Any], options: argparse.Namespace) -> str:
     if options.raw:
         lines = (f"{printable(name)} {value!r}" for name, value in sample.items())
         return "\n".join(shortened(line, width) for line in lines)
-    return sample_text(sample, width)
+    more = [f"{name} {nbytes_text(size)}, not read: see --cat" for name, size in unread.items()]
+    return "\n".join([sample_text(sample, width), *(shortened(printable(x), width) for x in more)])

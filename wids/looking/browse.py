@@ -13,11 +13,12 @@ import secrets
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import parse_qs, unquote
 
 from wids.looking.byte_ranges import requested_span
 from wids.looking.pages import Answer, FieldBytes, Pages, error_answer
+from wids.looking.peek_pages import PeekPages
 from wids.looking.preview import Browsable
 
 _logger = logging.getLogger("wids")
@@ -44,11 +45,21 @@ _HEADERS: Final = {
 }
 
 
+class Site(Protocol):
+    """What is behind the paths of a server."""
+
+    def answer(self, path: str, query: dict[str, str]) -> Answer:
+        """Return status, media type and body for a path, from which nothing changes."""
+
+    def act(self, path: str) -> Answer:
+        """Do what a path stands for, and return the answer."""
+
+
 class Browser:
     """A dataset behind a loopback address.
 
     Args:
-        dataset: The dataset, which is not a view. It has to stay open.
+        dataset: The dataset, which is not a view; or pages of another kind. It has to stay open.
         port: The port to listen on; 0 for a free one.
 
     Attributes:
@@ -58,15 +69,12 @@ class Browser:
         ValueError: The dataset is a view.
     """
 
-    def __init__(self, dataset: Browsable, port: int = 0) -> None:
-        if dataset.is_view:
-            raise ValueError(
-                "dataset: expected a complete dataset, found a view; use the view's show()"
-            )
+    def __init__(self, dataset: Browsable | PeekPages, port: int = 0) -> None:
+        site: Site = dataset if isinstance(dataset, PeekPages) else _pages_of(dataset)
         # SEC-13: loopback alone is no protection, since every user of the machine can connect to
         # it.
         self._token = secrets.token_urlsafe(16)
-        self._server = _Server(("127.0.0.1", port), Pages(dataset), self._token)
+        self._server = _Server(("127.0.0.1", port), site, self._token)
         self._is_serving = False
         self.url = f"http://127.0.0.1:{self._server.server_port}/{self._token}/"
 
@@ -86,15 +94,23 @@ class Browser:
         self._server.server_close()
 
 
+def _pages_of(dataset: Browsable) -> Pages:
+    if dataset.is_view:
+        raise ValueError(
+            "dataset: expected a complete dataset, found a view; use the view's show()"
+        )
+    return Pages(dataset)
+
+
 class _Server(ThreadingHTTPServer):
     """The listening socket, with what its handlers share."""
 
     # Or Ctrl-C would wait for each player that is still connected.
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], pages: Pages, token: str) -> None:
+    def __init__(self, address: tuple[str, int], site: Site, token: str) -> None:
         super().__init__(address, _Handler)
-        self.pages = pages
+        self.site = site
         self._token = token.encode()
         self._hosts = allowed_hosts(self.server_port)
 
@@ -104,6 +120,10 @@ class _Server(ThreadingHTTPServer):
         # elsewhere can point a name of its own at 127.0.0.1, but its requests state that name as
         # host.
         return secrets.compare_digest(token.encode(), self._token) and host in self._hosts
+
+    def is_own_origin(self, origin: str) -> bool:
+        """Return whether a request comes from a page of this server."""
+        return origin.removeprefix("http://") in self._hosts
 
     def handle_error(self, *_: Any) -> None:
         """Log the error of a request; most often somebody has closed the page meanwhile."""
@@ -124,6 +144,11 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "wids", ""
     # SEC-53: a client that sends half a request would otherwise hold its thread forever.
     timeout = _REQUEST_TIMEOUT_S
+
+    def do_POST(self) -> None:
+        # What is sent along has no meaning here, and is not read: it ends with the connection.
+        self.close_connection = True
+        self.do_GET()
 
     def do_GET(self) -> None:
         self.connection.settimeout(_SEND_TIMEOUT_S)
@@ -175,7 +200,14 @@ class _Handler(BaseHTTPRequestHandler):
             return HTTPStatus.NOT_FOUND, "text/plain", b"not found\n"
         values = {name: parts[0] for name, parts in parse_qs(query).items()}
         # Names of fields may have bytes that are not UTF-8.
-        return self.server.pages.answer(unquote(rest, errors="surrogateescape"), values)
+        path = unquote(rest, errors="surrogateescape")
+        if self.command == "GET":
+            return self.server.site.answer(path, values)
+        # SEC-56: a page from elsewhere can send such a request, but its browser states the origin.
+        origin = self.headers.get("Origin")
+        if origin is not None and not self.server.is_own_origin(origin):
+            return HTTPStatus.NOT_FOUND, "text/plain", b"not found\n"
+        return self.server.site.act(path)
 
     def log_message(self, *_: Any) -> None:
         """Log nothing, because the path contains the token."""

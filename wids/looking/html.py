@@ -191,7 +191,9 @@ def card_html(
     names = ", ".join(f"{name} {nbytes_text(size)}" for name, size in (other_fields or {}).items())
     others = f'<p class="line"><small>{escaped(names)}</small></p>' if names else ""
     bad = f'<p class="bad">{escaped(problem)}</p>' if problem else ""
-    label = escaped(f"{sample.get('__index__', '')} · {sample.get('__key__', '')}")
+    # A shard without an index has positions, but no indices in its dataset.
+    number = sample.get("__index__", sample.get("__shardindex__", ""))
+    label = escaped(f"{number} · {sample.get('__key__', '')}")
     parts = [picture, *texts, bad, others, f"<small>{label}</small>"]
     return f'<div class="card">{"".join(parts)}</div>'
 

@@ -15,8 +15,17 @@ from wids.errors import WidsError
 from wids.files.sizes import nbytes_text
 from wids.looking.field_stats import preview_fields
 from wids.looking.html import dataset_html, gallery_html, sample_html
-from wids.looking.preview import MAX_SHARDS, Browsable, cards, field_stats, sample_or_error
+from wids.looking.preview import (
+    MAX_SHARDS,
+    Browsable,
+    Peekable,
+    cards,
+    field_stats,
+    num_affordable,
+    sample_or_error,
+)
 from wids.looking.text import count_text, share_text
+from wids.transport import urls
 
 _MAX_TESTED: Final = 1000
 """Samples that a predicate is tried on."""
@@ -97,7 +106,10 @@ def summary_html(dataset: Browsable) -> str:
     rows = [(s.field, share_text(s.share), nbytes_text(s.median_nbytes)) for s in stats]
     note = ""
     if not stats:
-        note = "No index is available, so the fields are unknown; `wids create` makes an index."
+        note = (
+            "No index is available, so the fields are unknown: wids.peek() shows the first samples "
+            "of a shard, and `wids create` makes an index."
+        )
     elif num_shards > MAX_SHARDS:
         note = "Statistics of fields are from some of the shards."
     first_samples = ""
@@ -106,6 +118,31 @@ def summary_html(dataset: Browsable) -> str:
         first_samples = gallery_html(cards(dataset, first, preview_fields(stats)))
     title = dataset.dataset_name or "dataset"
     return dataset_html(title, _facts(dataset), rows, note, first_samples)
+
+
+def peek_html(peek: Peekable) -> str:
+    """Return the beginning of a shard as HTML: what is known of it, and its first samples."""
+    peek.read_on(_NUM_FIRST)
+    stats = field_stats(peek)
+    rows = [(s.field, share_text(s.share), nbytes_text(s.median_nbytes)) for s in stats]
+    glimpse = peek.glimpse
+    facts = {
+        "shard": f"{peek.number:,} of {peek.num_shards:,}",
+        "known": known_text(peek),
+        "location": urls.redact(peek.url),
+    }
+    note = ""
+    if glimpse is not None:
+        note = f"{glimpse.remark()}. " if glimpse.remark() else ""
+        note += f"The samples are not counted yet: {peek.create_command} makes an index."
+    first = range(num_affordable(peek, 0, min(len(peek), _NUM_FIRST)))
+    samples = gallery_html(cards(peek, first, preview_fields(stats))) if len(peek) else ""
+    return dataset_html(peek.title, facts, rows, note, samples)
+
+
+def known_text(peek: Peekable) -> str:
+    """Return how many samples of a shard are known."""
+    return count_text(len(peek), "sample") + ("" if peek.is_complete else " found so far")
 
 
 def _facts(dataset: Browsable) -> dict[str, str]:

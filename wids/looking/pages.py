@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from importlib import resources
@@ -49,6 +49,8 @@ class FieldBytes:
 
 Answer = tuple[int, str, bytes | FieldBytes]
 """Status, media type and body."""
+Route = Callable[[str, dict[str, str]], Answer]
+"""Takes the rest of the path, and the query."""
 
 
 class Pages:
@@ -56,15 +58,16 @@ class Pages:
 
     Args:
         dataset: The dataset, which is not a view.
+        prefix: What the paths of its fields begin with, in links.
     """
 
-    def __init__(self, dataset: Browsable) -> None:
+    def __init__(self, dataset: Browsable, prefix: str = "") -> None:
         self._dataset = dataset
+        self._prefix = prefix
         self._starts = [0, *accumulate(dataset.lengths)]
         self._stats: list[FieldStats] | None = None
-        self._routes: dict[str, Callable[[str, dict[str, str]], Answer]] = {
-            "": self._page,
-            "app.js": self._script,
+        self._routes: dict[str, Route] = {
+            **STATIC_ROUTES,
             "about": self._about,
             "samples": self._samples,
             "sample": self._sample,
@@ -74,20 +77,11 @@ class Pages:
 
     def answer(self, path: str, query: dict[str, str]) -> Answer:
         """Return status, media type and body for a path. Every error becomes an answer."""
-        name, _, rest = path.partition("/")
-        route = self._routes.get(name)
-        if route is None:
-            return _error(HTTPStatus.NOT_FOUND, "not found")
-        try:
-            return route(rest, query)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
-            return error_answer(error, path)
+        return routed(self._routes, path, query)
 
-    def _page(self, _: str, __: dict[str, str]) -> Answer:
-        return 200, "text/html; charset=utf-8", _resource("browse.html")
-
-    def _script(self, _: str, __: dict[str, str]) -> Answer:
-        return 200, "text/javascript; charset=utf-8", _resource("browse.js")
+    def act(self, path: str) -> Answer:
+        """Return the answer to a request to do something: there is nothing to do."""
+        return error_answer(KeyError(f"{path}: nothing to do"), path)
 
     @property
     def stats(self) -> list[FieldStats]:
@@ -102,21 +96,13 @@ class Pages:
         """Answer with the name, size and fields of the dataset."""
         shards = self._dataset.spec.shards
         nbytes = [shard.nbytes for shard in shards if shard.nbytes is not None]
-        fields = [
-            {
-                "name": stats.field,
-                "share": share_text(stats.share),
-                "size": nbytes_text(stats.median_nbytes),
-            }
-            for stats in self.stats
-        ]
-        return _json(
+        return json_answer(
             {
                 "name": self._dataset.dataset_name or "dataset",
                 "num_samples": len(self._dataset),
                 "num_shards": len(shards),
                 "size": nbytes_text(sum(nbytes)) if len(nbytes) == len(shards) else None,
-                "fields": fields,
+                "fields": field_rows(self.stats),
             }
         )
 
@@ -126,7 +112,7 @@ class Pages:
         count = min(max(int(query.get("count", "24")), 1), MAX_PAGE)
         indices, next_start = self._page_of_samples(query.get("field", ""), start, count)
         cards = preview.cards(self._dataset, indices, preview_fields(self.stats))
-        return _json(
+        return json_answer(
             {
                 "cards": [{"index": i, "html": c} for i, c in zip(indices, cards, strict=True)],
                 "next": next_start,
@@ -161,7 +147,8 @@ class Pages:
         with self._dataset.only(shown) as selection:
             sample = selection[index]
         rows = "".join(
-            _field_row(index, field, nbytes, sample.get(field)) for field, nbytes in sizes.items()
+            _field_row(self._prefix, index, field, nbytes, sample.get(field))
+            for field, nbytes in sizes.items()
         )
         shard = escaped(printable(urls.redact(self._dataset.spec.shards[number].url)))
         html = (
@@ -169,11 +156,11 @@ class Pages:
             f"<small>{shard}, position {local_index}</small></div>"
         )
         key = printable(shard_index.key(local_index))
-        return _json({"index": index, "key": key, "html": html})
+        return json_answer({"index": index, "key": key, "html": html})
 
     def _find(self, _: str, query: dict[str, str]) -> Answer:
         """Answer with the index of a key."""
-        return _json({"index": self._dataset.find_key(query.get("key", ""))})
+        return json_answer({"index": self._dataset.find_key(query.get("key", ""))})
 
     def _field(self, rest: str, query: dict[str, str]) -> Answer:
         """Answer with the bytes of a field: audio and video to play, all others to save."""
@@ -204,11 +191,11 @@ class Pages:
         return index
 
 
-def _field_row(index: int, field: str, nbytes: int, data: bytes | None) -> str:
+def _field_row(prefix: str, index: int, field: str, nbytes: int, data: bytes | None) -> str:
     """Return a field as a row of a table: its name, its size, a link to save it, and its value."""
     # From the stored bytes, since `quote` refuses lone surrogates; and with no safe characters,
     # because a slash in a field would end the name.
-    link = f"field/{index}/{quote(to_bytes(field), safe='')}"
+    link = f"{prefix}field/{index}/{quote(to_bytes(field), safe='')}"
     kind = media_type(field)
     if kind is not None:
         tag = kind.partition("/")[0]
@@ -231,7 +218,44 @@ def _resource(name: str) -> bytes:
     return resources.files("wids.looking").joinpath(name).read_bytes()
 
 
-def _json(value: Any) -> Answer:
+def routed(routes: Mapping[str, Route], path: str, query: dict[str, str]) -> Answer:
+    """Return the answer of the route for a path. Every error becomes an answer."""
+    name, _, rest = path.partition("/")
+    route = routes.get(name)
+    if route is None:
+        return _error(HTTPStatus.NOT_FOUND, "not found")
+    try:
+        return route(rest, query)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
+        return error_answer(error, path)
+
+
+def _page(_: str, __: dict[str, str]) -> Answer:
+    return 200, "text/html; charset=utf-8", _resource("browse.html")
+
+
+def _script(_: str, __: dict[str, str]) -> Answer:
+    return 200, "text/javascript; charset=utf-8", _resource("browse.js")
+
+
+STATIC_ROUTES: Final[dict[str, Route]] = {"": _page, "app.js": _script}
+"""The page and its script, which are the same for all datasets."""
+
+
+def field_rows(stats: Iterable[FieldStats]) -> list[dict[str, str]]:
+    """Return fields as the page lists them."""
+    return [
+        {
+            "name": each.field,
+            "share": share_text(each.share),
+            "size": nbytes_text(each.median_nbytes),
+        }
+        for each in stats
+    ]
+
+
+def json_answer(value: Any) -> Answer:
+    """Return a value as the answer to a request."""
     # ASCII escapes hold lone surrogates too, which names may have and UTF-8 cannot.
     return 200, "application/json", json.dumps(value).encode("ascii")
 

@@ -11,17 +11,44 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
 from wids.errors import WidsError, printable
-from wids.looking.field_stats import FieldStats, compute_field_stats, field_sizes, is_small
+from wids.looking.field_stats import (
+    FieldStats,
+    compute_field_stats,
+    field_sizes,
+    is_small,
+    preview_fields,
+)
 from wids.looking.html import card_html
 from wids.looking.text import shortened
-from wids.reading.reader import ShardReader
+from wids.reading.glimpse import Glimpse
 from wids.specs.model import DatasetSpec
+from wids.tars.archive import BLOCK_NBYTES
 from wids.tars.index import ShardIndex
+from wids.tars.readable_shard import ReadableShard
 
 MAX_SHARDS: Final = 16
 """Shards whose indexes are used for statistics of fields."""
+MAX_PAGE_NBYTES: Final = 8_000_000
+"""Bytes to read for a page of a shard that may have no index."""
 _MAX_MEMBERS: Final = 20_000
 """Members that are enough for statistics, since each further index may have to be downloaded."""
+
+
+class Shards(Protocol):
+    """What notebooks and pages ask about the shards of a dataset."""
+
+    @property
+    def cache_folder(self) -> str:
+        """The folder of copies and indexes."""
+
+    def is_local(self, number: int) -> bool:
+        """Whether a shard can be read without fetching it."""
+
+    def index(self, number: int) -> ShardIndex | None:
+        """Return the index of a shard; None if the shard would have to be fetched to build it."""
+
+    def open(self, number: int, *, local: bool = True) -> ReadableShard:
+        """Open a shard; not by fetching it if ``local`` is False."""
 
 
 class Browsable(Protocol):
@@ -43,7 +70,7 @@ class Browsable(Protocol):
         """Return the number of a sample's shard, and the sample's index in that shard."""
 
     @property
-    def reader(self) -> ShardReader:
+    def reader(self) -> Shards:
         """The shards of the dataset: which are local, and what their indexes say."""
 
     def only(self, fields: Sequence[str] | None) -> AbstractContextManager[Browsable]:
@@ -63,6 +90,78 @@ class Browsable(Protocol):
     @property
     def is_view(self) -> bool:
         """Whether the dataset has only some samples of its shards."""
+
+
+class Peekable(Browsable, Protocol):
+    """What notebooks and pages need of a shard that may have no index: a dataset of its samples."""
+
+    number: int
+    title: str
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards in the dataset."""
+
+    @property
+    def url(self) -> str:
+        """The URL of the shard."""
+
+    @property
+    def create_command(self) -> str:
+        """The command that makes an index of all shards."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether these are all samples of the shard."""
+
+    @property
+    def glimpse(self) -> Glimpse | None:
+        """What was found of the shard; None if it has an index."""
+
+    @property
+    def num_read_nbytes(self) -> int:
+        """Bytes that were read to find samples; 0 if the shard has an index."""
+
+    def shard(self, number: int) -> Peekable:
+        """Return the samples of another shard."""
+
+    def read_on(self, num_samples: int) -> int:
+        """Find more samples, at a limited cost, and return how many are known."""
+
+    def make_index(self) -> None:
+        """Make the index of the shard, and leave it in the cache folder."""
+
+
+def num_affordable(
+    peek: Peekable, start: int, count: int, limit_nbytes: int = MAX_PAGE_NBYTES
+) -> int:
+    """Return how many samples from a start on can be shown by reading so many bytes for them.
+
+    It is at least one, if there is one.
+    """
+    index, glimpse = peek.reader.index(0), peek.glimpse
+    if index is None or (glimpse is None and peek.reader.is_local(0)):
+        return count
+    fields = set(preview_fields(compute_field_stats([index])))
+    stop, nbytes = min(start + count, len(index)), 0
+    for local_index in range(start, stop):
+        nbytes += sum(
+            size
+            for field, size, at in _spans(index, local_index)
+            if field in fields
+            and is_small(field, size)
+            and not (glimpse is not None and glimpse.has(at, at + size))
+        )
+        if nbytes > limit_nbytes and local_index > start:
+            return local_index - start
+    return max(stop - start, 0)
+
+
+def _spans(index: ShardIndex, local_index: int) -> Iterator[tuple[str, int, int]]:
+    """Yield the field, the length and the offset of each member of a sample."""
+    for member in range(*map(int, index.member_starts[local_index : local_index + 2])):
+        at = int(index.blocks[member]) * BLOCK_NBYTES
+        yield index.fields[index.field_ids[member]], int(index.sizes[member]), at
 
 
 def field_stats(dataset: Browsable) -> list[FieldStats]:

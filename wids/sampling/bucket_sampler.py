@@ -106,12 +106,10 @@ class BucketBatchSampler(EpochSampler[list[int]]):
         aligned: bool = False,
         drop_last: bool = False,
     ) -> None:
-        # Of its class: a Prefetcher passes on the attributes of the sampler inside.
-        if not hasattr(type(sampler), "run_blocks"):
+        if not hasattr(sampler, "run_blocks"):
             raise TypeError(
                 "sampler: expected one of wids' samplers, whose order is known for all ranks, "
-                f"found {type(sampler).__name__}; wids.ChunkedSampler(dataset) is one, and a "
-                "Prefetcher goes around the batches"
+                f"found {type(sampler).__name__}; wids.ChunkedSampler(dataset) is one"
             )
         self.sampler = sampler
         self.batch_size = batch_size

@@ -7,6 +7,7 @@ reads a document.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -79,6 +80,13 @@ def open_folder(url: str, fetcher: Fetcher) -> Folder:
     if not tars:
         raise _no_tars(folder, entries)
     return Folder(folder, tars, _document(entries, folder, tars))
+
+
+def dataset_name(url: str) -> str:
+    """Return a name for a dataset from its first shard: ``train-000000.tar`` → ``train``."""
+    stem = os.path.splitext(os.path.basename(urls.path_of(url)))[0]
+    words = [word for word in re.split(r"[^A-Za-z0-9_]+", stem) if not word.isdecimal()]
+    return "-".join(dict.fromkeys(words)) or stem
 
 
 def tar_urls(names: Sequence[str], fetcher: Fetcher) -> list[str]:

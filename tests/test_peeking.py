@@ -1,0 +1,131 @@
+"""`peek`: the samples at the beginning of a shard, for programs and notebooks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import raises, sample_members, write_tar
+from looks import HOSTILE, picture
+from loopback import Server
+
+import wids
+
+MB = 1_000_000
+
+
+@pytest.fixture
+def pattern(server: Server, tmp_path: Path) -> str:
+    """The pattern of two shards of 40 samples of 100 kB."""
+    for number in range(2):
+        members = [
+            member
+            for n in range(40)
+            for member in [
+                (f"s{number}{n:03d}.jpg", picture(n)),
+                (f"s{number}{n:03d}.txt", b"caption %d" % n if n else HOSTILE.encode()),
+                (f"s{number}{n:03d}.bin", bytes(100_000)),
+            ]
+        ]
+        path = write_tar(tmp_path / f"train-{number}.tar", members)
+        server.page(f"/{path.name}", path.read_bytes())
+    return f"{server.url}/train-{{0..1}}.tar"
+
+
+def test_a_peek_is_a_sequence_of_what_was_found(server: Server, pattern: str) -> None:
+    """It reads one megabyte, decodes samples, and reads on when it is asked to (INDEX-23)."""
+    samples = wids.peek(pattern)
+    assert server.log == []
+    assert 5 < len(samples) < 15
+    assert samples[1][".jpg"].size == (40, 30)
+    assert samples[1][".txt"] == "caption 1"
+    found = list(samples)
+    assert [sample["__shardindex__"] for sample in found] == list(range(len(samples)))
+    assert found[2]["__key__"] == "s0002"
+    assert found[2]["__shard__"] == f"{server.url}/train-0.tar"
+    assert "__index__" not in found[2]
+    assert samples[-1]["__key__"] == found[-1]["__key__"]
+    assert (len(server.log), server.num_sent) == (1, 1 << 20)
+    with raises(IndexError, "out of range"):
+        samples[len(samples)]
+    assert samples.read_on(40) == 40
+    assert samples.is_complete
+    assert samples.find_key("s0039") == 39
+    assert server.num_sent <= 4.3 * MB
+
+
+def test_other_shards(server: Server, pattern: str) -> None:
+    """Each shard is looked at by itself, by its number, also from the end."""
+    samples = wids.peek(pattern, 1)
+    assert samples[0]["__key__"] == "s1000"
+    assert samples.shard(0)[0]["__key__"] == "s0000"
+    assert samples.shard(-1).number == 1
+    assert (samples.num_shards, len(server.log)) == (2, 2)
+    for number in (2, -3):
+        with raises(IndexError, "shards"):
+            samples.shard(number)
+        with raises(IndexError, "shards"):
+            wids.peek(pattern, number)
+    assert repr(samples) == "<Peek 'train': the beginning of shard 1 of 2>"
+
+
+def test_notebooks(server: Server, pattern: str) -> None:
+    """A notebook shows what is known, the command that makes an index, and cards."""
+    samples = wids.peek(pattern)
+    html = samples._repr_html_()
+    assert "samples found so far" in html
+    assert "The samples are not counted yet" in html
+    assert "wids create" in html
+    assert "data:image/jpeg" in html
+    assert "caption 5" in html
+    assert HOSTILE not in html
+    assert server.num_sent == 1 << 20
+    gallery = samples.show(3)
+    assert gallery.indices == [0, 1, 2]
+    assert "caption 2" in gallery._repr_html_()
+    assert len(samples.show(39).indices) == 39
+    assert len(samples.show(1000).indices) == 40
+
+
+def test_an_indexed_shard_is_complete(server: Server, pattern: str, tmp_path: Path) -> None:
+    """`make_index` counts a shard, and other programs need not (INDEX-24)."""
+    samples = wids.peek(pattern, cache_dir=tmp_path)
+    samples.make_index()
+    assert (samples.is_complete, len(samples)) == (True, 40)
+    server.log.clear()
+    again = wids.peek(pattern, cache_dir=tmp_path)
+    assert (len(again), again.is_complete, server.log) == (40, True, [])
+    assert again[39][".txt"] == "caption 39"
+    assert not again.has_all_indexes
+    again.shard(1).make_index()
+    assert again.has_all_indexes
+
+
+def test_transformations_and_errors(pattern: str) -> None:
+    """Transformations are those of a dataset, and their errors name the sample."""
+    samples = wids.peek(pattern, transformations=[lambda sample: sample[".txt"][:7]])
+    assert samples[3] == b"caption"
+    assert wids.peek(pattern, transformations=None)[3][".txt"] == b"caption 3"
+    failing = wids.peek(pattern, transformations=[lambda sample: sample["none"]])
+    with raises(wids.TransformError, "s0001", "train-0.tar"):
+        failing[1]
+
+
+def test_the_command_has_no_secrets(server: Server, tmp_path: Path) -> None:
+    """What is shown to make an index names what was named, without the query of a URL."""
+    path = write_tar(tmp_path / "my train.tar", sample_members(0, 3))
+    url = server.page("/train.tar", path.read_bytes()) + "?token=secret"
+    assert "secret" not in wids.peek(url).create_command
+    assert wids.peek(path).create_command == f"wids create '{path}' -o my-train.json"
+    assert wids.peek(path)[2][".txt"] == "text 2"
+
+
+def test_what_is_no_tar_is_an_error(server: Server, tmp_path: Path) -> None:
+    """Where nothing can be shown, using the samples raises the reason."""
+    url = server.page("/a.tar", b"<html>log in</html>" * 100)
+    assert len(wids.peek(url)) == 0
+    assert "HTML or XML" in wids.peek(url)._repr_html_()
+    with raises(wids.NotFoundError, "nothing.tar"):
+        len(wids.peek(server.url + "/nothing.tar"))
+    with raises(wids.NotFoundError, "nothing.tar"):
+        len(wids.peek(tmp_path / "nothing.tar"))

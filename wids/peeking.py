@@ -1,0 +1,350 @@
+"""`peek`: shards that nobody has indexed → the samples at the beginning of one of them.
+
+A `Peek` is what notebooks and pages need of a dataset, for one shard at a time, since positions in
+the dataset are not known before its shards are counted. What is read of a shard, and when, is
+decided in `wids.reading.glimpses`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+from wids.cache.store import Cache
+from wids.looking import notebook
+from wids.looking.notebook import Gallery
+from wids.looking.preview import num_affordable
+from wids.reading.cache_settings import cache_folder, cache_limits
+from wids.reading.glimpse import Glimpse
+from wids.reading.glimpses import Glimpses
+from wids.reading.options import ReadOptions
+from wids.specs.loader import Shards, load_with
+from wids.specs.model import DatasetSpec
+from wids.specs.naming import dataset_name, is_document
+from wids.tars.index import ShardIndex
+from wids.tars.names import KeySplit
+from wids.tars.readable_shard import ReadableShard
+from wids.tars.samples import position
+from wids.transport import urls
+from wids.transport.fetch import Fetcher
+from wids.transport.local import Opener
+from wids.views.transformations import Transformation, as_transformations, locate_error
+
+
+def peek(
+    shards: Shards,
+    shard: int = 0,
+    *,
+    base: str | os.PathLike[str] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    transformations: str | Sequence[str | Transformation] | None = "PIL",
+    key_split: KeySplit | None = None,
+    allow_pipe: bool = False,
+    allow_pickle: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    handlers: Mapping[str, Opener] | None = None,
+) -> Peek:
+    """Look at the samples at the beginning of a shard, which need not have an index.
+
+    Of a remote shard the first megabyte is read by range (4 MiB from a server that sends whole
+    files only), and no shard is downloaded. A notebook shows the result as cards.
+
+    Args:
+        shards: The shards, in any form that `ShardListDataset` takes.
+        shard: Number of the shard to look at; negative from the end.
+        base: Folder or URL that relative references start from, instead of the spec's.
+        cache_dir: Folder of copies and indexes, as for `ShardListDataset`.
+        transformations: As for `ShardListDataset`.
+        key_split: As for `ShardListDataset`.
+        allow_pipe: Whether a spec may name ``pipe:`` commands.
+        allow_pickle: Whether to decode pickles, and thereby execute the code in them.
+        storage_options: As for `ShardListDataset`.
+        handlers: As for `ShardListDataset`.
+
+    Raises:
+        SpecError: ``shards`` is malformed.
+        IndexError: There is no shard of this number.
+        FetchError: The shard cannot be read.
+        ShardFormatError: It is not a tar.
+
+    Example:
+        >>> import wids
+        >>> with wids.TarWriter("cats.tar") as writer:
+        ...     for n in range(3):
+        ...         _ = writer.write({"__key__": f"cat{n}", "txt": f"cat {n}"})
+        >>> samples = wids.peek("cats.tar")
+        >>> samples[1][".txt"]
+        'cat 1'
+        >>> [sample["__key__"] for sample in samples]
+        ['cat0', 'cat1', 'cat2']
+    """
+    folder = cache_folder(cache_dir)
+    fetcher = Fetcher(storage_options, handlers, os.path.join(folder, "shards"))
+    spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
+    limits = cache_limits(None, keep=False, shards=spec.shards)
+    store = Cache(folder, fetcher, limits=limits)
+    glimpses = Glimpses(spec, store, ReadOptions("range", key_split=key_split))
+    steps = as_transformations(transformations, allow_pickle=allow_pickle)
+    notebook.show_samples_in_notebooks()
+    number = position(shard, len(spec.shards), "shards")
+    return Peek(glimpses, number, steps, create_command=create_command(shards, spec))
+
+
+def create_command(shards: Shards, spec: DatasetSpec) -> str:
+    """Return the command that makes an index of what was named, without secrets."""
+    name = spec.name or dataset_name(spec.shards[0].url)
+    if isinstance(shards, str | os.PathLike):
+        named = os.fspath(shards)
+        name = f"{name}-indexed" if is_document(named) else name
+        return f"wids create {shlex.quote(urls.redact(named))} -o {shlex.quote(name)}.json"
+    return f'wids.build_spec(shards, pack="{name}.index").save("{name}.json")'
+
+
+class Peek:
+    """The samples at the beginning of one shard: a sequence of those that were found so far.
+
+    `peek` makes one, which reads the shard when samples are first wanted. Safe to use from any
+    number of threads.
+
+    Args:
+        glimpses: The shards.
+        number: The number of the shard.
+        transformations: The callables that a sample passes through.
+        create_command: What makes an index of all shards, for people to run.
+
+    Attributes:
+        create_command: As passed.
+        spec: The spec of this shard alone.
+        number: As passed.
+        transformations: As passed.
+        dataset_name: Name of the dataset, or ``""``.
+        title: That name, or one made of the name of the first shard.
+
+    Example:
+        >>> samples = wids.peek("cats.tar")
+        >>> samples.is_complete, len(samples)
+        (True, 3)
+    """
+
+    is_view = False
+
+    def __init__(
+        self,
+        glimpses: Glimpses,
+        number: int,
+        transformations: Sequence[Transformation] = (),
+        *,
+        create_command: str = "wids create",
+    ) -> None:
+        self.transformations = list(transformations)
+        self.create_command = create_command
+        self._glimpses = glimpses
+        self._fields: Sequence[str] | None = None
+        self._turn_to(number)
+
+    def _turn_to(self, number: int) -> None:
+        spec = self._glimpses.spec
+        shard_spec = spec.shards[number]
+        self.number = number
+        self.spec = replace(spec, shards=(shard_spec,), index=None)
+        self.dataset_name = shard_spec.dataset or spec.name
+        self.title = self.dataset_name or dataset_name(spec.shards[0].url)
+
+    # The shards.
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards in the dataset."""
+        return len(self._glimpses.spec.shards)
+
+    @property
+    def url(self) -> str:
+        """Path or URL of the shard."""
+        return self.spec.shards[0].url
+
+    @property
+    def has_all_indexes(self) -> bool:
+        """Whether every shard has an index, so that `ShardListDataset` downloads none to open."""
+        return self._glimpses.has_all_indexes
+
+    def shard(self, number: int) -> Peek:
+        """Return the samples at the beginning of another shard.
+
+        Raises:
+            IndexError: There is no shard of this number.
+
+        Example:
+            >>> len(wids.peek(["cats.tar", "cats.tar"]).shard(1))
+            3
+        """
+        other = copy(self)
+        other._turn_to(position(number, self.num_shards, "shards"))  # noqa: SLF001 - its class
+        return other
+
+    def make_index(self) -> None:
+        """Make the index of the shard, and leave it in the cache folder for datasets.
+
+        Its headers are read by range; from a server without ranges, the shard is downloaded into
+        the cache.
+
+        Raises:
+            FetchError: The shard cannot be read, or the index cannot be stored.
+            ShardFormatError: It is not a complete, plain tar.
+
+        Example:
+            >>> wids.peek("cats.tar").make_index()  # does nothing, as this shard is local
+        """
+        self._glimpses.make_index(self.number)
+
+    # What is known of this one.
+
+    @property
+    def glimpse(self) -> Glimpse | None:
+        """What was found of the shard; None if it has an index."""
+        known = self._glimpses.look(self.number)
+        return known if isinstance(known, Glimpse) else None
+
+    @property
+    def num_read_nbytes(self) -> int:
+        """Bytes that were read to find samples; 0 if the shard has an index."""
+        glimpse = self.glimpse
+        return 0 if glimpse is None else glimpse.num_read_nbytes
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether these are all samples of the shard."""
+        glimpse = self.glimpse
+        return glimpse is None or glimpse.is_complete
+
+    def read_on(self, num_samples: int) -> int:
+        """Find more samples of the shard, and return how many are known.
+
+        Args:
+            num_samples: How many are wanted. After 24 requests or about 6 MB it stops before; the
+                next call continues.
+
+        Raises:
+            FetchError: The shard cannot be read.
+
+        Example:
+            >>> wids.peek("cats.tar").read_on(100)
+            3
+        """
+        self._glimpses.reach(self.number, num_samples)
+        return len(self)
+
+    # A sequence of samples.
+
+    def __len__(self) -> int:
+        return len(self.reader.index())
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([position(index, len(self), repr(self))])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        with self._glimpses.open(self.number, self._fields) as shard:
+            samples = shard.read_many(indices)
+        return [self._labelled(i, sample) for i, sample in zip(indices, samples, strict=True)]
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.__getitem__, range(len(self)))  # one request each, or none
+
+    def _labelled(self, index: int, sample: dict[str, Any]) -> Any:
+        """Return a sample with its provenance, transformed."""
+        url, key = self.url, sample["__key__"]
+        sample["__shard__"], sample["__shardindex__"] = url, index
+        sample["__dataset__"] = self.dataset_name
+        try:
+            for transform in self.transformations:
+                sample = transform(sample)
+        except Exception as error:
+            raise locate_error(error, sample, url, key, index) from error
+        return sample
+
+    def find_key(self, key: str) -> int:
+        """Return the position of the first sample with a key, among those that are known.
+
+        Raises:
+            KeyError: None of them has the key.
+
+        Example:
+            >>> wids.peek("cats.tar").find_key("cat2")
+            2
+        """
+        found = self.reader.index().find(key)
+        if found < 0:
+            known = "" if self.is_complete else " among those that were read"
+            raise KeyError(f"{self!r}: no sample{known} has the key {key!r}")
+        return found
+
+    # What pages and notebooks ask of a dataset.
+
+    @property
+    def reader(self) -> _Reader:
+        """This shard."""
+        return _Reader(self._glimpses, self.number, self._fields)
+
+    @property
+    def lengths(self) -> list[int]:
+        """The number of known samples, as a list for one shard."""
+        return [len(self)]
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Return 0, since there is one shard here, and the sample's position in it."""
+        return 0, index
+
+    def only(self, fields: Sequence[str] | None) -> Peek:
+        """Return the same samples with only these fields, undecoded; with None as they are."""
+        view = copy(self)
+        if fields is not None:
+            view._fields, view.transformations = fields, []
+        return view
+
+    def __enter__(self) -> Peek:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing: nothing is held open."""
+
+    def show(self, num_samples: int = 12) -> Gallery:
+        """Return a gallery of the first samples, which displays itself in a notebook.
+
+        Only small pictures and texts are read.
+
+        Example:
+            >>> wids.peek("cats.tar").show(2).indices
+            [0, 1]
+        """
+        self.read_on(num_samples)
+        return notebook.gallery(self, num_affordable(self, 0, num_samples), None, None)
+
+    def _repr_html_(self) -> str:
+        return notebook.peek_html(self)
+
+    def __repr__(self) -> str:
+        return f"<Peek {self.title!r}: the beginning of shard {self.number} of {self.num_shards}>"
+
+
+class _Reader:
+    """One shard as what notebooks and pages ask about the shards of a dataset."""
+
+    def __init__(
+        self, glimpses: Glimpses, number: int, fields: Sequence[str] | None = None
+    ) -> None:
+        self._glimpses = glimpses
+        self._number = number
+        self._fields = fields
+        self.cache_folder = glimpses.cache_folder
+
+    def is_local(self, number: int = 0) -> bool:  # noqa: ARG002 - there is one
+        return self._glimpses.is_local(self._number)
+
+    def index(self, number: int = 0) -> ShardIndex:  # noqa: ARG002 - there is one
+        return self._glimpses.index(self._number)
+
+    def open(self, number: int = 0, *, local: bool = True) -> ReadableShard:  # noqa: ARG002 - one
+        return self._glimpses.open(self._number, self._fields)
