@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from wids.files.shared_number import SharedNumber
 from wids.tars.readable_shard import ReadableShard
 
 MAX_OPEN_SHARDS: Final = 256
@@ -55,6 +56,7 @@ class ShardPool:
     Attributes:
         num_accesses: How often a shard was asked for.
         num_misses: How often it had to be opened.
+        opened: The same, in all processes that share the dataset; None until it is asked for.
     """
 
     def __init__(self, open_shard: OpenShard, size: int, limit_nbytes: int | None = None) -> None:
@@ -63,6 +65,7 @@ class ShardPool:
         self.limit_nbytes = limit_nbytes
         self.num_accesses = 0
         self.num_misses = 0
+        self.opened: SharedNumber | None = None
         self._entries: dict[int, _Entry] = {}
 
     def get(self, number: int, *, local: bool = True) -> ReadableShard:
@@ -78,6 +81,8 @@ class ShardPool:
                 entry.last_used = self.num_accesses
                 return entry.shard
         self.num_misses += 1
+        if self.opened is not None:
+            self.opened.add(1)
         shard = self.open_shard(number, local=local, make_room=self.close)
         # Another thread may have stored its own shard of this number since the miss. The later one
         # stays, and the other is closed when its reader releases it.

@@ -18,6 +18,7 @@ import numpy as np
 from wids.cache.store import BackgroundFetch, Cache
 from wids.errors import ShardFormatError, SpecError, WidsError
 from wids.files.progress import Bar
+from wids.files.shared_number import SharedNumber
 from wids.reading.field_check import FieldCheck
 from wids.reading.key_lookup import KeyLookup
 from wids.reading.opener import ShardOpener
@@ -203,6 +204,15 @@ class ShardReader:
             ShardFormatError, MismatchError: The shard is not what the spec says.
         """
         return self._keys.index(number)
+
+    def count_openings(self) -> SharedNumber:
+        """Return how often a shard was opened, here and in processes that are started from now on.
+
+        They share the number, so that one process notices when another begins to read.
+        """
+        if self.pool.opened is None:
+            self.pool.opened = SharedNumber()
+        return self.pool.opened
 
     def fetch(self, number: int, background: BackgroundFetch | None = None) -> None:
         """Fetch a remote shard, unless it is local or another process fetches it.

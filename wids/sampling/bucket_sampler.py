@@ -106,10 +106,12 @@ class BucketBatchSampler(EpochSampler[list[int]]):
         aligned: bool = False,
         drop_last: bool = False,
     ) -> None:
-        if not hasattr(sampler, "run_blocks"):
+        # Of its class: a Prefetcher passes on the attributes of the sampler inside.
+        if not hasattr(type(sampler), "run_blocks"):
             raise TypeError(
                 "sampler: expected one of wids' samplers, whose order is known for all ranks, "
-                f"found {type(sampler).__name__}; wids.ChunkedSampler(dataset) is one"
+                f"found {type(sampler).__name__}; wids.ChunkedSampler(dataset) is one, and a "
+                "Prefetcher goes around the batches"
             )
         self.sampler = sampler
         self.batch_size = batch_size

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from wids.views.shared_number import SharedNumber
+from wids.files.shared_number import SharedNumber
 
 
 class Augmentation:

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, get_args
 import numpy.typing as npt
 
 from wids.errors import SampleError, ShardFormatError, WidsError
-from wids.views.shared_number import SharedNumber
+from wids.files.shared_number import SharedNumber
 
 Policy = Literal["skip", "next"]
 Indices: TypeAlias = "Sequence[int] | npt.NDArray[Any]"
