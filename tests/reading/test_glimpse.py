@@ -179,7 +179,7 @@ def glimpses_of(shards: Any, cache: Path) -> Glimpses:
 
 
 def test_an_index_is_left_for_datasets(server: Server, tmp_path: Path) -> None:
-    """The index of a shard that was completed is in the cache folder as after a fetch (INDEX-24)."""
+    """The index of a completed shard is in the cache folder as after a fetch (INDEX-24)."""
     url = serve(server, tmp_path, photos(10, 2 * MB))
     glimpses = glimpses_of([url, url], tmp_path / "cache")
     assert not glimpses.has_all_indexes
