@@ -32,6 +32,7 @@ class Bucket:
         options: ``storage_options`` for requests through the proxy.
         fault: Called with method and path with query; see `Answer`.
         requests: Method and path with query of each request.
+        num_sent: Bytes of bodies sent.
         stalled: Set when a request stalls.
         system: An fsspec file system that goes to the server, past the proxy.
     """
@@ -43,6 +44,7 @@ class Bucket:
         self.url = f"s3://{name}"
         self.fault: Callable[[str, str], Answer] = lambda method, path: None  # noqa: ARG005
         self.requests: list[tuple[str, str]] = []
+        self.num_sent = 0
         self.stalled = threading.Event()
         self.end = threading.Event()
         keys = {"key": "test", "secret": "test"}
@@ -126,6 +128,7 @@ class _Proxy(BaseHTTPRequestHandler):
             response = upstream.getresponse()
             data = response.read()
             self._send(response.status, dict(response.headers), data)
+            bucket.num_sent += 0 if self.command == "HEAD" else len(data)
             upstream.close()
 
     def _send(self, status: int, headers: dict[str, str], data: bytes) -> None:
