@@ -46,8 +46,13 @@ def test_no_shard_is_downloaded_for_display(server: Server, tmp_path: Path) -> N
     del document["index"]
     with wids.ShardListDataset(server.page("/bare.json", document)) as dataset:
         html = dataset._repr_html_()
+        gallery = dataset.show()
     assert "no shards" in html
     assert "`wids create` makes an index" in html
+    assert gallery.indices == []
+    assert "12 samples not shown: no index of the shard is available; wids.peek() shows" in (
+        gallery._repr_html_()
+    )
     assert {r.path for r in server.log} == {"/bare.json"}
 
     with wids.ShardListDataset(f"{server.url}/looks.json") as dataset:

@@ -32,6 +32,10 @@ _MAX_TESTED: Final = 1000
 _NUM_FIRST: Final = 6
 """Samples in the summary of a dataset."""
 
+_WITHOUT_INDEX: Final = (
+    "wids.peek() shows the first samples of a shard without one; `wids create` makes an index"
+)
+
 
 class Gallery:
     """Samples to look at. A notebook shows them as cards, a terminal lists their indices.
@@ -72,9 +76,23 @@ def gallery(
     else:
         indices, num_tested = _accepted(dataset, candidates[:_MAX_TESTED], num_samples, where)
         note = f"{len(indices)} of {count_text(num_tested, 'sample')} tested"
+    num_wanted = len(indices)
+    indices = [index for index in indices if _has_index(dataset, index)]
+    if len(indices) < num_wanted:
+        # One sentence, and not the same error on each card.
+        unread = count_text(num_wanted - len(indices), "sample")
+        note = f"{note}; " if note else ""
+        note += f"{unread} not shown: no index of the shard is available; {_WITHOUT_INDEX}"
     fields = preview_fields(field_stats(dataset))
     html = gallery_html(cards(dataset, indices, fields), note)
     return Gallery(indices, html, f"<Gallery of {count_text(len(indices), 'sample')}: {indices}>")
+
+
+def _has_index(dataset: Browsable, index: int) -> bool:
+    try:
+        return dataset.reader.index(dataset.locate(index)[0]) is not None
+    except WidsError:  # its card has the error
+        return True
 
 
 def _accepted(
@@ -106,10 +124,7 @@ def summary_html(dataset: Browsable) -> str:
     rows = [(s.field, share_text(s.share), nbytes_text(s.median_nbytes)) for s in stats]
     note = ""
     if not stats:
-        note = (
-            "No index is available, so the fields are unknown: wids.peek() shows the first samples "
-            "of a shard, and `wids create` makes an index."
-        )
+        note = f"No index is available, so the fields are unknown; {_WITHOUT_INDEX}."
     elif num_shards > MAX_SHARDS:
         note = "Statistics of fields are from some of the shards."
     first_samples = ""
