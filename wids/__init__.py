@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from wids.errors import (
         DecodeError,
         FetchError,
+        JoinError,
         MismatchError,
         NotFoundError,
         PackError,
@@ -57,6 +58,7 @@ __all__ = [
     "Decoder",
     "DistributedChunkedSampler",
     "FetchError",
+    "JoinError",
     "MismatchError",
     "MixedSampler",
     "NotFoundError",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from wids.columns.column_parts import Errors
     from wids.columns.column_paths import Columns
+    from wids.columns.joins import JoinableView, Missing
     from wids.columns.keys import Keys
     from wids.looking.notebook import Gallery
     from wids.looking.preview import Browsable
@@ -254,6 +255,55 @@ class ComposableDataset(MapStyleDataset):
         for transformation in self.transformations:
             if isinstance(transformation, Augmentation):
                 transformation.set_epoch(epoch)
+        self.reader.set_epoch(epoch)
+
+    # Other data by key.
+
+    def join(self, other: Any, *, missing: Missing = "error", prefix: str = "") -> Self:
+        """Return a view whose samples have further fields: those that another side has for a key.
+
+        Which samples belong together is found out once, from indexes, and stored in the cache
+        folder. Entries of the other side whose keys no sample has are ignored. ``__key__`` and the
+        other labels are those of this dataset.
+
+        Args:
+            other: A dataset or view, in shards of any kind; a ``pyarrow.Table`` (or what becomes
+                one) with a column ``__key__``; a pandas frame with a column or an index
+                ``__key__``; a mapping from keys to values, or to mappings of fields; or a pattern
+                such as ``"{shard}.captions.json"``, for a file of JSON beside each shard.
+            missing: What becomes of a sample whose key the other side does not have: ``"error"``,
+                ``"skip"`` to leave it out, or ``"none"`` for None as the other side's fields.
+            prefix: Comes before the names of the other side's fields: with ``"b"``, ``.txt``
+                becomes ``.b.txt``.
+
+        Raises:
+            JoinError: Keys are missing, or not unique on one side. When a sample is read: both
+                sides have a field of one name.
+            FetchError: A remote shard has no index.
+
+        Example:
+            >>> captions = {"000000": "a cat", "000001": "a dog"}
+            >>> joined = dataset.join(captions, prefix="caption", missing="skip")
+            >>> len(joined), joined[1][".txt"], joined[1][".caption"]
+            (2, 'text 1', 'a dog')
+        """
+        from wids.columns.joins import joined_reader
+
+        if isinstance(other, ComposableDataset):
+            other = other._joinable()  # noqa: SLF001 - another of this class
+        reader, chosen = joined_reader(self._joinable(), other, missing, prefix)
+        return self._reading(reader, select(self._positions, chosen))
+
+    def _joinable(self: Any) -> JoinableView:
+        from wids.columns.joins import JoinableView
+
+        whole = self._view(range(len(self.reader)))
+        whole.on_error = None  # an error is the joined dataset's
+        return JoinableView(whole, self._positions)
+
+    def _reading(self, reader: ShardReader, positions: Positions) -> Self:
+        """Return a view whose samples come from another reader, and are not transformed."""
+        raise NotImplementedError
 
     # All samples at once.
 

@@ -255,8 +255,9 @@ class ShardListDataset(ComposableDataset):
         # True and False in a batch are 1 and 0, as for dataset[i]; only a view takes a mask.
         positions = select_batch(self._positions, indices)
         samples: list[Any] = [None] * len(positions)
-        for number, places, group in self.reader.groups(positions):
-            for place, sample in zip(places, self._samples(group, number), strict=True):
+        reader = self.reader.of_batch(positions)
+        for number, places, group in reader.groups(positions):
+            for place, sample in zip(places, self._samples(group, number, reader), strict=True):
                 samples[place] = sample
         return samples
 
@@ -419,14 +420,25 @@ class ShardListDataset(ComposableDataset):
             ...     view[2][".cls"]
             b'2'
         """
-        view = self._view(self._positions)
+        reader = self.reader.only(fields)
+        positions = self._positions
+        view = self._view(positions) if fields is None else self._reading(reader, positions)
+        view.reader = reader
         # What is shown has to be the error and not the replacement that training would get.
         view.on_error = None
-        view.reader = self.reader.only(fields)
-        if fields is not None:
-            view.transformations = []
-            view.__class__ = ShardListDataset  # a subclass expects its samples, not some bytes
         return view
+
+    def _reading(self, reader: ShardReader, positions: Positions) -> ShardListDataset:
+        view = self._view(positions)
+        view.reader = reader
+        view.transformations = []
+        view.__class__ = ShardListDataset  # a subclass expects its samples, not others
+        return view
+
+    @property
+    def is_overridden(self) -> bool:
+        """Whether a subclass decides what a sample is."""
+        return type(self).__getitem__ is not ShardListDataset.__getitem__
 
     @property
     def is_view(self) -> bool:
@@ -447,7 +459,7 @@ class ShardListDataset(ComposableDataset):
             strict.on_error = None
             return strict._found(index)  # noqa: SLF001 - another of this class
         # The subclass decides what a sample is, also for one that is found by its key.
-        if type(self).__getitem__ is not ShardListDataset.__getitem__:
+        if self.is_overridden:
             return self[index]
         position = int(self._positions[index])
         number = bisect_right(self.reader.ends, position)
@@ -498,11 +510,11 @@ class ShardListDataset(ComposableDataset):
         sample["__shard__"] = shard_spec.url
         sample["__shardindex__"] = local_index
         sample["__dataset__"] = shard_spec.dataset or self.dataset_name
-        return self._transformed(sample) if transformations else sample
+        return self.transformed(sample) if transformations else sample
 
-    def _samples(self, positions: list[int], number: int) -> list[Any]:
+    def _samples(self, positions: list[int], number: int, reader: ShardReader) -> list[Any]:
         """Read, label and transform samples of one shard."""
-        reader, shard_spec = self.reader, self.spec.shards[number]
+        shard_spec = self.spec.shards[number]
         url, name = shard_spec.url, shard_spec.dataset or self.dataset_name
         start, local = reader.starts[number], reader.fetches_for_many
         local_indices = [position - start for position in positions]
@@ -520,9 +532,10 @@ class ShardListDataset(ComposableDataset):
             sample["__shard__"] = url
             sample["__shardindex__"] = local_index
             sample["__dataset__"] = name
-        return list(map(self._transformed, samples)) if self.transformations else samples
+        return list(map(self.transformed, samples)) if self.transformations else samples
 
-    def _transformed(self, sample: Any) -> Any:
+    def transformed(self, sample: Any) -> Any:
+        """Return what the transformations make of a labelled sample."""
         # Kept before the first call: a transformation may return something that has no such
         # entries.
         shard, key, index = sample["__shard__"], sample["__key__"], sample["__index__"]

@@ -20,7 +20,7 @@ from typing import IO, Any, Final
 from wids.cache.names import RemoteFile, copy_path, local_index_path
 from wids.cache.saving import is_settled, save_quietly
 from wids.cache.store import BackgroundFetch, Cache, CachedCopy, Prepare
-from wids.errors import FetchError, MismatchError, ShardFormatError, WidsError
+from wids.errors import FetchError, MismatchError, ShardFormatError, WidsError, local_error
 from wids.reading.options import ReadOptions
 from wids.reading.packs import Packs
 from wids.reading.range_shard import RemoteShard
@@ -131,6 +131,25 @@ class ShardOpener:
         except OSError:
             return False
         return self.packs.has_length(number, nbytes)
+
+    def identity(self, number: int) -> tuple[Any, ...] | None:
+        """Return what changes when a shard does, without reading its index; None if unknown.
+
+        Raises:
+            FetchError: A local shard cannot be found.
+        """
+        shard_spec, path = self.shards[number], self.local_path(number)
+        rule = self._key_split(number)
+        if path is not None:
+            try:
+                return path, rule, *TarIdentity.of_file(os.stat(path))
+            except OSError as error:
+                raise local_error(path, error) from error
+        if shard_spec.md5sum or shard_spec.sha256:
+            return rule, shard_spec.nbytes, shard_spec.md5sum, shard_spec.sha256
+        if self.is_packed(number):
+            return rule, shard_spec.url, shard_spec.nbytes, self.packs.digest()
+        return None
 
     def packs_key(self, number: int, local_index: int, key: str, num_samples: int) -> bool:
         """Whether a sample of a shard with so many samples has a key, as the pack says."""

@@ -80,6 +80,11 @@ class Packs:
         pack = self._dataset_pack()
         return pack is not None and any(pack.is_named(number, n) for n in self._names(number))
 
+    def digest(self) -> tuple[int, int] | None:
+        """Return what other keys in the dataset's pack would change; None without a pack."""
+        pack = self._dataset_pack()
+        return None if pack is None else pack.digest
+
     def has_length(self, number: int, tar_nbytes: int | None) -> bool:
         """Whether the dataset's pack states this length for a shard that it has; None fits any."""
         pack = self._dataset_pack()

@@ -115,6 +115,13 @@ def _compact(positions: IntArray) -> Positions:
     return positions.view(PositionArray)
 
 
+def as_int_array(positions: Positions) -> IntArray:
+    """Return positions as a plain array."""
+    if isinstance(positions, range):  # twenty times as fast as numpy's own way from a range
+        return np.arange(positions.start, positions.stop, positions.step, dtype=np.int64)
+    return np.asarray(positions)
+
+
 def is_ascending(positions: Positions) -> bool:
     """Whether no position is less than the previous one."""
     if isinstance(positions, range):

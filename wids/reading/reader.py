@@ -7,8 +7,9 @@ Nothing here knows views, transformations or decoded fields.
 
 from __future__ import annotations
 
+import zlib
 from bisect import bisect_right
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from typing import Any
@@ -26,6 +27,7 @@ from wids.reading.options import ReadOptions
 from wids.reading.pool import ShardPool, default_size
 from wids.reading.position_array import IntArray
 from wids.reading.positions import Positions, counts_per_shard, is_ascending
+from wids.reading.side_files import read_file
 from wids.specs.model import DatasetSpec
 from wids.tars.index import ShardIndex
 from wids.tars.readable_shard import ReadableShard
@@ -139,6 +141,10 @@ class ShardReader:
         for number, start, stop in zip(numbers[starts].tolist(), starts, stops, strict=True):
             yield number, indices[start:stop], sorted_positions[start:stop]
 
+    def of_batch(self, positions: IntArray) -> ShardReader:  # noqa: ARG002 - for readers of joins
+        """Return the reader to read a batch of positions with."""
+        return self
+
     def fetches_for_view(self, number: int, positions: Positions) -> bool:
         """Whether to fetch a shard that has no copy, to read all positions of a view in turn."""
         if self.fetches_for_one or not self.fetches_for_many:
@@ -213,6 +219,30 @@ class ShardReader:
         if self.pool.opened is None:
             self.pool.opened = SharedNumber()
         return self.pool.opened
+
+    def field_names(self, index: ShardIndex) -> Iterable[str]:
+        """Return the fields that samples of a shard are read with."""
+        wanted = self._options.fields
+        return index.fields if wanted is None else [f for f in index.fields if f in wanted]
+
+    def identity(self, number: int) -> tuple[Any, ...]:
+        """Return what changes when the keys of a shard do.
+
+        Raises:
+            FetchError: The shard is not known, and would have to be fetched.
+        """
+        known = self._opener.identity(number)
+        if known is None:
+            index = self.key_index(number)
+            known = (index.key_split, zlib.crc32(b"\0".join(index.stored_keys())))
+        return known
+
+    def read_file(self, url: str) -> bytes:
+        """Return the bytes of a small file beside the shards; see `side_files.read_file`."""
+        return read_file(self._store, url)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Do nothing: no sample is transformed here, as in a reader of joined samples."""
 
     def fetch(self, number: int, background: BackgroundFetch | None = None) -> None:
         """Fetch a remote shard, unless it is local or another process fetches it.

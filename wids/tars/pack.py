@@ -54,6 +54,10 @@ class Pack(Protocol):
     def is_mapped(self) -> bool:
         """Whether the pack holds a file descriptor."""
 
+    @property
+    def digest(self) -> tuple[int, int]:
+        """What other keys, or other lengths of tars, would change."""
+
     def __len__(self) -> int:
         """Return the number of shards."""
 
@@ -131,12 +135,14 @@ class PackDirectory:
 
     Attributes:
         num_samples: Samples in each shard, shape ``(num_shards,)``.
+        digest: What other keys, or other lengths of tars, would change.
     """
 
     def __init__(self, header: PackHeader, data: bytes) -> None:
         columns = np.frombuffer(data, "<u8", 4 * header.num_shards).reshape(4, -1)
         self._starts, self._lengths, self._tar_nbytes, self.num_samples = columns
         self._nbytes = header.nbytes
+        self.digest = (header.crc, header.keys_crc)
         names = data[header.names - header.directory :]
         # Counted first: a list of names needs much more memory than they do.
         is_consistent = names.count(b"\0") == max(len(self) - 1, 0)

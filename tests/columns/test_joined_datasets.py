@@ -1,0 +1,203 @@
+"""What works on a dataset works on a joined one: loaders, samplers, prefetching, pages."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from conftest import in_child, raises
+from join_shards import fields, shards, shuffled, write_side
+from looks import serving
+from loopback import Server
+from remote_site import Site
+from torch.utils.data import DataLoader
+
+import wids
+from wids.errors import FetchError, JoinError
+
+KEYS = [f"s{number:05d}" for number in range(20)]
+
+
+@pytest.fixture
+def joined(train: Path) -> wids.ShardListDataset:
+    """20 samples with captions of another dataset, scores of a frame and tags of files."""
+    write_side(train.parent, "c", shuffled(KEYS), [3, 15], ".caption.txt")
+    for number, (start, stop) in enumerate(((0, 8), (8, 13), (13, 20))):
+        tags = {key: {"tag.txt": f"tag of {key}"} for key in KEYS[start:stop]}
+        (train.parent / f"train-{number:06d}.tags.json").write_text(json.dumps(tags))
+    scores = pd.DataFrame({"__key__": shuffled(KEYS, 1)}).assign(
+        score=lambda frame: frame["__key__"].str[1:].astype(int)
+    )
+    dataset = wids.ShardListDataset(train).join(wids.ShardListDataset(shards(train.parent, "c")))
+    return dataset.join(scores, prefix="b").join("{shard}.tags.json")
+
+
+def expected(number: int) -> dict[str, Any]:
+    key = f"s{number:05d}"
+    return {
+        ".txt": f"text {number}",
+        ".cls": number % 10,
+        ".caption.txt": f".caption.txt of {key}",
+        ".b.score": number,
+        ".tag.txt": f"tag of {key}",
+    }
+
+
+@pytest.mark.parametrize("method", [None, "fork", "spawn"])
+def test_loaders_and_samplers(joined: wids.ShardListDataset, method: str | None) -> None:
+    """Chunks follow the first side's shards; workers read the same samples (JOIN-1)."""
+    with joined:
+        joined[3]
+        sampler = wids.ChunkedSampler(joined, chunksize=5)
+        loader: DataLoader[Any] = DataLoader(
+            joined,
+            batch_size=4,
+            sampler=sampler,
+            num_workers=2 if method else 0,
+            multiprocessing_context=method,
+            collate_fn=list,
+        )
+        seen = [sample for batch in loader for sample in batch]
+        assert [sample["__index__"] for sample in seen] == list(
+            wids.ChunkedSampler(joined, chunksize=5)
+        )
+        for sample in seen:
+            assert fields(sample) == expected(sample["__index__"])
+
+
+def test_ranks_share_a_join(joined: wids.ShardListDataset) -> None:
+    """And views of it, by their lengths."""
+    view = joined[[*range(5), *range(9, 20)]]
+    assert view.lengths == [5, 4, 7]
+    with joined:
+        seen = [
+            view[index]["__index__"]
+            for rank in range(2)
+            for index in wids.DistributedChunkedSampler(
+                view, num_replicas=2, rank=rank, chunksize=3
+            )
+        ]
+    assert sorted(seen) == [*range(5), *range(9, 20)]
+
+
+def test_pickles_and_forks(joined: wids.ShardListDataset) -> None:
+    """A joined dataset travels, used or not."""
+    unused = pickle.loads(pickle.dumps(joined))  # noqa: S301 - made here
+    assert fields(joined[7]) == expected(7)
+    used = pickle.loads(pickle.dumps(joined[5:]))  # noqa: S301 - made here
+    assert fields(unused[7]) == fields(used[2]) == expected(7)
+    assert in_child(lambda: fields(joined.__getitems__([19, 7])[1]) == expected(7))
+    for dataset in (joined, unused, used):
+        dataset.close()
+
+
+def publish(site: Site, name: str, keys: list[str], cuts: list[int]) -> str:
+    """Publish another dataset on the server of a site, with a pack; return its URL."""
+    folder = site.folder / name
+    folder.mkdir()
+    paths = shards(write_side(folder, name, keys, cuts, ".cap"), name)
+    spec = wids.build_spec(paths, pack=folder / f"{name}.index")
+    for path in [*paths, str(folder / f"{name}.index")]:
+        site.server.page(f"/{Path(path).name}", Path(path).read_bytes())
+    entries = [{**shard.entry(), "url": Path(shard.url).name} for shard in spec.shards]
+    return site.server.page(f"/{name}.json", {"shardlist": entries, "index": f"{name}.index"})
+
+
+def test_fetching_ahead_fetches_both_sides(tmp_path: Path, server: Server) -> None:
+    """Each remote shard of either side once, before it is read (JOIN-9)."""
+    site = Site(tmp_path / "site", server)
+    site.state(filesize=len)
+    site.pack()
+    url = publish(site, "caps", KEYS, [10])
+    left = wids.ShardListDataset(site.spec(index="train.index"), access="download")
+    result = left.join(wids.ShardListDataset(url, access="download"))
+    assert site.asked() == [], "indexes are enough to join"
+    assert [result.reader.is_local(number) for number in range(3)] == [False] * 3
+    assert result.reader.nbytes(1) == sum(len(body) for body in site.bodies[1:2]) + 2 * 20480
+    sampler = wids.Prefetcher(wids.ChunkedSampler(result, shuffle=False), result)
+    indices = iter(sampler)
+    first = next(indices)
+    assert left.reader.is_local(0), "the first shard is waited for"
+    with result:
+        for index in chain([first], indices):
+            sample = result[index]
+            assert sample[".cap"].getvalue() == f".cap of {sample['__key__']}".encode()
+    assert sorted(site.asked()) == [
+        *[f"/caps-{number}.tar" for number in range(2)],
+        *[f"/train-{number}.tar" for number in range(3)],
+    ]
+
+
+def test_a_join_by_range_reads_only_what_it_needs(tmp_path: Path, server: Server) -> None:
+    """Single samples of both sides come by range; `only` fetches nothing else (JOIN-9)."""
+    site = Site(tmp_path / "site", server)
+    site.pack()
+    url = publish(site, "caps", shuffled(KEYS), [3, 12])
+    with wids.ShardListDataset(site.spec(index="train.index")) as left:
+        result = left.join(wids.ShardListDataset(url))
+        assert result[3][".cap"].getvalue() == b".cap of s00003"
+        with result.only([".cap"]) as view:
+            assert view[4] == {**view[4], ".cap": b".cap of s00004"}
+        assert all(r.range for r in server.log if r.path.endswith(".tar"))
+        result.close()
+
+
+def test_shards_without_an_index_are_an_error(tmp_path: Path, server: Server) -> None:
+    """Nothing is fetched to join; the error says what to do."""
+    site = Site(tmp_path / "site", server)
+    with wids.ShardListDataset(site.spec()) as dataset:
+        with raises(FetchError, "/train-0.tar: expected its index", "wids create"):
+            dataset.join(dict.fromkeys(KEYS, 1))
+        assert site.asked() == []
+
+
+def test_notebooks_show_fields_of_all_sides(joined: wids.ShardListDataset) -> None:
+    """The summary, the gallery, a gallery of a search, and views of them."""
+    with joined:
+        summary = joined._repr_html_()
+        for name in expected(0):
+            assert f"<code>{name}</code>" in summary
+        assert ".caption.txt of s00000" in summary
+        gallery = joined[4:].show(3, where=lambda sample: sample[".b.score"] == 9)
+        assert gallery.indices == [5]
+        html = gallery._repr_html_()
+        assert ".caption.txt of s00009" in html
+        assert ".b.score 1 B, .tag.txt 13 B" in html
+
+
+def test_pages_show_fields_of_all_sides(joined: wids.ShardListDataset) -> None:
+    """Statistics, cards, a sample, its fields to save, search by key and by field."""
+    with joined, serving(joined) as client:
+        about = client.json("about")
+        assert {field["name"] for field in about["fields"]} == set(expected(0))
+        cards = client.json("samples?start=8&count=3")["cards"]
+        assert [card["index"] for card in cards] == [8, 9, 10]
+        assert ".caption.txt of s00009" in cards[1]["html"]
+        sample = client.json("sample/9")
+        assert sample["key"] == "s00009"
+        for value in ("text 9", ".caption.txt of s00009", "tag of s00009"):
+            assert value in sample["html"]
+        for field, value in expected(9).items():
+            assert client.get(f"field/9/{field}?save=1")[2] == str(value).encode(), field
+        assert client.get("field/9/.nope?save=1")[0] == 404
+        assert client.json("find?key=s00009")["index"] == 9
+        assert client.json("samples?start=0&count=3&field=.b.score")["next"] == 3
+
+
+def test_get_shard_of_a_join_is_an_error(joined: wids.ShardListDataset) -> None:
+    """There is no file with all fields of its samples."""
+    with joined, raises(TypeError, "expected a local shard"):
+        joined.get_shard(3)
+
+
+def test_a_field_that_is_in_both_shows_as_an_error(train: Path) -> None:
+    """Where people look, the card has the error and the rest is shown."""
+    with wids.ShardListDataset(train) as dataset:
+        with pytest.raises(JoinError):
+            dataset.join(dataset)[0]
+        assert "on both" in dataset.join(dataset).show(2)._repr_html_()

@@ -1,0 +1,324 @@
+"""A table, a frame or a mapping → fields for the samples of a dataset.
+
+Rows are values and not bytes: they are joined as they are, and only what is shown or saved as bytes
+is encoded. pyarrow and pandas are used by their methods, and imported only where a caller's object
+needs it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from wids.cache.store import BackgroundFetch
+from wids.columns.join_keys import RowKeys
+from wids.columns.join_parts import Fields, Members, Names
+from wids.columns.join_store import PositionMap
+from wids.errors import JoinError
+from wids.reading.position_array import IntArray
+from wids.tars.index import ShardIndex
+
+KEY: Final = "__key__"
+
+
+class Rows(Protocol):
+    """Rows with keys. Names of fields are the other side's own, with their leading dots."""
+
+    @property
+    def fields(self) -> Sequence[str]:
+        """The fields that a row can have."""
+
+    def keys(self) -> RowKeys:
+        """Return the keys, in order."""
+
+    def take(self, rows: Sequence[int]) -> list[Fields]:
+        """Return the fields of rows, in new dicts."""
+
+
+@dataclass(frozen=True, eq=False)
+class TableRows:
+    """The rows of a ``pyarrow.Table``, or of anything that becomes one.
+
+    Attributes:
+        table: The table.
+    """
+
+    table: Any
+
+    @classmethod
+    def of(cls, table: Any) -> TableRows:
+        """Return the rows of a table."""
+        # Arrow cannot take single rows of the text that polars has.
+        for number, column in enumerate(table.schema):
+            wide = {"string_view": "large_string", "binary_view": "large_binary"}
+            if str(column.type) in wide:
+                cast = table.column(number).cast(wide[str(column.type)])
+                table = table.set_column(number, column.name, cast)
+        return cls(table)
+
+    @property
+    def fields(self) -> list[str]:
+        """The columns, without those that name labels of samples."""
+        return _column_fields(self.table.column_names)
+
+    def keys(self) -> RowKeys:
+        """Return the column of keys."""
+        if self.table.column_names.count(KEY) != 1:
+            raise _no_keys("the table", self.table.column_names, "table.rename_columns(…)")
+        return RowKeys(self._keys, self.fields, "the table")
+
+    def _keys(self) -> Iterator[Any]:
+        for batch in self.table.column(KEY).chunks:
+            for start in range(0, len(batch), 1 << 16):
+                yield from batch.slice(start, 1 << 16).to_pylist()
+
+    def take(self, rows: Sequence[int]) -> list[Fields]:
+        """Return the values of rows as Python's own."""
+        names = [name for name in self.table.column_names if not name.startswith("__")]
+        columns = [self.table.column(name).take(rows).to_pylist() for name in names]
+        return _as_rows(self.fields, columns, len(rows))
+
+
+@dataclass(frozen=True, eq=False)
+class FrameRows:
+    """The rows of a pandas frame, whose keys are a column or the index ``__key__``.
+
+    Attributes:
+        frame: The frame.
+    """
+
+    frame: Any
+
+    @property
+    def fields(self) -> list[str]:
+        """The columns, without those that name labels of samples."""
+        return _column_fields(self.frame.columns)
+
+    def keys(self) -> RowKeys:
+        """Return the keys of the rows."""
+        columns = list(self.frame.columns)
+        if (columns.count(KEY) == 1) is (self.frame.index.name == KEY):
+            raise _no_keys("the frame", columns, f'frame.rename_axis("{KEY}") or frame.rename(…)')
+        keys = self.frame.index if self.frame.index.name == KEY else self.frame[KEY]
+        return RowKeys(lambda: iter(keys), self.fields, "the frame")
+
+    def take(self, rows: Sequence[int]) -> list[Fields]:
+        """Return the values of rows as Python's own."""
+        taken = self.frame.iloc[list(rows)]
+        names = [name for name in self.frame.columns if not name.startswith("__")]
+        return _as_rows(self.fields, [taken[name].tolist() for name in names], len(rows))
+
+
+@dataclass(frozen=True, eq=False)
+class MappingRows:
+    """The values of a mapping by their keys: mappings of fields, or single values.
+
+    Attributes:
+        mapping: The mapping, which must not change while datasets read it.
+        fields: The fields that its values have; only known where they had to be.
+    """
+
+    mapping: Mapping[str, Any]
+    fields: Sequence[str]
+    listed: Sequence[str]
+
+    @classmethod
+    def of(cls, mapping: Mapping[str, Any], *, with_fields: bool) -> MappingRows:
+        """Return the rows of a mapping; `with_fields` finds out which fields they have."""
+        names: dict[str, None] = {}
+        for value in mapping.values() if with_fields else ():
+            names.update(dict.fromkeys(value_fields(value)))
+        return cls(mapping, list(names), list(mapping))
+
+    def keys(self) -> RowKeys:
+        """Return the keys of the mapping."""
+        return RowKeys(lambda: iter(self.listed), self.fields, "the mapping")
+
+    def take(self, rows: Sequence[int]) -> list[Fields]:
+        """Return the values of keys."""
+        return [value_fields(self.mapping[self.listed[row]]) for row in rows]
+
+
+def value_fields(value: Any) -> Fields:
+    """Return a value that belongs to a key as fields; one that is not a mapping has no name."""
+    if not isinstance(value, Mapping):
+        return {"": value}
+    return {
+        _dotted(str(name)): item for name, item in value.items() if not str(name).startswith("__")
+    }
+
+
+def _dotted(name: str) -> str:
+    return name if name.startswith(".") else f".{name}"
+
+
+def _column_fields(columns: Sequence[Any]) -> list[str]:
+    for name in columns:
+        if not isinstance(name, str):
+            raise JoinError(
+                f"the frame: expected columns with names, which become fields, found the column "
+                f"{name!r:.80} of type {type(name).__name__}; rename it first"
+            )
+    return [_dotted(name) for name in columns if not name.startswith("__")]
+
+
+def _as_rows(fields: Sequence[str], columns: list[list[Any]], num_rows: int) -> list[Fields]:
+    if not columns:
+        return [{} for _ in range(num_rows)]
+    return [dict(zip(fields, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _no_keys(what: str, columns: Sequence[Any], remedy: str) -> JoinError:
+    names = ", ".join(map(repr, list(columns)[:8]))
+    return JoinError(
+        f"{what}: expected the keys of samples in one column named {KEY!r}"
+        f"{' or as the index of that name' if what == 'the frame' else ''}, found the columns "
+        f"{names}; name the one that has them, for example with {remedy}"
+    )
+
+
+def as_bytes(value: Any) -> bytes:
+    """Return a value as bytes, to be shown or saved: text and bytes as they are, others as JSON."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace")
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    return json.dumps(value, default=str, ensure_ascii=False).encode("utf-8", "backslashreplace")
+
+
+def value_members(rows: Sequence[Fields | None]) -> Members:
+    """Return what an index says of the samples of a shard whose fields are values."""
+    names: dict[str, int] = {}
+    members = [
+        (sample, len(as_bytes(value)), names.setdefault(name, len(names)))
+        for sample, fields in enumerate(rows)
+        for name, value in (fields or {}).items()
+    ]
+    columns = np.array(members, np.int64).reshape(-1, 3).T
+    return Members(columns[0], columns[1], columns[2], tuple(names))
+
+
+class ValuePart:
+    """What parts have in common whose fields are values; see `Part`.
+
+    Nothing is fetched, and nothing is transformed.
+
+    Attributes:
+        edges: Where the shards of the dataset begin, and the end of the last one.
+    """
+
+    edges: IntArray
+
+    def is_local(self, number: int) -> bool:  # noqa: ARG002 - for every shard
+        """Return True, as values are in memory."""
+        return True
+
+    def nbytes(self, number: int) -> int | None:  # noqa: ARG002 - for every shard
+        """Return 0, as there is nothing to fetch."""
+        return 0
+
+    def fetch(self, number: int, background: BackgroundFetch | None) -> None:
+        """Do nothing."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def read(
+        self, number: int, positions: Sequence[int], keys: Sequence[str], *, local: bool
+    ) -> list[Fields | None]:
+        """Return the fields of samples of one shard; see `Part.read`."""
+        raise NotImplementedError
+
+    def read_batch(
+        self,
+        positions: Sequence[int] | IntArray,  # noqa: ARG002 - not by position
+        *,
+        local: bool,  # noqa: ARG002 - the same
+    ) -> list[Fields | None] | None:
+        """Return None: fields are looked up by key."""
+        return None
+
+    def members(self, number: int, index: ShardIndex) -> Members | None:
+        """Return what an index says of the samples of one shard."""
+        start = int(self.edges[number])
+        positions = range(start, start + len(index))
+        keys = [index.key(local_index) for local_index in range(len(index))]
+        return value_members(self.read(number, positions, keys, local=False))
+
+    def read_part(self, number: int, position: int, key: str, field: str) -> Callable[..., bytes]:
+        """Return the callable that returns bytes of a field of one sample."""
+        (fields,) = self.read(number, [position], [key], local=False)
+        if fields is None or field not in fields:
+            raise KeyError(f"sample {key!r} has no field {field}")
+        data = as_bytes(fields[field])
+        return lambda start, stop: data[start:stop]
+
+
+@dataclass(frozen=True, eq=False)
+class RowsPart(ValuePart):
+    """Rows as the other side of a join; see `Part`.
+
+    Attributes:
+        rows: The rows.
+        edges: Where the shards of the dataset begin, and the end of the last one.
+        positions: The rows that belong to the samples of the dataset.
+        names: The names of the fields.
+        chosen: The only fields to return; None for all.
+    """
+
+    rows: Rows
+    edges: IntArray
+    positions: PositionMap
+    names: Names
+    chosen: frozenset[str] | None = None
+
+    def read(
+        self,
+        number: int,  # noqa: ARG002 - the positions say all
+        positions: Sequence[int],
+        keys: Sequence[str],  # noqa: ARG002 - the same
+        *,
+        local: bool,
+    ) -> list[Fields | None]:
+        """Return the values of the rows of samples."""
+        return self.read_batch(positions, local=local)
+
+    def read_batch(
+        self,
+        positions: Sequence[int] | IntArray,
+        *,
+        local: bool,  # noqa: ARG002 - rows are in memory
+    ) -> list[Fields | None]:
+        """Return the values of the rows of samples of any shards."""
+        targets = self.positions.at(np.asarray(positions, np.int64)).tolist()
+        wanted = [target for target in targets if target >= 0]
+        taken = iter(self.rows.take(wanted)) if wanted else iter(())
+        return [
+            named_fields(next(taken), self.names, self.chosen) if target >= 0 else None
+            for target in targets
+        ]
+
+    def fields(self, number: int | None = None) -> Sequence[str]:  # noqa: ARG002 - the same for all shards
+        """Return the fields that the rows have."""
+        return [self.names[name] for name in self.rows.fields]
+
+    def only(self, fields: Collection[str] | None) -> RowsPart:
+        """Return the part with these fields alone, as values."""
+        return self if fields is None else replace(self, chosen=frozenset(fields))
+
+
+def named_fields(fields: Fields, names: Names, chosen: frozenset[str] | None) -> Fields:
+    """Return fields under their names in joined samples, and only those that are chosen."""
+    if chosen is None and not names.prefix and "" not in fields:
+        return fields
+    renamed = {names[name]: value for name, value in fields.items()}
+    if chosen is None:
+        return renamed
+    return {name: value for name, value in renamed.items() if name in chosen}

@@ -1,0 +1,189 @@
+"""The number of a shard of a joined dataset → its samples, with the fields of the other side.
+
+A `JoinedShard` is what other shards are to a dataset (`wids.tars.readable_shard`), so that the way
+of a sample stays the same. It holds nothing open: the readers of both sides do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+from wids.columns.join_parts import Fields, Part, Side
+from wids.errors import JoinError, MismatchError, SampleError
+from wids.reading.reader import ShardReader
+from wids.tars.index import ShardIndex
+from wids.tars.samples import RawSample, missing_field_error, position
+from wids.transport import urls
+
+
+class JoinedShard:
+    """One shard of a joined dataset; see `wids.tars.readable_shard.ReadableShard`.
+
+    Safe to use from any number of threads.
+
+    Args:
+        reader: The reader that it belongs to, which has its index.
+        side: The dataset.
+        left: The reader of the dataset, or its reader of a batch.
+        part: What is joined to it.
+        number: The number of the shard.
+        local: As for `ShardPool.get`.
+        fills: Whether a sample that is missing on the other side has its fields as None.
+        batch: The fields of the samples that will be read, if they were read already, with those
+            of other shards.
+    """
+
+    is_spent: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        reader: ShardReader,
+        side: Side,
+        left: ShardReader,
+        part: Part,
+        number: int,
+        *,
+        local: bool,
+        fills: bool,
+        batch: list[Fields | None] | None = None,
+    ) -> None:
+        self._reader = reader
+        self._side = side
+        self._left = left
+        self._part = part
+        self._number = number
+        self._local = local
+        self._fills = fills
+        self._batch = batch
+
+    @property
+    def name(self) -> str:
+        """The shard, for messages."""
+        return urls.redact(self._reader.shards[self._number].url)
+
+    @property
+    def index(self) -> ShardIndex:
+        """The index of the joined samples.
+
+        Raises:
+            JoinError: A shard of the other side would have to be fetched to know its fields.
+        """
+        index = self._reader.index(self._number)
+        if index is None:
+            raise JoinError(f"{self.name}: a shard that is joined to it has no index")
+        return index
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the dataset's own shard in bytes."""
+        return self._side.reader.open(self._number, local=self._local).nbytes
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all that its samples need is on this machine."""
+        return self._reader.is_local(self._number)
+
+    def __len__(self) -> int:
+        edges = self._reader.edges
+        return int(edges[self._number + 1] - edges[self._number])
+
+    def __getitem__(self, local_index: int) -> RawSample:
+        return self.read(position(local_index, len(self), self.name))
+
+    def __iter__(self) -> Iterator[RawSample]:
+        return map(self.read, range(len(self)))
+
+    def read(self, local_index: int, verify: bool = False) -> RawSample:
+        """Return one sample; each side compares checksums as its own settings say."""
+        return self.read_many([local_index], verify=verify)[0]
+
+    def read_many(
+        self,
+        local_indices: Sequence[int],
+        *,
+        verify: bool = False,  # noqa: ARG002 - each side has a setting of its own
+    ) -> list[RawSample]:
+        """Return samples in the order of ``local_indices``.
+
+        Raises:
+            JoinError: Both sides have a field of one name, or a sample is not a dict.
+            SampleError: The other side does not have a key.
+            MismatchError: A shard was written again since the datasets were joined.
+        """
+        number, side = self._number, self._side
+        keys, samples = side.read(self._left, number, local_indices, local=self._local)
+        found = self._batch
+        if found is None:
+            start = self._reader.starts[number]
+            positions = [start + local_index for local_index in local_indices]
+            found = self._part.read(number, positions, keys, local=self._local)
+        for sample, fields, key in zip(samples, found, keys, strict=True):
+            other = self._missing(key) if fields is None else fields
+            # Never a row beside the wrong sample, whatever was stored or replaced.
+            if (stored := other.pop("__key__", key)) != key:
+                raise self._mismatch(key, stored)
+            num_fields = len(sample) + len(other)
+            sample.update(other)
+            if len(sample) != num_fields:
+                raise self._collision(key, other, num_fields - len(sample))
+        return samples
+
+    def _mismatch(self, key: str, stored: str) -> MismatchError:
+        return MismatchError(
+            f"{self.name}: expected the key {key!r} on both sides, as when the datasets were "
+            f"joined, found {stored!r} on the other side; a shard of one of them was written again "
+            "since: open both datasets and join them again"
+        )
+
+    def _missing(self, key: str) -> Fields:
+        """Return the fields of a sample that is missing on the other side."""
+        if self._fills:
+            return dict.fromkeys(self._part.fields(self._number))
+        shard = self._reader.shards[self._number].url
+        raise SampleError(
+            f'{self.name}: sample "{key}": expected its key on the other side of the join, found '
+            'none; pass missing="skip" or missing="none" to join',
+            shard=shard,
+            key=key,
+        )
+
+    def _collision(self, key: str, other: Fields, num_equal: int) -> JoinError:
+        names = sorted(map(str, other))
+        return JoinError(
+            f'{self.name}: sample "{key}": expected fields with other names on both sides, found '
+            f"{num_equal} of {', '.join(names[:8])} on both; pass a prefix to join, as in "
+            'join(other, prefix="b"), or fields= when the datasets are opened'
+        )
+
+    def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
+        """Return bytes of one field, from a start to a stop; fewer where the field ends.
+
+        Raises:
+            KeyError: The sample does not have the field.
+        """
+        index = self._side.reader.index(self._number)
+        if index is None:
+            raise missing_field_error(self.name, f"number {local_index}", field)
+        if index.member(local_index, field) is not None:
+            shard = self._side.reader.open(self._number, local=self._local)
+            return shard.read_part(local_index, field, start, stop)
+        place = int(self._reader.starts[self._number]) + local_index
+        read = self._part.read_part(self._number, place, index.key(local_index), field)
+        return read(start, stop)
+
+    def find(self, key: str) -> int:
+        """Return the local index of a key, or -1."""
+        return self._side.reader.key_index(self._number).find(key)
+
+    def check(self) -> None:
+        """Do nothing: what is open is checked when it is read."""
+
+    def close(self) -> None:
+        """Do nothing: nothing is held."""
+
+    def __enter__(self) -> JoinedShard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
