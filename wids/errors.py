@@ -76,7 +76,6 @@ class UploadError(WidsError, OSError):
     """A URL that could not be written; what was there before is unchanged."""
 
 
-
 class JoinError(WidsError, ValueError):
     """Datasets, tables or files whose samples cannot be joined by their keys."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def expected(number: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("method", [None, "fork", "spawn"])
+@pytest.mark.parametrize("method", [None, "fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_loaders_and_samplers(joined: wids.ShardListDataset, method: str | None) -> None:
     """Chunks follow the first side's shards; workers read the same samples (JOIN-1)."""
     with joined:
@@ -121,9 +122,13 @@ def test_fetching_ahead_fetches_both_sides(tmp_path: Path, server: Server) -> No
     assert result.reader.nbytes(1) == sum(len(body) for body in site.bodies[1:2]) + 2 * 20480
     sampler = wids.Prefetcher(wids.ChunkedSampler(result, shuffle=False), result)
     indices = iter(sampler)
-    first = next(indices)
-    assert left.reader.is_local(0), "the first shard is waited for"
     with result:
+        first = next(indices)
+        result[first]
+        until_s = time.monotonic() + 20
+        while not all(map(result.reader.is_local, range(3))) and time.monotonic() < until_s:
+            time.sleep(0.01)
+        assert all(map(result.reader.is_local, range(3))), "fetched before they are read"
         for index in chain([first], indices):
             sample = result[index]
             assert sample[".cap"].getvalue() == f".cap of {sample['__key__']}".encode()
@@ -187,6 +192,14 @@ def test_pages_show_fields_of_all_sides(joined: wids.ShardListDataset) -> None:
         assert client.get("field/9/.nope?save=1")[0] == 404
         assert client.json("find?key=s00009")["index"] == 9
         assert client.json("samples?start=0&count=3&field=.b.score")["next"] == 3
+
+
+def test_tables_have_columns_of_both_datasets(joined: wids.ShardListDataset) -> None:
+    """Fields of shards on either side can be columns, of a view too."""
+    with joined:
+        table = joined[4:].table({"label": ".cls", "caption": ".caption.txt"})
+    assert table["label"].to_pylist() == [number % 10 for number in range(4, 20)]
+    assert table["caption"].to_pylist() == [f".caption.txt of {key}" for key in KEYS[4:]]
 
 
 def test_get_shard_of_a_join_is_an_error(joined: wids.ShardListDataset) -> None:

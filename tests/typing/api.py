@@ -24,6 +24,7 @@ def dataset() -> None:
     batch: list[Any] = data.__getitems__([1, 2])
     lengths: list[int] = data.lengths
     keys: Sequence[str] = data.keys()[1:]
+    joined: wids.ShardListDataset = data.join(view, missing="skip", prefix="b").join({"a": 1})
     with data as entered:
         same: wids.ShardListDataset = entered
     table: Any = data.table({"label": ".cls"}, errors="null", executor=ThreadPoolExecutor())

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
+import numpy as np
+
 from wids.columns.join_parts import Fields, Part, Side
 from wids.errors import JoinError, MismatchError, SampleError
 from wids.reading.reader import ShardReader
+from wids.tars.archive import IntArray
 from wids.tars.index import ShardIndex
 from wids.tars.samples import RawSample, missing_field_error, position
 from wids.transport import urls
@@ -171,6 +174,25 @@ class JoinedShard:
         place = int(self._reader.starts[self._number]) + local_index
         read = self._part.read_part(self._number, place, index.key(local_index), field)
         return read(start, stop)
+
+    def read_members(
+        self,
+        members: IntArray,
+        *,
+        verify: bool = False,  # noqa: ARG002 - parts of fields are not compared
+    ) -> list[bytes]:
+        """Return the bytes of members of the joined index, one by one."""
+        index = self.index
+        samples = np.searchsorted(index.member_starts, members, side="right") - 1
+        return [
+            self.read_part(sample, index.fields[field], 0, size)
+            for sample, field, size in zip(
+                samples.tolist(),
+                index.field_ids[members].tolist(),
+                index.sizes[members].tolist(),
+                strict=True,
+            )
+        ]
 
     def find(self, key: str) -> int:
         """Return the local index of a key, or -1."""
