@@ -38,7 +38,7 @@ def dataset() -> None:
     data.on_error = "skip"
     collated: Any = wids.collate([sample])
     del parts, mapped, collated
-    del both, table, filtered, chosen, keys, sample, batch, lengths, same, loader
+    del both, table, filtered, chosen, keys, joined, sample, batch, lengths, same, loader
 
 
 def shards() -> None:
