@@ -1,7 +1,8 @@
 """An HTTP server on loopback that can fail in all the ways in which servers fail.
 
-It serves bytes by path, with ranges and tags, logs the requests and the number of bytes sent, can
-be limited to a rate, and accepts faults for a path, each of which affects one request.
+It serves bytes by path, with ranges and tags, logs the requests and the number of bytes sent (HEAD
+requests apart, in ``heads``), can be limited to a rate, and accepts faults for a path, each of
+which affects one request.
 
     python tests/loopback.py FOLDER [BYTES_PER_SECOND]
 
@@ -73,6 +74,8 @@ class Page:
     needs: tuple[str, str] | None = None
     faults: list[Fault] = field(default_factory=list)
     always: Fault | None = None
+    has_head: bool = True
+    head_headers: dict[str, str] | None = None
     respond: Callable[[bytes], bytes] | None = None
 
     @property
@@ -130,6 +133,7 @@ class Server:
     def __init__(self, rate_nbytes: float | None = None) -> None:
         self.pages: dict[str, Page] = {}
         self.log: list[Request] = []
+        self.heads: list[Request] = []
         self.rate_nbytes = rate_nbytes
         self._budget_lock = threading.Lock()
         self._free_at_s = 0.0
@@ -146,6 +150,11 @@ class Server:
                 server.log.append(request)
                 with suppress(ConnectionError, BrokenPipeError):
                     server._answer(self, request)
+
+            def do_HEAD(self) -> None:
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                server.heads.append(Request(self.path, headers, time.monotonic()))
+                server._answer_head(self, server.heads[-1])
 
             def do_POST(self) -> None:
                 posted = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -222,6 +231,24 @@ class Server:
             self._break_off(handler, fault)
         elif is_chunked:
             handler.wfile.write(b"\r\n0\r\n\r\n")
+
+    def _answer_head(self, handler: BaseHTTPRequestHandler, request: Request) -> None:
+        """Answer with headers alone; faults are for the requests that want bytes."""
+        page = self.pages.get(request.path.partition("?")[0], Page(b"", 404))
+        if not page.has_head:
+            page = Page(b"", 405)
+        always = page.always if page.always is not None and page.always.status else None
+        if page.needs is not None and request.headers.get(page.needs[0].lower()) != page.needs[1]:
+            always = Fault(403)
+        status, body, start, stop, headers = page.answer(Request(request.path, {}, 0), always)
+        if page.has_length and not page.is_chunked:
+            headers["Content-Length"] = str(len(body[start:stop]))
+        if page.head_headers is not None:  # of a server that answers otherwise than to GET
+            headers = page.head_headers
+        handler.send_response(status)
+        for name, value in headers.items():
+            handler.send_header(name, value)
+        handler.end_headers()
 
     def _send(
         self, handler: BaseHTTPRequestHandler, request: Request, body: bytes, start: int, end: int

@@ -130,7 +130,9 @@ class ShardListDataset(ComposableDataset):
         dataset_name: The ``__dataset__`` of samples whose shard belongs to no dataset of its own.
 
     Raises:
-        SpecError: ``shards`` is malformed.
+        SpecError: ``shards`` is malformed; or its shards have no counts, and more than a gigabyte
+            would have to be downloaded to count them, without ``access="download"``.
+        NotFoundError: A shard that has to be counted does not exist, or a name stands for nothing.
         FetchError: A document, or a shard that has to be counted, cannot be read.
         ShardFormatError: A shard that has to be counted is not a complete, plain tar.
 

@@ -99,12 +99,33 @@ def test_nginx(shards: list[Path], tmp_path: Path) -> None:
                 f"{site}{prefix}/train.index",
                 cache_dir=tmp_path / f"cache{prefix}",
             )
+        check_costs(site, port, tmp_path)
         with wids.ShardListDataset([(f"{site}/loop/a.tar", 5)]) as dataset:
             with raises(wids.FetchError, "more than 10 redirects"):
                 dataset[0]
     log = (tmp_path / "access.log").read_text()
     assert '"GET /train%20' in log
     assert " 206 " in log
+
+
+def check_costs(site: str, port: int, folder: Path) -> None:
+    """What would be downloaded is known from 64 small requests (SPEC-25, SPEC-26)."""
+    for number in range(64):
+        with (folder / "www" / f"big-{number:02d}.tar").open("wb") as file:
+            file.truncate(100_000_000)
+    with relayed(port) as relay:
+        pattern = f"{relay.url}/big-{{00..{{last}}}}.tar"
+        with raises(wids.SpecError, "6.4 GB in 64 shards would be downloaded now"):
+            wids.ShardListDataset(pattern.replace("{last}", "63"))
+        assert [request.split()[0] for request in relay.requests] == ["HEAD"] * 64
+        assert relay.num_received < 64 * 400
+        relay.reset()
+        with raises(wids.NotFoundError, "00 to 63 exist, 64 and 35 more do not"):
+            wids.ShardListDataset(pattern.replace("{last}", "99"))
+        assert len(relay.requests) == 100
+        assert relay.num_received < 100 * 600
+    with raises(wids.FetchError, "plain HTTP"):
+        wids.load_spec(f"{site}/big-*.tar")
 
 
 def test_s3(shards: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,12 +68,14 @@ class BackgroundFetch:
         cancelled: Set by the owner to stop the fetch.
         begun: Set when the fetch has its turn, so that a reader who wants the file now would wait.
         done: Set by the owner when the fetch has ended, in success or failure.
+        received_nbytes: Bytes received so far.
     """
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()
         self.begun = threading.Event()
         self.done = threading.Event()
+        self.received_nbytes = 0
 
 
 @dataclass(frozen=True)
@@ -332,6 +334,8 @@ class Cache:
             def report(received_nbytes: int, total_nbytes: int | None) -> None:
                 space.cover(received_nbytes, total_nbytes)
                 bar.reach(received_nbytes, total_nbytes)
+                if background is not None:
+                    background.received_nbytes = received_nbytes
 
             # The lock tells a process that sweeps that the temporary file has a writer. It lasts
             # until the disk has the file, since that can take longer than a sweeper waits.

@@ -15,6 +15,7 @@ from wids.cli.arguments import (
     counted,
     storage_options,
 )
+from wids.cli.consent import add_yes, ask_consent
 
 if TYPE_CHECKING:
     from wids.transport.fetch import Fetcher
@@ -56,11 +57,13 @@ def add(commands: Any) -> None:
     )
     add_processes(parser)
     add_storage(parser)
+    add_yes(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Describe the shards and write spec and pack."""
-    from wids.specs.model import check_references, save_document
+    from wids.reading.cost import download_cost
+    from wids.specs.model import ShardSpec, check_references, save_document
     from wids.specs.naming import dataset_name
     from wids.transport import upload, urls
     from wids.transport.fetch import Fetcher
@@ -80,9 +83,13 @@ def run(options: argparse.Namespace) -> int:
     is_local = urls.is_local(output)
     # The journal grows in small steps, so that of a remote spec is in the current folder.
     journal = (stem if is_local else os.path.abspath(os.path.basename(stem))) + ".partial"
+    # Before anything is read, so that a wrong bound of a pattern costs nothing.
+    remote = [ShardSpec(name) for name in files if not urls.is_local(name)]
+    cost = download_cost(remote, Fetcher(servers))
+    ask_consent(cost, options, "reading remote shards, where members are large only their headers")
     with process_pool(options.jobs, len(files)) as executor:
         spec = build_spec(
-            [{"url": name} for name in files],
+            [{"url": name, "filesize": cost.nbytes_of.get(name)} for name in files],
             name=dataset_name(files[0]) if options.name is None else options.name,
             key_split=options.key_split,
             pack=None if options.no_index else stem + ".index",

@@ -43,6 +43,9 @@ def run(options: argparse.Namespace) -> int:
     from wids.dataset import ShardListDataset
     from wids.files.sizes import parse_nbytes
     from wids.reading import bulk_fetch
+    from wids.reading.cost import download_cost
+    from wids.reading.fetch_all import fetch_all
+    from wids.transport.fetch import Fetcher
 
     if (options.rank is None) != (options.num_replicas is None):
         raise ValueError("expected --rank and --num-replicas together")
@@ -55,17 +58,21 @@ def run(options: argparse.Namespace) -> int:
             "shards would be fetched; `wids create` states it"
         )
     # One bar for all shards is shown; a bar for each download would write over it.
+    servers = storage_options(options)
     with ShardListDataset(
-        spec,
-        cache_dir=options.cache_dir,
-        progress=False,
-        storage_options=storage_options(options),
+        spec, cache_dir=options.cache_dir, progress=False, storage_options=servers
     ) as dataset:
         numbers = list(range(len(dataset.lengths)))
         if options.rank is not None:
             numbers = bulk_fetch.rank_shards(dataset, options.rank, options.num_replicas)
         missing, num_left_out = bulk_fetch.select_missing(dataset.reader, numbers, limit_nbytes)
-        bulk_fetch.fetch_shards(dataset.reader, missing, num_threads=options.jobs)
+        fetcher = Fetcher(servers)
+        fetcher.bind_options(spec.origin)
+        cost = download_cost([spec.shards[number] for number in missing], fetcher)
+        if missing:
+            print(f"wids: downloading {cost}", file=sys.stderr)
+        nbytes_of = {number: cost.nbytes_of[spec.shards[number].url] for number in missing}
+        fetch_all(dataset.reader.fetch, nbytes_of, num_threads=options.jobs)
     available = counted(len(numbers) - num_left_out, "shard")
     print(f"{available} available locally, {len(missing):,} fetched now")
     if num_left_out:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wids.cli.arguments import (
     add_allow_pipe,
@@ -16,6 +16,11 @@ from wids.cli.arguments import (
     loaded_spec,
     storage_options,
 )
+from wids.cli.consent import add_yes, ask_consent
+
+if TYPE_CHECKING:
+    from wids.reading.cost import DownloadCost
+    from wids.specs.model import DatasetSpec
 
 
 def add(commands: Any) -> None:
@@ -32,6 +37,7 @@ def add(commands: Any) -> None:
     add_processes(parser)
     add_allow_pipe(parser)
     add_storage(parser)
+    add_yes(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -41,12 +47,14 @@ def run(options: argparse.Namespace) -> int:
     from wids.writing.verify import verify_spec
 
     spec = loaded_spec(options.spec, options)
+    servers = storage_options(options)
+    ask_consent(_cost(spec, servers), options, "reading remote shards")
     with process_pool(options.jobs, len(spec.shards)) as executor:
         problems = verify_spec(
             spec,
             decode=options.decode,
             executor=executor,
-            storage_options=storage_options(options),
+            storage_options=servers,
         )
     for problem in problems:
         print(printable(str(problem)))
@@ -59,3 +67,19 @@ def run(options: argparse.Namespace) -> int:
     # Standard output has the problems alone, so that it is empty where there are none.
     print(f"{options.spec}: {text}: no problems", file=sys.stderr)
     return 0
+
+
+def _cost(spec: DatasetSpec, servers: dict[str, Any]) -> DownloadCost:
+    """Return what reading the remote shards downloads; those that cannot be asked are problems."""
+    from wids.errors import FetchError
+    from wids.reading.cost import DownloadCost, download_cost
+    from wids.transport import urls
+    from wids.transport.fetch import Fetcher
+
+    fetcher = Fetcher(servers)
+    fetcher.bind_options(spec.origin)
+    remote = [shard for shard in spec.shards if not urls.is_local(shard.url)]
+    try:
+        return download_cost(remote, fetcher)
+    except FetchError:
+        return DownloadCost({shard.url: shard.nbytes for shard in remote})

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from wids.errors import printable
@@ -42,8 +43,14 @@ class Bar:
         self._show_at_s = time.monotonic() + DELAY_S
         self._bar: Any = None
 
-    def reach(self, number: int, total: int | None = None) -> None:
-        """Show that this many units are finished, of this many if the total is known by now."""
+    def reach(self, number: int, total: int | None = None, note: str = "") -> None:
+        """Show that this many units are finished, of this many if the total is known by now.
+
+        Args:
+            number: Finished units.
+            total: All units, or None for what was known before.
+            note: Shown behind them.
+        """
         if not self._is_wanted or time.monotonic() < self._show_at_s:
             return
         total = self.total if total is None else total
@@ -58,8 +65,11 @@ class Bar:
                 unit=self.unit,
                 unit_scale=self.unit == "B",
                 leave=False,
+                postfix=note or None,
             )
         self._bar.total = total
+        if note:
+            self._bar.set_postfix_str(note, refresh=False)
         self._bar.update(number - self._bar.n)
 
     def __enter__(self) -> Bar:
@@ -68,6 +78,58 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+class PartsBar:
+    """A bar over several parts, in bytes if the length of each is known; in parts otherwise.
+
+    Use it in a ``with`` block.
+
+    Args:
+        description: What is in progress.
+        nbytes_of: The length of each part by its name, or None if it is not known.
+        noun: What a part is.
+        wanted: As for `Bar`.
+    """
+
+    def __init__(
+        self,
+        description: str,
+        nbytes_of: Mapping[str, int | None],
+        noun: str,
+        *,
+        wanted: bool | None = None,
+    ) -> None:
+        self._is_known = None not in nbytes_of.values()
+        self._nbytes_of = nbytes_of
+        self._num_parts, self._noun = len(nbytes_of), noun
+        self._num_done = self._done_nbytes = 0
+        total = sum(nbytes or 0 for nbytes in nbytes_of.values())
+        self._bar = (
+            Bar(description, total, "B", wanted=wanted)
+            if self._is_known
+            else Bar(description, len(nbytes_of), noun, wanted=wanted)
+        )
+
+    def finish(self, name: str) -> None:
+        """Show that a part is finished."""
+        self._num_done += 1
+        self._done_nbytes += self._nbytes_of.get(name) or 0
+        self.move(0)
+
+    def move(self, nbytes: int, _: int | None = None) -> None:
+        """Show that so many bytes of the part in progress are finished too."""
+        if self._is_known:
+            note = f"{self._num_done:,} of {self._num_parts:,} {self._noun}s"
+            self._bar.reach(self._done_nbytes + nbytes, note=note)
+        else:
+            self._bar.reach(self._num_done)
+
+    def __enter__(self) -> PartsBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.__exit__()
 
 
 def is_wanted(wanted: bool | None) -> bool:

@@ -1,21 +1,15 @@
-"""The shards of a dataset, or the share of one rank → copies in the cache, before training begins.
+"""The shards of a dataset, or the share of one rank → those to fetch before training begins.
 
-Chooses which shards to fetch and fetches several at a time. Never reads a sample.
+`fetch_all` fetches them. Nothing here reads a sample.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import islice
-from typing import Any, Final
+from typing import Any
 
-from wids.cache.store import BackgroundFetch
-from wids.files.progress import Bar
 from wids.reading.reader import ShardReader
-
-_PATIENCE_S: Final = 3.0
-"""How long downloads have to notice that they are cancelled."""
 
 
 def rank_shards(dataset: Any, rank: int, num_replicas: int) -> list[int]:
@@ -61,39 +55,3 @@ def select_missing(
         elif not reader.is_local(number):
             missing.append(number)
     return missing, num_left_out
-
-
-def fetch_shards(reader: ShardReader, numbers: Sequence[int], *, num_threads: int) -> None:
-    """Fetch shards into the cache, several at a time.
-
-    An error, Ctrl-C included, cancels the other downloads. The ones that have ended stay.
-
-    Raises:
-        FetchError: A shard cannot be fetched.
-    """
-    fetches = {number: BackgroundFetch() for number in numbers}
-
-    def fetch(number: int) -> None:
-        # A task that a thread had taken just before the cancellation would otherwise start a
-        # download.
-        if not fetches[number].cancelled.is_set():
-            reader.fetch(number, fetches[number])
-
-    threads = ThreadPoolExecutor(num_threads)
-    tasks = [threads.submit(fetch, number) for number in numbers]
-    with Bar("fetching", len(numbers), "shard") as bar:
-        try:
-            for count, task in enumerate(tasks, start=1):
-                task.result()
-                bar.reach(count)
-        # Ctrl-C is no Exception, and downloads must end after it too.
-        except BaseException:
-            for background_fetch in fetches.values():
-                background_fetch.cancelled.set()
-            # Without waiting: a server may hang, and the caller wants the error.
-            threads.shutdown(wait=False, cancel_futures=True)
-            # A short wait nevertheless: a download that notices its cancellation deletes its
-            # temporary file.
-            wait(tasks, timeout=_PATIENCE_S)
-            raise
-    threads.shutdown()

@@ -294,6 +294,9 @@ class ShardOpener:
         if self._store.find(remote_file(shard_spec)) is not None:
             return None
         only_ranges = self._options.access == "range"
+        # Each attempt would begin the transfer of a whole file.
+        if not (only_ranges or self._store.fetcher.sends_parts(shard_spec.url)):
+            return None
         index_and_nbytes = self._index_for_ranges(number)
         if index_and_nbytes is None:
             if only_ranges:

@@ -18,8 +18,8 @@ import numpy as np
 
 from wids.cache.store import BackgroundFetch, Cache
 from wids.errors import ShardFormatError, SpecError, WidsError
-from wids.files.progress import Bar
 from wids.files.shared_number import SharedNumber
+from wids.reading.counting import count_samples
 from wids.reading.field_check import FieldCheck
 from wids.reading.key_lookup import KeyLookup
 from wids.reading.opener import ShardOpener
@@ -60,7 +60,8 @@ class ShardReader:
             stay undecoded, or if they will be decoded.
 
     Raises:
-        SpecError: The numbers of samples add up to 2**63 or more.
+        SpecError: The numbers of samples add up to 2**63 or more; or more than a gigabyte would
+            have to be downloaded to count them.
         FetchError: A shard that has to be counted cannot be read.
         ShardFormatError: A shard that has to be counted is not a complete, plain tar.
     """
@@ -84,7 +85,14 @@ class ShardReader:
         limit_nbytes = store.limits.share_nbytes
         open_shard = FieldCheck(self._opener, options.fields) if options.fields else self._opener
         self.pool = ShardPool(open_shard, options.lru_size or default_size(), limit_nbytes)
-        counts = self._counted(progress)
+        counts = count_samples(
+            self._opener,
+            # Through the pool, so that a dataset of few shards has them open afterwards.
+            lambda number: len(self.pool.get(number, local=self.fetches_for_many)),
+            store,
+            options,
+            progress,
+        )
         if sum(counts) >= 1 << 63:
             raise SpecError(f"{spec.name or 'the spec'}: its counts add up to 2**63 or more")
         self.edges: IntArray = np.concatenate(([0], np.cumsum(np.array(counts, np.int64))))
@@ -97,20 +105,6 @@ class ShardReader:
         # A method of this class around it would cost one more call for each sample.
         self.open = self.pool.get
         self._keys = KeyLookup(self._opener, self.pool, self.edges)
-
-    def _counted(self, progress: bool | None) -> list[int]:
-        """Return the number of samples of each shard, after counting those that are not stated."""
-        counts, opener = self._opener.counts, self._opener
-        unstated = [number for number, count in enumerate(counts) if count is None]
-        for number in unstated:
-            counts[number] = opener.known_count(number)
-        missing = [number for number in unstated if counts[number] is None]
-        with Bar("counting samples", len(missing), "shard", wanted=progress) as bar:
-            for num_counted, number in enumerate(missing, start=1):
-                # Through the pool, so that a dataset of few shards has them open afterwards.
-                counts[number] = len(self.pool.get(number, local=self.fetches_for_many))
-                bar.reach(num_counted)
-        return [count or 0 for count in counts]
 
     # Where samples are.
 

@@ -28,7 +28,7 @@ _LOOKALIKES: Final = (
     (b"\xfd7zXZ", "xz data (unpack it with xz -d)"),
     (b"BZh", "bzip2 data (unpack it with bunzip2)"),
     (b"PK\x03\x04", "a zip archive (pack its files as a tar)"),
-    (b"<", "HTML or XML (perhaps an error page that was saved as a shard)"),
+    (b"<", "HTML or XML (perhaps a login page, or an error page that was saved as a shard)"),
     (b"{", "JSON (perhaps a spec or an error message)"),
 )
 
@@ -159,7 +159,9 @@ def describe(head: bytes, *, is_start: bool) -> str:
         for magic, what in _LOOKALIKES:
             # HTML and JSON may begin with blank lines.
             if head.lstrip().startswith(magic):
-                return what
+                # The text of a page says why the server sent it.
+                text = head.lstrip().decode("utf-8", "replace")
+                return f"{what} that begins with {text[:50]!r}" if magic == b"<" else what
     return f"bytes that begin with {head[:16]!r}"
 
 

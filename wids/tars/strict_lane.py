@@ -180,7 +180,8 @@ def _read_header(archive: Archive, position: int) -> Header:
             position,
             "the header of a member",
             describe(block[:_DESCRIBED_NBYTES], is_start=position == 0),
-            "only plain, uncompressed tars can be read in place"
+            "only plain, uncompressed tars can be read in place; if a server sent it, check the "
+            "URL, and whether it wants a token (storage_options)"
             if position == 0
             else "the tar is damaged there: fetch or write it again",
         )

@@ -131,6 +131,8 @@ class Fetcher:
             is_whole = len(data) > nbytes
             limit = max(nbytes, nbytes_of_whole) if is_whole else nbytes
             total_nbytes = stream.total_nbytes
+            if is_whole:
+                self._transports.note_whole_files(url, total_nbytes)
             if len(data) < limit:
                 check_complete(url, len(data), total_nbytes)
                 total_nbytes = len(data)
@@ -141,6 +143,10 @@ class Fetcher:
             return FileStart(bytes(data[:limit]), total_nbytes, not is_whole)
 
         return with_retries(attempt)
+
+    def sends_parts(self, url: str) -> bool:
+        """Return whether the server of a URL may send parts of a file, as far as is known."""
+        return self._transports.sends_parts(url)
 
     def range_reader(self, url: str, nbytes: int) -> RangeReader:
         """Return the reader of parts of a remote file of this length.
@@ -154,7 +160,7 @@ class Fetcher:
         url: str,
         file: IO[bytes],
         expected: Expected = Expected(),  # noqa: B008 - a tuple
-        report: Report = lambda received_nbytes, total_nbytes: None,  # noqa: ARG005
+        report: Report | None = None,
         cancel: threading.Event | None = None,
     ) -> None:
         """Write all bytes of a URL to an empty file, and verify them as they arrive.
@@ -175,7 +181,7 @@ class Fetcher:
             NotFoundError: There is no such file.
             FetchError: It cannot be read.
         """
-        download = Download(url, file, expected, report, cancel)
+        download = Download(url, file, expected, report or (lambda *_: None), cancel)
 
         def attempt() -> None:
             try:
@@ -200,6 +206,17 @@ class Fetcher:
         """
         return with_retries(lambda: self._transports.entries(folder))
 
+    def nbytes(self, url: str) -> int | None:
+        """Return the length of the file at a URL, without reading any of it; see `head`.
+
+        None if the server does not state it, or if a command or a handler would have to run.
+
+        Raises:
+            NotFoundError: There is no such file.
+            FetchError: It cannot be asked.
+        """
+        return with_retries(lambda: self._transports.nbytes(url))
+
     def head(self, url: str) -> tuple[int | None, str | None]:
         """Return the length and the tag of the file at a URL; None for what the server omits.
 
@@ -223,8 +240,13 @@ def read(url: str, limit_nbytes: int) -> bytes:
 
 
 @contextmanager
-def downloaded(fetcher: Fetcher, url: str) -> Iterator[str]:
+def downloaded(fetcher: Fetcher, url: str, report: Report | None = None) -> Iterator[str]:
     """Provide the path of a local file: the file itself, or a temporary download of a remote one.
+
+    Args:
+        fetcher: Reads the URL.
+        url: Path or URL.
+        report: As for `Fetcher.save`.
 
     Raises:
         NotFoundError: There is no such remote file.
@@ -234,6 +256,6 @@ def downloaded(fetcher: Fetcher, url: str) -> Iterator[str]:
         yield urls.local_path(url)
         return
     with unnamed_file() as (file, path):
-        fetcher.save(url, file)
+        fetcher.save(url, file, report=report)
         file.flush()
         yield path

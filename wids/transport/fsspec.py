@@ -54,6 +54,8 @@ class Fsspec:
         """
         system, path = self.file_system(url)
         try:
+            if stop == 0:
+                return Stream(iter(()), 0, *_version(system, path))
             if stop is not None:
                 return _part(url, system, path, start, stop, tag)
             nbytes, tag = _version(system, path)

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 TIMEOUT_S: Final = 15.0
 """Longest silence of a server that is believed to answer; `connections` has the lowest speed."""
 
+MAX_CONNECTIONS: Final = 32
+"""To one server; as many requests as `lengths` sends at a time."""
+
 _MIN_AGE_S: Final = 60.0
 """Age from which a date of modification identifies a version, even if two clocks differ."""
 
@@ -43,7 +46,7 @@ def transport_for(options: Mapping[str, Any], scratch: str | None) -> Transport:
 
 
 class Http:
-    """Sends GET requests over persistent connections.
+    """Sends GET and HEAD requests over persistent connections.
 
     Threads can share it, and it survives a fork and pickling: each process opens its own
     connections.
@@ -67,6 +70,9 @@ class Http:
     def __call__(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:
         """Request a file from a position on; with ``tag``, only if it is still that version.
 
+        Nothing of the file, from 0 to 0, is requested with HEAD. A server that refuses HEAD, as for
+        URLs that are signed for GET, or does not state the length, is asked for the first byte.
+
         Raises:
             NotFoundError: The server has no such file.
             PastEndError: The file ends before ``start``.
@@ -75,6 +81,11 @@ class Http:
         """
         # A compressed transfer would have another length and no ranges.
         headers = {"Accept-Encoding": "identity", "User-Agent": "wids", **self.headers}
+        if stop == 0:
+            stream = self._head(url, headers)
+            if stream is not None:
+                return stream
+            stop = 1
         if start or stop is not None:
             headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
             if tag is not None:
@@ -88,14 +99,29 @@ class Http:
             response.close()
             raise
 
-    def _final_response(self, url: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
+    def _head(self, url: str, headers: Mapping[str, str]) -> Stream | None:
+        """Return an empty stream with the length of a file, or None if HEAD does not tell it."""
+        response = self._final_response(url, headers, "HEAD")
+        response.drain_conn()  # it has no body, and the connection is free again
+        if response.status not in (200, 404, 410):
+            return None
+        _check_status(url, response)
+        nbytes = _number(response.headers.get("Content-Length"))
+        is_stored = response.headers.get("Content-Encoding", "identity").lower() == "identity"
+        if nbytes is None or not is_stored:
+            return None
+        return Stream(iter(()), 0, nbytes, _tag(response.headers))
+
+    def _final_response(
+        self, url: str, headers: Mapping[str, str], method: str = "GET"
+    ) -> urllib3.BaseHTTPResponse:
         """Send a request and follow redirects.
 
         urllib3 could follow them, but logs their URLs with the signatures, and reads their bodies.
         """
         location = url
         for _ in range(_MAX_REDIRECTS + 1):
-            response = self._response(url, location, headers)
+            response = self._response(url, location, headers, method)
             target = response.get_redirect_location()
             if not target:
                 return response
@@ -118,7 +144,7 @@ class Http:
         )
 
     def _response(
-        self, url: str, location: str, headers: Mapping[str, str]
+        self, url: str, location: str, headers: Mapping[str, str], method: str
     ) -> urllib3.BaseHTTPResponse:
         """Send one request to ``location``, to which redirects from ``url`` have led."""
         import urllib3
@@ -132,7 +158,7 @@ class Http:
                     user = urllib3.util.make_headers(basic_auth=urls.unquoted(address.auth))
                     headers = {**headers, **user}
             return self._pool(location, address.host).request(
-                "GET",
+                method,
                 location,
                 headers=headers,
                 redirect=False,
@@ -165,7 +191,7 @@ class Http:
         # By process: a forked child that shared a socket would read its parent's responses.
         key = (os.getpid(), proxy)
         if key not in self._pools:
-            options: dict[str, Any] = {"num_pools": 20, "maxsize": 16}
+            options: dict[str, Any] = {"num_pools": 20, "maxsize": MAX_CONNECTIONS}
             if proxy:
                 address = urllib3.util.parse_url(proxy if "://" in proxy else f"http://{proxy}")
                 if address.auth is not None:

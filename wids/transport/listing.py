@@ -10,7 +10,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Final, NamedTuple, TypeAlias
@@ -166,6 +165,8 @@ def _walk(list_folder: List, folder: str, parts: Sequence[str]) -> Iterator[Name
 
 
 def _nothing_found(pattern: str, folder: str, entries: Sequence[Entry], part: str) -> NotFoundError:
+    from difflib import get_close_matches
+
     names = sorted(entry.name for entry in entries)
     near = sorted(get_close_matches(part, names, _NUM_SHOWN, 0.4)) or names[:_NUM_SHOWN]
     return NotFoundError(

@@ -73,6 +73,8 @@ class RangeReader:
         if tag is not None and (stream.tag is not None or not is_part):
             # After If-Range, a whole file without a tag is another version too.
             self._check_tag(tag, stream.tag)
+        if not is_part:
+            self._transports.note_whole_files(self._url, stream.total_nbytes or self._nbytes)
         if not is_part or stream.total_nbytes is None:
             raise RangeError(
                 f"{urls.redact(self._url)}: expected a part of the file, found a server that "

@@ -6,9 +6,11 @@ one with a function ``transport_for(options, scratch) -> Transport``, and add on
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
+from wids.files.sizes import nbytes_text
 from wids.transport import fsspec, http, local, pipe, urls
 from wids.transport.listing import not_listable
 from wids.transport.local import Opener
@@ -19,6 +21,8 @@ from wids.transport.stream import Entry, Stream, Transport
 TransportFor: TypeAlias = Callable[[Mapping[str, Any], "str | None"], Transport]
 """``(options, scratch) -> Transport``: from the caller's options for a URL, and the folder for
 temporary files (None for the system's)."""
+
+_logger = logging.getLogger("wids")
 
 TRANSPORTS: Final[Mapping[str, TransportFor]] = {
     "": local.transport_for,
@@ -48,6 +52,7 @@ class Transports:
             scheme.lower(): local.from_opener(opener) for scheme, opener in (handlers or {}).items()
         }
         self._scratch = scratch
+        self._whole_file_servers: set[str] = set()
         self._made: dict[tuple[TransportFor, str | None], Transport] = {}
 
     def open(
@@ -58,6 +63,44 @@ class Transports:
         target = rewritten(url)
         transport = self._handlers.get(urls.scheme(target)) or self._transport(url, target)
         return transport(target, start, stop, tag)
+
+    def note_whole_files(self, url: str, nbytes: int | None) -> None:
+        """Remember that a server sends whole files only; warn about it once.
+
+        Args:
+            url: A file of which a part was requested.
+            nbytes: Length of the file, if it is known.
+        """
+        server = urls.origin(url)
+        if not server or server in self._whole_file_servers:
+            return
+        self._whole_file_servers.add(server)
+        _logger.warning(
+            "%s: the server sends whole files only, without byte ranges: a single sample costs the "
+            "download of its shard, such as %s of %s",
+            urls.redact(server),
+            "an unknown number of bytes" if nbytes is None else nbytes_text(nbytes),
+            urls.redact(url),
+        )
+
+    def sends_parts(self, url: str) -> bool:
+        """Return whether a server may send parts of a file, as far as is known."""
+        # Most datasets never meet such a server, and shards are opened often.
+        return not self._whole_file_servers or urls.origin(url) not in self._whole_file_servers
+
+    def nbytes(self, url: str) -> int | None:
+        """Return the length of a file; None if it is not stated, or would cost reading it.
+
+        Raises:
+            NotFoundError: There is no such file.
+            FetchError: It cannot be asked.
+        """
+        scheme = urls.scheme(rewritten(url))
+        # A command would run, and a caller's handler may fetch all of the file.
+        if scheme == "pipe" or scheme in self._handlers:
+            return None
+        with self.open(url, 0, 0) as stream:
+            return stream.total_nbytes
 
     def entries(self, folder: str) -> list[Entry]:
         """Return what is in a folder, after rewriting, by the transport of its scheme.

@@ -3,7 +3,7 @@
 A transport is a callable ``(url, start, stop, tag) -> Stream`` that knows one protocol. It asks
 once: `retry` repeats, and `download` resumes and verifies. A transport that cannot begin at
 ``start`` sends the whole file instead and says so in `Stream.start`; if it cannot end at ``stop``,
-the reader closes the stream.
+the reader closes the stream. From 0 to 0 only the length and the tag are wanted.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, as_completed
 from contextlib import closing
 from dataclasses import replace
@@ -16,11 +16,13 @@ from functools import partial
 from typing import Any
 
 from wids.errors import ShardFormatError, printable
-from wids.files.progress import Bar
+from wids.files.progress import PartsBar
 from wids.specs.loader import Shards, load_with
 from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars.names import KeySplit
 from wids.transport import fetch, upload, urls
+from wids.transport.download import Report
+from wids.transport.lengths import known_lengths
 from wids.writing.by_headers import can_have_ranges, cost_texts, describe_by_headers
 from wids.writing.describe import ShardRecord, describe_shard
 from wids.writing.journal import Journal, Task
@@ -106,7 +108,9 @@ def build_spec(
         (shard.url, key_split or shard.key_split or "first") for shard in spec.shards
     ]
     with Journal(journal) as log:
-        _describe_all(tasks, log, fetcher, executor, progress, on_cost, digests=digests)
+        _describe_all(
+            tasks, spec.shards, log, fetcher, executor, progress, on_cost, digests=digests
+        )
         described = tuple(
             _with_facts(shard, log.record(task), key_split, has_pack=pack is not None)
             for shard, task in zip(spec.shards, tasks, strict=True)
@@ -123,6 +127,7 @@ def build_spec(
 
 def _describe_all(
     tasks: list[Task],
+    shards: Sequence[ShardSpec],
     log: Journal,
     fetcher: fetch.Fetcher,
     executor: Executor | None,
@@ -132,10 +137,10 @@ def _describe_all(
     digests: bool,
 ) -> None:
     """Describe the shards that the journal does not have yet."""
-    with Bar("reading shards", len(tasks), "shard", wanted=progress) as bar:
-        missing = _missing(tasks, log, digests=digests)
-        num_done = len(tasks) - len(missing)
-        bar.reach(num_done)
+    missing = _missing(tasks, log, digests=digests)
+    stated = {shard.url: shard.nbytes for shard in shards}
+    sizes = known_lengths(fetcher, {url: stated[url] for url, _ in missing})
+    with PartsBar("reading shards", sizes, "shard", wanted=progress) as bar:
         with_ranges = [] if digests else [task for task in missing if can_have_ranges(task[0])]
         costs = []
         with closing(describe_by_headers(fetcher, with_ranges)) as attempts:
@@ -143,15 +148,15 @@ def _describe_all(
                 costs.append(cost)
                 if record is not None:
                     log.add(record)
-                    num_done += 1
-                    bar.reach(num_done)
+                    bar.finish(record.url)
         for text in cost_texts(costs):
             on_cost(text)
         missing = _missing(missing, log, digests=digests)
-        describe = partial(_described, fetcher)
-        for number, record in enumerate(_results(describe, missing, executor), start=num_done + 1):
+        # Workers report a shard when it is finished; this thread also while it arrives.
+        describe = partial(_described, fetcher, report=None if executor else bar.move)
+        for record in _results(describe, missing, executor):
             log.add(record)
-            bar.reach(number)
+            bar.finish(record.url)
 
 
 def _missing(tasks: list[Task], log: Journal, *, digests: bool) -> list[Task]:
@@ -179,10 +184,10 @@ def _results(
             future.cancel()
 
 
-def _described(fetcher: fetch.Fetcher, task: Task) -> ShardRecord:
+def _described(fetcher: fetch.Fetcher, task: Task, report: Report | None = None) -> ShardRecord:
     """Describe a shard, local or remote. Runs on the workers of an executor."""
     url, key_split = task
-    with fetch.downloaded(fetcher, url) as path:
+    with fetch.downloaded(fetcher, url, report) as path:
         try:
             record = describe_shard(path, key_split)
         except ShardFormatError as error:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from wids.errors import FetchError, SampleError, ShardFormatError
+from wids.errors import FetchError, NotFoundError, SampleError, ShardFormatError
 from wids.fields.decode import Decoder
 from wids.files.digests import file_digest
-from wids.files.progress import Bar
+from wids.files.progress import PartsBar
 from wids.specs.loader import Shards, load_with
 from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars import index_file
@@ -29,6 +29,8 @@ from wids.tars.pack import LocalPack, Pack, load_pack
 from wids.tars.scan import scan
 from wids.tars.shard import Shard
 from wids.transport import fetch, urls
+from wids.transport.download import Report
+from wids.transport.lengths import ask_lengths
 from wids.writing.describe import ShardRecord
 from wids.writing.journal import Journal
 from wids.writing.new_packs import new_pack
@@ -132,13 +134,18 @@ def verify_spec(
     packed: list[ShardSpec] = []
     pack_problems: list[Problem] = []
     with ExitStack() as stack:
-        bar = stack.enter_context(Bar("verifying", len(spec.shards), "shard", wanted=progress))
+        sizes = _lengths(fetcher, spec.shards, locate)
+        bar = stack.enter_context(PartsBar("verifying", sizes, "shard", wanted=progress))
         pack: LocalPack | None = None
         if spec.index is not None and locate is None:
             pack, pack_problems = _opened_pack(stack, fetcher, spec)
         log = stack.enter_context(Journal(None))
         wants_index = locate is None and pack is None
-        examine = partial(_examined, fetcher, locate, decode, wants_index=wants_index)
+        # Workers report a shard when it is finished; this thread also while it arrives.
+        report = None if executor else bar.move
+        examine = partial(
+            _examined, fetcher, locate, decode, wants_index=wants_index, report=report
+        )
         results = (
             map(examine, spec.shards) if executor is None else executor.map(examine, spec.shards)
         )
@@ -149,7 +156,7 @@ def verify_spec(
             elif fingerprint is not None and fingerprint.record is not None:
                 log.add(fingerprint.record)
                 packed.append(spec.shards[number])
-            bar.reach(number + 1)
+            bar.finish(spec.shards[number].url)
         if pack is None:
             tasks = [(shard.url, shard.key_split or "first") for shard in packed]
             pack = stack.enter_context(new_pack(None, log.indexes(tasks)))
@@ -159,6 +166,23 @@ def verify_spec(
     return [*problems, *pack_problems]
 
 
+def _lengths(
+    fetcher: fetch.Fetcher, shards: Sequence[ShardSpec], locate: Locate | None
+) -> dict[str, int | None]:
+    """Return the lengths of shards for the bar; None where nobody can tell."""
+    lengths = {shard.url: shard.nbytes for shard in shards}
+    if locate is not None:  # some are left out
+        return dict.fromkeys(lengths)
+    unstated = [url for url, nbytes in lengths.items() if nbytes is None]
+    try:
+        answers = ask_lengths(fetcher, unstated)
+    except FetchError:  # reading the shard says more
+        return lengths
+    found = zip(unstated, answers, strict=True)
+    # A shard that is missing takes no time.
+    return {**lengths, **{url: 0 if isinstance(a, NotFoundError) else a for url, a in found}}
+
+
 def _examined(
     fetcher: fetch.Fetcher,
     locate: Locate | None,
@@ -166,6 +190,7 @@ def _examined(
     shard_spec: ShardSpec,
     *,
     wants_index: bool,
+    report: Report | None,
 ) -> _Findings:
     """Examine a shard, local or remote. Runs on the workers of an executor."""
     if locate is not None:
@@ -173,7 +198,7 @@ def _examined(
         return ([], None) if path is None else _findings(shard_spec, path, path, decode)
     name = urls.redact(shard_spec.url)
     try:
-        with fetch.downloaded(fetcher, shard_spec.url) as path:
+        with fetch.downloaded(fetcher, shard_spec.url, report) as path:
             return _findings(shard_spec, path, name, decode, wants_index=wants_index)
     except FetchError as error:
         return [Problem(name, _without(name, error))], None

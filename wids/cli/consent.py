@@ -1,0 +1,47 @@
+"""What a command would download → its statement, and the person's consent if it is a lot.
+
+Knows no command. Nothing is downloaded here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from wids.reading.cost import DownloadCost
+
+_WRONG_USAGE: Final = 2
+
+
+def add_yes(parser: argparse.ArgumentParser) -> None:
+    """Add the option that consents to any download."""
+    parser.add_argument("--yes", action="store_true", help="download more than 1 GB without asking")
+
+
+def ask_consent(cost: DownloadCost, options: argparse.Namespace, purpose: str) -> None:
+    """State what will be downloaded, and ask if it is more than a gigabyte.
+
+    Args:
+        cost: What will be downloaded.
+        options: Arguments, with that of `add_yes`.
+        purpose: What it is for, and what may make it less; a part of a sentence.
+
+    Raises:
+        SystemExit: There is no consent: status 1 after the answer no, and status 2 where nobody can
+            be asked.
+    """
+    if not cost.nbytes_of:
+        return
+    text = f"wids: {purpose}: {cost}"
+    if not cost.is_large or options.yes:
+        print(text, file=sys.stderr)
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        print(f"{text}; pass --yes to do it without a terminal to ask in", file=sys.stderr)
+        raise SystemExit(_WRONG_USAGE)
+    print(f"{text}. Continue? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        print("wids: nothing was downloaded", file=sys.stderr)
+        raise SystemExit(1)
