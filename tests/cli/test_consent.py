@@ -6,6 +6,7 @@ import os
 import pty
 import sys
 from pathlib import Path
+from select import select
 
 import pytest
 from conftest import sample_members, write_tar
@@ -92,7 +93,10 @@ def test_a_terminal_is_asked(
         except SystemExit as error:
             found = int(str(error))
         stderr.flush()
-    shown = os.read(master, 10_000).decode()
+    shown = ""
+    while "[y/N]" not in shown:  # the echo of the answer may come alone
+        assert select([master], [], [], 10)[0], shown
+        shown += os.read(master, 10_000).decode()
     os.close(master)
     os.close(slave)
     assert found == status
