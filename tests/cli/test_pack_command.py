@@ -161,8 +161,8 @@ def test_options(photos: Path) -> None:
 
 def test_unreadable_files_are_status_one(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script notices that something could not be packed."""
-    access = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: "3.txt" not in path and access(path, mode))
+    (photos / "dog" / "3.txt").chmod(0)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # noqa: ARG005 - root may read it
     assert cli.main(["pack", str(photos), "-o", str(photos.parent / "out")]) == 1
 
 
@@ -215,8 +215,8 @@ def test_an_interrupted_pack_is_resumed(tmp_path: Path) -> None:
     """Ctrl-C while two processes write: no process and no part of a shard is left."""
     (tmp_path / "in").mkdir()
     for number in range(400):
-        (tmp_path / "in" / f"{number}.bin").write_bytes(bytes([number % 256]) * 200_000)
-    arguments = ["pack", "in", "-o", "out", "--maxcount", "20", "-j", "2"]
+        (tmp_path / "in" / f"{number}.bin").write_bytes(bytes([number % 256]) * 50_000)
+    arguments = ["pack", "in", "-o", "out", "--maxcount", "4", "-j", "2"]
     process = subprocess.Popen(
         [sys.executable, "-m", "wids.cli", *arguments],
         cwd=tmp_path,
@@ -235,9 +235,9 @@ def test_an_interrupted_pack_is_resumed(tmp_path: Path) -> None:
     assert err.splitlines()[-1] == "wids: interrupted"
     left = {path.name for path in tmp_path.iterdir()} - {"in", "out.packing"}
     assert all(name.startswith("out-") for name in left)
-    assert len(left) < 20
+    assert len(left) < 100
     assert run(*arguments, cwd=tmp_path)[0] == 0
-    assert run("pack", "in", "-o", "again", "--maxcount", "20", "-j", "1", cwd=tmp_path)[0] == 0
+    assert run("pack", "in", "-o", "again", "--maxcount", "4", "-j", "1", cwd=tmp_path)[0] == 0
     for path in tmp_path.glob("out-*.tar"):
         other = tmp_path / path.name.replace("out", "again")
         assert path.read_bytes() == other.read_bytes()

@@ -5,11 +5,22 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from wids.cli.arguments import add_command, add_processes, positive
+from wids.cli.arguments import (
+    add_command,
+    add_processes,
+    add_storage,
+    positive,
+    storage_options,
+)
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from wids.packing.folder import PackJob
     from wids.packing.report import PackReport
 
 
@@ -55,13 +66,13 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--replace", action="store_true", help="overwrite an earlier dataset")
     add_processes(parser)
+    add_storage(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Pack the folder and print what to do next; return 1 if a file could not be read."""
     from wids.packing.folder import prepare_job
     from wids.packing.listing import UNREADABLE
-    from wids.writing.processes import process_pool
 
     job = prepare_job(
         options.folder,
@@ -73,12 +84,32 @@ def run(options: argparse.Namespace) -> int:
         options.key_split,
         options.name,
         "replace" if options.replace else "error",
+        storage_options=storage_options(options),
     )
-    with process_pool(options.jobs, len(job.tasks)) as executor:
+    with _workers(options.jobs, job) as executor:
         report = job.run(executor=executor)
     print(report_text(report))
     print("\nNext:\n" + next_steps(report))
     return int(any(skipped.reason == UNREADABLE for skipped in report.skipped))
+
+
+@contextmanager
+def _workers(jobs: int | None, job: PackJob) -> Iterator[Executor | None]:
+    """Yield an executor: processes, or threads for an output that is uploaded."""
+    if job.output.is_local:
+        from wids.writing.processes import process_pool
+
+        with process_pool(jobs, len(job.tasks)) as processes:
+            yield processes
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    # Not processes: connections of drivers that were opened before do not survive a fork.
+    threads = ThreadPoolExecutor(min(jobs or os.cpu_count() or 1, len(job.tasks)))
+    try:
+        yield threads
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
 def report_text(report: PackReport) -> str:

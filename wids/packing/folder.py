@@ -7,8 +7,10 @@ what to do in which order; how each step is done is up to the other modules.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Any
 
 from wids.files.sizes import parse_nbytes
 from wids.packing.output import IfExists, Output
@@ -30,6 +32,7 @@ def pack_folder(
     key_split: KeySplit = "last",
     name: str | None = None,
     if_exists: IfExists = "error",
+    storage_options: Mapping[str, Any] | None = None,
     executor: Executor | None = None,
     progress: bool | None = None,
 ) -> PackReport:
@@ -46,7 +49,7 @@ def pack_folder(
         folder: The folder.
         output: Beginning of the paths that are written: ``"out/train"`` for
             ``out/train-000000.tar``, …, ``out/train.json`` and ``out/train.index``. Missing folders
-            are made.
+            are made. A URL, such as ``"s3://bucket/train"``, if fsspec can write it.
         maxcount: Maximum number of samples in a shard.
         maxsize: Maximum length of a shard, in bytes or as ``"500MB"``, unless a single sample is
             larger.
@@ -59,6 +62,7 @@ def pack_folder(
         name: Name of the dataset; None for the last part of ``output``.
         if_exists: What to do if shards or the spec exist already: ``"error"``, or ``"replace"`` to
             overwrite them.
+        storage_options: As for `ShardListDataset`, for a URL.
         executor: Where to write shards; any `concurrent.futures.Executor` whose workers see the
             same folders. None for this thread.
         progress: Whether to show a progress bar; None for in terminals and notebooks only.
@@ -88,7 +92,8 @@ def pack_folder(
         ('a dog', 1)
     """
     job = prepare_job(
-        *(folder, output, maxcount, maxsize, seed, classes, key_split, name, if_exists)
+        *(folder, output, maxcount, maxsize, seed, classes, key_split, name, if_exists),
+        storage_options=storage_options,
     )
     return job.run(executor=executor, progress=progress)
 
@@ -124,6 +129,8 @@ def prepare_job(
     key_split: KeySplit,
     name: str | None,
     if_exists: IfExists,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> PackJob:
     """Decide what to write; the arguments are those of `wids.pack_folder`."""
     limit = parse_nbytes(maxsize, "maxsize")
@@ -132,7 +139,9 @@ def prepare_job(
             f"expected a maxcount and a maxsize of at least 1, found {maxcount} and {maxsize}"
         )
     plan = plan_folder(folder, classes=classes, key_split=key_split)
-    target = Output.parse(output, plan.root, name=name, if_exists=if_exists)
+    target = Output.parse(
+        output, plan.root, name=name, if_exists=if_exists, storage_options=storage_options
+    )
     shards = cut(ordered(plan.samples, seed), maxcount, limit)
     tasks = [
         make_task(target.names.path(number), plan.root, samples, nbytes)

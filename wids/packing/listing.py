@@ -147,7 +147,7 @@ def _list_entry(
         reason = "broken links" if entry.is_symlink() else UNREADABLE
         found.leave_out(path, reason)
         return
-    if entry.is_symlink() and not _is_inside(found.root, entry.path):
+    if entry.is_symlink() and not is_inside(entry.path, found.root):
         found.outside.append(path)
     if stat.S_ISDIR(status.st_mode):
         identity = (status.st_dev, status.st_ino)
@@ -166,9 +166,10 @@ def _list_entry(
         found.files.append(ListedFile(path, status.st_size, status.st_mtime_ns))
 
 
-def _is_inside(root: str, path: str) -> bool:
-    root = os.path.realpath(root)
-    return os.path.commonpath([root, os.path.realpath(path)]) == root
+def is_inside(path: str, folder: str) -> bool:
+    """Whether a path leads into a folder, or to it, also through links."""
+    folder = os.path.realpath(folder)
+    return os.path.commonpath([folder, os.path.realpath(path)]) == folder
 
 
 def _not_a_folder(name: str, root: str) -> Exception:

@@ -6,10 +6,12 @@ Looks at names alone; opens no shard.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from wids.errors import PackError
+from wids.packing.listing import is_inside
 from wids.transport import upload, urls
 from wids.writing.shard_names import ShardNames, pack_path
 from wids.writing.tar_writer import check_target
@@ -26,12 +28,14 @@ class Output:
         prefix: The beginning of all names, as the caller wrote it: ``out/train``.
         name: Name of the dataset.
         if_exists: What to do with what exists.
+        storage_options: For the server of a URL.
     """
 
     names: ShardNames
     prefix: str
     name: str
     if_exists: IfExists
+    storage_options: Mapping[str, Any] | None = None
 
     @classmethod
     def parse(
@@ -41,71 +45,79 @@ class Output:
         *,
         name: str | None = None,
         if_exists: IfExists = "error",
+        storage_options: Mapping[str, Any] | None = None,
     ) -> Output:
         """Return the output for the beginning of its names.
 
         Args:
-            output: ``out/train``, or ``out/train.json``.
+            output: ``out/train``, or ``out/train.json``, or a URL.
             root: The folder that is packed.
             name: Name of the dataset; None for the last part of ``output``.
             if_exists: What to do with what exists.
+            storage_options: For the server of a URL.
 
         Raises:
-            ValueError: It is a URL or a folder, or an argument is invalid.
+            ValueError: It is a folder, or a URL that cannot be written, or an argument is invalid.
             PackError: It is in the folder that is packed.
         """
         if if_exists not in get_args(IfExists):
             raise ValueError(f'if_exists: expected "error" or "replace", found {if_exists!r}')
         text = os.fspath(output)
         check_target(text, None)
-        if not upload.is_local(text):
-            raise ValueError(
-                f"{urls.redact(text)}: expected a local path, found a URL; write to a local folder "
-                "and copy the complete shards"
-            )
-        prefix = os.path.expanduser(text.removesuffix(".json"))
+        prefix = text.removesuffix(".json")
+        is_local = upload.is_local(text)
+        if is_local:
+            prefix = os.path.expanduser(prefix)
         last = os.path.basename(prefix)
         if not last or last in (".", "..") or "%" in last or last.endswith(".tar"):
             raise ValueError(
                 'output: expected the beginning of file names, such as "out/train" for '
-                f"out/train-000000.tar and out/train.json, found {text!r}"
+                f"out/train-000000.tar and out/train.json, found {urls.redact(text)!r}"
             )
         names = ShardNames.from_pattern(prefix + "-%06d.tar")
-        real_root = os.path.realpath(root)
-        if os.path.commonpath([real_root, os.path.realpath(names.folder)]) == real_root:
+        if is_local and is_inside(names.folder, root):
             raise PackError(
                 f"{text}: expected an output outside the folder that is packed, found one in "
                 f"{root}; the shards would be packed the next time"
             )
-        return cls(names, prefix, last if name is None else name, if_exists)
+        return cls(names, prefix, last if name is None else name, if_exists, storage_options)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a path."""
+        return upload.is_local(self.prefix)
 
     @property
     def spec_path(self) -> str:
-        """Absolute path of the spec."""
-        return os.path.abspath(self.prefix + ".json")
+        """Absolute path of the spec, or its URL."""
+        return upload.absolute(self.prefix + ".json")
 
     @property
     def pack_path(self) -> str:
-        """Absolute path of the pack."""
+        """Absolute path of the pack, or its URL."""
         return pack_path(self.spec_path)
 
     @property
     def journal_path(self) -> str:
-        """Absolute path of the journal of an unfinished run."""
-        return os.path.abspath(self.prefix + ".packing")
+        """Absolute path of the journal of an unfinished run; of a URL, in the current folder."""
+        prefix = self.prefix if self.is_local else os.path.basename(self.prefix)
+        return os.path.abspath(prefix + ".packing")
+
+    def existing_shards(self) -> list[str]:
+        """Return the paths of all shards that exist under names of the output."""
+        numbers = self.names.existing_numbers(0, self.storage_options)
+        return [self.names.path(number) for number in sorted(numbers)]
 
     def check_absent(self) -> None:
         """Raise FileExistsError if a shard, the spec or the pack exists."""
-        shards = sorted(self.names.existing_numbers())
-        paths = [self.names.path(number) for number in shards[:1]]
-        for path in (self.spec_path, self.pack_path, *paths):
-            if os.path.lexists(path):
+        for path in (self.spec_path, self.pack_path, *self.existing_shards()[:1]):
+            if upload.exists(path, self.storage_options):
                 raise already_exists(path)
 
 
 def already_exists(path: str) -> FileExistsError:
     """Return the error for a file that is in the way."""
     return FileExistsError(
-        f'{path}: already exists; choose another output, or pass if_exists="replace" (--replace) '
-        "to overwrite the dataset"
+        f"{urls.redact(path)}: already exists; choose another output, or pass "
+        'if_exists="replace" (--replace) to overwrite the dataset'
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from wids.files.sizes import nbytes_text
 from wids.packing.listing import Skipped
 from wids.specs.model import DatasetSpec
+from wids.transport import urls
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class PackReport:
     """What was packed, and what was not. ``str`` has the counts in one line.
 
     Attributes:
-        spec_path: Path of the spec.
+        spec_path: Path of the spec, or its URL.
         spec: The spec.
         fields: In how many samples each field is, the most frequent first.
         skipped: What was left out and why.
@@ -51,4 +52,4 @@ class PackReport:
     def __str__(self) -> str:
         counts = [(self.num_samples, "sample"), (len(self.spec.shards), "shard")]
         text = ", ".join(f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s" for n, noun in counts)
-        return f"{self.spec_path}: {text}, {nbytes_text(self.nbytes)}"
+        return f"{urls.redact(self.spec_path)}: {text}, {nbytes_text(self.nbytes)}"

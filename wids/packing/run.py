@@ -8,7 +8,6 @@ nothing of how samples were found, or how a shard is written.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +16,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from wids.files import abandoned, publish
+from wids.errors import SpecError
+from wids.files import abandoned
 from wids.files.progress import Bar
 from wids.packing.output import Output, already_exists
 from wids.packing.plan import Plan
@@ -27,6 +27,7 @@ from wids.packing.shard_tasks import ShardTask
 from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars.names import KeySplit
 from wids.tars.pack import write_pack
+from wids.transport import upload
 from wids.writing.describe import ShardRecord
 from wids.writing.journal import Journal, Task
 from wids.writing.only_writer import only_writer
@@ -46,22 +47,21 @@ def write_dataset(
     progress: bool | None = None,
 ) -> PackReport:
     """Write the shards that are missing, then the pack and the spec; see `wids.pack_folder`."""
-    os.makedirs(output.names.folder, exist_ok=True)
-    with only_writer(output.names):
-        for path in (output.spec_path, output.pack_path):
-            abandoned.sweep_beside(path)
+    if output.is_local:
+        os.makedirs(output.names.folder, exist_ok=True)
+    with only_writer(output.names), Journal(output.journal_path) as log:
         try:
-            with Journal(output.journal_path) as log:
-                _begin(tasks, log, output)
-                _write_all(tasks, log, executor, progress, output)
-                spec = _publish(plan, tasks, log, output)
+            _begin(tasks, log, output)
+            _write_all(tasks, log, executor, progress, output)
+            spec = _publish(plan, tasks, log, output)
         except BaseException:
             # What fails before the first shard, such as a file that is locked, leaves nothing.
-            if not output.names.existing_numbers():
-                _delete_journal(output)
+            with suppress(OSError):
+                if not output.existing_shards():
+                    os.unlink(output.journal_path)
             raise
         # Last of all: until the spec is saved, it is what an interrupted run resumes from.
-        _delete_journal(output)
+        os.unlink(output.journal_path)
     counts = Counter(field for sample in plan.samples for field, _ in sample.members)
     return PackReport(
         output.prefix + ".json",
@@ -83,7 +83,7 @@ def _begin(tasks: list[ShardTask], log: Journal, output: Output) -> None:
     if whole in log and log.record(whole).source == source:
         return
     if output.if_exists == "error":
-        if whole in log and output.names.existing_numbers():
+        if whole in log and output.existing_shards():
             raise FileExistsError(
                 f"{output.journal_path}: is of an interrupted run with other files or options; "
                 "run that again to finish it, choose another output, or pass "
@@ -91,11 +91,6 @@ def _begin(tasks: list[ShardTask], log: Journal, output: Output) -> None:
             )
         output.check_absent()
     log.add(ShardRecord(*whole, None, 0, 0, "", b"", source))
-
-
-def _delete_journal(output: Output) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(output.journal_path)
 
 
 def _write_all(
@@ -106,13 +101,12 @@ def _write_all(
     output: Output,
 ) -> None:
     """Write the missing shards, each of which is in the journal as soon as it is complete."""
-    missing = [
-        task
-        for task in tasks
-        if (task.path, _KEY_SPLIT) not in log
-        or log.record((task.path, _KEY_SPLIT)).source != task.source
-    ]
-    write = partial(write_shard, is_new=output.if_exists == "error")
+    missing = _missing(tasks, log, output)
+    write = partial(
+        write_shard,
+        is_new=output.if_exists == "error",
+        storage_options=output.storage_options,
+    )
     with Bar("packing", sum(task.nbytes for task in tasks), "B", wanted=progress) as bar:
         done = (bar.total or 0) - sum(task.nbytes for task in missing)
         if executor is not None:
@@ -121,6 +115,19 @@ def _write_all(
         for task in missing:
             log.add(write(task, advance=partial(_advance, bar, done)))
             done += task.nbytes
+
+
+def _missing(tasks: list[ShardTask], log: Journal, output: Output) -> list[ShardTask]:
+    """Return the shards that are not in the journal, or were made from something else."""
+    # The journal compares the times of local shards only.
+    existing = None if output.is_local else set(output.existing_shards())
+    return [
+        task
+        for task in tasks
+        if (task.path, _KEY_SPLIT) not in log
+        or log.record((task.path, _KEY_SPLIT)).source != task.source
+        or not (existing is None or task.path in existing)
+    ]
 
 
 def _advance(bar: Bar, done: int, nbytes: int) -> None:
@@ -163,30 +170,34 @@ def _publish(plan: Plan, tasks: list[ShardTask], log: Journal, output: Output) -
         output.pack_path,
         {"classes": list(plan.classes)} if plan.classes else {},
     )
-    if output.if_exists == "error" and os.path.lexists(output.spec_path):
+    options = output.storage_options
+    if output.if_exists == "error" and upload.exists(output.spec_path, options):
         _check_same_spec(spec, output)
-    with publish.replacing(output.pack_path) as file:
+    with upload.publishing(output.pack_path, storage_options=options) as file:
         write_pack(file, log.indexes((task.path, _KEY_SPLIT) for task in tasks))
-    spec.save(output.spec_path)
+    spec.save(output.spec_path, storage_options=options)
     return spec
 
 
 def _check_same_spec(spec: DatasetSpec, output: Output) -> None:
     """Raise FileExistsError unless the spec that exists is the one that an earlier run saved."""
+    from wids.specs.loader import load_spec
+    from wids.transport.fetch import Fetcher
+
     try:
-        with open(output.spec_path, encoding="utf-8") as file:
-            is_same = json.load(file) == spec.document(output.names.folder)
-    except (OSError, ValueError):
-        is_same = False
-    if not is_same:
+        found = load_spec(output.spec_path, read=Fetcher(output.storage_options).read)
+    except SpecError:  # another document
+        raise already_exists(output.spec_path) from None
+    if (found.name, found.shards) != (spec.name, spec.shards):
         raise already_exists(output.spec_path)
 
 
 def _remarks_of_leftovers(tasks: list[ShardTask], output: Output) -> list[str]:
     """Return a remark on shards of an earlier dataset that was replaced by a smaller one."""
-    numbers = output.names.existing_numbers(len(tasks))
-    if not numbers:
+    written = {task.path for task in tasks}
+    others = [path for path in output.existing_shards() if path not in written]
+    if not others:
         return []
-    first = os.path.basename(output.names.path(min(numbers)))
-    count = "1 shard" if len(numbers) == 1 else f"{len(numbers):,} shards"
+    first = os.path.basename(others[0])
+    count = "1 shard" if len(others) == 1 else f"{len(others):,} shards"
     return [f"{count} of an earlier dataset, from {first} on, not in the spec: move them away"]

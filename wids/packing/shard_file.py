@@ -7,12 +7,12 @@ digest, its checksums and its index are made while it is written.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from wids.tars.archive import BLOCK_NBYTES, TarMembers
 from wids.tars.index import ShardIndex, TarIdentity, build_index
 from wids.tars.index_file import dump
 from wids.tars.names import to_bytes
+from wids.transport import urls
 from wids.writing.describe import ShardRecord
 from wids.writing.tar_writer import TarWriter
 
@@ -38,7 +39,11 @@ _READ_FLAGS: Final = os.O_RDONLY | getattr(os, "O_BINARY", 0)
 
 
 def write_shard(
-    task: ShardTask, *, is_new: bool = True, advance: Callable[[int], object] | None = None
+    task: ShardTask,
+    *,
+    is_new: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+    advance: Callable[[int], object] | None = None,
 ) -> ShardRecord:
     """Write a shard and return its description. Runs on the workers of an executor.
 
@@ -46,6 +51,7 @@ def write_shard(
         task: The shard.
         is_new: Whether another file of that name is an error; a file of the same bytes, which an
             interrupted run published, is not.
+        storage_options: For the server of a URL.
         advance: Called with the number of bytes that were written so far, from time to time.
 
     Raises:
@@ -53,26 +59,32 @@ def write_shard(
         FileExistsError: There is another file under the shard's name.
     """
     with ThreadPoolExecutor(1, "wids-pack") as thread:
-        writer = _TarOfFiles(task.path, thread, advance, is_new=is_new)
+        writer = _TarOfFiles(
+            task.path, thread, advance, is_new=is_new, storage_options=storage_options
+        )
         try:
             with writer:
                 for sample in task.samples:
                     writer.append_files(task.root, sample)
         except FileExistsError:
-            if not _is_same_file(writer, task.path):
+            if not _is_same_file(writer, task.path, storage_options):
                 raise
     # There always is an index for a path.
     blob = b"" if writer.index is None else dump(writer.index, TarIdentity(writer.nbytes))
+    mtime_ns = os.stat(task.path).st_mtime_ns if urls.is_local(task.path) else None
     return ShardRecord(
-        *(task.path, "first", os.stat(task.path).st_mtime_ns, writer.num_samples),
+        *(task.path, "first", mtime_ns, writer.num_samples),
         *(writer.nbytes, writer.sha256, blob, task.source),
     )
 
 
-def _is_same_file(writer: TarWriter, path: str) -> bool:
-    """Whether a file has the bytes that were written."""
+def _is_same_file(writer: TarWriter, url: str, storage_options: Mapping[str, Any] | None) -> bool:
+    """Whether a file, local or remote, has the bytes that were written."""
+    from wids.transport import fetch
+
     try:
-        return bool(writer.sha256) and file_digest(path, "sha256") == writer.sha256
+        with fetch.downloaded(fetch.Fetcher(storage_options), url) as path:
+            return bool(writer.sha256) and file_digest(path, "sha256") == writer.sha256
     except OSError:
         return False
 
@@ -92,6 +104,7 @@ class _TarOfFiles(TarWriter):
         advance: Callable[[int], object] | None,
         *,
         is_new: bool,
+        storage_options: Mapping[str, Any] | None,
     ) -> None:
         self._thread = thread
         self._advance = advance
@@ -102,7 +115,7 @@ class _TarOfFiles(TarWriter):
         self._names: list[str] = []
         # Of each member: start of its header, start of its bytes, length, and the two checksums.
         self._places: list[tuple[int, int, int, int, int]] = []
-        super().__init__(path, is_new=is_new)
+        super().__init__(path, is_new=is_new, storage_options=storage_options)
 
     def append_files(self, root: str, sample: Sample) -> None:
         """Append a sample whose members are files, or bytes that were made for it."""
