@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from wids import migration
 
 if TYPE_CHECKING:
+    from wids.columns.table_file import load_table
     from wids.dataset import ShardListDataset
     from wids.errors import (
         DecodeError,
@@ -86,6 +87,7 @@ __all__ = [
     "build_spec",
     "collate",
     "load_spec",
+    "load_table",
     "pack_folder",
     "peek",
     "sampling_cost",
@@ -94,6 +96,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "columns.table_file": ("load_table",),
     "dataset": ("ShardListDataset",),
     "fields.decode": ("Decoder",),
     "packing.folder": ("pack_folder",),

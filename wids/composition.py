@@ -95,6 +95,16 @@ class ComposableDataset(MapStyleDataset):
         """
         return {name: self.spec.weights.get(name, 1) for name in self.sources}
 
+    @property
+    def positions(self) -> Positions:
+        """Positions of the samples in the whole dataset: a range, or an ascending or other array.
+
+        Example:
+            >>> dataset[1:].positions
+            range(1, 3)
+        """
+        return self._positions
+
     # Samples by key.
 
     def get_by_key(self, key: str, shard: int | str | None = None) -> Any:

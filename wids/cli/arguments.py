@@ -110,6 +110,32 @@ def add_processes(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_columns(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names columns."""
+    parser.add_argument(
+        "-c",
+        "--columns",
+        action="append",
+        required=True,
+        help="NAME=PATH, separated by commas, such as height=.json/height; can be repeated",
+    )
+
+
+def named_columns(texts: list[str]) -> dict[str, str]:
+    """Return the paths of columns by their names; a path without a name is its own.
+
+    Raises:
+        ValueError: A name is repeated.
+    """
+    columns: dict[str, str] = {}
+    for item in filter(None, ",".join(texts).split(",")):
+        name, mark, path = item.partition("=")
+        if name in columns:
+            raise ValueError(f"--columns: expected names that differ, found {name!r} twice")
+        columns[name] = path if mark else name
+    return columns
+
+
 def positive(text: str) -> int:
     """Return the number in an argument; it has to be at least 1."""
     number = int(text)

@@ -31,12 +31,22 @@ def add(commands: Any) -> None:
         "show what a spec says, and what is in a first shard",
         "  wids info train.json\n  wids info --json train.json | jq .num_samples\n"
         "  wids info --table *.json\n"
-        "  wids info 's3://bucket/train-{000000..000146}.tar'",
+        "  wids info 's3://bucket/train-{000000..000146}.tar'\n"
+        "  wids info train.json --columns\n"
+        "  wids info train.json --columns label=.cls,height=.json/height",
     )
     parser.add_argument("specs", nargs="+", help="JSON specs or their URLs, patterns, folders")
     parser.add_argument("-t", "--table", action="store_true", help="one line for each spec")
     parser.add_argument(
         "--json", action="store_true", help="for scripts: one JSON object on each line"
+    )
+    parser.add_argument(
+        "-c",
+        "--columns",
+        nargs="?",
+        const="",
+        help="after the specs: show distributions of columns, NAME=PATH or names of the saved "
+        "table, separated by commas (default: all columns of the saved table)",
     )
     add_allow_pipe(parser)
     add_storage(parser)
@@ -46,6 +56,8 @@ def run(options: argparse.Namespace) -> int:
     """Print what each spec says."""
     from wids.looking.text import shortened, spec_rows, spec_text, table
 
+    if options.columns is not None and (options.json or options.table):
+        raise ValueError("--columns: expected neither --json nor --table, found both")
     # All are loaded before anything is printed: after an error there is no half of a table.
     specs = [(path, loaded_spec(path, options)) for path in options.specs]
     found = [(path, spec_rows(spec)) for path, spec in specs]
@@ -62,7 +74,8 @@ def run(options: argparse.Namespace) -> int:
         for (path, rows), (_, spec) in zip(found, specs, strict=True):
             heading = f"{path}\n" if len(found) > 1 else ""
             details = _fields_text(spec) or _glimpse_text(path, spec, options)
-            texts.append(heading + spec_text(rows, output_width()) + details)
+            text = heading + spec_text(rows, output_width()) + details
+            texts.append(text + _columns_text(spec, options))
         print("\n\n".join(texts))
     return 0
 
@@ -114,3 +127,22 @@ def _glimpse_text(path: str, spec: DatasetSpec, options: argparse.Namespace) -> 
         found += f" ({remark})" if remark else ""
         found += f"; {printable(create_command(path, spec))} counts all"
     return found + _table(stats)
+
+
+def _columns_text(spec: DatasetSpec, options: argparse.Namespace) -> str:
+    """Return the distributions of columns, if they are asked for: of the saved table, else read."""
+    if options.columns is None:
+        return ""
+    from wids.cli.arguments import named_columns, storage_options
+    from wids.columns.table_file import read_or_load
+    from wids.dataset import ShardListDataset
+    from wids.looking.distributions import distributions_text
+
+    with ShardListDataset(
+        spec,
+        transformations=None,
+        allow_pipe=options.allow_pipe,
+        storage_options=storage_options(options),
+    ) as dataset:
+        table = read_or_load(dataset, named_columns([options.columns]))
+    return "\n\n" + distributions_text(table, output_width())

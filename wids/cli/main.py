@@ -15,10 +15,34 @@ from collections.abc import Sequence
 from typing import Final
 
 import wids
-from wids.cli import browse, cache, create, demo, info, pack, prefetch, sample, update, verify
+from wids.cli import (
+    browse,
+    cache,
+    create,
+    demo,
+    info,
+    pack,
+    prefetch,
+    sample,
+    table,
+    update,
+    verify,
+)
 from wids.errors import WidsError
 
-_COMMANDS: Final = (pack, create, info, sample, verify, update, browse, prefetch, cache, demo)
+_COMMANDS: Final = (
+    pack,
+    create,
+    info,
+    sample,
+    verify,
+    update,
+    table,
+    browse,
+    prefetch,
+    cache,
+    demo,
+)
 _INTERRUPTED: Final = 130
 
 

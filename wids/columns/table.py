@@ -112,7 +112,7 @@ def _rows_of_shards(ascending: Positions | IntArray, edges: IntArray) -> Iterato
             start = int(edges[number])
             yield number, range(int(firsts[number]) - start, int(firsts[number + 1]) - start)
         return
-    positions = np.asarray(ascending)
+    positions = np.asarray(ascending, np.int64)
     cuts = np.searchsorted(positions, edges)
     for number in np.flatnonzero(np.diff(cuts)).tolist():
         rows = positions[cuts[number] : cuts[number + 1]] - edges[number]

@@ -210,8 +210,9 @@ def dataset_html(
     fields: Iterable[tuple[str, str, str]],
     note: str,
     gallery: str,
+    distributions: str = "",
 ) -> str:
-    """Return a dataset as HTML: facts, a table of fields, a note, and a gallery.
+    """Return a dataset as HTML: facts, fields, a note, distributions of columns, and a gallery.
 
     Args:
         title: The heading.
@@ -219,6 +220,7 @@ def dataset_html(
         fields: Name, share of samples and typical size of each field.
         note: A remark below the table; may be empty.
         gallery: HTML of some samples; may be empty.
+        distributions: Text about the columns of the saved table; may be empty.
     """
     items = "".join(
         f"<div><dt>{escaped(name)}</dt><dd>{escaped(text)}</dd></div>"
@@ -235,6 +237,7 @@ def dataset_html(
         else ""
     )
     text = f"<p><small>{escaped(note)}</small></p>" if note else ""
+    text += f"<pre>{escaped(distributions)}</pre>" if distributions else ""
     return (
         f'{STYLE}<div class="wids"><h3>{escaped(title)}</h3><dl>{items}</dl>{table_}{text}</div>'
         f"{gallery}"

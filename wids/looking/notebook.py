@@ -29,6 +29,8 @@ from wids.transport import urls
 
 _MAX_TESTED: Final = 1000
 """Samples that a predicate is tried on."""
+_MAX_ROWS: Final = 2_000_000
+"""Rows of a saved table that are read for a summary, in about a second."""
 _NUM_FIRST: Final = 6
 """Samples in the summary of a dataset."""
 
@@ -132,7 +134,29 @@ def summary_html(dataset: Browsable) -> str:
         first = range(min(len(dataset), _NUM_FIRST))
         first_samples = gallery_html(cards(dataset, first, preview_fields(stats)))
     title = dataset.dataset_name or "dataset"
-    return dataset_html(title, _facts(dataset), rows, note, first_samples)
+    return dataset_html(title, _facts(dataset), rows, note, first_samples, _distributions(dataset))
+
+
+def _distributions(dataset: Browsable) -> str:
+    """Return how the columns of the saved table are distributed, or why they are not shown."""
+    table = dataset.spec.table
+    # A table is not fetched for this, since nobody asked for it.
+    if table is None or not urls.is_local(table.url):
+        return ""
+    # Imported here, as they need a table, which few datasets have, and pyarrow.
+    from wids.columns.table_file import Tabular, load_table
+    from wids.looking.distributions import distributions_text
+
+    if not isinstance(dataset, Tabular):  # a glimpse of some shards
+        return ""
+    if len(dataset.reader) > _MAX_ROWS:
+        return (
+            "The saved table is long: `wids info --columns` shows how its columns are distributed."
+        )
+    try:
+        return distributions_text(load_table(dataset))
+    except (WidsError, ModuleNotFoundError) as error:
+        return str(error)
 
 
 def peek_html(peek: Peekable) -> str:

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final
 
-from wids.cache.names import RemoteFile
 from wids.cache.space import Space, StorageError
 from wids.cache.store import Cache
 from wids.errors import WidsError
+from wids.reading.published import versioned_file
 from wids.specs.model import DatasetSpec
 from wids.tars.index import ShardIndex
 from wids.tars.names import KeySplit
@@ -153,9 +153,7 @@ class Packs:
             return load_pack(urls.local_path(place), None, num_shards)
         fetcher = self._store.fetcher
         try:
-            nbytes, tag = fetcher.head(url)
-            version = "" if (nbytes, tag) == (None, None) else repr((nbytes, tag))
-            remote_file = RemoteFile(url, version=version)
+            remote_file, nbytes = versioned_file(fetcher, url)
             is_large = nbytes is not None and nbytes > _LARGE_PACK_NBYTES
             if nbytes is not None and is_large and not self._store.find(remote_file):
                 with suppress(RangeError):  # a server without ranges: fetch the whole pack

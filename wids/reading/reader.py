@@ -265,6 +265,11 @@ class ShardReader:
     # The cache, and other readers.
 
     @property
+    def store(self) -> Cache:
+        """The copies of remote files."""
+        return self._store
+
+    @property
     def cache_folder(self) -> str:
         """The folder of copies and indexes."""
         return self._store.folder

@@ -1,4 +1,4 @@
-"""A JSON spec on this machine → the same document with another name, description or base.
+"""A JSON spec on this machine → the same document with another name, description, base or table.
 
 Changes the document as it stands, so that keys that wids does not know stay. No shard is opened or
 moved: only what the document says of them changes.
@@ -13,7 +13,7 @@ from typing import Any
 
 from wids.errors import SpecError
 from wids.specs.loader import load_spec
-from wids.specs.model import save_document
+from wids.specs.model import SavedTable, save_document
 from wids.transport import urls
 
 
@@ -63,6 +63,34 @@ def edit_spec(
     document.setdefault("name", os.path.splitext(os.path.basename(path))[0])
     # Before the file is touched, so that a refused change leaves the document as it was.
     load_spec(document, allow_pipe=True)  # raises what is wrong with the change
+    _replace(path, document)
+
+
+def name_table(path: str | os.PathLike[str], table: str, fingerprint: str) -> None:
+    """Name a saved table in a spec; the previous file stays beside it as ``.bak``.
+
+    Args:
+        path: The JSON document.
+        table: Absolute path of the table. If the base of the document is remote, the table is named
+            by its base name alone, since that is where it will be published.
+        fingerprint: Of the shards that it was made from.
+
+    Raises:
+        SpecError: The document is malformed, or names no shards in a shardlist or datasets.
+    """
+    path = os.fspath(path)
+    document = _loaded(path, ("shardlist", "datasets"))
+    base = document.get("base") or document.get("base_path")
+    folder = os.path.dirname(os.path.abspath(path))
+    if base is None:
+        url = urls.relative(table, folder)
+    else:
+        url = table if urls.is_local(urls.join(folder, base)) else os.path.basename(table)
+    document["table"] = SavedTable(url, fingerprint).entry()
+    _replace(path, document)
+
+
+def _replace(path: str, document: dict[str, Any]) -> None:
     # A rename onto a link would replace the link, and leave the file that it leads to unchanged.
     target = os.path.realpath(path)
     shutil.copy2(target, target + ".bak")
@@ -75,12 +103,12 @@ def name_with_query(url: str) -> str:
     return path.rpartition("/")[2] + mark + query
 
 
-def _loaded(path: str) -> dict[str, Any]:
+def _loaded(path: str, keys: tuple[str, ...] = ("shardlist",)) -> dict[str, Any]:
     load_spec(path, allow_pipe=True)  # raises what is wrong with the file
     with open(path, encoding="utf-8") as file:
         document: dict[str, Any] = json.load(file)
-    if not isinstance(document.get("shardlist"), list):
-        raise SpecError(f"{path}: expected a shardlist of its own to change")
+    if not any(isinstance(document.get(key), list) for key in keys):
+        raise SpecError(f"{path}: expected a {' or '.join(keys)} of its own to change")
     return document
 
 

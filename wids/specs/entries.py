@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from wids.errors import SpecError
-from wids.specs.model import ShardSpec
+from wids.specs.model import SavedTable, ShardSpec
 from wids.tars.names import KEY_SPLITS, KeySplit
 
 # Counts become integers of numpy with 64 bits.
@@ -95,6 +95,26 @@ def reference(entry: Mapping[str, Any], key: str, label: str) -> str | None:
     if value is not None:
         _check_nameable(value, f"{label}.{key}")
     return value
+
+
+def table_of(
+    document: Mapping[str, Any], label: str, join: Callable[[str], str]
+) -> SavedTable | None:
+    """Return the saved table that a document names, or None."""
+    entry = document.get("table")
+    if entry is None:
+        return None
+    if not isinstance(entry, Mapping):
+        raise SpecError(f"{label}.table: expected an object with a url, found {kind_of(entry)}")
+    label = f"{label}.table"
+    url = reference(entry, "url", label)
+    fingerprint = text(entry, "fingerprint", label)
+    if not url or not fingerprint:
+        raise SpecError(
+            f"{label}: expected a url and a fingerprint, found {', '.join(map(str, entry)):.80}; "
+            "`wids table` writes both"
+        )
+    return SavedTable(join(url), fingerprint)
 
 
 def text(entry: Mapping[str, Any], key: str, label: str) -> str | None:

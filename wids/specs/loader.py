@@ -23,6 +23,7 @@ from wids.specs.entries import (
     normal_form,
     reference,
     shard_of,
+    table_of,
     text,
 )
 from wids.specs.model import VERSION, DatasetSpec, ShardSpec
@@ -40,7 +41,7 @@ MAX_DOCUMENTS: Final = 10_000
 _DOCUMENT_KEYS: Final = frozenset(
     (
         *("wids_version", "name", "base", "base_path"),
-        *("shardlist", "datasets", "key_split", "index", "weights"),
+        *("shardlist", "datasets", "key_split", "index", "table", "weights"),
     )
 )
 
@@ -329,7 +330,14 @@ class _Loader:
         weights = {**combined(parts), **weights_of(document, label)}
         index = reference(document, "index", label)
         extras = {key: value for key, value in document.items() if key not in _DOCUMENT_KEYS}
-        return DatasetSpec(tuple(shards), name, index and join(index), extras, weights=weights)
+        return DatasetSpec(
+            tuple(shards),
+            name,
+            index and join(index),
+            extras,
+            weights=weights,
+            table=table_of(document, label, join),
+        )
 
     def component(self, component: Any, context: Context, join: Join) -> Part:
         """Resolve one of a document's ``datasets``: a reference to a document, or one inline."""

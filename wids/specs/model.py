@@ -83,6 +83,23 @@ class ShardSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedTable:
+    """A table of columns that was saved beside a spec.
+
+    Attributes:
+        url: Absolute path or URL of the Parquet file.
+        fingerprint: That of the shards that it was made from.
+    """
+
+    url: str
+    fingerprint: str
+
+    def entry(self, folder: str | None = None) -> dict[str, str]:
+        """Return the table's entry in a JSON document that is in ``folder``."""
+        return {"url": _relative(self.url, folder), "fingerprint": self.fingerprint}
+
+
+@dataclass(frozen=True, slots=True)
 class DatasetSpec:
     """A dataset: its shards in order, and what its JSON document says about it.
 
@@ -95,6 +112,7 @@ class DatasetSpec:
         origin: Server that the first remote document came from (``https://host``), or ``""``.
             Options for servers that are passed without a URL prefix go to no other.
         weights: Weights of named datasets in a mix, where any are stated.
+        table: The table that `load_table` reads, or None.
 
     Example:
         >>> spec = DatasetSpec((ShardSpec("/data/train-000000.tar", 1000),), name="train")
@@ -108,6 +126,7 @@ class DatasetSpec:
     extras: Mapping[str, Any] = field(default_factory=dict)
     origin: str = field(default="", compare=False, repr=False)
     weights: Mapping[str, float] = field(default_factory=dict)
+    table: SavedTable | None = None
 
     def without_counts(self) -> DatasetSpec:
         """Return the same spec with the number of samples of every shard unknown.
@@ -129,7 +148,8 @@ class DatasetSpec:
     def document(self, folder: str | None = None) -> dict[str, Any]:
         """Return the JSON document; files inside ``folder`` are named relative to it."""
         index = self.index and _relative(self.index, folder)
-        known = {"name": self.name, "index": index, "weights": dict(self.weights)}
+        table = self.table and self.table.entry(folder)
+        known = {"name": self.name, "index": index, "table": table, "weights": dict(self.weights)}
         return {
             "__kind__": KIND,
             "wids_version": VERSION,

@@ -1,0 +1,117 @@
+"""``wids table``: fields of all samples → a Parquet file, named in the spec."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from wids.cli.arguments import (
+    add_allow_pipe,
+    add_columns,
+    add_command,
+    add_processes,
+    add_spec,
+    add_storage,
+    counted,
+    named_columns,
+    storage_options,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = add_command(
+        commands,
+        "table",
+        run,
+        "save fields of all samples as the columns of a Parquet file, named in the spec",
+        "  wids table train.json --columns label=.cls,height=.json/height --output train.parquet\n"
+        "In Python, wids.load_table('train.json') reads it back, and dataset[mask] filters by it.",
+    )
+    add_spec(parser)
+    add_columns(parser)
+    parser.add_argument("-o", "--output", required=True, help="the Parquet file")
+    parser.add_argument(
+        "--errors",
+        choices=["raise", "null"],
+        default="raise",
+        help="null: for values that cannot be read, or have another type than most (raise)",
+    )
+    add_processes(parser)
+    add_allow_pipe(parser)
+    add_storage(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Read the columns, save them, and name the file in the spec."""
+    from wids.columns.column_paths import parse_columns
+    from wids.columns.table import check_arrow
+    from wids.columns.table_file import save_table
+    from wids.dataset import ShardListDataset
+    from wids.specs.edit import name_table
+    from wids.writing.processes import process_pool
+
+    check_arrow()
+    columns = named_columns(options.columns)
+    parse_columns(columns)  # before a spec is fetched, or a folder looked for
+    output = _checked_output(options.output)
+    with ShardListDataset(
+        options.spec,
+        transformations=None,
+        allow_pipe=options.allow_pipe,
+        storage_options=storage_options(options),
+    ) as dataset:
+        with process_pool(options.jobs, len(dataset.spec.shards)) as executor:
+            table = dataset.table(columns, errors=options.errors, executor=executor)
+        mark = save_table(table, dataset.spec, dataset.reader.edges, columns, output)
+    if _is_local_document(options.spec):
+        name_table(options.spec, output, mark)
+    else:
+        print(
+            f"wids: {options.spec}: no JSON spec on this machine, so it does not name the table; "
+            "load_table needs one: make it with `wids create`",
+            file=sys.stderr,
+        )
+    print(_text(options.output, table))
+    return 0
+
+
+def _checked_output(output: str) -> str:
+    """Return the absolute path of the output; refuse what would fail after all was read."""
+    from wids.transport import urls
+
+    if not urls.is_local(output):
+        raise ValueError(
+            f"--output: expected a file on this machine, found {urls.redact(output)}; write it "
+            "here and copy it beside the published spec"
+        )
+    path = os.path.abspath(urls.local_path(output))
+    if not output.endswith(".parquet"):
+        raise ValueError(f"--output: expected a name that ends in .parquet, found {output!r}")
+    if not os.path.isdir(os.path.dirname(path)):
+        raise FileNotFoundError(f"{os.path.dirname(path)}: no such folder, for --output")
+    return path
+
+
+def _is_local_document(spec: str) -> bool:
+    from wids.transport import urls
+
+    return spec.endswith(".json") and urls.is_local(spec) and os.path.isfile(urls.local_path(spec))
+
+
+def _text(output: str, table: pa.Table) -> str:
+    """Return what was saved: rows, and for each column its type and its nulls."""
+    from wids.errors import printable
+    from wids.looking.text import table as text_table
+
+    rows = [
+        (name, column.type, f"{column.null_count:,} null" if column.null_count else "")
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    ]
+    heading = f"{output}: {counted(len(table), 'row')}, {counted(len(rows), 'column')}"
+    return f"{printable(heading)}\n{text_table(['column', 'type', ''], rows)}"

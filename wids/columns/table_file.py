@@ -1,0 +1,289 @@
+"""A table of all samples ↔ a Parquet file beside the spec, bound to the shards it was made from.
+
+A saved table is a cache that is checked, never an authority: one of other shards is refused. What
+the columns are is not known here. specs/tables.md specifies the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from wids.cache.store import Cache
+from wids.columns.column_paths import INDEX, KEY
+from wids.columns.table import check_arrow, read_table
+from wids.errors import TableError, WidsError, local_error
+from wids.files import abandoned, publish
+from wids.reading.cache_settings import cache_folder
+from wids.reading.positions import Positions
+from wids.reading.published import local_file
+from wids.reading.reader import ShardReader
+from wids.specs.loader import Shards, load_with
+from wids.specs.model import DatasetSpec
+from wids.transport import urls
+from wids.transport.fetch import Fetcher
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_MIN_GROUP: Final = 1 << 16
+_MAX_GROUP: Final = 1 << 20
+"""Rows of a row group: those of whole shards, joined from the least number on, cut at the most."""
+
+_METADATA: Final = b"wids"
+
+
+@runtime_checkable
+class Tabular(Protocol):
+    """What `load_table` asks of a dataset or view."""
+
+    spec: DatasetSpec
+
+    @property
+    def reader(self) -> ShardReader:
+        """The shards of the dataset."""
+
+    @property
+    def positions(self) -> Positions:
+        """Positions of the samples in the whole dataset."""
+
+
+class _Place(NamedTuple):
+    """Where a saved table is looked for, and which rows of it are wanted; None for all."""
+
+    spec: DatasetSpec
+    store: Cache
+    positions: Positions | None
+
+
+def fingerprint(spec: DatasetSpec) -> str:
+    """Return a digest of the shards of a spec: their names, counts, lengths and digests, in order.
+
+    Names without their folders, so that a copy of the dataset elsewhere has the same fingerprint.
+    """
+    digest = hashlib.sha256()
+    for shard in spec.shards:
+        name = os.path.basename(urls.path_of(shard.url))
+        facts = [name, shard.num_samples, shard.nbytes, shard.md5sum, shard.sha256]
+        digest.update(json.dumps(facts).encode("ascii") + b"\n")
+    return digest.hexdigest()[:32]
+
+
+def save_table(
+    table: pa.Table,
+    spec: DatasetSpec,
+    edges: np.ndarray,
+    paths: Mapping[str, str],
+    output: str | os.PathLike[str],
+) -> str:
+    """Save a table of all samples as Parquet; the file appears complete, or not at all.
+
+    Args:
+        table: The table, whose rows are all samples in order.
+        spec: Of the dataset that it was made from.
+        edges: Where the shards begin, and the end of the last one.
+        paths: The paths of its columns by their names.
+        output: The file.
+
+    Returns:
+        The fingerprint of the shards, for the spec.
+    """
+    import pyarrow.parquet as pq
+
+    mark = fingerprint(spec)
+    own = json.dumps({"version": 1, "fingerprint": mark, "columns": dict(paths)})
+    schema = table.schema.with_metadata({_METADATA: own.encode("utf-8")})
+    abandoned.sweep_beside(output)
+    table = table.replace_schema_metadata(schema.metadata)
+    with (
+        publish.replacing(output) as file,
+        pq.ParquetWriter(file, schema, compression="zstd") as writer,
+    ):
+        for start, stop in _row_groups(edges.tolist()):
+            writer.write_table(table.slice(start, stop - start), row_group_size=_MAX_GROUP)
+    return mark
+
+
+def _row_groups(edges: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield the rows of each row group: whole shards, so that one shard's rows are near."""
+    start = 0
+    for edge in edges[1:]:
+        if edge - start >= _MIN_GROUP or (edge == edges[-1] and edge > start):
+            yield start, edge
+            start = edge
+
+
+def load_table(
+    dataset: Tabular | Shards,
+    columns: Collection[str] | None = None,
+    *,
+    allow_pipe: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> pa.Table:
+    """Read the table that ``wids table`` saved for a dataset.
+
+    Its shards are neither opened nor fetched. A remote table is fetched into the cache.
+
+    Args:
+        dataset: A dataset, a view, whose rows are returned, or a spec in any form that a dataset
+            takes.
+        columns: Names of the columns to read; None for all. ``__index__`` and ``__key__`` are
+            always there.
+        allow_pipe: Whether a spec that is passed may name ``pipe:`` commands.
+        storage_options: As for `ShardListDataset`, if a spec is passed.
+
+    Raises:
+        TableError: The spec names no table, the table was made of other shards, it is damaged, or
+            has no such column.
+        FetchError: The table cannot be read.
+        ModuleNotFoundError: pyarrow is not installed.
+
+    Example:
+        >>> import wids
+        >>> with wids.TarWriter("pets.tar") as writer:
+        ...     for n in range(3):
+        ...         _ = writer.write({"__key__": f"{n:03d}", "cls": n})
+        >>> wids.build_spec(["pets.tar"]).save("pets.json")
+        >>> from wids.cli.main import main
+        >>> main(["table", "pets.json", "--columns", "label=.cls", "--output", "pets.parquet"])
+        pets.parquet: 3 rows, 3 columns
+        ...
+        0
+        >>> wids.load_table("pets.json")["label"].to_pylist()
+        [0, 1, 2]
+        >>> with wids.ShardListDataset("pets.json") as dataset:
+        ...     wids.load_table(dataset[1:])["__key__"].to_pylist()
+        ['001', '002']
+    """
+    check_arrow()
+    import pyarrow as pa
+
+    if isinstance(columns, str):
+        raise TypeError(f"columns: expected a list of names, found the text {columns!r}")
+    place = _place(dataset, allow_pipe, storage_options)
+    with _opened(place) as (name, file):
+        if columns is not None:
+            columns = [INDEX, KEY, *(c for c in columns if c not in (INDEX, KEY))]
+            _check_columns(columns, file.schema_arrow.names, name)
+        try:
+            table = file.read(columns)
+        except (pa.ArrowException, OSError) as error:
+            raise _damaged(name, error) from error
+    positions = place.positions
+    if positions is None or (isinstance(positions, range) and positions == range(len(table))):
+        return table
+    return table.take(pa.array(np.asarray(positions, np.int64)))
+
+
+def read_or_load(dataset: Tabular, columns: Mapping[str, str]) -> pa.Table:
+    """Return columns from the saved table of a dataset if it has them, else read the dataset.
+
+    Args:
+        dataset: The dataset or view.
+        columns: Paths by the names of their columns, or names alone of columns of the saved table;
+            none for all its columns.
+
+    Raises:
+        TableError: The saved table is needed, and there is none, or it is stale.
+        WidsError: A column cannot be read.
+    """
+    check_arrow()
+    saved: Mapping[str, str] = {}
+    try:
+        with _opened(_Place(dataset.spec, dataset.reader.store, None)) as (_, file):
+            saved = _own(file)["columns"]
+    except TableError:
+        if not columns or any(not path.startswith(".") for path in columns.values()):
+            raise
+    wanted = {name: path for name, path in columns.items() if path not in (name, saved.get(name))}
+    if not wanted and set(columns) <= set(saved):
+        return load_table(dataset, list(columns) or None)
+    return read_table(dataset.reader, dataset.positions, columns)
+
+
+def _place(
+    dataset: Tabular | Shards, allow_pipe: bool, storage_options: Mapping[str, Any] | None
+) -> _Place:
+    if isinstance(dataset, Tabular):
+        return _Place(dataset.spec, dataset.reader.store, dataset.positions)
+    folder = cache_folder(None)
+    fetcher = Fetcher(storage_options, None, os.path.join(folder, "shards"))
+    spec = load_with(fetcher, dataset, None, allow_pipe=allow_pipe)
+    return _Place(spec, Cache(folder, fetcher), None)
+
+
+@contextmanager
+def _opened(place: _Place) -> Iterator[tuple[str, Any]]:
+    """Provide the name of a saved table, and the Parquet file, checked against the spec."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    spec = place.spec
+    if spec.table is None:
+        label = f"the spec {spec.name!r}" if spec.name else "the spec"
+        raise TableError(
+            f"{label}: expected the name of a saved table, found none; make one with `wids table "
+            "SPEC --columns label=.cls,height=.json/height --output NAME.parquet`"
+        )
+    name, expected = urls.redact(spec.table.url), fingerprint(spec)
+    if spec.table.fingerprint != expected:  # before anything is fetched
+        raise _stale(name, expected, spec.table.fingerprint)
+    with local_file(place.store, spec.table.url) as path:
+        try:
+            file = pq.ParquetFile(path)
+        except pa.ArrowException as error:
+            raise _damaged(name, error) from error
+        except OSError as error:
+            raise local_error(path, error) from error
+        with file:
+            found = _own(file).get("fingerprint")
+            if found != expected:
+                raise _stale(name, expected, found)
+            counts = [shard.num_samples for shard in spec.shards]
+            num_rows = file.metadata.num_rows
+            if None not in counts and num_rows != sum(count or 0 for count in counts):
+                raise _damaged(name, f"it has {num_rows:,} rows, and the spec other samples")
+            yield name, file
+
+
+def _own(file: Any) -> dict[str, Any]:
+    """Return what wids wrote into the metadata of a Parquet file."""
+    try:
+        own = json.loads((file.schema_arrow.metadata or {})[_METADATA])
+    except (KeyError, ValueError):
+        return {"columns": {}}
+    return (
+        own if isinstance(own, dict) and isinstance(own.get("columns"), dict) else {"columns": {}}
+    )
+
+
+def _check_columns(columns: Collection[str], names: list[str], name: str) -> None:
+    for column in columns:
+        if column not in names:
+            near = get_close_matches(str(column), names, n=3, cutoff=0.5) or names[2:12]
+            raise TableError(
+                f"{name}: expected a column of the table, found {column!r}; it has "
+                f"{', '.join(near)}"
+            )
+
+
+def _stale(name: str, expected: str, found: object) -> TableError:
+    return TableError(
+        f"{name}: expected a table of the shards that the spec names now (fingerprint {expected}), "
+        f"found one of others ({found}); the shards have changed, or the spec: make the table "
+        "again with `wids table`"
+    )
+
+
+def _damaged(name: str, error: object) -> WidsError:
+    return TableError(
+        f"{name}: expected a Parquet file that `wids table` wrote, found another or a damaged one "
+        f"({error}); make it again with `wids table`"
+    )
