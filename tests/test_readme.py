@@ -11,6 +11,7 @@ from conftest import need
 from loopback import Server
 
 from wids import demo
+from wids.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -29,13 +30,16 @@ def test_every_block_has_a_language_that_is_checked() -> None:
     assert {language for _, language, _ in BLOCKS} == {"python", "bash"}
     fences = sum(page.read_text(encoding="utf-8").count("\n```python\n") for page in PAGES)
     assert len(PYTHON) == fences > 3
-    assert len(BLOCKS) - len(PYTHON) == 7, "install, test, measure; others in tests/cli"
+    assert len(BLOCKS) - len(PYTHON) == 9, "install, test, measure; others in tests/cli"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("readme")
-    demo.write_dataset(str(folder / "wids-demo"))
+    spec = demo.write_dataset(str(folder / "wids-demo"))
+    # As the command on the page of tables does.
+    output = str(folder / "wids-demo" / "shapes.parquet")
+    main(["table", spec, "--columns", "label=.cls,caption=.txt", "--output", output])
     return folder
 
 

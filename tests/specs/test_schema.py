@@ -32,6 +32,16 @@ def test_schema_accepts_every_form(golden: dict[str, Any]) -> None:
         VALIDATOR.validate(load_spec(golden["document"], base="/data").document("/data"))
 
 
+def test_schema_accepts_a_saved_table() -> None:
+    """A document with a table, and what is written of it (TABLE-12)."""
+    entry = {"url": "a.parquet", "fingerprint": "0f"}
+    document = {"shardlist": [{"url": "a.tar"}], "table": entry}
+    VALIDATOR.validate(document)
+    written = load_spec(document, base="/data").document("/data")
+    VALIDATOR.validate(written)
+    assert written["table"] == entry
+
+
 def test_schema_accepts_what_the_demo_writes(tmp_path: Path) -> None:
     """The output of the writers is valid under the schema."""
     VALIDATOR.validate(json.loads(Path(demo.write_dataset(str(tmp_path))).read_text()))
@@ -61,6 +71,10 @@ def test_schema_accepts_what_the_demo_writes(tmp_path: Path) -> None:
         {"datasets": [{"weight": -1, "shardlist": ["a.tar"]}]},
         {"shardlist": ["a.tar"], "weights": {"a": -1}},
         {"shardlist": ["a.tar"], "weights": [1]},
+        {"shardlist": ["a.tar"], "table": "a.parquet"},
+        {"shardlist": ["a.tar"], "table": {"url": "a.parquet"}},
+        {"shardlist": ["a.tar"], "table": {"url": "", "fingerprint": "0f"}},
+        {"shardlist": ["a.tar"], "table": {"url": "a.parquet", "fingerprint": 7}},
     ],
 )
 def test_schema_and_loader_refuse_the_same(document: Any) -> None:
