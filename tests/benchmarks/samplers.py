@@ -26,7 +26,10 @@ from pathlib import Path
 from typing import Any
 
 clock = time.perf_counter
-CELLS = ("new", "new, rank 3 of 8", "new, redeal", "new, 1024 runs, redeal", "old", "torch")
+CELLS = (
+    *("new", "new, rank 3 of 8", "new, redeal", "new, 1024 runs, redeal"),
+    *("mixed", "mixed, rank 3 of 8", "old", "torch"),
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,14 @@ class Data:
     """As much of a dataset as samplers look at."""
 
     def __init__(self, num_samples: int, num_shards: int) -> None:
-        self.lengths = [num_samples // num_shards] * num_shards
+        length = num_samples // num_shards
+        self.lengths = [length] * num_shards
+        # Three sources, for samplers that mix: half, three tenths and a fifth of the shards.
+        cuts = [0, num_shards // 2, num_shards * 4 // 5, num_shards]
+        self.sources = {
+            name: [[n * length, (n + 1) * length] for n in range(start, stop)]
+            for name, start, stop in zip("abc", cuts, cuts[1:], strict=False)
+        }
 
     def __len__(self) -> int:
         return sum(self.lengths)
@@ -68,11 +78,16 @@ def figures(cell: str, num_samples: int, num_shards: int) -> Figures:
         from wids import ChunkedSampler as Sampler
 
         options["shufflefirst"] = True
+    elif "mixed" in cell:
+        from wids import MixedSampler as Sampler
+
+        options["weights"] = [0.7, 0.2, 0.1]
     else:
         from wids import DistributedChunkedSampler as Sampler
 
-        options |= {"num_replicas": 1, "rank": 0, "redeal": "redeal" in cell}
-        options |= {"num_replicas": 8, "rank": 3} if "8" in cell else {}
+        options["redeal"] = "redeal" in cell
+    if cell not in ("old", "torch"):
+        options |= {"num_replicas": 8, "rank": 3} if "8" in cell else {"num_replicas": 1, "rank": 0}
         options |= {"num_canonical": 1024} if "1024" in cell else {}
     data = Data(num_samples, num_shards)
     list(islice(Sampler(Data(num_shards, num_shards), **options), 10))  # imports, first calls

@@ -84,7 +84,8 @@ class Pattern:
         last = first + stop - start
         if last <= len(self.sources):
             return self.sources[first:last]
-        return self.sources.take(np.arange(first, last), mode="wrap")
+        # Not `take(mode="wrap")`, which subtracts the length again and again.
+        return self.sources[np.arange(first, last) % len(self.sources)]
 
     def counts(self, num_draws: int) -> list[int]:
         """Return how many of the first draws each source has."""
