@@ -12,7 +12,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Any, Literal
 
 from wids.mapstyle import MapStyleDataset
-from wids.reading.positions import Positions, index_of, select
+from wids.reading.positions import Positions, counts_per_shard, index_of, select
 from wids.transport import urls
 from wids.views.transformations import Transformation
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from wids.looking.notebook import Gallery
     from wids.looking.preview import Browsable
     from wids.reading.reader import ShardReader
+    from wids.sampling.fit import Limits
     from wids.specs.model import DatasetSpec
 
 
@@ -104,6 +105,16 @@ class ComposableDataset(MapStyleDataset):
             range(1, 3)
         """
         return self._positions
+
+    @property
+    def limits(self) -> Limits:
+        """What this machine can hold of the dataset, by which samplers choose and check chunks.
+
+        Example:
+            >>> dataset.limits.cache_nbytes is None
+            True
+        """
+        return self.reader.limits(counts_per_shard(self._positions, self.reader.edges))
 
     # Samples by key.
 

@@ -108,10 +108,11 @@ def test_cost_prints_as_a_table() -> None:
     assert lines[0] == (
         "the most that one of 4 ranks reads, and one of 2 nodes; 64 samples are mixed at a time"
     )
-    assert " ".join(lines[2].split()) == "epoch shards visits bytes by visits | node new"
-    assert len(lines) == 5
-    assert lines[4].split()[0] == "1"
-    assert lines[4].endswith(" 0 B")
+    assert lines[1] == "in hand at a time: at most 2 shards (10.0 MB) of a rank, 20.0 MB of a node"
+    assert " ".join(lines[3].split()) == "epoch shards visits bytes by visits | node new"
+    assert len(lines) == 6
+    assert lines[5].split()[0] == "1"
+    assert lines[5].endswith(" 0 B")
 
 
 def test_table_of_the_readme_is_computed() -> None:

@@ -100,6 +100,9 @@ class Prefetcher(Sampler[T]):
         return len(self.sampler)  # type: ignore[arg-type]  # a sampler without a length raises
 
     def __iter__(self) -> Iterator[T]:
+        sampler = with_method(self.sampler, "check_fit")
+        if sampler is not None:
+            sampler.check_fit(self.dataset, self.ahead_nbytes)
         # Also the epoch of the pass is that of this call (ORDER-8).
         lock = Lock()
         ahead, now = look_ahead(self.sampler, lock)

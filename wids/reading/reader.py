@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from typing import Any
@@ -28,10 +28,12 @@ from wids.reading.pool import ShardPool, default_size
 from wids.reading.position_array import IntArray
 from wids.reading.positions import Positions, counts_per_shard, is_ascending
 from wids.reading.side_files import read_file
+from wids.sampling.fit import Limits
 from wids.specs.model import DatasetSpec
 from wids.tars.index import ShardIndex
 from wids.tars.readable_shard import ReadableShard
 from wids.tars.shard import Shard
+from wids.transport import urls
 
 
 class ShardReader:
@@ -263,6 +265,26 @@ class ShardReader:
         return True
 
     # The cache, and other readers.
+
+    def limits(self, lengths: Sequence[int]) -> Limits:
+        """Return what this machine can hold of a view.
+
+        Args:
+            lengths: Number of its samples in each shard; a single number where its order does not
+                follow them, so that all shards are one.
+        """
+        cache_nbytes = None if self._store.limits.keep else self._store.limits.nbytes
+        nbytes = np.zeros(len(self.shards))
+        if cache_nbytes is None or not self.fetches_for_many:
+            cache_nbytes = None  # nothing is ever fetched twice, or at all
+        else:
+            remote = [not urls.is_local(shard.url) for shard in self.shards]
+            stated = [np.nan if shard.nbytes is None else shard.nbytes for shard in self.shards]
+            nbytes = np.where(remote, stated, 0)
+        if len(lengths) != len(self.shards):
+            nbytes = nbytes.sum(keepdims=True)
+        counts = np.array(lengths, np.int64)
+        return Limits(counts, np.where(counts > 0, nbytes, 0), cache_nbytes, self.pool.size)
 
     @property
     def store(self) -> Cache:

@@ -7,10 +7,11 @@ or other ranks.
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Iterator, Sequence, Sized
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from wids.sampling import order
+from wids.sampling import fit, order
 from wids.sampling.arguments import (
     at_least,
     index_range,
@@ -39,7 +40,8 @@ class ChunkedSampler(EpochSampler[int]):
         dataset: The dataset, or anything with ``len()``.
         num_samples: A count (indices 0 to n-1) or a ``(start, stop)`` pair; None for all.
         chunksize: Largest number of samples in a chunk. Larger chunks shuffle more and keep more
-            shards open.
+            shards open. ``"auto"`` for 2000, or what fits into the dataset's ``cache_size`` and
+            ``lru_size``, which must then be the same on all ranks; a state has the chosen number.
         seed: Different seeds give unrelated orders.
         shuffle: False for ascending indices.
         shufflefirst: False to keep the order of the chunks in epoch 0.
@@ -65,13 +67,14 @@ class ChunkedSampler(EpochSampler[int]):
         dataset: Sized,
         *,
         num_samples: int | tuple[int, int] | None = None,
-        chunksize: int = 2000,
+        chunksize: int | Literal["auto"] = 2000,
         seed: int = 0,
         shuffle: bool = True,
         shufflefirst: bool = True,
         dslength_per_replica: int = -1,
     ) -> None:
-        chunksize = at_least(1, chunksize, "chunksize")
+        if chunksize != "auto":
+            chunksize = at_least(1, chunksize, "chunksize")
         if dslength_per_replica > 0:
             self._stated_length = operator.index(dslength_per_replica)
         self._set_up(dataset, None, num_samples, chunksize, seed, shuffle, shufflefirst)
@@ -81,22 +84,32 @@ class ChunkedSampler(EpochSampler[int]):
         dataset: Sized,
         lengths: Sequence[int] | None,
         num_samples: int | tuple[int, int] | None,
-        chunksize: int | None,
+        chunksize: int | Literal["auto"] | None,
         seed: int,
         shuffle: bool,
         shufflefirst: bool,
     ) -> None:
+        self._dataset = dataset
+        self._is_fit_checked = False
         self._lengths = shard_lengths(dataset, lengths)
         if shuffle and lengths is None:  # unshuffled, the order is the view's, as it was chosen
             warn_of_unsorted_view(dataset, len(self._lengths), type(self).__name__)
         self.tell_epoch = getattr(dataset, "set_epoch", None)
         self._range = index_range(num_samples, int(self._lengths.sum()))
-        self.chunksize = chunksize and min(chunksize, 1 << 62)  # numpy's integers end at 1 << 63
         self.seed = at_least(0, seed, "seed")
         self.shuffle = bool(shuffle)
         self.shufflefirst = bool(shufflefirst)
+        self.chunksize: int | None = None
+        if chunksize == "auto":
+            self.chunksize = self._fitting_chunksize(ChunkedSampler.settings.__get__(self))
+        elif chunksize is not None:
+            self.chunksize = min(chunksize, 1 << 62)  # numpy's integers end at 1 << 63
         self.dataset_length = len(dataset)
         self._set_up_passes()
+
+    def _fitting_chunksize(self, settings: order.Order) -> int:
+        limits = getattr(self._dataset, "limits", None)
+        return fit.fitting_chunksize(settings, limits) if limits else fit.DEFAULT_CHUNKSIZE
 
     @property
     def settings(self) -> order.Settings:
@@ -123,6 +136,7 @@ class ChunkedSampler(EpochSampler[int]):
         return self.settings.num_indices + self.num_runs
 
     def blocks(self, epoch: int, start: int) -> Iterator[list[int]]:  # noqa: D102 - inherited
+        self.check_fit(self._dataset)
         rank, num_replicas = self.replica()
         for block in order.rank_blocks(self.settings, self.seed, epoch, rank, num_replicas, start):
             for at in range(0, len(block), _PART_LENGTH):
@@ -130,7 +144,21 @@ class ChunkedSampler(EpochSampler[int]):
 
     def run_blocks(self, epoch: int, run: int) -> Iterator[order.IntArray]:
         """Yield the indices of one of the ``num_runs`` runs of an epoch, in arrays."""
+        self.check_fit(self._dataset)
         return order.rank_blocks(self.settings, self.seed, epoch, run, self.num_runs)
+
+    def check_fit(self, dataset: Any, ahead_nbytes: int = 0) -> None:
+        """Warn, once, of what the order makes a dataset read again and again (ORDER-28).
+
+        Args:
+            dataset: The dataset; one of another kind than wids' own states no limits.
+            ahead_nbytes: Bytes of shards that are fetched ahead.
+        """
+        if not self._is_fit_checked:
+            self._is_fit_checked = True
+            _, num_replicas = self.replica()
+            for remark in fit.remarks(dataset, self.settings, num_replicas, ahead_nbytes):
+                warnings.warn(f"{type(self).__name__}: {remark}", stacklevel=3)
 
     def fingerprint(self) -> dict[str, Any]:  # noqa: D102 - inherited
         # Hashed once: a loader takes a state at every step, and there may be 100,000 shards.

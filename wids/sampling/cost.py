@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.files.sizes import nbytes_text
-from wids.sampling import order
+from wids.sampling import fit, order
 from wids.sampling.chunked import ChunkedSampler
 from wids.specs.model import DatasetSpec
 
@@ -41,6 +41,10 @@ class SamplingCost:
         node_nbytes: Bytes of the different shards that the ranks of each node read, shape
             ``(num_epochs, num_nodes)``.
         new_nbytes: The bytes among them that the node did not read in an earlier epoch, same shape.
+        hand_shards: Most shards that one rank has in hand at a time: those of the chunks that its
+            runs are reading, each of which is read in random order.
+        hand_nbytes: Their bytes. A cache that holds fewer for all ranks of a node downloads shards
+            again and again.
         num_mixed: Number of samples from which the next batch of the job is drawn: the chunks that
             all runs are reading at the same time, on average.
     """
@@ -53,6 +57,8 @@ class SamplingCost:
     node_nbytes: FloatArray
     new_nbytes: FloatArray
     num_mixed: int
+    hand_shards: int
+    hand_nbytes: float
 
     def __str__(self) -> str:
         """Return a table of the rank and the node that read most in each epoch."""
@@ -61,8 +67,15 @@ class SamplingCost:
             f"the most that one of {num_replicas} ranks reads, and one of {num_nodes} nodes; "
             f"{self.num_mixed:,} samples are mixed at a time"
         )
+        in_hand = nbytes_text(self.hand_nbytes)
+        node_in_hand = nbytes_text(self.hand_nbytes * num_replicas / num_nodes)
+        shards = "shard" if self.hand_shards == 1 else "shards"
+        hand = (
+            f"in hand at a time: at most {self.hand_shards:,} {shards} ({in_hand}) of a rank, "
+            f"{node_in_hand} of a node"
+        )
         header = "epoch    shards    visits     bytes  by visits |      node       new"
-        lines = [title, "", header]
+        lines = [title, hand, "", header]
         for row, epoch in enumerate(self.epochs):
             num_shards, num_visits = self.num_shards[row].max(), self.num_visits[row].max()
             sizes = (self.nbytes, self.visited_nbytes, self.node_nbytes, self.new_nbytes)
@@ -114,6 +127,10 @@ def sampling_cost(
     epochs = tuple(sorted(epochs))
     if epochs and epochs[0] < 0:
         raise ValueError(f"epochs: expected numbers of at least 0, found {epochs[0]}")
+    stated = [np.nan if shard.nbytes is None else shard.nbytes for shard in spec.shards]
+    sizes = np.asarray(stated, np.float64)
+    in_hand = fit.hand(settings, settings.chunksize, settings.lengths, sizes)
+    runs_per_rank = settings.num_runs // num_replicas
     by_rank, by_node = (len(epochs), num_replicas), (len(epochs), num_nodes)
     cost = SamplingCost(  # the loop below fills in the arrays
         epochs=epochs,
@@ -124,9 +141,9 @@ def sampling_cost(
         node_nbytes=np.zeros(by_node),
         new_nbytes=np.zeros(by_node),
         num_mixed=settings.num_mixed,
+        hand_shards=in_hand.num_shards * runs_per_rank,
+        hand_nbytes=in_hand.nbytes * runs_per_rank,
     )
-    stated = [np.nan if shard.nbytes is None else shard.nbytes for shard in spec.shards]
-    sizes = np.asarray(stated, np.float64)
     seen = np.zeros((num_nodes, len(sizes)), bool)
     for row, epoch in enumerate(epochs):
         runs = list(order.visits(settings, sampler.seed, epoch))

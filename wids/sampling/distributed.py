@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sized
 from dataclasses import replace
+from typing import Literal
 
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler
@@ -31,7 +32,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         num_replicas: Number of ranks; None to look it up.
         rank: Rank of this process, from 0; None to look it up.
         num_samples: As in `ChunkedSampler`, for all ranks together.
-        chunksize: Largest number of samples in a chunk.
+        chunksize: As in `ChunkedSampler`; with ``"auto"``, all ranks need the same limits.
         seed: Must be the same on all ranks.
         shuffle: False for ascending indices in each rank.
         shufflefirst: False to keep the order of the chunks in epoch 0.
@@ -65,7 +66,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         num_replicas: int | None = None,
         rank: int | None = None,
         num_samples: int | tuple[int, int] | None = None,
-        chunksize: int = 2000,
+        chunksize: int | Literal["auto"] = 2000,
         seed: int = 0,
         shuffle: bool = True,
         shufflefirst: bool = True,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -47,7 +47,8 @@ class MixedSampler(DistributedChunkedSampler):
         rank: Rank of this process, from 0; None to look it up.
         num_canonical: Number of runs that an epoch is cut into; None for one per rank. With a fixed
             number, a job can resume on any number of ranks that divides it.
-        chunksize: Largest number of samples in a chunk of a source.
+        chunksize: Largest number of samples in a chunk of a source; ``"auto"`` as in
+            `ChunkedSampler`, for a chunk of each source at a time.
         seed: Must be the same on all ranks.
         shuffle: False to read each source in ascending order.
 
@@ -79,7 +80,7 @@ class MixedSampler(DistributedChunkedSampler):
         num_replicas: int | None = None,
         rank: int | None = None,
         num_canonical: int | None = None,
-        chunksize: int = 2000,
+        chunksize: int | Literal["auto"] = 2000,
         seed: int = 0,
         shuffle: bool = True,
     ) -> None:
@@ -104,11 +105,15 @@ class MixedSampler(DistributedChunkedSampler):
         self._num_samples = at_least(
             1, len(dataset) if num_samples is None else num_samples, "num_samples"
         )
+        if chunksize == "auto":
+            self.chunksize = self._fitting_chunksize(self._mix(1))
 
     @property
     def settings(self) -> mixing.Mix:  # type: ignore[override]  # another kind of order
         """What the order depends on, besides seed, epoch and rank."""
-        num_runs = self.num_runs
+        return self._mix(self.num_runs)
+
+    def _mix(self, num_runs: int) -> mixing.Mix:
         return mixing.Mix(
             self._lengths,
             self._sources,

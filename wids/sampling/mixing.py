@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from wids.sampling import order
-from wids.sampling.order import IntArray
+from wids.sampling.chunks import Chunks, IntArray, chunk_edges, touched
 from wids.sampling.pattern import Pattern, pattern
 
 _BLOCK_LENGTH: Final = 1 << 13
@@ -55,6 +55,12 @@ class Source:
         is_last = np.diff(shifts, append=-1) != 0
         is_last[-1:] = True
         return ends[filled][is_last], shifts[is_last]
+
+    def shards(self, lengths: IntArray) -> IntArray:
+        """Return the shard that each range lies in, by the lengths of all shards."""
+        shards: IntArray = np.searchsorted(np.cumsum(lengths), self.ranges[:, 0], side="right")
+        # An empty range may stand at the very end.
+        return np.minimum(shards, len(lengths) - 1)
 
     def indices(self, places: IntArray) -> IntArray:
         """Return the indices at some places of the source."""
@@ -104,6 +110,18 @@ class Mix:
     def pattern(self) -> Pattern:
         """Whose turn it is at each draw."""
         return pattern(self.draws)
+
+    def chunk_shards(
+        self, chunksize: int | None, lengths: IntArray
+    ) -> list[tuple[IntArray, IntArray, IntArray]]:
+        """Return what the chunks of each source touch, as `order.Order` says."""
+        found = []
+        for source in self.sources:
+            filled = source.lengths > 0
+            edges = chunk_edges(source.lengths, 0, source.num_samples, chunksize)
+            shards = source.shards(lengths)[filled]
+            found.append((shards, *touched(edges, source.lengths[filled])))
+        return found
 
     def run_length(self, run: int) -> int:  # noqa: ARG002 - all are equally long
         """Return the number of indices that a run yields."""
@@ -158,7 +176,6 @@ class MixedRun:
     def visits(self, lengths: IntArray) -> IntArray:
         """Return the shards that are read, source by source, as `order.visits` defines them."""
         mix, first = self.mix, self._start + self.epoch * self.mix.length
-        ends = np.cumsum(lengths)
         found = [np.empty(0, np.int64)]
         draws = zip(self._drawn(first), self._drawn(first + mix.length), strict=True)
         for number, (start, stop) in enumerate(draws):
@@ -171,7 +188,7 @@ class MixedRun:
             ]
             ranges = np.concatenate([np.empty(0, np.int64), *read])
             ranges = ranges[np.diff(ranges, prepend=-1) != 0]
-            found.append(np.searchsorted(ends, source.ranges[ranges, 0], side="right"))
+            found.append(source.shards(lengths)[ranges])
         return np.concatenate(found)
 
     @property
@@ -193,7 +210,7 @@ class MixedRun:
 
     def _shares(
         self, source: int, draw: int, stop: int | None
-    ) -> Iterator[tuple[order.Chunks, int, int, int]]:
+    ) -> Iterator[tuple[Chunks, int, int, int]]:
         """Yield what the run has of each pass of a source (ORDER-24), from a draw to another.
 
         Yields:

@@ -17,12 +17,13 @@ from typing import Final, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from wids.sampling.chunks import Chunks, chunk_edges, permutation, touched
+
 IntArray = npt.NDArray[np.int64]
 Ending = Literal["pad", "drop", "uneven"]
 
-# The second number of a generator's key, which keeps both kinds of permutations independent.
 _CHUNK_ORDER: Final = 0
-_IN_CHUNK: Final = 1
+"""The second number of a generator's key, other than that of the order inside a chunk."""
 
 
 class Run(Protocol):
@@ -47,6 +48,10 @@ class Order(Protocol):
         """Number of samples in each shard of the dataset."""
 
     @property
+    def chunksize(self) -> int | None:
+        """Largest number of indices in a chunk; None for one chunk per shard."""
+
+    @property
     def num_runs(self) -> int:
         """Number of runs that an epoch is cut into."""
 
@@ -57,6 +62,15 @@ class Order(Protocol):
     @property
     def num_mixed(self) -> int:
         """Number of samples from which the next index of each run is drawn, on average."""
+
+    def chunk_shards(
+        self, chunksize: int | None, lengths: IntArray
+    ) -> list[tuple[IntArray, IntArray, IntArray]]:
+        """Return what the chunks of each sequence of shards touch, if they were of this size.
+
+        Returns:
+            For each sequence its shards, and for each chunk where in these its own start and stop.
+        """
 
     def run_length(self, run: int) -> int:
         """Return the number of indices that a run yields."""
@@ -106,6 +120,13 @@ class Settings:
         # Each run reads one chunk at a time, and chunks differ in length.
         mean_chunk = self.num_indices / max(num_chunks(self), 1)
         return min(round(self.num_runs * mean_chunk), self.num_indices)
+
+    def chunk_shards(
+        self, chunksize: int | None, lengths: IntArray
+    ) -> list[tuple[IntArray, IntArray, IntArray]]:
+        """Return what the chunks touch, as `Order` says; runs may cut them once more."""
+        edges = chunk_edges(self.lengths, self.start, self.stop, chunksize)
+        return [(np.arange(len(lengths)), *touched(edges, lengths))]
 
     def run_length(self, run: int) -> int:
         """Return the number of indices that a run yields: all its own, or the same for all runs."""
@@ -169,88 +190,6 @@ def num_chunks(settings: Settings) -> int:
     else:
         bounds = [_run_bounds(settings, run) for run in range(settings.num_runs)]
     return sum(len(chunk_edges(settings.lengths, *b, settings.chunksize)) - 1 for b in bounds)
-
-
-def chunk_edges(lengths: IntArray, start: int, stop: int, chunksize: int | None) -> IntArray:
-    """Cut a range of indices into chunks that follow the shards.
-
-    A shard (or the part of it inside the range) that is longer than a chunk is cut into the fewest
-    pieces possible, with lengths that differ by at most one. Neighbouring shards that are shorter
-    are joined while they fit into one chunk.
-
-    Returns:
-        Ascending edges, shape ``(num_chunks + 1,)``: chunk ``c`` is ``edges[c]:edges[c + 1]``.
-    """
-    ends = np.cumsum(lengths)
-    inside = ends[(ends > start) & (ends < stop)]
-    edges = np.unique(np.concatenate(([start], inside, [stop]))).astype(np.int64)
-    if chunksize is None or len(edges) < 2:
-        return edges
-    shard_lengths = np.diff(edges)
-    num_pieces = -(-shard_lengths // chunksize)
-    # Piece k of n is length * k // n to length * (k + 1) // n of its shard.
-    shard = np.repeat(np.arange(len(shard_lengths)), num_pieces)
-    k = np.arange(len(shard)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
-    # Quotient first: the product length * k may overflow 64 bits.
-    each, rest = np.divmod(shard_lengths[shard], num_pieces[shard])
-    starts = edges[shard] + each * k + rest * k // num_pieces[shard]
-    return _with_short_joined(np.append(starts, stop), num_pieces[shard] == 1, chunksize)
-
-
-def permutation(length: int, seed: int, *key: int) -> IntArray:
-    """Return a permutation of ``0..length-1`` that depends only on seed and key.
-
-    It sorts random 64-bit words of PCG64 that have the position in their low bits. The words are
-    distinct, so every machine and every release of numpy sorts them alike. (numpy guarantees the
-    streams of its bit generators, but not the results of ``shuffle``.)
-    """
-    # spawn_key, not seed + epoch: no two keys share a stream, whatever their sum.
-    words = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)).random_raw(length)
-    low = np.uint64((1 << max(length - 1, 0).bit_length()) - 1)
-    # ORDER-6: the position in the low bits makes the words distinct, and comes back out below.
-    words = (words & ~low) | np.arange(length, dtype=np.uint64)
-    # In place and not stable, which is safe for distinct words (decision 0001).
-    words.sort()
-    order: IntArray = (words & low).astype(np.int64)
-    return order
-
-
-@dataclass(frozen=True, eq=False)
-class Chunks:
-    """A sequence of chunks in the order in which they are read.
-
-    Attributes:
-        starts: First index of each chunk.
-        ends: Position in the sequence after each chunk: its cumulative lengths.
-        numbers: Number of each chunk in dataset order, which is part of the key of its generator.
-        seed: Seed of the order.
-        key: Epoch and run, which the keys of all generators share.
-        shuffle: Whether indices are shuffled inside their chunk.
-    """
-
-    starts: IntArray
-    ends: IntArray
-    numbers: IntArray
-    seed: int
-    key: tuple[int, int]
-    shuffle: bool
-
-    def blocks(self, start: int, stop: int) -> Iterator[IntArray]:
-        """Yield the indices at positions ``start`` to ``stop`` of the sequence, chunk by chunk."""
-        epoch, run = self.key
-        # `right`: a position that equals the end of a chunk belongs to the next one.
-        at = int(np.searchsorted(self.ends, start, side="right"))
-        while start < stop:
-            chunk_stop = int(self.ends[at])
-            chunk_start = int(self.ends[at - 1]) if at else 0
-            length = chunk_stop - chunk_start
-            if self.shuffle:
-                key = (epoch, _IN_CHUNK, run, int(self.numbers[at]))
-                indices = self.starts[at] + permutation(length, self.seed, *key)
-            else:
-                indices = self.starts[at] + np.arange(length)
-            yield indices[start - chunk_start : stop - chunk_start]
-            start, at = chunk_stop, at + 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -375,19 +314,3 @@ def _interleaved(runs: list[Iterator[IntArray]]) -> Iterator[IntArray]:
     # Only the last round can be incomplete: with ending "uneven", some runs are one index longer.
     if any(map(len, pending)):
         yield np.concatenate(pending)
-
-
-def _with_short_joined(
-    edges: IntArray, is_uncut: npt.NDArray[np.bool_], chunksize: int
-) -> IntArray:
-    """Join neighbouring uncut shards, from the left, while they fit into one chunk."""
-    # Checked by numpy first: most datasets have nothing to join, and the loop is slow for millions.
-    if not (is_uncut[1:] & is_uncut[:-1] & (edges[2:] - edges[:-2] <= chunksize)).any():
-        return edges
-    positions, uncut = edges.tolist(), is_uncut.tolist()
-    kept = [0]
-    for at in range(1, len(uncut)):
-        first = kept[-1]
-        if not (uncut[at] and uncut[first] and positions[at + 1] - positions[first] <= chunksize):
-            kept.append(at)
-    return np.append(edges[kept], edges[-1])

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.sampling.arguments import at_least
-from wids.sampling.order import permutation
+from wids.sampling.chunks import permutation
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 By = Literal["sample", "shard"]
