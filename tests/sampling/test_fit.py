@@ -184,7 +184,7 @@ def test_chunk_beyond_the_cache_is_a_warning() -> None:
         (
             "ChunkedSampler: chunks of 2000 samples have up to 100 shards (1.0 kB) in hand at a "
             "time, but the cache holds 160 B (cache_size), so that shards are downloaded again and "
-            "again; set chunksize=49, or cache_size=1000, for all that is read"
+            "again; set chunksize=49, or cache_size=1030, for all that is read"
         )
     ]
 
@@ -215,7 +215,7 @@ def test_chunk_beyond_the_cache_is_a_warning() -> None:
             (
                 "shards have up to 1 shard (100 B) in hand at a time, but the cache holds 150 B "
                 "(cache_size), so that shards are downloaded again and again; set cache_size=400, "
-                "or cache_size=1000, for all that is read"
+                "or cache_size=1300, for all that is read"
             ),
         ),
         (
@@ -248,10 +248,10 @@ def test_ranks_of_a_machine_share_its_cache(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     (found,) = warned(sampler())
     assert "up to 24 shards (240 B) in hand at a time" in found
-    assert "set chunksize=29, or cache_size=500, for all that is read" in found
+    assert "set chunksize=29, or cache_size=530, for all that is read" in found
     assert warned(sampler(chunksize=29)) == []
     (dealt,) = warned(sampler(redeal=True))
-    assert "cache_size=1000, for all that is read" in dealt
+    assert "cache_size=1030, for all that is read" in dealt
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     (runs,) = warned(sampler(num_canonical=32, redeal=True))
     assert "up to 24 shards (240 B) in hand at a time" in runs
@@ -262,7 +262,7 @@ def test_no_chunks_fit_a_cache_that_is_too_small() -> None:
     sampler = MixedSampler(Data([10] * 100, cache_nbytes=80), num_canonical=8, chunksize=10)
     (found,) = warned(sampler)
     assert "8 shards (80 B) in hand" in found
-    assert "set cache_size=320, or cache_size=1000, for all that is read" in found
+    assert "set cache_size=320, or cache_size=1030, for all that is read" in found
 
 
 def document(sizes: dict[str, int], **more: Any) -> dict[str, Any]:

@@ -210,7 +210,8 @@ def _cure(order: Order, limits: Limits, machine: Machine) -> str:
     settings = [] if fitting == chunksize else [f"chunksize={fitting}"]
     if 4 * in_hand > cache_nbytes:
         settings.append(f"cache_size={math.ceil(4 * in_hand)}")
-    everything = math.ceil(limits.nbytes.sum() * machine.part)
+    # With space for shards that are being fetched when everything else is there.
+    everything = math.ceil(limits.nbytes.sum() * machine.part + 3 * limits.nbytes.max())
     cures = [" and ".join(settings)] * bool(settings)
     cures.append(f"cache_size={everything}, for all that is read")
     return (
