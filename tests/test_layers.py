@@ -20,7 +20,7 @@ sampling
 cache
 reading
 writing
-packing
+packing rewriting
 columns
 looking
 mapstyle views

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         MismatchError,
         NotFoundError,
         PackError,
+        RewriteError,
         SampleError,
         ShardFormatError,
         SpecError,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from wids.packing.report import PackReport
     from wids.peeking import Peek, peek
     from wids.reading.prefetch import Prefetcher
+    from wids.rewriting.rewrite import rewrite
     from wids.sampling.bucket_sampler import BucketBatchSampler
     from wids.sampling.chunked import ChunkedSampler, ShardedSampler, ShardListSampler
     from wids.sampling.cost import SamplingCost, sampling_cost
@@ -68,6 +70,7 @@ __all__ = [
     "Peek",
     "Prefetcher",
     "Problem",
+    "RewriteError",
     "SampleError",
     "SamplingCost",
     "Shard",
@@ -90,6 +93,7 @@ __all__ = [
     "load_table",
     "pack_folder",
     "peek",
+    "rewrite",
     "sampling_cost",
     "stream",
     "verify_spec",
@@ -104,6 +108,7 @@ _MODULES = {
     "peeking": ("Peek", "peek"),
     "reading.prefetch": ("Prefetcher",),
     "sampling.bucket_sampler": ("BucketBatchSampler",),
+    "rewriting.rewrite": ("rewrite",),
     "sampling.chunked": ("ChunkedSampler", "ShardListSampler", "ShardedSampler"),
     "sampling.cost": ("SamplingCost", "sampling_cost"),
     "sampling.distributed": ("DistributedChunkedSampler",),

@@ -46,6 +46,7 @@ class ComposableDataset(MapStyleDataset):
     reader: ShardReader
     dataset_name: str
     transformations: list[Transformation]
+    on_error: Any
     _positions: Positions
 
     @property
@@ -235,6 +236,23 @@ class ComposableDataset(MapStyleDataset):
         from wids.views.tuples import ToTuple
 
         return self._with(ToTuple(*fields))
+
+    @property
+    def view_positions(self) -> Positions:
+        """The positions of the samples in all shards, as a range or an ascending or other array."""
+        return self._positions
+
+    def undecoded(self) -> Self:
+        """Return a view of the same samples as they are stored, whose errors are raised.
+
+        Example:
+            >>> dataset.undecoded()[2][".cls"].getvalue()
+            b'2'
+        """
+        view = self._view(self._positions)
+        view.transformations = []
+        view.on_error = None
+        return view
 
     def split(
         self,

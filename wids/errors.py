@@ -11,6 +11,7 @@
     ├── UploadError         (OSError)            a URL that could not be written
     ├── StateError          (ValueError)         a state that does not fit the sampler
     ├── PackError           (ValueError)         files that cannot become samples as they are
+    ├── RewriteError        (ValueError)         samples that cannot be written into new shards
     ├── TableError          (ValueError)         a column that cannot be made, a stale table
     └── SampleError         (ValueError)         one sample; names shard, key, field and index
         ├── DecodeError                          a field that is not what its extension says
@@ -86,6 +87,10 @@ class StateError(WidsError, ValueError):
 
 class PackError(WidsError, ValueError):
     """A folder whose files cannot become the samples of shards as they are."""
+
+
+class RewriteError(WidsError, ValueError):
+    """Samples that cannot be written into new shards as asked."""
 
 
 class TableError(WidsError, ValueError):

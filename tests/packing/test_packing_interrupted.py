@@ -17,7 +17,7 @@ from faults import failing_calls, interrupted
 from trees import contents, make_tree
 
 from wids import pack_folder, verify_spec
-from wids.packing import run
+from wids.packing import folder as packing
 
 PACKAGES = ("packing", "writing", "files", "tars", "specs")
 
@@ -160,7 +160,7 @@ def test_complete_shards_are_not_written_again(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a failure only what is missing is written, on any executor (PACK-17)."""
-    write = run.write_shard
+    write = packing.write_shard
     written: list[str] = []
     fails = True
 
@@ -170,7 +170,7 @@ def test_complete_shards_are_not_written_again(
         written.append(os.path.basename(task.path))
         return write(task, **options)
 
-    monkeypatch.setattr(run, "write_shard", write_or_fail)
+    monkeypatch.setattr(packing, "write_shard", write_or_fail)
     for number, executor in enumerate((None, ThreadPoolExecutor(1))):
         folder = tmp_path / str(number)
         fails = True
@@ -196,14 +196,14 @@ def interrupted_run(source: Path, folder: Path) -> None:
     """Leave the first shard and the journal."""
 
     def work() -> bool:
-        write = run.write_shard
+        write = packing.write_shard
 
         def write_or_die(task: Any, **options: Any) -> Any:
             if task.path.endswith("1.tar"):
                 os.kill(os.getpid(), signal.SIGKILL)
             return write(task, **options)
 
-        run.write_shard = write_or_die  # type: ignore[assignment]
+        packing.write_shard = write_or_die  # type: ignore[assignment]
         pack(source, folder)
         return True
 

@@ -6,10 +6,9 @@ import doctest
 import importlib.util
 import json
 import pickle
-from collections import Counter
 from itertools import islice
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +21,6 @@ from wids import (
     BucketBatchSampler,
     ChunkedSampler,
     DistributedChunkedSampler,
-    MixedSampler,
     ShardListSampler,
     StateError,
 )
@@ -121,31 +119,6 @@ def test_every_sampler_will_do(kind: Any) -> None:
     assert all(len({BUCKETS[index] for index in batch}) == 1 for batch in batches)
 
 
-def test_mixed_sources() -> None:
-    """Batches of a `MixedSampler` keep its proportions and its ranks equal, also if it repeats."""
-
-    class Two(Lengths):
-        sources: ClassVar = {"a": [[0, 12]], "b": [[12, 20]]}
-
-    def sampler(rank: int) -> BucketBatchSampler:
-        mixed = MixedSampler(
-            Two(12, 8), [3, 1], num_samples=48, num_replicas=2, rank=rank, chunksize=4
-        )
-        return made(sampler=mixed, aligned=True)
-
-    ranks = [list(sampler(rank)) for rank in range(2)]
-
-    assert len(ranks[0]) == len(ranks[1]) == len(sampler(0))
-    drawn = Counter(index < 12 for batches in ranks for batch in batches for index in batch)
-    assert drawn.total() == 48 + sampler(0).num_repeated
-    assert drawn[True] >= 36
-    half = sampler(1)
-    done = list(islice(half, 4))
-    resumed = sampler(1)
-    resumed.load_state_dict(half.state_dict())
-    assert done + list(resumed) == ranks[1]
-
-
 def test_budget_of_tokens() -> None:
     """A callable sets the batch size of each bucket, and gets the caller's integer."""
     lengths = [128, 512, 1024]
@@ -172,7 +145,6 @@ def test_a_rank_with_fewer_batches_repeats_its_own() -> None:
     assert [len(batches) for batches in ranks] == [8, 8]
     assert ranks[0][4:] == ranks[0][:4]
     assert of_rank(0, 2, buckets).num_repeated == 8
-    assert "batch_size=2, al" in repr(of_rank(0, 2, buckets))
     assert "8 batches on each rank, 8 samples repeated, 0 left out" in repr(of_rank(0, 2, buckets))
 
 

@@ -37,7 +37,8 @@ def dataset() -> None:
     mapped: wids.ShardListDataset = data.map(len).to_tuple(".jpg;.png", "cls")
     data.on_error = "skip"
     collated: Any = wids.collate([sample])
-    del parts, mapped, collated
+    written: wids.DatasetSpec = wids.rewrite(view, "new-%06d.tar", maxcount=3, map=len)
+    del parts, mapped, collated, written
     del both, table, filtered, chosen, keys, joined, sample, batch, lengths, same, loader
 
 

@@ -7,18 +7,22 @@ what to do in which order; how each step is done is up to the other modules.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
+from wids.errors import PackError
 from wids.files.sizes import parse_nbytes
-from wids.packing.output import IfExists, Output
+from wids.packing.listing import is_inside
 from wids.packing.plan import Plan, plan_folder
 from wids.packing.report import PackReport
-from wids.packing.run import write_dataset
+from wids.packing.shard_file import write_shard
 from wids.packing.shard_tasks import ShardTask, cut, make_task, ordered
 from wids.tars.names import KeySplit
+from wids.writing.output import IfExists, Output
+from wids.writing.task_run import run_tasks
 
 
 def pack_folder(
@@ -114,8 +118,21 @@ class PackJob:
 
     def run(self, *, executor: Executor | None, progress: bool | None = None) -> PackReport:
         """Write the dataset, or what is missing of it."""
-        return write_dataset(
-            self.plan, self.tasks, self.output, executor=executor, progress=progress
+        plan = self.plan
+        extras = {"classes": list(plan.classes)} if plan.classes else {}
+        spec = run_tasks(
+            *(self.tasks, self.output, write_shard),
+            extras=extras,
+            executor=executor,
+            progress=progress,
+        )
+        counts = Counter(field for sample in plan.samples for field, _ in sample.members)
+        return PackReport(
+            self.output.prefix + ".json",
+            spec,
+            dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
+            plan.skipped,
+            (*plan.remarks, *_remarks_of_leftovers(self.tasks, self.output)),
         )
 
 
@@ -139,12 +156,28 @@ def prepare_job(
             f"expected a maxcount and a maxsize of at least 1, found {maxcount} and {maxsize}"
         )
     plan = plan_folder(folder, classes=classes, key_split=key_split)
-    target = Output.parse(
-        output, plan.root, name=name, if_exists=if_exists, storage_options=storage_options
+    target = Output.for_prefix(
+        output, "packing", name=name, if_exists=if_exists, storage_options=storage_options
     )
+    if target.is_local and is_inside(target.names.folder, plan.root):
+        raise PackError(
+            f"{os.fspath(output)}: expected an output outside the folder that is packed, found one "
+            f"in {plan.root}; the shards would be packed the next time"
+        )
     shards = cut(ordered(plan.samples, seed), maxcount, limit)
     tasks = [
         make_task(target.names.path(number), plan.root, samples, nbytes)
         for number, (samples, nbytes) in enumerate(shards)
     ]
     return PackJob(plan, tasks, target)
+
+
+def _remarks_of_leftovers(tasks: list[ShardTask], output: Output) -> list[str]:
+    """Return a remark on shards of an earlier dataset that was replaced by a smaller one."""
+    written = {task.path for task in tasks}
+    others = [path for path in output.existing_shards() if path not in written]
+    if not others:
+        return []
+    first = os.path.basename(others[0])
+    count = "1 shard" if len(others) == 1 else f"{len(others):,} shards"
+    return [f"{count} of an earlier dataset, from {first} on, not in the spec: move them away"]

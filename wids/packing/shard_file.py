@@ -18,16 +18,14 @@ import numpy as np
 
 from wids.errors import FetchError, local_error
 from wids.files.checksums import fastest_crc32
-from wids.files.digests import file_digest
 from wids.packing.listing import ListedFile
 from wids.packing.samples import Sample
 from wids.packing.shard_tasks import ShardTask, nbytes_of
 from wids.tars.archive import BLOCK_NBYTES, TarMembers
-from wids.tars.index import ShardIndex, TarIdentity, build_index
-from wids.tars.index_file import dump
+from wids.tars.index import ShardIndex, build_index
 from wids.tars.names import to_bytes
-from wids.transport import urls
 from wids.writing.describe import ShardRecord
+from wids.writing.new_shard import published_once, record_of
 from wids.writing.tar_writer import TarWriter
 
 _PIECE_NBYTES: Final = 1 << 20
@@ -62,31 +60,10 @@ def write_shard(
         writer = _TarOfFiles(
             task.path, thread, advance, is_new=is_new, storage_options=storage_options
         )
-        try:
-            with writer:
-                for sample in task.samples:
-                    writer.append_files(task.root, sample)
-        except FileExistsError:
-            if not _is_same_file(writer, task.path, storage_options):
-                raise
-    # There always is an index for a path.
-    blob = b"" if writer.index is None else dump(writer.index, TarIdentity(writer.nbytes))
-    mtime_ns = os.stat(task.path).st_mtime_ns if urls.is_local(task.path) else None
-    return ShardRecord(
-        *(task.path, "first", mtime_ns, writer.num_samples),
-        *(writer.nbytes, writer.sha256, blob, task.source),
-    )
-
-
-def _is_same_file(writer: TarWriter, url: str, storage_options: Mapping[str, Any] | None) -> bool:
-    """Whether a file, local or remote, has the bytes that were written."""
-    from wids.transport import fetch
-
-    try:
-        with fetch.downloaded(fetch.Fetcher(storage_options), url) as path:
-            return bool(writer.sha256) and file_digest(path, "sha256") == writer.sha256
-    except OSError:
-        return False
+        with published_once(writer, task.path, storage_options):
+            for sample in task.samples:
+                writer.append_files(task.root, sample)
+    return record_of(writer, task.path, task.source)
 
 
 class _TarOfFiles(TarWriter):

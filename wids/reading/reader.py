@@ -264,6 +264,11 @@ class ShardReader:
         self.pool.drop(number, shard)
         return True
 
+    @property
+    def fields(self) -> frozenset[str] | None:
+        """The only fields that samples have; None for all."""
+        return self._options.fields
+
     # The cache, and other readers.
 
     def limits(self, lengths: Sequence[int]) -> Limits:

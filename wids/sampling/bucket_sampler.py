@@ -62,7 +62,7 @@ class BucketBatchSampler(EpochSampler[list[int]]):
     (of all ranks together).
 
     Args:
-        sampler: Any sampler of this package, for example a `DistributedChunkedSampler`, which
+        sampler: A `ChunkedSampler`, `ShardListSampler` or `DistributedChunkedSampler`. The latter
             with ``even=False`` repeats and leaves out nothing of its own.
         buckets: One integer for each sample of the dataset: array, list, Arrow array, or Series.
         batch_size: Samples in a batch; or a callable that returns it for a bucket, for example for
@@ -184,11 +184,9 @@ class BucketBatchSampler(EpochSampler[list[int]]):
         return self._epochs_made[key]
 
     def __repr__(self) -> str:
-        sizes = sorted(set(self._buckets.sizes.tolist()))
-        shown = " to ".join(str(size) for size in sizes[:1] + sizes[1:][-1:])
         about = (
             f"{type(self).__name__}({type(self.sampler).__name__}, {len(self._buckets.names)} "
-            f"buckets of {self.sampler.dataset_length} samples, batch_size={shown or None}, "
+            f"buckets of {self.sampler.dataset_length} samples, batch_size={self.batch_size!r}, "
             f"aligned={self.aligned}, drop_last={self.drop_last})"
         )
         if self.sampler.dataset_length > _MOST_COUNTED:

@@ -95,13 +95,15 @@ class ShardNames:
 
     def existing_numbers(self, start: int = 0, storage_options: upload.Options = None) -> set[int]:
         """Return the numbers from ``start`` on under which something exists."""
+        numbers = map(self.number_of, upload.file_names(self.folder, storage_options))
+        return {number for number in numbers if number is not None and number >= start}
+
+    def number_of(self, name: str) -> int | None:
+        """Return the number of the shard that has a file name; None for another file."""
         head, width, tail = re.split(f"({_NUMBER})", self.file_name)
-        form = re.compile(re.escape(head) + r"(\d+)" + re.escape(tail))
-        names = upload.file_names(self.folder, storage_options)
-        matches = map(form.fullmatch, names)
+        match = re.fullmatch(re.escape(head) + r"(\d+)" + re.escape(tail), name)
         # "%06d" names shard 7 000007, so a-7.tar is not one of these shards.
-        numbers = {int(m[1]) for m in matches if m and width % int(m[1]) == m[1]}
-        return {number for number in numbers if number >= start}
+        return int(match[1]) if match and width % int(match[1]) == match[1] else None
 
 
 def pack_path(spec_path: str) -> str:

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from wids.errors import PackError
-from wids.packing.listing import is_inside
 from wids.transport import upload, urls
 from wids.writing.shard_names import ShardNames, pack_path
 from wids.writing.tar_writer import check_target
@@ -27,6 +25,7 @@ class Output:
         names: Names of the shards.
         prefix: The beginning of all names, as the caller wrote it: ``out/train``.
         name: Name of the dataset.
+        work: What is done, ``"packing"``: the ending of the journal.
         if_exists: What to do with what exists.
         storage_options: For the server of a URL.
     """
@@ -34,14 +33,15 @@ class Output:
     names: ShardNames
     prefix: str
     name: str
-    if_exists: IfExists
+    work: str
+    if_exists: IfExists = "error"
     storage_options: Mapping[str, Any] | None = None
 
     @classmethod
-    def parse(
+    def for_prefix(
         cls,
         output: str | os.PathLike[str],
-        root: str,
+        work: str,
         *,
         name: str | None = None,
         if_exists: IfExists = "error",
@@ -51,22 +51,20 @@ class Output:
 
         Args:
             output: ``out/train``, or ``out/train.json``, or a URL.
-            root: The folder that is packed.
+            work: What is done.
             name: Name of the dataset; None for the last part of ``output``.
             if_exists: What to do with what exists.
             storage_options: For the server of a URL.
 
         Raises:
             ValueError: It is a folder, or a URL that cannot be written, or an argument is invalid.
-            PackError: It is in the folder that is packed.
         """
         if if_exists not in get_args(IfExists):
             raise ValueError(f'if_exists: expected "error" or "replace", found {if_exists!r}')
         text = os.fspath(output)
         check_target(text, None)
         prefix = text.removesuffix(".json")
-        is_local = upload.is_local(text)
-        if is_local:
+        if upload.is_local(text):
             prefix = os.path.expanduser(prefix)
         last = os.path.basename(prefix)
         if not last or last in (".", "..") or "%" in last or last.endswith(".tar"):
@@ -75,12 +73,30 @@ class Output:
                 f"out/train-000000.tar and out/train.json, found {urls.redact(text)!r}"
             )
         names = ShardNames.from_pattern(prefix + "-%06d.tar")
-        if is_local and is_inside(names.folder, root):
-            raise PackError(
-                f"{text}: expected an output outside the folder that is packed, found one in "
-                f"{root}; the shards would be packed the next time"
-            )
-        return cls(names, prefix, last if name is None else name, if_exists, storage_options)
+        return cls(names, prefix, last if name is None else name, work, if_exists, storage_options)
+
+    @classmethod
+    def for_pattern(
+        cls,
+        pattern: str | os.PathLike[str],
+        work: str,
+        *,
+        name: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Output:
+        """Return the output for the pattern of its shards, such as ``out/train-%06d.tar``.
+
+        Raises:
+            ValueError: It is no pattern, or a URL that cannot be written.
+        """
+        check_target(pattern, None)
+        names = ShardNames.from_pattern(pattern)
+        prefix = names.spec_path(spec=True).removesuffix(".json")
+        last = os.path.basename(prefix)
+        return cls(
+            *(names, prefix, last if name is None else name, work),
+            storage_options=storage_options,
+        )
 
     @property
     def is_local(self) -> bool:
@@ -101,7 +117,7 @@ class Output:
     def journal_path(self) -> str:
         """Absolute path of the journal of an unfinished run; of a URL, in the current folder."""
         prefix = self.prefix if self.is_local else os.path.basename(self.prefix)
-        return os.path.abspath(prefix + ".packing")
+        return os.path.abspath(f"{prefix}.{self.work}")
 
     def existing_shards(self) -> list[str]:
         """Return the paths of all shards that exist under names of the output."""

@@ -9,21 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, wait
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final, Protocol
 
 from wids.errors import SpecError
 from wids.files import abandoned
 from wids.files.progress import Bar
-from wids.packing.output import Output, already_exists
-from wids.packing.plan import Plan
-from wids.packing.report import PackReport
-from wids.packing.shard_file import write_shard
-from wids.packing.shard_tasks import ShardTask
 from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars.names import KeySplit
 from wids.tars.pack import write_pack
@@ -31,6 +25,7 @@ from wids.transport import upload
 from wids.writing.describe import ShardRecord
 from wids.writing.journal import Journal, Task
 from wids.writing.only_writer import only_writer
+from wids.writing.output import Output, already_exists
 
 _KEY_SPLIT: Final[KeySplit] = "first"
 """How readers split the names of members."""
@@ -38,22 +33,66 @@ _POLL_S: Final = 0.5
 """How often progress is read from the lengths of unfinished shards."""
 
 
-def write_dataset(
-    plan: Plan,
-    tasks: list[ShardTask],
+class ShardTask(Protocol):
+    """One shard to write.
+
+    Attributes:
+        path: Its absolute path, or its URL.
+        nbytes: About its length in bytes.
+        source: Digest of what it is made from.
+    """
+
+    @property
+    def path(self) -> str: ...  # noqa: D102 - above
+    @property
+    def nbytes(self) -> int: ...  # noqa: D102
+    @property
+    def source(self) -> str: ...  # noqa: D102
+
+
+class WriteShard(Protocol):
+    """Writes a shard, on the workers of an executor."""
+
+    def __call__(
+        self,
+        task: Any,
+        *,
+        is_new: bool,
+        storage_options: Mapping[str, Any] | None,
+        advance: Callable[[int], object] | None = None,
+    ) -> ShardRecord:
+        """Write a shard and return its description; that of no samples if it was left out."""
+
+
+def run_tasks(
+    tasks: Sequence[ShardTask],
     output: Output,
+    write: WriteShard,
     *,
+    extras: Mapping[str, Any] | None = None,
     executor: Executor | None = None,
     progress: bool | None = None,
-) -> PackReport:
-    """Write the shards that are missing, then the pack and the spec; see `wids.pack_folder`."""
+) -> DatasetSpec:
+    """Write the shards that are missing, then the pack and the spec.
+
+    Args:
+        tasks: The shards.
+        output: Where they are written.
+        write: Writes one of them.
+        extras: Further entries of the spec.
+        executor: Where to write; None for this thread.
+        progress: Whether to show a progress bar.
+
+    Raises:
+        FileExistsError: The output exists, or the journal is of other tasks.
+    """
     if output.is_local:
         os.makedirs(output.names.folder, exist_ok=True)
     with only_writer(output.names), Journal(output.journal_path) as log:
         try:
             _begin(tasks, log, output)
-            _write_all(tasks, log, executor, progress, output)
-            spec = _publish(plan, tasks, log, output)
+            _write_all(tasks, write, log, executor, progress, output)
+            spec = _publish(tasks, extras or {}, log, output)
         except BaseException:
             # What fails before the first shard, such as a file that is locked, leaves nothing.
             with suppress(OSError):
@@ -62,17 +101,10 @@ def write_dataset(
             raise
         # Last of all: until the spec is saved, it is what an interrupted run resumes from.
         os.unlink(output.journal_path)
-    counts = Counter(field for sample in plan.samples for field, _ in sample.members)
-    return PackReport(
-        output.prefix + ".json",
-        spec,
-        dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
-        plan.skipped,
-        (*plan.remarks, *_remarks_of_leftovers(tasks, output)),
-    )
+    return spec
 
 
-def _begin(tasks: list[ShardTask], log: Journal, output: Output) -> None:
+def _begin(tasks: Sequence[ShardTask], log: Journal, output: Output) -> None:
     """Note in the journal what it is a journal of, before the first shard.
 
     Raises:
@@ -94,7 +126,8 @@ def _begin(tasks: list[ShardTask], log: Journal, output: Output) -> None:
 
 
 def _write_all(
-    tasks: list[ShardTask],
+    tasks: Sequence[ShardTask],
+    write_shard: WriteShard,
     log: Journal,
     executor: Executor | None,
     progress: bool | None,
@@ -107,7 +140,7 @@ def _write_all(
         is_new=output.if_exists == "error",
         storage_options=output.storage_options,
     )
-    with Bar("packing", sum(task.nbytes for task in tasks), "B", wanted=progress) as bar:
+    with Bar(output.work, sum(task.nbytes for task in tasks), "B", wanted=progress) as bar:
         done = (bar.total or 0) - sum(task.nbytes for task in missing)
         if executor is not None:
             _write_on(executor, write, missing, log, bar, done)
@@ -117,17 +150,24 @@ def _write_all(
             done += task.nbytes
 
 
-def _missing(tasks: list[ShardTask], log: Journal, output: Output) -> list[ShardTask]:
+def _missing(tasks: Sequence[ShardTask], log: Journal, output: Output) -> list[ShardTask]:
     """Return the shards that are not in the journal, or were made from something else."""
     # The journal compares the times of local shards only.
     existing = None if output.is_local else set(output.existing_shards())
-    return [
-        task
-        for task in tasks
-        if (task.path, _KEY_SPLIT) not in log
-        or log.record((task.path, _KEY_SPLIT)).source != task.source
-        or not (existing is None or task.path in existing)
-    ]
+    missing = []
+    for task in tasks:
+        record = _record(log, task)
+        is_there = record is not None and (
+            not record.num_samples or existing is None or task.path in existing
+        )
+        if record is None or record.source != task.source or not is_there:
+            missing.append(task)
+    return missing
+
+
+def _record(log: Journal, task: ShardTask) -> ShardRecord | None:
+    place: Task = (task.path, _KEY_SPLIT)
+    return log.record(place) if place in log else None
 
 
 def _advance(bar: Bar, done: int, nbytes: int) -> None:
@@ -136,7 +176,7 @@ def _advance(bar: Bar, done: int, nbytes: int) -> None:
 
 def _write_on(
     executor: Executor,
-    write: Callable[[ShardTask], ShardRecord],
+    write: Callable[..., ShardRecord],
     tasks: list[ShardTask],
     log: Journal,
     bar: Bar,
@@ -162,19 +202,22 @@ def _unfinished_nbytes(path: str) -> int:
     return sum(nbytes for _, nbytes, _ in abandoned.temporary_files(path))
 
 
-def _publish(plan: Plan, tasks: list[ShardTask], log: Journal, output: Output) -> DatasetSpec:
+def _publish(
+    tasks: Sequence[ShardTask], extras: Mapping[str, Any], log: Journal, output: Output
+) -> DatasetSpec:
     records = [log.record((task.path, _KEY_SPLIT)) for task in tasks]
+    records = [record for record in records if record.num_samples]
     spec = DatasetSpec(
         tuple(ShardSpec(r.url, r.num_samples, r.nbytes, sha256=r.sha256) for r in records),
         output.name,
         output.pack_path,
-        {"classes": list(plan.classes)} if plan.classes else {},
+        extras,
     )
     options = output.storage_options
     if output.if_exists == "error" and upload.exists(output.spec_path, options):
         _check_same_spec(spec, output)
     with upload.publishing(output.pack_path, storage_options=options) as file:
-        write_pack(file, log.indexes((task.path, _KEY_SPLIT) for task in tasks))
+        write_pack(file, log.indexes((record.url, _KEY_SPLIT) for record in records))
     spec.save(output.spec_path, storage_options=options)
     return spec
 
@@ -190,14 +233,3 @@ def _check_same_spec(spec: DatasetSpec, output: Output) -> None:
         raise already_exists(output.spec_path) from None
     if (found.name, found.shards) != (spec.name, spec.shards):
         raise already_exists(output.spec_path)
-
-
-def _remarks_of_leftovers(tasks: list[ShardTask], output: Output) -> list[str]:
-    """Return a remark on shards of an earlier dataset that was replaced by a smaller one."""
-    written = {task.path for task in tasks}
-    others = [path for path in output.existing_shards() if path not in written]
-    if not others:
-        return []
-    first = os.path.basename(others[0])
-    count = "1 shard" if len(others) == 1 else f"{len(others):,} shards"
-    return [f"{count} of an earlier dataset, from {first} on, not in the spec: move them away"]

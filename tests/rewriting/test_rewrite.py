@@ -1,0 +1,269 @@
+"""`rewrite`: any view becomes shards of its samples in its order, byte for byte."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import raises, write_shards, write_tar
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import wids
+from wids import RewriteError, ShardListDataset, rewriting
+from wids.rewriting import rewrite as module
+
+
+def members(folder: Path, name: str = "new") -> list[list[tuple[str, bytes]]]:
+    """Read the members of all shards of a written dataset with the standard library."""
+    shards = []
+    for entry in json.loads((folder / f"{name}.json").read_text())["shardlist"]:
+        with tarfile.open(folder / entry["url"]) as archive:
+            shards.append([(m.name, archive.extractfile(m).read()) for m in archive])  # type: ignore[union-attr]
+    return shards
+
+
+def numbers(shards: list[list[tuple[str, bytes]]]) -> list[list[int]]:
+    return [[int(n[1:6]) for n, _ in shard if n.endswith(".txt")] for shard in shards]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 6), min_size=1, max_size=4).filter(any),
+    seed=st.integers(0, 99),
+    share=st.floats(0.1, 1),
+    maxcount=st.integers(1, 8),
+)
+def test_any_view_is_written_in_its_order(
+    tmp_path_factory: pytest.TempPathFactory,
+    lengths: list[int],
+    seed: int,
+    share: float,
+    maxcount: int,
+) -> None:
+    """Sorted, shuffled or filtered: plain Python over the same tars finds the same (REWRITE-1)."""
+    folder = tmp_path_factory.mktemp("rewrite")
+    spec = write_shards(folder, lengths)
+    order = list(range(sum(lengths)))
+    random.Random(seed).shuffle(order)
+    order = order[: max(1, round(share * len(order)))]
+    with ShardListDataset(spec) as dataset:
+        written = wids.rewrite(dataset[order], folder / "out" / "new-%06d.tar", maxcount=maxcount)
+
+    shards = members(folder / "out")
+    assert numbers(shards) == [order[at : at + maxcount] for at in range(0, len(order), maxcount)]
+    for shard in shards:
+        for name, data in shard:
+            number = int(name[1:6])
+            expected = f"text {number}" if name.endswith(".txt") else str(number % 10)
+            assert data == expected.encode()
+    assert wids.verify_spec(folder / "out" / "new.json") == []
+    with ShardListDataset(folder / "out" / "new.json") as dataset:
+        assert [sample["__key__"] for sample in dataset] == [f"s{n:05d}" for n in order]
+        assert dataset.spec.shards == written.shards
+
+
+def test_concatenated_and_cut_by_size(tmp_path: Path) -> None:
+    """Two datasets become one, in shards of at most the length that was asked for (REWRITE-2)."""
+    for name, start in (("a", 0), ("b", 50)):
+        (tmp_path / name).mkdir()
+        path = tmp_path / name / "x.tar"
+        write_tar(path, [(f"s{n:05d}.txt", bytes(1000)) for n in range(start, start + 50)])
+    with ShardListDataset([tmp_path / "a" / "x.tar", tmp_path / "b" / "x.tar"]) as dataset:
+        spec = wids.rewrite(dataset, tmp_path / "new-%06d.tar", maxsize=40_960, name="both")
+    assert [number for shard in numbers(members(tmp_path)) for number in shard] == list(range(100))
+    assert all((shard.nbytes or 0) <= 40_960 for shard in spec.shards)
+    assert len(spec.shards) == 5, "25 samples of 1536 bytes and the end"
+    assert json.loads((tmp_path / "new.json").read_text())["name"] == "both"
+
+
+def test_only_some_fields(tmp_path: Path) -> None:
+    """A dataset of some fields is written with these fields."""
+    with ShardListDataset(write_shards(tmp_path, [3]), fields=["cls"]) as dataset:
+        wids.rewrite(dataset, tmp_path / "new-%06d.tar")
+    assert [name for name, _ in members(tmp_path)[0]] == [f"s{n:05d}.cls" for n in range(3)]
+
+
+def split(sample: dict[str, Any]) -> Any:
+    """Leave out every third sample, double every fourth, and change all others."""
+    index = sample["__index__"]
+    if index % 3 == 0:
+        return None
+    if index % 4 == 0:
+        return [{"__key__": f"{sample['__key__']}{c}", ".txt": sample[".txt"]} for c in "ab"]
+    return {**sample, ".txt": sample[".txt"].upper(), ".json": {"n": index}}
+
+
+def test_a_map_returns_none_one_or_several(tmp_path: Path) -> None:
+    """Limits count what goes in; a shard without samples is left out (REWRITE-3)."""
+    with ShardListDataset(write_shards(tmp_path, [7, 6])) as dataset:
+        spec = wids.rewrite(dataset, tmp_path / "new-%06d.tar", maxcount=1, map=split)
+    found = {name: data for shard in members(tmp_path) for name, data in shard}
+    assert [shard.num_samples for shard in spec.shards] == [1, 1, 2, 1, 1, 2, 1, 1]
+    assert "s00003.txt" not in found
+    assert (found["s00004a.txt"], found["s00004b.txt"]) == (b"text 4", b"text 4")
+    assert (found["s00005.txt"], found["s00005.json"]) == (b"TEXT 5", b'{"n": 5}')
+    assert wids.verify_spec(tmp_path / "new.json") == []
+
+
+def test_maps_that_fail_or_return_something_else(tmp_path: Path) -> None:
+    """The sample is named; others go on if the dataset's ``on_error`` says so (REWRITE-4)."""
+
+    def picky(sample: dict[str, Any]) -> Any:
+        return {**sample, ".cls": 1 // (sample["__index__"] - 2)}
+
+    with ShardListDataset(write_shards(tmp_path, [5])) as dataset:
+        with raises(wids.TransformError, '"s00002" (index 2)', "ZeroDivisionError"):
+            wids.rewrite(dataset, tmp_path / "a" / "new-%06d.tar", map=picky)
+        assert os.listdir(tmp_path / "a") == []
+        with raises(RewriteError, "expected a map to return a sample", "found int 3"):
+            wids.rewrite(dataset, tmp_path / "b" / "new-%06d.tar", map=lambda _: 3)
+        with raises(RewriteError, '"__key__"', "keep the key"):
+            wids.rewrite(dataset, tmp_path / "c" / "new-%06d.tar", map=lambda _: {".txt": "x"})
+        with raises(RewriteError, 'key "k"', "(index 0)", "(index 1)"):
+            wids.rewrite(
+                dataset, tmp_path / "d" / "new-%06d.tar", map=lambda s: {**s, "__key__": "k"}
+            )
+        dataset.on_error = "skip"
+        with pytest.warns(UserWarning, match="left out"):
+            wids.rewrite(dataset, tmp_path / "e" / "new-%06d.tar", map=picky)
+    assert numbers(members(tmp_path / "e")) == [[0, 1, 3, 4]]
+
+
+def test_repeated_keys_are_an_error_unless_renamed(tmp_path: Path) -> None:
+    """Two samples of a key in one shard would become one; the plan names both (REWRITE-5)."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        write_shards(tmp_path / name, [4])
+    specs = [tmp_path / name / "train.json" for name in "ab"]
+    with ShardListDataset(specs) as dataset:
+        with raises(
+            RewriteError, 'key "s00000"', "a/train-000000.tar (index 0)", "(index 4)", "rename="
+        ):
+            wids.rewrite(dataset, tmp_path / "out" / "new-%06d.tar")
+        assert not (tmp_path / "out").exists()
+
+        def renamed(labels: dict[str, Any]) -> str:
+            return f"{labels['__index__'] // 4}/{labels['__key__']}"
+
+        wids.rewrite(dataset, tmp_path / "out" / "new-%06d.tar", rename=renamed)
+        with ShardListDataset(tmp_path / "out" / "new.json") as new:
+            assert list(new.keys()) == [f"{i}/s{n:05d}" for i in (0, 1) for n in range(4)]
+        # In different shards the same keys are no error.
+        wids.rewrite(dataset, tmp_path / "two" / "new-%06d.tar", maxcount=4)
+        with raises(RewriteError, 'key "x"'):
+            wids.rewrite(dataset, tmp_path / "x" / "new-%06d.tar", rename=lambda _: "x")
+
+
+def test_the_input_and_other_datasets_are_safe(tmp_path: Path) -> None:
+    """The output is not the input, and an existing dataset is not overwritten (REWRITE-6)."""
+    spec = write_shards(tmp_path, [3, 3])
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with ShardListDataset(spec) as dataset:
+        with raises(RewriteError, "expected another output than the input"):
+            wids.rewrite(dataset, tmp_path / "train-%06d.tar")
+        wids.rewrite(dataset, tmp_path / "new-%06d.tar")
+        with raises(FileExistsError, "already exists"):
+            wids.rewrite(dataset[:2], tmp_path / "new-%06d.tar")
+        with raises(ValueError, "maxcount"):
+            wids.rewrite(dataset, tmp_path / "other-%06d.tar", maxcount=0)
+        with raises(ValueError, "pattern: expected"):
+            wids.rewrite(dataset, tmp_path / "other.tar")
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize("pool", [ThreadPoolExecutor, ProcessPoolExecutor])
+def test_executors_write_the_same_bytes(tmp_path: Path, pool: Any) -> None:
+    """Each shard is a task of its own, on any executor (REWRITE-7)."""
+    with ShardListDataset(write_shards(tmp_path, [9, 8, 7])) as dataset:
+        view = dataset[::-1]
+        wids.rewrite(view, tmp_path / "one" / "new-%06d.tar", maxcount=5)
+        with pool(2) as executor:
+            wids.rewrite(view, tmp_path / "two" / "new-%06d.tar", maxcount=5, executor=executor)
+    names = sorted(os.listdir(tmp_path / "one"))
+    assert names == sorted(os.listdir(tmp_path / "two"))
+    assert len(names) == 7
+    for name in names:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+PROGRAM = """
+import sys, time, wids
+def slow(sample):
+    time.sleep(0.01)
+    return sample
+dataset = wids.ShardListDataset(sys.argv[1], transformations=[])
+wids.rewrite(dataset[::-1], sys.argv[2], maxcount=10, map=slow)
+"""
+
+
+def test_killed_at_any_point_and_resumed(tmp_path: Path) -> None:
+    """Complete shards are not written again, and the bytes are those of one run (REWRITE-8)."""
+    spec = write_shards(tmp_path, [40, 41])
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+
+    def start(out: str) -> subprocess.Popen[bytes]:
+        pattern = str(tmp_path / out / "new-%06d.tar")
+        return subprocess.Popen([sys.executable, str(program), str(spec), pattern])
+
+    with start("whole") as job:
+        assert job.wait(60) == 0
+    folder = tmp_path / "killed"
+    kept: dict[str, int] = {}
+    for count in (1, 3, 6):
+        with start("killed") as job:
+            until_s = time.monotonic() + 60
+            while time.monotonic() < until_s and job.poll() is None:
+                done = list(folder.glob("new-*.tar")) if folder.exists() else []
+                if len(done) >= count:
+                    job.send_signal(signal.SIGKILL)
+                time.sleep(0.005)
+        assert not (folder / "new.json").exists()
+        for name, mtime_ns in kept.items():
+            assert (folder / name).stat().st_mtime_ns == mtime_ns
+        # The last one may have been published and not noted: it is written again, the same.
+        journaled = sorted(path.name for path in folder.glob("new-*.tar"))[:-1]
+        kept = {name: (folder / name).stat().st_mtime_ns for name in journaled}
+    with start("killed") as job:
+        assert job.wait(60) == 0
+    whole = tmp_path / "whole"
+    assert sorted(os.listdir(folder)) == sorted(os.listdir(whole))
+    for path in whole.iterdir():
+        assert (folder / path.name).read_bytes() == path.read_bytes()
+
+
+def test_another_view_does_not_resume(tmp_path: Path) -> None:
+    """An interrupted run of other samples is refused, until ``resume=False`` (REWRITE-8)."""
+
+    def failing(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__index__"] == 5:
+            raise KeyboardInterrupt
+        return sample
+
+    pattern = tmp_path / "out" / "new-%06d.tar"
+    with ShardListDataset(write_shards(tmp_path, [9])) as dataset:
+        with pytest.raises(KeyboardInterrupt):
+            wids.rewrite(dataset, pattern, maxcount=2, map=failing)
+        with raises(FileExistsError, "interrupted run"):
+            wids.rewrite(dataset[::-1], pattern, maxcount=2)
+        wids.rewrite(dataset[::-1], pattern, maxcount=2, resume=False)
+    assert numbers(members(tmp_path / "out")) == [[8, 7], [6, 5], [4, 3], [2, 1], [0]]
+
+
+def test_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example of the docstring."""
+    monkeypatch.chdir(tmp_path)
+    assert doctest.testmod(module).failed == 0
+    assert rewriting.__doc__

@@ -1,0 +1,175 @@
+"""A view and limits → the samples of each output shard, by the indexes of its shards alone.
+
+A pure function of keys and lengths: the same view and limits cut the same shards. No member is
+read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from wids.errors import RewriteError
+from wids.reading.reader import ShardReader
+from wids.tars.archive import BLOCK_NBYTES
+from wids.tars.index import ShardIndex
+from wids.tars.key_hashes import Hashes, key_hashes, text_hashes
+from wids.tars.names import to_bytes
+from wids.transport import urls
+from wids.writing.tar_writer import finished_nbytes
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+Rename: TypeAlias = Callable[[dict[str, Any]], str]
+"""Returns the new key of a sample, from its labels: ``__key__``, ``__index__``, ``__shard__``,
+``__shardindex__`` and ``__dataset__``."""
+
+_LONG_KEY_NBYTES: Final = 60
+"""Keys from here on may need three more blocks of headers for each member."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The samples of one output shard.
+
+    Attributes:
+        start, stop: Its samples, as indices of the view.
+        nbytes: Its length in bytes, or a little more.
+    """
+
+    start: int
+    stop: int
+    nbytes: int
+
+
+def plan_shards(
+    reader: ShardReader,
+    positions: IntArray,
+    *,
+    maxcount: int,
+    maxsize: int | None,
+    rename: Rename | None,
+    checks_keys: bool = True,
+) -> list[Cut]:
+    """Return the output shards, in order.
+
+    Args:
+        reader: The shards of the dataset.
+        positions: The samples, in the order in which they are written.
+        maxcount: Maximum number of samples in a shard.
+        maxsize: Maximum length of a shard in bytes, unless a single sample is larger; None for any.
+        rename: Returns the new key of a sample, from its labels; None to keep the keys.
+        checks_keys: Whether the keys of a shard have to differ already.
+
+    Raises:
+        RewriteError: Two samples of one output shard have the same key, and would become one.
+        FetchError: A shard has no index, and cannot be fetched.
+    """
+    nbytes, hashes = _columns(reader, positions)
+    cuts = list(_cuts(nbytes, maxcount, maxsize))
+    if not checks_keys:
+        return cuts
+    if rename is not None:
+        hashes = _renamed_hashes(reader, positions, rename)
+    for cut in cuts:
+        places = slice(cut.start, cut.stop)
+        _check_distinct(reader, positions[places], hashes[places], rename)
+    return cuts
+
+
+def label(reader: ShardReader, position: int) -> dict[str, Any]:
+    """Return the key of a sample, and where it is, without reading it."""
+    number, local_index = reader.locate(position)
+    shard = reader.shards[number]
+    return {
+        "__key__": _index(reader, number).key(local_index),
+        "__index__": position,
+        "__shard__": shard.url,
+        "__shardindex__": local_index,
+        "__dataset__": shard.dataset or "",
+    }
+
+
+def _columns(reader: ShardReader, positions: IntArray) -> tuple[IntArray, Hashes]:
+    """Return the length of each sample in a tar, in bytes, and the hash of its key."""
+    nbytes, hashes = np.empty(len(positions), np.int64), np.empty(len(positions), np.uint64)
+    order = np.argsort(positions, kind="stable")
+    edges = np.searchsorted(positions[order], reader.edges)
+    for number in np.flatnonzero(np.diff(edges)).tolist():
+        places = order[edges[number] : edges[number + 1]]
+        index = _index(reader, number)
+        local = positions[places] - reader.starts[number]
+        nbytes[places] = _tar_nbytes(index)[local]
+        hashes[places] = key_hashes(index)[local]
+    return nbytes, hashes
+
+
+def _index(reader: ShardReader, number: int) -> ShardIndex:
+    index = reader.index(number)
+    if index is None:  # all of its bytes are needed later, so they are fetched now
+        index = reader.open(number, local=True).index
+    return index
+
+
+def _tar_nbytes(index: ShardIndex) -> IntArray:
+    """Return the length of each sample of a shard in a tar, shape ``(num_samples,)``."""
+    if not len(index):
+        return np.empty(0, np.int64)
+    sizes = index.sizes.astype(np.int64)
+    members = BLOCK_NBYTES + sizes + -sizes % BLOCK_NBYTES
+    starts = index.member_starts.astype(np.int64)
+    totals = np.add.reduceat(np.append(members, 0), starts[:-1])
+    is_long = np.diff(index.key_starts.astype(np.int64)) > _LONG_KEY_NBYTES
+    extended: IntArray = totals + is_long * np.diff(starts) * 3 * BLOCK_NBYTES
+    return extended
+
+
+def _cuts(nbytes: IntArray, maxcount: int, maxsize: int | None) -> Iterator[Cut]:
+    sums = np.concatenate(([0], np.cumsum(nbytes)))
+    # What the end of a tar adds to its members.
+    limit = None if maxsize is None else maxsize - finished_nbytes(0)
+    start, length = 0, len(nbytes)
+    while start < length:
+        stop = min(start + maxcount, length)
+        if limit is not None:
+            fitting = int(np.searchsorted(sums, sums[start] + limit, side="right")) - 1
+            stop = max(start + 1, min(stop, fitting))
+        yield Cut(start, stop, finished_nbytes(int(sums[stop] - sums[start])))
+        start = stop
+
+
+def _renamed_hashes(reader: ShardReader, positions: IntArray, rename: Rename) -> Hashes:
+    keys = [to_bytes(rename(label(reader, position))) for position in positions.tolist()]
+    starts = np.cumsum([0, *(len(key) + 1 for key in keys)])
+    return text_hashes(np.frombuffer(b"\0".join(keys) + b"\0", np.uint8), starts)
+
+
+def _check_distinct(
+    reader: ShardReader, positions: IntArray, hashes: Hashes, rename: Rename | None
+) -> None:
+    """Raise RewriteError for two samples of one key."""
+    if len(np.unique(hashes)) == len(hashes):
+        return
+    first: dict[str, dict[str, Any]] = {}
+    # Other keys may have the same hash, so the keys themselves decide.
+    for position in positions.tolist():
+        labels = label(reader, position)
+        key = labels["__key__"] if rename is None else rename(labels)
+        if key in first:
+            raise repeated_key_error(key, first[key], labels)
+        first[key] = labels
+
+
+def repeated_key_error(key: str, one: dict[str, Any], other: dict[str, Any]) -> RewriteError:
+    """Return the error for two samples that would become one."""
+    places = " and ".join(
+        f"{urls.redact(labels['__shard__'])} (index {labels['__index__']})"
+        for labels in (one, other)
+    )
+    return RewriteError(
+        f'key "{key}": expected it once in an output shard, found it in {places}; they would '
+        "become one sample: pass rename=, which returns another key for each"
+    )

@@ -1,0 +1,192 @@
+"""`rewrite`: a dataset or view → new shards in its order, with their spec and pack.
+
+Plans first, from the indexes alone, so that what is wrong is an error before anything is written.
+Then each output shard is a task of its own, on any executor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import replace
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from wids.errors import RewriteError
+from wids.files.sizes import parse_nbytes
+from wids.reading.position_array import IntArray
+from wids.reading.positions import Positions
+from wids.reading.reader import ShardReader
+from wids.rewriting.plan import Rename, plan_shards
+from wids.rewriting.shard import RewriteTask, rewrite_shard
+from wids.specs.model import DatasetSpec
+from wids.transport import urls
+from wids.writing.output import Output
+from wids.writing.task_run import run_tasks
+
+Map: TypeAlias = Callable[[Any], Any]
+"""From a sample to a sample, None or several samples."""
+
+
+class Rewritable(Protocol):
+    """What is asked of a dataset."""
+
+    reader: ShardReader
+    spec: DatasetSpec
+
+    @property
+    def view_positions(self) -> Positions:
+        """The positions of its samples in all shards."""
+
+    def undecoded(self) -> Any:
+        """Return its samples as they are stored."""
+
+    def map(self, function: Map) -> Any:
+        """Return its samples, passed through a function."""
+
+
+def rewrite(
+    dataset: Rewritable,
+    pattern: str | os.PathLike[str],
+    *,
+    maxcount: int | None = None,
+    maxsize: int | str | None = None,
+    map: Map | None = None,  # noqa: A002 - the word for it
+    rename: Rename | None = None,
+    name: str | None = None,
+    executor: Executor | None = None,
+    resume: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+) -> DatasetSpec:
+    """Write the samples of a dataset or view into new shards, in its order.
+
+    ``dataset[order]`` sorts, shuffles or filters, and a list of specs concatenates. Without ``map``
+    fields are copied byte by byte. Each shard appears under its name when it is complete, and the
+    spec last of all. After an interruption, at any point, call it again with the same arguments:
+    complete shards are not written again. The same arguments give the same bytes, on any executor.
+
+    Args:
+        dataset: A `ShardListDataset` or a view.
+        pattern: Path or URL of the shards, with a ``%06d`` for their number. The spec is written
+            beside them, ``train.json`` for ``train-%06d.tar``, and the pack, ``train.index``.
+        maxcount: Maximum number of samples in a shard; None for 100,000.
+        maxsize: Maximum length of a shard, in bytes or as ``"1GB"``, unless a single sample is
+            larger; None for 1 GB if ``maxcount`` is None too, or else any.
+        map: Takes a sample as the dataset returns it; returns a sample, None to leave it out, or
+            several samples. It has to return the same for the same sample. Values that are not
+            bytes are encoded as `ShardWriter` does. With it ``maxcount`` and ``maxsize`` count what
+            goes in, and a shard without samples is left out. The dataset's ``on_error`` decides
+            about samples for which it raises.
+        rename: Takes the labels of a sample (``__key__``, ``__index__``, ``__shard__``,
+            ``__shardindex__``, ``__dataset__``), returns its new key. None to keep the keys.
+        name: Name of the new dataset; None for the stem of its spec.
+        executor: Where to write shards; any `concurrent.futures.Executor` whose workers see the
+            same files. None for this thread.
+        resume: False to start over, and write complete shards of an interrupted run again.
+        storage_options: As for `ShardListDataset`, for a URL.
+        progress: Whether to show a progress bar; None for in terminals and notebooks only.
+
+    Returns:
+        The spec of the new dataset.
+
+    Raises:
+        RewriteError: Two samples of one new shard would have the same key, the output is the input,
+            or a map returns something else.
+        FileExistsError: Another dataset is there already.
+        ValueError: An argument is invalid.
+
+    Example:
+        >>> import wids
+        >>> with wids.TarWriter("letters.tar") as writer:
+        ...     for letter in "abcd":
+        ...         _ = writer.write({"__key__": letter, "txt": letter})
+        >>> dataset = wids.ShardListDataset("letters.tar")
+        >>> spec = wids.rewrite(dataset[[3, 1, 2]], "sorted/letters-%06d.tar", maxcount=2)
+        >>> [shard.num_samples for shard in spec.shards]
+        [2, 1]
+        >>> list(wids.ShardListDataset("sorted/letters.json").keys())
+        ['d', 'b', 'c']
+    """
+    count, limit = _limits(maxcount, maxsize)
+    output = Output.for_pattern(pattern, "rewriting", name=name, storage_options=storage_options)
+    _check_not_input(dataset.spec, output)
+    positions = np.asarray(dataset.view_positions, np.int64)
+    source = dataset.undecoded() if map is None else dataset.map(map)
+    cuts = plan_shards(
+        dataset.reader,
+        positions,
+        maxcount=count,
+        maxsize=limit,
+        # What a map returns has keys of its own, which are compared when they are known.
+        rename=rename,
+        checks_keys=map is None,
+    )
+    settings = (_described(map), _described(rename), sorted(dataset.reader.fields or ()))
+    base = hashlib.blake2b(repr(settings).encode(), digest_size=16)
+    tasks = [
+        RewriteTask(
+            output.names.path(number),
+            source[cut.start : cut.stop],
+            rename,
+            cut.nbytes,
+            _digest(base, dataset.reader, positions[cut.start : cut.stop]),
+        )
+        for number, cut in enumerate(cuts)
+    ]
+    if not resume:
+        output = _starting_over(output)
+    return run_tasks(tasks, output, rewrite_shard, executor=executor, progress=progress)
+
+
+def _limits(maxcount: int | None, maxsize: int | str | None) -> tuple[int, int | None]:
+    limit = parse_nbytes("1GB" if maxsize is None and maxcount is None else maxsize, "maxsize")
+    count = 100_000 if maxcount is None else maxcount
+    if count < 1 or limit == 0:
+        raise ValueError(
+            f"expected a maxcount and a maxsize of at least 1, found {maxcount} and {maxsize}"
+        )
+    return count, limit
+
+
+def _starting_over(output: Output) -> Output:
+    """Return the output that overwrites what an interrupted run has left, if there was one."""
+    try:
+        os.unlink(output.journal_path)
+    except FileNotFoundError:
+        return output
+    return replace(output, if_exists="replace")
+
+
+def _check_not_input(spec: DatasetSpec, output: Output) -> None:
+    """Raise RewriteError if shards of the input could be overwritten."""
+    for shard in spec.shards:
+        folder, _, file_name = shard.url.rpartition("/")
+        if folder == output.names.folder and output.names.number_of(file_name) is not None:
+            raise RewriteError(
+                f"{urls.redact(shard.url)}: expected another output than the input, found its "
+                "names in the pattern; choose another folder or another name"
+            )
+
+
+def _described(function: Callable[..., Any] | None) -> str:
+    """Return what tells a function from another one, as far as its name does."""
+    if function is None:
+        return ""
+    module = getattr(function, "__module__", "")
+    return f"{module}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+
+
+def _digest(base: Any, reader: ShardReader, positions: IntArray) -> str:
+    """Return the digest of what a shard is made from: identities of shards, and positions."""
+    digest = base.copy()
+    numbers = np.unique(np.searchsorted(reader.edges[1:], positions, side="right"))
+    for number in numbers.tolist():
+        shard = reader.shards[number]
+        facts = (number, shard.url, shard.num_samples, shard.nbytes, shard.sha256, shard.md5sum)
+        digest.update(repr(facts).encode("utf-8", "surrogatepass"))
+    digest.update(np.ascontiguousarray(positions, np.int64).tobytes())
+    return str(digest.hexdigest())

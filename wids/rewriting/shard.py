@@ -1,0 +1,135 @@
+"""A part of a view → one new shard, published when it is complete, and its description.
+
+Runs on the workers of an executor. Samples are read a few at a time, in the order in which they are
+written, so that memory does not grow with the shard.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final, Protocol
+
+from wids.errors import RewriteError
+from wids.rewriting.plan import Rename, repeated_key_error
+from wids.writing.describe import ShardRecord
+from wids.writing.new_shard import published_once, record_of
+from wids.writing.tar_writer import TarWriter
+
+_BATCH_NBYTES: Final = 32 << 20
+"""About how many bytes of samples are read at a time."""
+_MAX_BATCH: Final = 1024
+_ADVANCE_EVERY: Final = 256
+"""Samples between two reports of progress."""
+
+
+class Readable(Protocol):
+    """What is asked of a view: its samples."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """Read several samples."""
+
+
+@dataclass(frozen=True)
+class RewriteTask:
+    """One shard to write.
+
+    Attributes:
+        path: Its absolute path, or its URL.
+        samples: The samples. What is read may also be None, or several samples.
+        rename: Returns the new key of a sample; None to keep its key.
+        nbytes: Length of the shard in bytes, or a little more.
+        source: Digest of what it is made from.
+    """
+
+    path: str
+    samples: Readable
+    rename: Rename | None
+    nbytes: int
+    source: str
+
+
+def rewrite_shard(
+    task: RewriteTask,
+    *,
+    is_new: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+    advance: Callable[[int], object] | None = None,
+) -> ShardRecord:
+    """Write a shard and return its description; one without samples is not written.
+
+    Args:
+        task: The shard.
+        is_new: Whether another file of that name is an error; a file of the same bytes, which an
+            interrupted run published, is not.
+        storage_options: As for `ShardListDataset`, for a URL.
+        advance: Called with the number of bytes that were written so far, from time to time.
+
+    Raises:
+        RewriteError: Two samples have the same key, or what a map returned is not a sample.
+        WidsError: A sample cannot be read.
+    """
+    first: dict[str, dict[str, Any]] = {}
+    samples = _renamed(task, first)
+    head = next(samples, None)
+    if head is None:
+        return ShardRecord(task.path, "first", None, 0, 0, None, b"", task.source)
+    writer = TarWriter(task.path, is_new=is_new, storage_options=storage_options)
+    with published_once(writer, task.path, storage_options):
+        for number, sample in enumerate(chain((head,), samples)):
+            writer.write(sample)
+            if advance is not None and not number % _ADVANCE_EVERY:
+                advance(writer.nbytes)
+    return record_of(writer, task.path, task.source)
+
+
+def _renamed(task: RewriteTask, first: dict[str, dict[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the samples of a shard under their new keys, each key once."""
+    for sample in _samples(task):
+        key = sample.get("__key__") if task.rename is None else task.rename(dict(sample))
+        if not isinstance(key, str) or not key:
+            raise RewriteError(
+                f'{task.path}: expected samples with a text under "__key__", found {key!r:.80}; a '
+                "map has to keep the key or return a new one"
+            )
+        labels = {name: value for name, value in sample.items() if name.startswith("__")}
+        if key in first:
+            raise repeated_key_error(key, first[key], labels)
+        first[key] = labels
+        fields = {name: _stored(value) for name, value in sample.items() if name != "__key__"}
+        yield {"__key__": key, **fields}
+
+
+def _samples(task: RewriteTask) -> Iterator[Mapping[str, Any]]:
+    """Yield the samples of a shard, a batch at a time."""
+    length = len(task.samples)
+    mean_nbytes = max(task.nbytes // max(length, 1), 1)
+    width = max(1, min(_MAX_BATCH, _BATCH_NBYTES // mean_nbytes))
+    for start in range(0, length, width):
+        for found in task.samples.__getitems__(list(range(start, min(start + width, length)))):
+            for sample in _listed(found):
+                if not isinstance(sample, Mapping):
+                    raise RewriteError(
+                        f"{task.path}: expected a map to return a sample, None or several samples, "
+                        f"found {type(sample).__name__} {sample!r:.80}"
+                    )
+                yield sample
+
+
+def _listed(found: Any) -> Iterable[Any]:
+    """Return what was read as a list of samples."""
+    if found is None:
+        return ()
+    if isinstance(found, Mapping) or not isinstance(found, Iterable):
+        return (found,)
+    return found
+
+
+def _stored(value: Any) -> Any:
+    """Return the bytes of a field that nobody decoded, and any other value as it is."""
+    return value.getvalue() if isinstance(value, io.BytesIO) else value
