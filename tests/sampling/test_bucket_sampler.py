@@ -145,6 +145,7 @@ def test_a_rank_with_fewer_batches_repeats_its_own() -> None:
     assert [len(batches) for batches in ranks] == [8, 8]
     assert ranks[0][4:] == ranks[0][:4]
     assert of_rank(0, 2, buckets).num_repeated == 8
+    assert "batch_size=2, al" in repr(of_rank(0, 2, buckets))
     assert "8 batches on each rank, 8 samples repeated, 0 left out" in repr(of_rank(0, 2, buckets))
 
 

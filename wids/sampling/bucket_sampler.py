@@ -184,9 +184,11 @@ class BucketBatchSampler(EpochSampler[list[int]]):
         return self._epochs_made[key]
 
     def __repr__(self) -> str:
+        sizes = sorted(set(self._buckets.sizes.tolist()))
+        shown = " to ".join(str(size) for size in sizes[:1] + sizes[1:][-1:])
         about = (
             f"{type(self).__name__}({type(self.sampler).__name__}, {len(self._buckets.names)} "
-            f"buckets of {self.sampler.dataset_length} samples, batch_size={self.batch_size!r}, "
+            f"buckets of {self.sampler.dataset_length} samples, batch_size={shown or None}, "
             f"aligned={self.aligned}, drop_last={self.drop_last})"
         )
         if self.sampler.dataset_length > _MOST_COUNTED:
