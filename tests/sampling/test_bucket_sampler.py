@@ -6,9 +6,10 @@ import doctest
 import importlib.util
 import json
 import pickle
+from collections import Counter
 from itertools import islice
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from wids import (
     BucketBatchSampler,
     ChunkedSampler,
     DistributedChunkedSampler,
+    MixedSampler,
     ShardListSampler,
     StateError,
 )
@@ -117,6 +119,31 @@ def test_every_sampler_will_do(kind: Any) -> None:
 
     assert sorted(index for batch in batches for index in batch) == list(range(20))
     assert all(len({BUCKETS[index] for index in batch}) == 1 for batch in batches)
+
+
+def test_mixed_sources() -> None:
+    """Batches of a `MixedSampler` keep its proportions and its ranks equal, also if it repeats."""
+
+    class Two(Lengths):
+        sources: ClassVar = {"a": [[0, 12]], "b": [[12, 20]]}
+
+    def sampler(rank: int) -> BucketBatchSampler:
+        mixed = MixedSampler(
+            Two(12, 8), [3, 1], num_samples=48, num_replicas=2, rank=rank, chunksize=4
+        )
+        return made(sampler=mixed, aligned=True)
+
+    ranks = [list(sampler(rank)) for rank in range(2)]
+
+    assert len(ranks[0]) == len(ranks[1]) == len(sampler(0))
+    drawn = Counter(index < 12 for batches in ranks for batch in batches for index in batch)
+    assert drawn.total() == 48 + sampler(0).num_repeated
+    assert drawn[True] >= 36
+    half = sampler(1)
+    done = list(islice(half, 4))
+    resumed = sampler(1)
+    resumed.load_state_dict(half.state_dict())
+    assert done + list(resumed) == ranks[1]
 
 
 def test_budget_of_tokens() -> None:

@@ -62,7 +62,7 @@ class BucketBatchSampler(EpochSampler[list[int]]):
     (of all ranks together).
 
     Args:
-        sampler: A `ChunkedSampler`, `ShardListSampler` or `DistributedChunkedSampler`. The latter
+        sampler: Any sampler of this package, for example a `DistributedChunkedSampler`, which
             with ``even=False`` repeats and leaves out nothing of its own.
         buckets: One integer for each sample of the dataset: array, list, Arrow array, or Series.
         batch_size: Samples in a batch; or a callable that returns it for a bucket, for example for
