@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import raises, sample_members, write_tar
@@ -109,6 +110,24 @@ def test_transformations_and_errors(pattern: str) -> None:
     failing = wids.peek(pattern, transformations=[lambda sample: sample["none"]])
     with raises(wids.TransformError, "s0001", "train-0.tar"):
         failing[1]
+
+
+def test_every_kind_of_source(tmp_path: Path) -> None:
+    """Commands and openers of the caller are read from their beginning, as far as needed."""
+    path = write_tar(tmp_path / "a.tar", ((f"{n}.bin", bytes(500_000)) for n in range(30)))
+    command = wids.peek(f"pipe:cat {path}")
+    assert (len(command), command.is_complete) == (8, False)
+    assert command[7][".bin"] == bytes(500_000)
+    opened: list[Any] = []
+
+    def open_it(_: str) -> Any:
+        opened.append(path.open("rb"))
+        return opened[-1]
+
+    samples = wids.peek("mem://a.tar", handlers={"mem": open_it})
+    assert (len(samples), samples.read_on(10) >= 10) == (2, True)
+    assert samples[9][".bin"] == bytes(500_000)
+    assert all(file.closed for file in opened)
 
 
 def test_the_command_has_no_secrets(server: Server, tmp_path: Path) -> None:

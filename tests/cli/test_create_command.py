@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from command import run, write_bare_shards
 from conftest import need, sample_members, write_tar
-from loopback import Server
+from loopback import Fault, Server
 
 from wids import ShardListDataset, load_spec
 
@@ -103,6 +103,27 @@ def test_create_of_remote_shards_with_large_members(server: Server, tmp_path: Pa
         expected = "wids: 1 remote shard indexed by headers: 5 requests, 1.2 MB (whole: 2 requests"
         assert (expected in err) == (not is_whole)
     assert run("verify", output)[0] == 0
+
+
+def test_an_interrupt_while_headers_are_read(server: Server, tmp_path: Path) -> None:
+    """Ctrl-C ends at once though a server is silent; what was indexed is not read again."""
+    path = write_tar(tmp_path / "film.tar", [(f"{n}.mp4", bytes(3_000_000)) for n in range(4)])
+    urls = [server.page(f"/film-{n}.tar", path.read_bytes()) for n in range(2)]
+    server.pages["/film-1.tar"].always = Fault(after_nbytes=5000, how="stall")
+    output = tmp_path / "film.json"
+    command = [sys.executable, "-m", "wids.cli", "create", *urls, "-o", str(output)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        while len(server.log) < 6:  # five for the first shard
+            time.sleep(0.01)
+        while (tmp_path / "film.partial").stat().st_size < 100:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+    assert not output.exists()
+    server.pages["/film-1.tar"].always = None
+    server.log.clear()
+    assert run("create", *urls, "-o", output)[0] == 0
+    assert set(server.requests) == {"/film-1.tar"}
 
 
 def test_an_interrupted_create_is_resumed(tmp_path: Path) -> None:

@@ -264,6 +264,8 @@ request("about").then((dataset) => {
     element("shard").max = numShards - 1;
     element("shard-count").textContent = `of ${number(numShards)}, from 0`;
     element("command").textContent = dataset.command;
+    element("jump").placeholder = "position or key";
+    element("jump").ariaLabel = "go to position in the shard, or to key";
   }
   document.title = `${dataset.name} · wids`;
   element("name").textContent = dataset.name;

@@ -120,12 +120,13 @@ class Glimpse:
             RangeError: The server sends whole files only.
             ShardFormatError: It breaks a rule of specs/tar-shards.md.
         """
-        with self._lock, self._noting_staleness():
-            try:
-                while not self._scan.is_complete:
+        while not self._scan.is_complete:
+            # The lock is free in between, so that pages of the shard are shown meanwhile.
+            with self._lock, self._noting_staleness():
+                if not self._scan.is_complete:
                     self._scan_part()
-            finally:
-                self.index = self._indexed()
+        with self._lock:
+            self.index = self._indexed()
 
     def has(self, start: int, stop: int) -> bool:
         """Whether bytes of the tar are at hand."""

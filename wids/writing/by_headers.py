@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, Literal, TypeAlias
 
 from wids.errors import MismatchError
@@ -68,14 +69,26 @@ def describe_by_headers(fetcher: Fetcher, tasks: Sequence[Task]) -> Generator[At
         MismatchError: A shard was replaced again and again while it was read.
     """
     threads, is_over = ThreadPoolExecutor(_NUM_THREADS), threading.Event()
+    waiting = iter(tasks)
     try:
-        futures = [threads.submit(_retried, fetcher, task, is_over) for task in tasks]
-        for future in as_completed(futures):
-            yield future.result()
-    finally:
+        running = {
+            threads.submit(_retried, fetcher, task, is_over)
+            for task in islice(waiting, 2 * _NUM_THREADS)
+        }
+        # A few more than there are threads, and not all: the indexes of a large dataset would not
+        # fit into memory.
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for task in islice(waiting, len(done)):
+                running.add(threads.submit(_retried, fetcher, task, is_over))
+            while done:
+                yield done.pop().result()
+    except BaseException:
         # After an error or Ctrl-C, nobody waits for the requests that are under way.
         is_over.set()
         threads.shutdown(wait=False, cancel_futures=True)
+        raise
+    threads.shutdown()
 
 
 def can_have_ranges(url: str) -> bool:
