@@ -68,6 +68,30 @@ def test_without_a_terminal_it_takes_an_option(
     assert len(server.log) == 3
 
 
+def test_create_asks_for_what_is_read_whole(
+    server: Server,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Headers of large members need no consent; shards that are read whole do (SPEC-27)."""
+    monkeypatch.setattr("wids.reading.cost.LIMIT_NBYTES", 4_000_000)
+    for name, nbytes in (("films", 2_000_000), ("notes", 100_000)):
+        path = tmp_path / f"{name}.tar"
+        write_tar(path, ((f"{n}.bin", bytes(nbytes)) for n in range(6_000_000 // nbytes)))
+        server.page(f"/{name}.tar", path.read_bytes())
+    output = str(tmp_path / "out.json")
+    assert cli.main(["create", f"{server.url}/films.tar", "-o", output]) == 0
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["create", f"{server.url}/films.tar", "-o", output, "--digests"])
+    server.log.clear()
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["create", f"{server.url}/notes.tar", "-o", output])
+    assert "reading remote shards whole: 7.1 MB in 1 shard; pass --yes" in capsys.readouterr().err
+    assert server.num_sent == 1 << 20
+    assert cli.main(["create", f"{server.url}/notes.tar", "-o", output, "--yes"]) == 0
+
+
 @pytest.mark.usefixtures("small_limit")
 @pytest.mark.parametrize(("answer", "status"), [("y", 0), ("", 1), ("no", 1)])
 def test_a_terminal_is_asked(

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import need, write_tar
@@ -49,10 +50,10 @@ def check(pattern: str, folder: Path) -> None:
         assert client.request("POST", "shard/0/index")[0] == 200
         part = client.get("shard/0/field/3/.mp4", Range="bytes=1000-1009")[2]
         assert part == bytes([3]) * 10
-    costs: list[str] = []
+    costs: list[Any] = []
     spec = wids.build_spec(pattern, pack=folder / "film.index", on_cost=costs.append)
     assert [(shard.num_samples, shard.sha256) for shard in spec.shards] == [(6, None)] * 2
-    assert costs[0].startswith("2 remote shards indexed by headers: ")
+    assert str(costs[0]).startswith("2 remote shards indexed by headers: ")
     with wids.ShardListDataset(spec, access="range", transformations=None) as dataset:
         assert dataset[8][".txt"].getvalue() == b"film 2"
 

@@ -52,13 +52,13 @@ def packed(path: Path) -> list[Any]:
 
 def test_large_members_are_skipped(server: Server, shards: list[Path], tmp_path: Path) -> None:
     """A request for each large member and a few bytes make the index (INDEX-20, INDEX-21)."""
-    costs: list[str] = []
+    costs: list[Any] = []
     spec = wids.build_spec(publish(server, shards), pack=tmp_path / "r.index", on_cost=costs.append)
 
     whole_nbytes = sum(path.stat().st_size + (1 << 20) for path in shards)
     assert server.num_sent < 3 * (1.1 * (1 << 20) + 8 * (33 << 10))
     assert len(server.log) <= 3 * 9
-    (cost,) = costs
+    (cost,) = map(str, costs)
     assert cost == (
         f"3 remote shards indexed by headers: {len(server.log)} requests, "
         f"{server.num_sent / MB:.1f} MB (whole: 6 requests, {whole_nbytes / MB:.1f} MB); no digests"
@@ -100,7 +100,7 @@ def test_small_members_are_streamed_with_digests(server: Server, tmp_path: Path)
     """Where headers are near each other, the whole shard is read, once and with its digest."""
     path = write_tar(tmp_path / "a.tar", ((f"{n}.bin", bytes(200_000)) for n in range(20)))
     small = write_tar(tmp_path / "small.tar", sample_members(0, 9))
-    costs: list[str] = []
+    costs: list[Any] = []
     spec = wids.build_spec(
         publish(server, [path, small]), pack=tmp_path / "r.index", on_cost=costs.append
     )
@@ -108,8 +108,9 @@ def test_small_members_are_streamed_with_digests(server: Server, tmp_path: Path)
     assert spec.shards[0].sha256 == wids.build_spec([path]).shards[0].sha256
     assert all(len(index.payload_crcs) for index in packed(tmp_path / "r.index"))
     assert sorted(server.requests) == ["/a.tar", "/a.tar", "/small.tar"]
-    (cost,) = costs
+    (cost,) = map(str, costs)
     assert cost == (
+        "1 remote shard read at once: 1 request, 20.5 kB; "
         "1 remote shard to be read whole: 2 requests, 5.1 MB "
         "(by headers: about 16 requests, 1.5 MB)"
     )
@@ -142,7 +143,7 @@ def test_stated_digests_stay(server: Server, shards: list[Path]) -> None:
 
 def test_servers_without_ranges_are_streamed(server: Server, shards: list[Path]) -> None:
     """The first request is cut off, the second reads everything; the cost says why."""
-    costs: list[str] = []
+    costs: list[Any] = []
     urls = publish(server, shards[:1], has_ranges=False)
     spec = wids.build_spec(urls, on_cost=costs.append)
     assert spec.shards == tuple(
@@ -150,7 +151,7 @@ def test_servers_without_ranges_are_streamed(server: Server, shards: list[Path])
         for s in wids.build_spec(shards[:1]).shards
     )
     assert len(server.log) == 2
-    assert "1 remote shard to be read whole: 2 requests, 17.1 MB (no byte ranges)" in costs[0]
+    assert str(costs[0]) == "1 remote shard to be read whole: 2 requests, 17.1 MB (no byte ranges)"
 
 
 def test_work_is_stopped_before_whole_shards_are_read(
@@ -158,9 +159,10 @@ def test_work_is_stopped_before_whole_shards_are_read(
 ) -> None:
     """What `on_cost` raises ends the work; the next run resumes it."""
 
-    def refuse(text: str) -> None:
-        if "whole" in text and "to be read" in text:
-            raise RuntimeError(text)
+    def refuse(cost: Any) -> None:
+        assert cost.unread.nbytes_of.keys() == {urls[2]}
+        if cost.unread.nbytes > 17_000_000:
+            raise RuntimeError(str(cost))
 
     urls = publish(server, shards[:2]) + publish(server, shards[2:], has_ranges=False)
     with raises(RuntimeError, "1 remote shard to be read whole"):

@@ -43,5 +43,5 @@ def ask_consent(cost: DownloadCost, options: argparse.Namespace, purpose: str) -
         raise SystemExit(_WRONG_USAGE)
     print(f"{text}. Continue? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        print("wids: nothing was downloaded", file=sys.stderr)
+        print("wids: these bytes were not downloaded", file=sys.stderr)
         raise SystemExit(1)

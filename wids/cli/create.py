@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wids.cli.arguments import (
@@ -19,6 +20,7 @@ from wids.cli.consent import add_yes, ask_consent
 
 if TYPE_CHECKING:
     from wids.transport.fetch import Fetcher
+    from wids.writing.by_headers import IndexingCost
 
 
 def add(commands: Any) -> None:
@@ -68,6 +70,7 @@ def run(options: argparse.Namespace) -> int:
     from wids.transport import upload, urls
     from wids.transport.fetch import Fetcher
     from wids.writing.build import build_spec
+    from wids.writing.by_headers import first_look
     from wids.writing.processes import process_pool
 
     servers = storage_options(options)
@@ -86,7 +89,10 @@ def run(options: argparse.Namespace) -> int:
     # Before anything is read, so that a wrong bound of a pattern costs nothing.
     remote = [ShardSpec(name) for name in files if not urls.is_local(name)]
     cost = download_cost(remote, Fetcher(servers))
-    ask_consent(cost, options, "reading remote shards, where members are large only their headers")
+    if options.digests:
+        ask_consent(cost, options, "reading remote shards")
+    else:
+        ask_consent(first_look(cost), options, "reading remote shards, at first a megabyte of each")
     with process_pool(options.jobs, len(files)) as executor:
         spec = build_spec(
             [{"url": name, "filesize": cost.nbytes_of.get(name)} for name in files],
@@ -96,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
             executor=executor,
             journal=journal,
             digests=options.digests,
-            on_cost=_print_cost,
+            on_cost=partial(_state_cost, options),
             storage_options=servers,
         )
     document = spec.document(urls.parent(output))
@@ -114,9 +120,11 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_cost(text: str) -> None:
-    """Print what reading remote shards costs, before whole ones are read."""
-    print(f"wids: {text}", file=sys.stderr)
+def _state_cost(options: argparse.Namespace, cost: IndexingCost) -> None:
+    """Print what reading remote shards costs, and ask before many bytes of whole ones are read."""
+    print(f"wids: {cost}", file=sys.stderr)
+    if cost.unread.is_large:
+        ask_consent(cost.unread, options, "reading remote shards whole")
 
 
 def _set_base(document: dict[str, Any], base: str, pack: str, *, is_local: bool) -> None:

@@ -23,7 +23,7 @@ from wids.tars.names import KeySplit
 from wids.transport import fetch, upload, urls
 from wids.transport.download import Report
 from wids.transport.lengths import known_lengths
-from wids.writing.by_headers import can_have_ranges, cost_texts, describe_by_headers
+from wids.writing.by_headers import IndexingCost, can_have_ranges, describe_by_headers
 from wids.writing.describe import ShardRecord, describe_shard
 from wids.writing.journal import Journal, Task
 from wids.writing.new_packs import new_pack
@@ -42,7 +42,7 @@ def build_spec(
     executor: Executor | None = None,
     journal: str | os.PathLike[str] | None = None,
     digests: bool = False,
-    on_cost: Callable[[str], None] = _logger.info,
+    on_cost: Callable[[IndexingCost], None] = _logger.info,
     allow_pipe: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     progress: bool | None = None,
@@ -70,9 +70,9 @@ def build_spec(
             the spec is saved. Local shards that have changed since are read again.
         digests: Whether every shard must have a digest, and its members checksums, so that all
             bytes of remote shards are read.
-        on_cost: Called with what reading remote shards costs, a sentence for each way: after their
-            headers were read, and before some are read whole. What it raises ends the work, which
-            the journal can resume.
+        on_cost: Called with what reading remote shards costs, after their headers were read and
+            before some are read whole: ``str(cost)`` says it, ``cost.unread`` is what is still to
+            be downloaded. What it raises ends the work, which the journal can resume.
         allow_pipe: Whether a document may name ``pipe:`` commands.
         storage_options: As for `ShardListDataset`.
         progress: Whether to show a progress bar; None for in terminals and notebooks only.
@@ -132,7 +132,7 @@ def _describe_all(
     fetcher: fetch.Fetcher,
     executor: Executor | None,
     progress: bool | None,
-    on_cost: Callable[[str], None],
+    on_cost: Callable[[IndexingCost], None],
     *,
     digests: bool,
 ) -> None:
@@ -149,8 +149,8 @@ def _describe_all(
                 if record is not None:
                     log.add(record)
                     bar.finish(record.url)
-        for text in cost_texts(costs):
-            on_cost(text)
+        if costs:
+            on_cost(IndexingCost(tuple(costs)))
         missing = _missing(missing, log, digests=digests)
         # Workers report a shard when it is finished; this thread also while it arrives.
         describe = partial(_described, fetcher, report=None if executor else bar.move)

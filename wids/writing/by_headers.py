@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Final, Literal, TypeAlias
 
 from wids.errors import MismatchError
+from wids.reading.cost import DownloadCost
 from wids.reading.index_cost import Cost, estimate
 from wids.tars import index_file
 from wids.tars.header_scan import HeaderScan
@@ -41,6 +42,7 @@ class ShardCost:
     """What reading one shard costs in each way.
 
     Attributes:
+        url: The shard.
         way: How its index is made: by its ``"headers"``; from its ``"start"``, which is all of it;
             or from the ``"whole"`` shard, which was not read yet.
         headers: What reading its headers cost, or would cost; None if its server sends whole files
@@ -48,9 +50,59 @@ class ShardCost:
         whole: What reading all of it costs; None if its length is unknown.
     """
 
+    url: str
     way: Literal["headers", "start", "whole"]
     headers: Cost | None
     whole: Cost | None
+
+
+@dataclass(frozen=True)
+class IndexingCost:
+    """What reading remote shards costs to describe them; ``str`` says it, with the alternatives.
+
+    Attributes:
+        shards: The cost of each shard.
+    """
+
+    shards: tuple[ShardCost, ...]
+
+    @property
+    def unread(self) -> DownloadCost:
+        """What is still to be downloaded: the shards that have to be read whole."""
+        whole = {cost.url: cost.whole for cost in self.shards if cost.way == "whole"}
+        return DownloadCost({url: cost and cost.nbytes for url, cost in whole.items()})
+
+    def __str__(self) -> str:
+        texts = []
+        for way, text in (
+            ("headers", "{} indexed by headers: {} (whole: {}); no digests"),
+            ("start", "{} read at once: {}"),
+        ):
+            some = [cost for cost in self.shards if cost.way == way]
+            if some:
+                spent = Cost.total(cost.headers or cost.whole for cost in some)
+                whole = Cost.total(cost.whole for cost in some)
+                texts.append(text.format(_shards(len(some)), spent, whole))
+        for has_ranges in (True, False):
+            texts += self._whole_text(has_ranges=has_ranges)
+        return "; ".join(texts)
+
+    def _whole_text(self, *, has_ranges: bool) -> list[str]:
+        """Return what is said of shards that are read whole, as a list of at most one text."""
+        whole = [cost for cost in self.shards if cost.way == "whole"]
+        some = [cost for cost in whole if (cost.headers is not None) == has_ranges]
+        if not some:
+            return []
+        num_unknown = sum(not cost.whole for cost in some)
+        unknown = f" and {num_unknown:,} of unknown length" if num_unknown else ""
+        expected = Cost.total(cost.headers for cost in some)
+        other = f"by headers: about {expected}" if has_ranges else "no byte ranges"
+        text = f"{_shards(len(some))} to be read whole: {Cost.total(cost.whole for cost in some)}"
+        return [f"{text}{unknown} ({other})"]
+
+
+def _shards(count: int) -> str:
+    return f"{count:,} remote shard" if count == 1 else f"{count:,} remote shards"
 
 
 Attempt: TypeAlias = "tuple[ShardRecord | None, ShardCost]"
@@ -91,6 +143,12 @@ def describe_by_headers(fetcher: Fetcher, tasks: Sequence[Task]) -> Generator[At
     threads.shutdown()
 
 
+def first_look(cost: DownloadCost) -> DownloadCost:
+    """Return what looking at the first megabyte of shards costs, of what all of them cost."""
+    lengths = cost.nbytes_of.items()
+    return DownloadCost({url: nbytes and min(nbytes, FIRST_NBYTES) for url, nbytes in lengths})
+
+
 def can_have_ranges(url: str) -> bool:
     """Whether it makes sense to ask for parts of a URL."""
     return not urls.is_local(url) and urls.scheme(url) != "pipe"
@@ -110,14 +168,14 @@ def _attempt(fetcher: Fetcher, task: Task, is_over: threading.Event) -> Attempt:
     parts = open_parts(fetcher, url, FIRST_NBYTES, keep_nbytes=_KEEP_NBYTES)
     is_known = parts.nbytes != ENDLESS_NBYTES
     if is_known and parts.has(0, parts.nbytes):
-        return _described(task, parts[:]), ShardCost("start", None, Cost(1, len(parts)))
+        return _described(task, parts[:]), ShardCost(url, "start", None, Cost(1, len(parts)))
     whole = Cost(2, parts.num_read_nbytes + parts.nbytes) if is_known else None
     if whole is None or not parts.has_ranges:
-        return None, ShardCost("whole", None, whole)
+        return None, ShardCost(url, "whole", None, whole)
     scan = HeaderScan(parts, urls.redact(url))
     expected = estimate(scan, parts)
     if expected.weight > whole.weight:
-        return None, ShardCost("whole", expected, whole)
+        return None, ShardCost(url, "whole", expected, whole)
     while not scan.is_complete:
         if is_over.is_set():
             raise CancelledError(f"{urls.redact(url)}: its index is not wanted any more")
@@ -126,7 +184,7 @@ def _attempt(fetcher: Fetcher, task: Task, is_over: threading.Event) -> Attempt:
     blob = index_file.dump(shard_index, TarIdentity(len(parts)))
     record = ShardRecord(url, key_split, None, len(shard_index), len(parts), None, blob)
     spent = Cost(parts.num_requests, parts.num_read_nbytes)
-    return record, ShardCost("headers", spent, whole)
+    return record, ShardCost(url, "headers", spent, whole)
 
 
 def _described(task: Task, data: bytes) -> ShardRecord:
@@ -136,28 +194,3 @@ def _described(task: Task, data: bytes) -> ShardRecord:
     blob = index_file.dump(shard_index, TarIdentity(len(data)))
     digest = hashlib.sha256(data).hexdigest()
     return ShardRecord(url, key_split, None, len(shard_index), len(data), digest, blob)
-
-
-def cost_texts(costs: Sequence[ShardCost]) -> list[str]:
-    """Return what was read of remote shards, what will be, and what the other way would cost."""
-    texts = []
-    read = [cost for cost in costs if cost.way == "headers"]
-    if read:
-        spent, whole = Cost.total(c.headers for c in read), Cost.total(c.whole for c in read)
-        texts.append(
-            f"{_shards(len(read))} indexed by headers: {spent} (whole: {whole}); no digests"
-        )
-    unread = [cost for cost in costs if cost.way == "whole"]
-    for has_ranges in (True, False):
-        some = [cost for cost in unread if (cost.headers is not None) == has_ranges]
-        if some:
-            whole, num_unknown = Cost.total(c.whole for c in some), sum(not c.whole for c in some)
-            unknown = f" and {num_unknown:,} of unknown length" if num_unknown else ""
-            expected = Cost.total(c.headers for c in some)
-            other = f"by headers: about {expected}" if has_ranges else "no byte ranges"
-            texts.append(f"{_shards(len(some))} to be read whole: {whole}{unknown} ({other})")
-    return texts
-
-
-def _shards(count: int) -> str:
-    return f"{count:,} remote shard" if count == 1 else f"{count:,} remote shards"
