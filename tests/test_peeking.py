@@ -137,6 +137,9 @@ def test_the_command_has_no_secrets(server: Server, tmp_path: Path) -> None:
     assert "secret" not in wids.peek(url).create_command
     assert wids.peek(path).create_command == f"wids create '{path}' -o my-train.json"
     assert wids.peek(path)[2][".txt"] == "text 2"
+    document = server.page("/old.json", {"name": "old", "shardlist": [{"url": url}]})
+    command = wids.peek(document).create_command
+    assert command == f"wids create {document} -o old-indexed.json"
 
 
 def test_what_is_no_tar_is_an_error(server: Server, tmp_path: Path) -> None:

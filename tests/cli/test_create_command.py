@@ -105,6 +105,28 @@ def test_create_of_remote_shards_with_large_members(server: Server, tmp_path: Pa
     assert run("verify", output)[0] == 0
 
 
+def test_create_from_a_document(server: Server, tmp_path: Path) -> None:
+    """The shards of a published spec without an index get one; what it says otherwise stays."""
+    for number in (1, 0):
+        members = sample_members(number * 5, number * 5 + 5)
+        path = write_tar(tmp_path / f"part-{number}.tar", members)
+        server.page(f"/{path.name}", path.read_bytes())
+    shards = [{"url": f"part-{n}.tar", "nsamples": 99, "tag": n} for n in (1, 0)]
+    document = {"wids_version": 1, "name": "old", "license": "CC0", "shardlist": shards}
+    url, output = server.page("/old.json", document), tmp_path / "new.json"
+    status, out, err = run("create", url, "-o", output)
+    assert (status, out) == (0, f"{output}: 2 shards, 10 samples\n"), err
+    created = json.loads(output.read_text())
+    assert (created["name"], created["license"]) == ("old", "CC0")
+    assert [s["url"] for s in created["shardlist"]] == [
+        f"{server.url}/part-1.tar",
+        f"{server.url}/part-0.tar",
+    ]
+    assert [(s["nsamples"], s["tag"]) for s in created["shardlist"]] == [(5, 1), (5, 0)]
+    with ShardListDataset(output, access="range") as dataset:
+        assert dataset[0][".txt"] == "text 5"
+
+
 def test_an_interrupt_while_headers_are_read(server: Server, tmp_path: Path) -> None:
     """Ctrl-C ends at once though a server is silent; what was indexed is not read again."""
     path = write_tar(tmp_path / "film.tar", [(f"{n}.mp4", bytes(3_000_000)) for n in range(4)])

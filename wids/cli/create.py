@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from wids.cli.arguments import (
 from wids.cli.consent import add_yes, ask_consent
 
 if TYPE_CHECKING:
+    from wids.specs.model import DatasetSpec
     from wids.transport.fetch import Fetcher
     from wids.writing.by_headers import IndexingCost
 
@@ -34,12 +36,14 @@ def add(commands: Any) -> None:
         "  wids create 'https://example.com/train-{000000..000146}.tar' -o train.json\n"
         "  wids create s3://bucket/train/ -o train.json\n"
         "  wids create shards/ -o train.json --base https://example.com/train/\n"
+        "  wids create https://example.com/old.json -o train.json   # its shards, with an index\n"
         "After an interruption, run it again to resume.",
     )
     parser.add_argument(
         "files",
         nargs="+",
-        help="shards, patterns, URLs, folders; - reads names from standard input",
+        help="shards, patterns, URLs, folders; or one spec, for its shards; - reads names from "
+        "standard input",
     )
     parser.add_argument("-o", "--output", default="shardindex.json", help="(%(default)s)")
     parser.add_argument("-n", "--name", help="name of the dataset (default: from the first shard)")
@@ -64,39 +68,30 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Describe the shards and write spec and pack."""
-    from wids.reading.cost import download_cost
-    from wids.specs.model import ShardSpec, check_references, save_document
+    from wids.specs.model import check_references, save_document
     from wids.specs.naming import dataset_name
     from wids.transport import upload, urls
     from wids.transport.fetch import Fetcher
     from wids.writing.build import build_spec
-    from wids.writing.by_headers import first_look
     from wids.writing.processes import process_pool
 
     servers = storage_options(options)
-    files = _named_files(options.files, Fetcher(servers))
+    named = _named_shards(options.files, Fetcher(servers))
+    files = [shard.url for shard in named.shards]
     _check_output(options.output, files, options.base)
     output = upload.absolute(options.output)
     check_references(output, files if options.base is None else [options.base], None)
-    info = None
-    if options.info is not None:
-        with open(options.info, encoding="utf-8") as file:
-            info = file.read()
+    info = _text_of(options.info)  # an error now, and not after all shards were read
     stem = os.path.splitext(output)[0]
     is_local = urls.is_local(output)
     # The journal grows in small steps, so that of a remote spec is in the current folder.
     journal = (stem if is_local else os.path.abspath(os.path.basename(stem))) + ".partial"
     # Before anything is read, so that a wrong bound of a pattern costs nothing.
-    remote = [ShardSpec(name) for name in files if not urls.is_local(name)]
-    cost = download_cost(remote, Fetcher(servers))
-    if options.digests:
-        ask_consent(cost, options, "reading remote shards")
-    else:
-        ask_consent(first_look(cost), options, "reading remote shards, at first a megabyte of each")
+    named = _with_lengths(named, options, servers)
     with process_pool(options.jobs, len(files)) as executor:
         spec = build_spec(
-            [{"url": name, "filesize": cost.nbytes_of.get(name)} for name in files],
-            name=dataset_name(files[0]) if options.name is None else options.name,
+            named,
+            name=(named.name or dataset_name(files[0])) if options.name is None else options.name,
             key_split=options.key_split,
             pack=None if options.no_index else stem + ".index",
             executor=executor,
@@ -120,6 +115,13 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _text_of(path: str | None) -> str | None:
+    if path is None:
+        return None
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
 def _state_cost(options: argparse.Namespace, cost: IndexingCost) -> None:
     """Print what reading remote shards costs, and ask before many bytes of whole ones are read."""
     print(f"wids: {cost}", file=sys.stderr)
@@ -141,17 +143,44 @@ def _set_base(document: dict[str, Any], base: str, pack: str, *, is_local: bool)
         document["index"] = pack if is_local else urls.relative(pack, base)
 
 
-def _named_files(names: list[str], fetcher: Fetcher) -> list[str]:
-    """Return the shards that the arguments name, each once, sorted by name."""
-    from wids.specs.naming import tar_urls
+def _with_lengths(
+    named: DatasetSpec, options: argparse.Namespace, servers: dict[str, Any]
+) -> DatasetSpec:
+    """Return the shards with their lengths, after asking servers for these and for consent."""
+    from wids.reading.cost import download_cost
+    from wids.specs.model import ShardSpec
+    from wids.transport import urls
+    from wids.transport.fetch import Fetcher
+    from wids.writing.by_headers import first_look
 
+    fetcher = Fetcher(servers)
+    fetcher.bind_options(named.origin)
+    remote = [ShardSpec(shard.url) for shard in named.shards if not urls.is_local(shard.url)]
+    cost = download_cost(remote, fetcher)
+    if options.digests:
+        ask_consent(cost, options, "reading remote shards")
+    else:
+        ask_consent(first_look(cost), options, "reading remote shards, at first a megabyte of each")
+    found = cost.nbytes_of
+    shards = (replace(shard, nbytes=found.get(shard.url, shard.nbytes)) for shard in named.shards)
+    return replace(named, shards=tuple(shards))
+
+
+def _named_shards(names: list[str], fetcher: Fetcher) -> DatasetSpec:
+    """Return the shards that the arguments name, each once; or those of one document, in order."""
+    from wids.specs.loader import load_with
+    from wids.specs.model import DatasetSpec, ShardSpec
+    from wids.specs.naming import is_document, tar_urls
+
+    if len(names) == 1 and is_document(names[0]):
+        return load_with(fetcher, names[0], None, allow_pipe=False)
     if names == ["-"]:
         names = [line.strip() for line in sys.stdin if line.strip()]
     if not names:
         raise FileNotFoundError("standard input: expected shards, found none")
     # Sorted, because folders list their files in any order, and the order of shards is the order of
     # samples.
-    return tar_urls(names, fetcher)
+    return DatasetSpec(tuple(ShardSpec(url) for url in tar_urls(names, fetcher)))
 
 
 def _check_output(output: str, files: list[str], base: str | None) -> None:
