@@ -79,6 +79,24 @@ def make(request: pytest.FixtureRequest, path: Path) -> Make:
     return lambda **options: RemoteShard("a.tar", shard_index, len(data), read_range, **options)
 
 
+def test_members_are_read_in_bulk(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One field of all samples, near and far members, cold ones, and none at all (TABLE-8)."""
+    with make() as shard:
+        for field in (".txt", ".cls", ".bin", ".json", ".none"):
+            samples, members = shard.index.members_of(field)
+            expected = {n: s[field] for n, s in enumerate(EXPECTED) if field in s}
+            assert dict(zip(samples.tolist(), shard.read_members(members), strict=True)) == expected
+            some = members[::3]
+            assert shard.read_members(some, verify=True) == [*expected.values()][::3]
+            with monkeypatch.context() as patched:
+                patched.setattr("wids.tars.shard._DENSE_NBYTES", 0)  # as if they were far apart
+                patched.setattr("wids.tars.shard._COLD_READ_S", -1.0)  # and on a slow disk
+                assert shard.read_members(members) == list(expected.values())
+        index = shard.index
+        names = [index.member_name(member) for member in range(len(index.sizes))]
+        assert sorted(names) == sorted(name for name, _ in MEMBERS)
+
+
 def test_length_and_order(make: Make, path: Path) -> None:
     """Samples come in the order of their first members, each with all its members."""
     with make() as shard:

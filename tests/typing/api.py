@@ -28,6 +28,8 @@ def dataset() -> None:
     with data as entered:
         same: wids.ShardListDataset = entered
     table: Any = data.table({"label": ".cls"}, errors="null", executor=ThreadPoolExecutor())
+    saved: Any = wids.load_table(data, ["label"])
+    saved = wids.load_table(Path("a.json"), storage_options={"timeout": 9})
     filtered: wids.ShardListDataset = data[np.array([True, False])]
     loader: DataLoader[Any] = DataLoader(data, sampler=wids.ChunkedSampler(view))
     both: ConcatDataset[Any] = data + view
@@ -39,7 +41,7 @@ def dataset() -> None:
     collated: Any = wids.collate([sample])
     written: wids.DatasetSpec = wids.rewrite(view, "new-%06d.tar", maxcount=3, map=len)
     del parts, mapped, collated, written
-    del both, table, filtered, chosen, keys, joined, sample, batch, lengths, same, loader
+    del both, table, saved, filtered, chosen, keys, joined, sample, batch, lengths, same, loader
 
 
 def shards() -> None:

@@ -23,8 +23,8 @@ from wids.errors import TableError, WidsError, local_error
 from wids.files import abandoned, publish
 from wids.reading.cache_settings import cache_folder
 from wids.reading.positions import Positions
-from wids.reading.published import local_file
 from wids.reading.reader import ShardReader
+from wids.reading.side_files import local_file
 from wids.specs.loader import Shards, load_with
 from wids.specs.model import DatasetSpec
 from wids.transport import urls

@@ -17,7 +17,7 @@ from typing import Any, Final
 from wids.cache.space import Space, StorageError
 from wids.cache.store import Cache
 from wids.errors import WidsError
-from wids.reading.published import versioned_file
+from wids.reading.side_files import versioned_file
 from wids.specs.model import DatasetSpec
 from wids.tars.index import ShardIndex
 from wids.tars.names import KeySplit

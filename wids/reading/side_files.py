@@ -1,43 +1,70 @@
-"""The URL of a small file beside the shards → its bytes, stored in the cache if it is remote.
+"""The URL of a file beside the shards → a local file, or its bytes; stored in the cache if remote.
 
-A remote file is fetched again when another version was published. Nothing here knows what is in it.
+Packs, saved tables and fields that are joined are such files: nothing but their server states their
+versions, and a remote one is fetched again when another version was published. Nothing here knows
+what is in them.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Final
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from wids.cache.names import RemoteFile
 from wids.cache.space import StorageError
 from wids.cache.store import Cache
 from wids.errors import local_error
 from wids.transport import urls
+from wids.transport.fetch import Fetcher, downloaded
 from wids.transport.rewrite import rewritten
 
-_MAX_NBYTES: Final = 1 << 30
+
+def versioned_file(fetcher: Fetcher, url: str) -> tuple[RemoteFile, int | None]:
+    """Return a remote file in its present version, and its length where the server states it.
+
+    Raises:
+        FetchError: The server cannot be reached.
+    """
+    nbytes, tag = fetcher.head(url)
+    version = "" if (nbytes, tag) == (None, None) else repr((nbytes, tag))
+    return RemoteFile(url, version=version), nbytes
+
+
+@contextmanager
+def local_file(store: Cache, url: str) -> Iterator[str]:
+    """Provide the path of a file, which is fetched into the cache if it is remote.
+
+    Raises:
+        NotFoundError: There is no such remote file.
+        FetchError: It cannot be fetched.
+    """
+    place = rewritten(url)
+    if urls.is_local(place):
+        yield urls.local_path(place)
+        return
+    try:
+        copy = store.open(versioned_file(store.fetcher, url)[0])
+    except StorageError:  # a read-only cache folder: use it without storing it
+        with downloaded(store.fetcher, url) as path:
+            yield path
+        return
+    try:
+        yield copy.path
+    finally:
+        os.close(copy.handle)  # until here it is not evicted
 
 
 def read_file(store: Cache, url: str) -> bytes:
-    """Return the bytes of a file.
+    """Return the bytes of a small file.
 
     Raises:
         NotFoundError: There is no such file.
         FetchError: It cannot be read.
     """
-    place = rewritten(url)
-    if urls.is_local(place):
-        path = urls.local_path(place)
+    with local_file(store, url) as path:
         try:
             with open(path, "rb") as file:
                 return file.read()
         except OSError as error:
             raise local_error(path, error) from error
-    nbytes, tag = store.fetcher.head(url)
-    version = "" if (nbytes, tag) == (None, None) else repr((nbytes, tag))
-    try:
-        copy = store.open(RemoteFile(url, version=version))
-    except StorageError:  # it is small, and need not be stored
-        return store.fetcher.read(url, _MAX_NBYTES)
-    with os.fdopen(copy.handle, "rb") as file:
-        return file.read()
