@@ -12,6 +12,7 @@ import pytest
 from conftest import sample_members, write_tar
 from loopback import Server
 
+import wids
 from wids.cli import main as cli
 
 
@@ -160,6 +161,23 @@ def test_create_with_a_wrong_upper_bound(
     assert cli.main(arguments("create", wrong, tmp_path)) == 1
     assert f"expected {wrong}; 0 to 2 exist, 3 and 2 more do not" in capsys.readouterr().err
     assert (server.log, list(tmp_path.iterdir())) == ([], [])
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_what_a_journal_has_costs_nothing(
+    shards: str, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that resumes states, and asks for, only what is left (SPEC-27)."""
+    journal = tmp_path / "out.partial"
+    wids.build_spec(shards.replace("2}", "1}"), journal=journal)
+    server.log.clear()
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(arguments("create", shards, tmp_path))
+    assert ": 20.5 kB in 1 shard; pass --yes" in capsys.readouterr().err
+    wids.build_spec(shards, journal=journal)
+    assert cli.main(arguments("create", shards, tmp_path)) == 0
+    assert "reading remote shards" not in capsys.readouterr().err
+    assert len(server.log) == 1
 
 
 def test_wildcards_and_folders(

@@ -15,7 +15,7 @@ import types
 import pytest
 
 from wids.files import progress
-from wids.files.progress import Bar, is_wanted
+from wids.files.progress import Bar, PartsBar, is_wanted
 
 
 class Terminal(io.StringIO):
@@ -66,6 +66,28 @@ def test_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     shown = capsys.readouterr().err
     assert "fetching 0.tar" in shown
     assert "4.00M" in shown
+
+
+def test_a_bar_of_parts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has the bytes of all parts, those of the one in progress, and the time left (SPEC-26)."""
+    monkeypatch.setattr(progress, "DELAY_S", 0)
+    with PartsBar("reading", {"a": 1_000_000, "b": 3_000_000}, "shard", wanted=True) as bar:
+        bar.move(500_000)
+        bar._bar._bar.mininterval = 0  # show each step
+        bar._bar._bar.start_t -= 10
+        bar.finish("a")
+        bar.move(1_000_000, 3_000_000)
+    shown = capsys.readouterr().err
+    assert "500k/4.00M" in shown
+    assert "1.00M/4.00M" in shown
+    assert "1 of 2 shards" in shown
+    assert "2.00M/4.00M [00:10<00:" in shown
+    with PartsBar("reading", {"a": 1_000_000, "b": None}, "shard", wanted=True) as bar:
+        bar.move(500_000)
+        bar.finish("a")
+    assert "0/2 [" in capsys.readouterr().err
 
 
 def test_short_work_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -179,6 +179,11 @@ def check_listing(port: int, options: dict[str, str]) -> None:
             wids.load_spec("s3://bucket/trane*.tar", storage_options=options)
         with raises(wids.NotFoundError, "s3://bucket/nothing/"):
             wids.load_spec("s3://bucket/nothing/", storage_options=options)
+        relay.reset()
+        for work in (wids.ShardListDataset, wids.build_spec):
+            with raises(wids.NotFoundError, "train {0..4}.tar; 0 to 2 exist, 3 and 1 more do not"):
+                work("s3://bucket/train {0..4}.tar", storage_options=options)
+        assert relay.num_received < 50_000  # a shard has two megabytes
         # The command, with its options.
         arguments = [f"--storage-option={name}={value}" for name, value in options.items()]
         assert cli.main(["info", "--json", "s3://bucket/", *arguments]) == 0
@@ -231,6 +236,12 @@ def test_hub(shards: list[Path], server: Server, tmp_path: Path) -> None:
                 raise AssertionError(name)
         shardlist = [{{"url": s.url, "nsamples": 1000}} for s in spec.shards]
         document = {{"shardlist": shardlist, "index": {str(shards[0].parent / "train.index")!r}}}
+        try:
+            wids.ShardListDataset("hf://datasets/org/name/data/train {{0..3}}.tar")
+        except wids.NotFoundError as error:
+            assert "0 to 2 exist, 3 does not" in str(error), error
+        else:
+            raise AssertionError
         print("---", flush=True)
         input()
         dataset = wids.ShardListDataset(document, access="range")
@@ -258,7 +269,7 @@ def test_hub(shards: list[Path], server: Server, tmp_path: Path) -> None:
             process.stdin.flush()
         assert process.wait(60) == 0
     (listing, listing_nbytes), (sample, sample_nbytes) = counted
-    assert listing <= 12
+    assert listing <= 18
     assert listing_nbytes < 10_000
     assert sample <= 6  # the first time; three later on
     assert sample_nbytes < 5_000

@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
     # The journal grows in small steps, so that of a remote spec is in the current folder.
     journal = (stem if is_local else os.path.abspath(os.path.basename(stem))) + ".partial"
     # Before anything is read, so that a wrong bound of a pattern costs nothing.
-    named = _with_lengths(named, options, servers)
+    named = _with_lengths(named, journal, options, servers)
     with process_pool(options.jobs, len(files)) as executor:
         spec = build_spec(
             named,
@@ -144,10 +144,13 @@ def _set_base(document: dict[str, Any], base: str, pack: str, *, is_local: bool)
 
 
 def _with_lengths(
-    named: DatasetSpec, options: argparse.Namespace, servers: dict[str, Any]
+    named: DatasetSpec, journal: str, options: argparse.Namespace, servers: dict[str, Any]
 ) -> DatasetSpec:
-    """Return the shards with their lengths, after asking servers for these and for consent."""
-    from wids.reading.cost import download_cost
+    """Return the shards with their lengths, after asking servers for these and for consent.
+
+    What a journal has of an interrupted run costs nothing.
+    """
+    from wids.reading.cost import DownloadCost, download_cost
     from wids.specs.model import ShardSpec
     from wids.transport import urls
     from wids.transport.fetch import Fetcher
@@ -157,13 +160,27 @@ def _with_lengths(
     fetcher.bind_options(named.origin)
     remote = [ShardSpec(shard.url) for shard in named.shards if not urls.is_local(shard.url)]
     cost = download_cost(remote, fetcher)
+    known = _known_to(journal, named, options) if remote else set()
+    left = DownloadCost({url: nbytes for url, nbytes in cost.nbytes_of.items() if url not in known})
     if options.digests:
-        ask_consent(cost, options, "reading remote shards")
+        ask_consent(left, options, "reading remote shards")
     else:
-        ask_consent(first_look(cost), options, "reading remote shards, at first a megabyte of each")
+        ask_consent(first_look(left), options, "reading remote shards, at first a megabyte of each")
     found = cost.nbytes_of
     shards = (replace(shard, nbytes=found.get(shard.url, shard.nbytes)) for shard in named.shards)
     return replace(named, shards=tuple(shards))
+
+
+def _known_to(path: str, named: DatasetSpec, options: argparse.Namespace) -> set[str]:
+    """Return the shards that a journal describes as far as they are wanted."""
+    from wids.writing.journal import Journal
+
+    if not os.path.exists(path):
+        return set()
+    with Journal(path) as log:
+        tasks = ((s.url, options.key_split or s.key_split or "first") for s in named.shards)
+        found = [log.record(task) for task in tasks if task in log]
+    return {record.url for record in found if record.sha256 is not None or not options.digests}
 
 
 def _named_shards(names: list[str], fetcher: Fetcher) -> DatasetSpec:

@@ -6,7 +6,7 @@ Decision 0025 has the reasons. Nothing here downloads, or knows why a shard is n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,14 +48,23 @@ class DownloadCost:
         return f"{nbytes_text(self.nbytes)} in {len(self.nbytes_of):,} {noun}{unknown}"
 
 
-def download_cost(shards: Sequence[ShardSpec], fetcher: Fetcher) -> DownloadCost:
+def download_cost(
+    shards: Sequence[ShardSpec], fetcher: Fetcher, copied: Collection[str] = ()
+) -> DownloadCost:
     """Return what downloading shards costs. Those whose length is not stated are asked for.
+
+    Args:
+        shards: The shards.
+        fetcher: Asks for lengths.
+        copied: URLs of those that need not be downloaded.
 
     Raises:
         NotFoundError: One does not exist; the error names those that do.
         FetchError: A server cannot be asked.
     """
-    return DownloadCost(known_lengths(fetcher, {shard.url: shard.nbytes for shard in shards}))
+    stated = {shard.url: 0 if shard.url in copied else shard.nbytes for shard in shards}
+    lengths = known_lengths(fetcher, stated)
+    return DownloadCost({url: nbytes for url, nbytes in lengths.items() if url not in copied})
 
 
 def too_large_error(cost: DownloadCost) -> SpecError:

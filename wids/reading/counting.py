@@ -69,8 +69,13 @@ def _checked_cost(
     local = [path for number in numbers if (path := opener.local_path(number)) is not None]
     if len(numbers) > 1:  # opening a single one says as much
         check_found(local, ask_lengths(store.fetcher, local))
-    remote = [] if options.access == "range" else [n for n in numbers if not opener.is_local(n)]
-    cost = download_cost([opener.shards[number] for number in remote], store.fetcher)
+    if options.access == "range":
+        return {}
+    remote = [number for number in numbers if not opener.is_local(number)]
+    named = [opener.shards[number] for number in numbers if opener.local_path(number) is None]
+    # With those that have copies, since an error names what exists.
+    copied = {shard.url for shard in named}.difference(opener.shards[n].url for n in remote)
+    cost = download_cost(named, store.fetcher, copied)
     if cost.is_large and options.access != "download":
         raise too_large_error(cost)
     if remote:

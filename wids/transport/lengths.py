@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import groupby, pairwise
 from typing import Final, TypeAlias
 
@@ -20,6 +20,7 @@ from wids.transport.fetch import Fetcher
 MAX_REQUESTS: Final = 32
 """Requests at a time."""
 
+_PATIENCE_S: Final = 1.0
 _NUM_SHOWN: Final = 3
 
 Answer: TypeAlias = "int | NotFoundError | None"
@@ -34,10 +35,12 @@ def known_lengths(fetcher: Fetcher, stated: Mapping[str, int | None]) -> dict[st
         FetchError: A server cannot be asked.
     """
     unstated = [url for url, nbytes in stated.items() if nbytes is None]
-    answers = ask_lengths(fetcher, unstated)
-    check_found(unstated, answers)
-    asked = zip(unstated, answers, strict=True)
-    return {**stated, **{url: answer for url, answer in asked if isinstance(answer, int)}}
+    answers = {**stated, **dict(zip(unstated, ask_lengths(fetcher, unstated), strict=True))}
+    check_found(list(answers), list(answers.values()))
+    return {
+        url: None if isinstance(answer, NotFoundError) else answer
+        for url, answer in answers.items()
+    }
 
 
 def ask_lengths(fetcher: Fetcher, names: Sequence[str]) -> list[Answer]:
@@ -64,11 +67,16 @@ def ask_lengths(fetcher: Fetcher, names: Sequence[str]) -> list[Answer]:
     if len(names) <= 1 or all(map(urls.is_local, names)):
         return list(map(ask, names))
     threads = ThreadPoolExecutor(min(len(names), MAX_REQUESTS), "wids-lengths")
+    tasks = [threads.submit(ask, name) for name in names]
     try:
-        return list(threads.map(ask, names))
-    finally:
-        # After an error, or Ctrl-C, nobody waits for the other requests.
+        answers = [task.result() for task in tasks]
+    except BaseException:  # Ctrl-C too
+        # Without waiting for a server that hangs; the others answer soon.
         threads.shutdown(wait=False, cancel_futures=True)
+        wait(tasks, timeout=_PATIENCE_S)
+        raise
+    threads.shutdown()
+    return answers
 
 
 def check_found(names: Sequence[str], answers: Sequence[Answer]) -> None:
