@@ -91,6 +91,33 @@ def test_workers_end_with_a_killed_create(shards: Path, orphans: list[int]) -> N
     wait_for(lambda: not any(map(is_running, orphans)), "the workers outlive their parent")
 
 
+def test_workers_end_with_a_killed_pack(tmp_path: Path, orphans: list[int]) -> None:
+    """The next run resumes at once, and its shards have the same bytes (PACK-17)."""
+    need(os.path.isdir("/proc/self/task"), "Linux, to list the workers of a process")
+    (tmp_path / "in").mkdir()
+    for number in range(400):
+        (tmp_path / "in" / f"{number}.bin").write_bytes(bytes([number % 256]) * 20_000)
+    command = ["pack", tmp_path / "in", "--maxcount", "4", "-o"]
+    output = tmp_path / "out"
+    with started(*command, output) as process:
+        wait_for((tmp_path / "out-000001.tar").exists, "no progress")
+        orphans += children(process.pid)
+        process.kill()
+        process.wait()
+    wait_for(lambda: not any(map(is_running, orphans)), "the workers outlive their parent")
+    assert (tmp_path / "out.packing").exists()
+    assert not (tmp_path / "out.json").exists()
+
+    status, _, err = run(*command, output, "-j", "2")
+
+    assert (status, err) == (0, "")
+    assert run(*command, tmp_path / "again", "-j", "1")[0] == 0
+    for path in tmp_path.glob("out-*.tar"):
+        assert path.read_bytes() == (tmp_path / path.name.replace("out", "again")).read_bytes()
+    assert len(list(tmp_path.glob("out-*.tar"))) == 100
+    assert not list(tmp_path.glob(".out*"))
+
+
 def test_workers_end_with_a_killed_verify(shards: Path, orphans: list[int]) -> None:
     """Workers that wait for a task, and workers that have one."""
     need(os.path.isdir("/proc/self/task"), "Linux, to list the workers of a process")
