@@ -124,10 +124,27 @@ def list_folder(folder: str | os.PathLike[str]) -> Listing:
             continue
         with entries:
             for entry in entries:
-                _list_entry(found, entry, prefix + entry.name, ancestors, pending)
+                if not _list_plain_file(found, entry, prefix):
+                    _list_entry(found, entry, prefix + entry.name, ancestors, pending)
     found.files.sort()
     found.folders.sort()
     return found
+
+
+def _list_plain_file(found: Listing, entry: os.DirEntry[str], prefix: str) -> bool:
+    """Take an entry into the listing if it is a file without further questions, as nearly all."""
+    name = entry.name
+    if name[0] == "." or name in _OF_SYSTEMS or not entry.is_file(follow_symlinks=False):
+        return False
+    try:
+        status = entry.stat()
+    except OSError:
+        return False
+    # Asking the system what this user may read takes as long as all else.
+    if status.st_mode & _FOR_ALL != _FOR_ALL:
+        return False
+    found.files.append(ListedFile(prefix + name, status.st_size, status.st_mtime_ns))
+    return True
 
 
 def _list_entry(
@@ -159,8 +176,7 @@ def _list_entry(
         pending.append((path + "/", (*ancestors, identity)))
     elif not stat.S_ISREG(status.st_mode):
         found.leave_out(path, "not regular files")
-    # Asked of few: it takes as long as all else that is done for a file.
-    elif status.st_mode & _FOR_ALL != _FOR_ALL and not os.access(entry.path, os.R_OK):
+    elif not os.access(entry.path, os.R_OK):
         found.leave_out(path, UNREADABLE)
     else:
         found.files.append(ListedFile(path, status.st_size, status.st_mtime_ns))

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import ssl
 from collections.abc import Iterator, Mapping
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urljoin
-from urllib.request import getproxies, proxy_bypass
 
 from wids.errors import FetchError, NotFoundError
 from wids.transport import urls
@@ -181,6 +178,8 @@ class Http:
 
     def _pool(self, url: str, host: str | None) -> urllib3.PoolManager:
         """Return this process's connections, through the proxy that the environment names."""
+        from urllib.request import getproxies, proxy_bypass
+
         import urllib3
 
         from wids.transport import connections
@@ -240,6 +239,8 @@ def _stream(url: str, start: int, response: urllib3.BaseHTTPResponse) -> Stream:
 
 def _tag(headers: Mapping[str, str]) -> str | None:
     """Return text that is different for each version of a file, or None (RFC 9110, 8.8)."""
+    from email.utils import parsedate_to_datetime
+
     tag = headers.get("ETag")
     if tag is not None and not tag.startswith("W/"):  # a weak tag may stay when the bytes change
         return tag
@@ -287,6 +288,8 @@ def _connection_error(url: str, error: Exception) -> FetchError:
 
     It has the innermost reason only, and no cause: urllib3 quotes the URL with its secrets.
     """
+    import ssl
+
     import urllib3
 
     if isinstance(error, urllib3.exceptions.MaxRetryError):
