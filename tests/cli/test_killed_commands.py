@@ -95,7 +95,7 @@ def test_workers_end_with_a_killed_pack(tmp_path: Path, orphans: list[int]) -> N
     """The next run resumes at once, and its shards have the same bytes (PACK-17)."""
     need(os.path.isdir("/proc/self/task"), "Linux, to list the workers of a process")
     (tmp_path / "in").mkdir()
-    for number in range(400):
+    for number in range(200):
         (tmp_path / "in" / f"{number}.bin").write_bytes(bytes([number % 256]) * 20_000)
     command = ["pack", tmp_path / "in", "--maxcount", "4", "-o"]
     output = tmp_path / "out"
@@ -114,7 +114,7 @@ def test_workers_end_with_a_killed_pack(tmp_path: Path, orphans: list[int]) -> N
     assert run(*command, tmp_path / "again", "-j", "1")[0] == 0
     for path in tmp_path.glob("out-*.tar"):
         assert path.read_bytes() == (tmp_path / path.name.replace("out", "again")).read_bytes()
-    assert len(list(tmp_path.glob("out-*.tar"))) == 100
+    assert len(list(tmp_path.glob("out-*.tar"))) == 50
     assert not list(tmp_path.glob(".out*"))
 
 
