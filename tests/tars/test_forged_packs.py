@@ -19,7 +19,8 @@ from loopback import Server
 
 import wids
 from wids.tars.index import index_tar
-from wids.tars.pack import HEADER_NBYTES, Pack, PackHeader, load_pack, parse_header, write_pack
+from wids.tars.pack import HEADER_NBYTES, Pack, PackHeader, load_pack, parse_header
+from wids.tars.pack_writer import write_pack
 from wids.tars.range_pack import RangePack
 
 HEADER = struct.Struct("<8sIIQQQQQQQQII")

@@ -13,7 +13,8 @@ from conftest import sample_members, write_tar
 
 from wids.tars import index_file
 from wids.tars.index import ShardIndex, TarIdentity, index_tar
-from wids.tars.pack import HEADER_NBYTES, Pack, PackHeader, load_pack, parse_header, write_pack
+from wids.tars.pack import HEADER_NBYTES, Pack, PackHeader, load_pack, parse_header
+from wids.tars.pack_writer import write_pack
 from wids.tars.range_pack import RangePack
 
 

@@ -17,7 +17,8 @@ from wids.looking.field_stats import compute_field_stats
 from wids.reading import packs
 from wids.tars.archive import TarMembers
 from wids.tars.index import build_index, index_tar
-from wids.tars.pack import key_hash, parse_header, write_pack
+from wids.tars.pack import key_hash, parse_header
+from wids.tars.pack_writer import write_pack
 from wids.tars.range_pack import RangePack
 
 LENGTHS = [300, 0, 1, 900, 299]

@@ -1,8 +1,9 @@
-"""The indexes of all shards of a dataset in one file: written, and read from a local file.
+"""The indexes of all shards of a dataset in one file, read from a local file.
 
 What a pack offers is the protocol `Pack`; `LocalPack` is a file that is mapped, or read if it is
-small, and `wids.tars.range_pack.RangePack` reads parts of a remote one. specs/shard-index.md
-describes the file byte by byte. Nothing here knows URLs, or the samples' bytes.
+small, and `wids.tars.range_pack.RangePack` reads parts of a remote one. `wids.tars.pack_writer`
+writes packs; specs/shard-index.md describes them byte by byte. Nothing here knows URLs, or the
+samples' bytes.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ import logging
 import mmap
 import struct
 import zlib
-from collections.abc import Iterable
 from functools import cached_property
-from typing import IO, Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,15 +22,15 @@ import numpy.typing as npt
 from wids.tars import index_file
 from wids.tars.archive import IntArray
 from wids.tars.index import Column, ShardIndex, TarIdentity
-from wids.tars.index_file import ALIGNMENT, VERSION
+from wids.tars.index_file import VERSION
 from wids.tars.mapped_file import FileBytes, read_or_map
 from wids.tars.names import KeySplit, to_bytes
 
-_MAGIC: Final = b"wids-pak"
-_HEADER: Final = struct.Struct("<8sIIQQQQQQQQII")
-_CRC_START: Final = 16  # the CRC covers the header from here on, then the directory
+MAGIC: Final = b"wids-pak"
+HEADER: Final = struct.Struct("<8sIIQQQQQQQQII")
+CRC_START: Final = 16  # the CRC covers the header from here on, then the directory
 _ENTRY_NBYTES: Final = 4 * 8
-HEADER_NBYTES: Final = _HEADER.size
+HEADER_NBYTES: Final = HEADER.size
 
 _MAX_DIRECTORY_NBYTES: Final = 16_000_000
 """Largest directory for a spec of no shards: a spec may list a part of what was packed."""
@@ -159,6 +159,10 @@ class PackDirectory:
         """Whether a shard of this base name was packed under this number."""
         return number < len(self) and self._names[number] == to_bytes(name)
 
+    def stored_name(self, number: int) -> bytes:
+        """Return the base name under which a shard was packed."""
+        return self._names[number]
+
     def tar_nbytes(self, number: int) -> int:
         """Return the length of the tar that was packed under a number."""
         return int(self._tar_nbytes[number])
@@ -197,9 +201,9 @@ def parse_header(data: bytes, nbytes: int, num_shards: int = 0) -> PackHeader:
     Raises:
         ValueError: It is not a pack of this version, of that length and for that spec.
     """
-    if len(data) < HEADER_NBYTES or data[: len(_MAGIC)] != _MAGIC:
+    if len(data) < HEADER_NBYTES or data[: len(MAGIC)] != MAGIC:
         raise ValueError("expected a pack of indexes, found something else")
-    header = PackHeader(*_HEADER.unpack_from(data, 0))
+    header = PackHeader(*HEADER.unpack_from(data, 0))
     if header.version != VERSION:
         raise ValueError(
             f"expected a pack of version {VERSION}, found version {header.version}; make it again "
@@ -217,7 +221,7 @@ def parse_header(data: bytes, nbytes: int, num_shards: int = 0) -> PackHeader:
 
 def check_directory(header: bytes, directory: bytes, crc: int) -> None:
     """Raise `ValueError` if header or directory of a pack are damaged."""
-    if zlib.crc32(directory, zlib.crc32(header[_CRC_START:HEADER_NBYTES])) != crc:
+    if zlib.crc32(directory, zlib.crc32(header[CRC_START:HEADER_NBYTES])) != crc:
         raise ValueError("expected the directory of a pack, found it damaged")
 
 
@@ -298,6 +302,22 @@ class LocalPack(PackDirectory):
             is_repeated[:-1] |= is_equal
         return self._hashes[is_repeated], self._positions[is_repeated].astype(np.int64)
 
+    def blob(self, number: int) -> bytes:
+        """Return the index of a shard, as it is stored."""
+        start = int(self._starts[number])
+        return self._data[start : start + int(self._lengths[number])]
+
+    def keys_of(self, num_shards: int) -> tuple[Column, Column]:
+        """Return the hashes of the first shards' keys, ascending, and their samples' positions.
+
+        Raises:
+            ValueError: The tables of keys are damaged.
+        """
+        if not (self.is_intact() and self._has_sound_keys):
+            raise ValueError(f"{self.path}: expected tables of keys, found them damaged")
+        is_in = self._positions < int(self.num_samples[:num_shards].sum())
+        return self._hashes[is_in], self._positions[is_in]
+
     def is_intact(self) -> bool:
         """Whether the file still has its length: to touch mapped bytes that it lost is fatal."""
         return not isinstance(self._data, mmap.mmap) or self._data.size() == len(self._data)
@@ -328,63 +348,3 @@ def load_pack(path: str, handle: int | None = None, num_shards: int = 0) -> Loca
     except ValueError as error:
         _logger.info("%s: %s", path, str(error))
         return None
-
-
-def write_pack(file: IO[bytes], shards: Iterable[tuple[str, int, ShardIndex]]) -> None:
-    """Write a pack into an empty file that can seek.
-
-    Args:
-        file: The file.
-        shards: Base name, length of the tar, and index with checksums, for each shard in order.
-    """
-    file.write(bytes(HEADER_NBYTES))  # known only at the end
-    entries: list[tuple[int, int, int, int]] = []
-    names: list[bytes] = []
-    hashes: list[npt.NDArray[np.uint64]] = []
-    for name, tar_nbytes, shard_index in shards:
-        blob = index_file.dump(shard_index, TarIdentity(tar_nbytes))
-        entries.append((_align(file), len(blob), tar_nbytes, len(shard_index)))
-        names.append(to_bytes(name))
-        hashes.append(_key_hashes(shard_index))
-        file.write(blob)
-    directory = _align(file)
-    columns = np.array(entries, "<u8").reshape(-1, 4).T.tobytes()
-    joined_names = b"\0".join(names)
-    file.write(columns + joined_names)
-    all_hashes = np.concatenate([np.empty(0, np.uint64), *hashes])
-    order = np.argsort(all_hashes, kind="stable")
-    width = 4 if len(order) < 1 << 32 else 8
-    tables = [all_hashes[order].astype("<u8").tobytes(), order.astype(f"<u{width}").tobytes()]
-    places = []
-    for table in tables:
-        places.append(_align(file))
-        file.write(table)
-    header = PackHeader(
-        magic=_MAGIC,
-        version=VERSION,
-        crc=0,
-        nbytes=file.tell(),
-        num_shards=len(names),
-        total=len(order),
-        directory=directory,
-        names=directory + len(columns),
-        names_nbytes=len(joined_names),
-        hashes=places[0],
-        positions=places[1],
-        keys_crc=zlib.crc32(tables[1], zlib.crc32(tables[0])),
-        width=width,
-    )
-    crc = zlib.crc32(columns + joined_names, zlib.crc32(_HEADER.pack(*header)[_CRC_START:]))
-    file.seek(0)
-    file.write(_HEADER.pack(*header._replace(crc=crc)))
-
-
-def _key_hashes(shard_index: ShardIndex) -> npt.NDArray[np.uint64]:
-    keys = shard_index.stored_keys()
-    return np.fromiter(map(key_hash, keys), np.uint64, len(keys))
-
-
-def _align(file: IO[bytes]) -> int:
-    """Fill up to the next aligned position and return it."""
-    file.write(bytes(-file.tell() % ALIGNMENT))
-    return file.tell()

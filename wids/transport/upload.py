@@ -30,6 +30,9 @@ _ATOMIC: Final = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"))
 """Schemes whose drivers end an upload with one request, and whose servers show nothing before it.
 With all others, a file is written under a temporary name and renamed."""
 
+_COMPARING: Final = frozenset(("s3", "s3a"))
+"""Schemes whose drivers can have a file replaced only if it is still the version that was read."""
+
 _PART_NBYTES: Final = 16 << 20
 _MAX_PARTS: Final = 10_000
 _NUM_CONNECTIONS: Final = 4
@@ -45,6 +48,7 @@ def publishing(
     mode: int = 0o666,
     *,
     is_new: bool = False,
+    replaces: str | None = None,
     sweeps: bool = True,
     storage_options: Options = None,
 ) -> Iterator[IO[bytes]]:
@@ -57,6 +61,7 @@ def publishing(
         target: Path, or URL of a scheme that fsspec can write.
         mode: Permissions of a local file, less those that the process's umask removes.
         is_new: Whether to raise FileExistsError, rather than replace what has the name.
+        replaces: The version that may be replaced, as `read` returns it; see `ReplacedError`.
         sweeps: Whether to delete what killed processes left of this local file.
         storage_options: As for `ShardListDataset`.
 
@@ -79,7 +84,7 @@ def publishing(
             file.flush()
         except OSError as error:
             raise _with_folder(error, name) from None
-        upload(path, name, is_new=is_new, storage_options=storage_options)
+        upload(path, name, is_new=is_new, replaces=replaces, storage_options=storage_options)
 
 
 def is_local(target: str) -> bool:
@@ -147,8 +152,70 @@ def file_names(folder: str, storage_options: Options = None) -> list[str]:
     return names
 
 
+class ReplacedError(UploadError):
+    """The file was replaced since it was read, and so it was left as it is."""
+
+
+def read(target: str, storage_options: Options = None) -> tuple[bytes, str | None]:
+    """Return the bytes at a path or URL, as they are there and not where rewriting leads.
+
+    Also returns their version if the server can compare it when it writes; else None.
+
+    Raises:
+        OSError: It cannot be read; FileNotFoundError if there is none.
+    """
+    if is_local(target):
+        with open(target, "rb") as file:
+            return file.read(), None
+    system, path = _file_system(target, storage_options)
+
+    def attempt() -> tuple[bytes, str | None] | None:
+        system.invalidate_cache()
+        try:
+            before = _tag(system, path)
+            data = system.cat_file(path)
+        except FileNotFoundError:
+            return None
+        if _tag(system, path) != before:
+            raise TransientError(f"{urls.redact(target)}: it changed while it was being read")
+        return data, before if urls.scheme(target) in _COMPARING else None
+
+    found: tuple[bytes, str | None] | None = _asked(target, attempt)
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, "not found", urls.redact(target))
+    return found
+
+
+@contextmanager
+def local_copy(target: str, storage_options: Options = None) -> Iterator[str]:
+    """Provide the path of a file: the file itself, or a temporary copy of a remote one.
+
+    Raises:
+        OSError: It cannot be read; FileNotFoundError if there is none.
+    """
+    if is_local(target):
+        yield target
+        return
+    system, path = _file_system(target, storage_options)
+    if not exists(target, storage_options):
+        raise FileNotFoundError(errno.ENOENT, "not found", urls.redact(target))
+    with unnamed_file() as (_, copy):
+        _asked(target, lambda: system.get_file(path, copy))
+        yield copy
+
+
+def _tag(system: Any, path: str) -> str | None:
+    tag = system.info(path).get("ETag")
+    return None if tag is None else str(tag)
+
+
 def upload(
-    path: str, url: str, *, is_new: bool = False, storage_options: Options = None, **headers: str
+    path: str,
+    url: str,
+    *,
+    is_new: bool = False,
+    replaces: str | None = None,
+    storage_options: Options = None,
 ) -> None:
     """Upload a complete local file.
 
@@ -158,17 +225,19 @@ def upload(
         is_new: Whether to raise FileExistsError if something has the URL. Two programs that upload
             at the same time are told apart by servers that can compare (S3, Google); on others a
             small race remains.
+        replaces: As for `publishing`.
         storage_options: As for `ShardListDataset`.
-        headers: Passed to drivers that take them, such as ``IfMatch`` for S3.
 
     Raises:
         FileExistsError: Something has the URL.
+        ReplacedError: It is another version than the one to replace.
         ValueError: The URL cannot be written.
         UploadError: The upload failed, and was retried if that could help.
     """
     check_writable(url)
     system, target = _file_system(url, storage_options)
     put = _put_directly if urls.scheme(url) in _ATOMIC else _put_and_rename
+    headers = {} if replaces is None else {"IfMatch": replaces}
 
     def attempt() -> None:
         try:
@@ -177,8 +246,17 @@ def upload(
             put(system, path, target, is_new=is_new, **headers)
         except FileExistsError:  # the server's own text may quote the URL with its query
             raise FileExistsError(errno.EEXIST, "already exists", urls.redact(url)) from None
+        except OSError as error:
+            if replaces is not None and _is_refused_version(error):
+                raise ReplacedError(f"{urls.redact(url)}: it was replaced meanwhile") from None
+            raise
 
     _asked(url, attempt)
+
+
+def _is_refused_version(error: OSError) -> bool:
+    response = getattr(error.__cause__, "response", None) or {}
+    return response.get("Error", {}).get("Code") in ("PreconditionFailed", "412")
 
 
 def _put_directly(system: Any, path: str, target: str, *, is_new: bool, **headers: str) -> None:
@@ -256,7 +334,7 @@ def _asked(url: str, attempt: Callable[[], Any]) -> Any:
     def translated() -> Any:
         try:
             return attempt()
-        except (FileExistsError, FetchError):
+        except (FileExistsError, FetchError, ReplacedError):
             raise
         except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
             raise _write_error(url, error) from None

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from wids.tars.index import ShardIndex
-from wids.tars.pack import LocalPack, load_pack, write_pack
+from wids.tars.pack import LocalPack, load_pack
+from wids.tars.pack_writer import write_pack
 from wids.transport import upload, urls
 
 

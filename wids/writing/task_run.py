@@ -20,7 +20,7 @@ from wids.files import abandoned
 from wids.files.progress import Bar
 from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars.names import KeySplit
-from wids.tars.pack import write_pack
+from wids.tars.pack_writer import write_pack
 from wids.transport import upload
 from wids.writing.describe import ShardRecord
 from wids.writing.journal import Journal, Task
