@@ -48,10 +48,12 @@ if TYPE_CHECKING:
     from wids.streaming import stream
     from wids.tars.shard import Shard
     from wids.views.collating import collate
+    from wids.writing.appending import append_shards
     from wids.writing.build import build_spec
+    from wids.writing.problems import Problem
     from wids.writing.shard_writer import ShardWriter
     from wids.writing.tar_writer import TarWriter
-    from wids.writing.verify import Problem, verify_spec
+    from wids.writing.verify import verify_spec
 
 __all__ = [
     "BucketBatchSampler",
@@ -87,6 +89,7 @@ __all__ = [
     "TransformError",
     "UploadError",
     "WidsError",
+    "append_shards",
     "build_spec",
     "collate",
     "load_spec",
@@ -118,10 +121,12 @@ _MODULES = {
     "streaming": ("stream",),
     "tars.shard": ("Shard",),
     "views.collating": ("collate",),
+    "writing.appending": ("append_shards",),
     "writing.build": ("build_spec",),
+    "writing.problems": ("Problem",),
     "writing.shard_writer": ("ShardWriter",),
     "writing.tar_writer": ("TarWriter",),
-    "writing.verify": ("Problem", "verify_spec"),
+    "writing.verify": ("verify_spec",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -151,7 +151,8 @@ def test_an_interrupt_while_headers_are_read(server: Server, tmp_path: Path) -> 
 def test_an_interrupted_create_is_resumed(tmp_path: Path) -> None:
     """Ctrl-C leaves no spec, no pack and no process; the next run reads what is missing."""
     for number in range(40):
-        write_tar(tmp_path / f"a-{number:03d}.tar", sample_members(0, 2000))
+        members = sample_members(number * 2000, number * 2000 + 2000)
+        write_tar(tmp_path / f"a-{number:03d}.tar", members)
     output = tmp_path / "a.json"
     command = [sys.executable, "-m", "wids.cli", "create", str(tmp_path), "-o", str(output)]
     process = subprocess.Popen(
@@ -209,8 +210,8 @@ def test_bases(shards: Path) -> None:
 
 def test_names_with_braces(tmp_path: Path) -> None:
     """Files in a folder are taken literally, and once."""
-    for name in ("w{1,2}.tar", "w{1.tar"):
-        write_tar(tmp_path / name, sample_members(0, 2))
+    for number, name in enumerate(("w{1,2}.tar", "w{1.tar")):
+        write_tar(tmp_path / name, sample_members(2 * number, 2 * number + 2))
     assert run("create", tmp_path, "-o", tmp_path / "a.json")[0] == 0
     assert load_spec(tmp_path / "a.json").shards[0].num_samples == 2
     both = [tmp_path, f"{tmp_path}/."]

@@ -16,12 +16,12 @@ def shards(tmp_path: Path) -> Path:
 
 
 def test_keys_in_several_shards(tmp_path: Path) -> None:
-    """`wids create` writes a remark to stderr, and `wids verify` fails (SPEC-19)."""
+    """`wids create` writes the spec, and it and `wids verify` fail (SPEC-19, SPEC-35)."""
     for name in "ab":
         write_tar(tmp_path / f"{name}.tar", [(f"{name}.txt", b""), ("x.txt", b"")])
     expected = '1 key occurs in several shards: "x" in a.tar and b.tar; a lookup finds the first'
     status, _, err = run("create", tmp_path, "-o", tmp_path / "a.json")
-    assert (status, expected in err) == (0, True)
+    assert (status, expected in err) == (1, True)
     status, out, _ = run("verify", tmp_path / "a.json")
     assert (status, expected in out) == (1, True)
 

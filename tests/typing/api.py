@@ -95,9 +95,11 @@ def other() -> None:
     wids.TarWriter("s3://bucket/b.tar", storage_options={"key": "a"})
     wids.load_spec("a.json").save("s3://bucket/a.json", storage_options={"key": "a"})
     refused: OSError = wids.UploadError("x")
+    more: wids.DatasetSpec = wids.append_shards("a.json", ["c.tar"], on_problem=print)
+    wids.ShardWriter("s3://bucket/a-%d.tar", if_exists="append", storage_options={"key": "a"})
     error: ValueError = wids.SpecError("x")
     missing: FileNotFoundError = wids.NotFoundError("x")
-    del error, missing, refused
+    del error, missing, refused, more
 
 
 def preparing() -> None:

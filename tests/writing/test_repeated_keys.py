@@ -11,7 +11,8 @@ import pytest
 from conftest import write_tar
 
 from wids import ShardWriter, build_spec, verify_spec
-from wids.tars import pack
+from wids.tars import pack_writer
+from wids.tars.index import ShardIndex
 
 
 def shard(folder: Path, name: str, *keys: str) -> Path:
@@ -97,10 +98,10 @@ def test_equal_hashes_are_not_equal_keys(
 ) -> None:
     """The keys themselves are compared."""
 
-    def colliding(shard_index: pack.ShardIndex) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    def colliding(shard_index: ShardIndex) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
         return np.array([int(shard_index.key(n)) % 2 for n in range(len(shard_index))], np.uint64)
 
-    monkeypatch.setattr(pack, "_key_hashes", colliding)
+    monkeypatch.setattr(pack_writer, "_key_hashes", colliding)
     spec = build_spec([shards[0], shards[2]], pack=tmp_path / "a.index")
     assert verify_spec(spec) == []
     assert len(verify_spec(build_spec(shards, pack=tmp_path / "a.index"))) == 1

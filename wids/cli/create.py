@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from wids.specs.model import DatasetSpec
     from wids.transport.fetch import Fetcher
     from wids.writing.by_headers import IndexingCost
+    from wids.writing.problems import Problem
 
 
 def add(commands: Any) -> None:
@@ -37,6 +38,7 @@ def add(commands: Any) -> None:
         "  wids create s3://bucket/train/ -o train.json\n"
         "  wids create shards/ -o train.json --base https://example.com/train/\n"
         "  wids create https://example.com/old.json -o train.json   # its shards, with an index\n"
+        "  wids create more-*.tar --append -o train.json\n"
         "After an interruption, run it again to resume.",
     )
     parser.add_argument(
@@ -55,6 +57,11 @@ def add(commands: Any) -> None:
         "--key-split", choices=["first", "last"], help="dot between key and field (first)"
     )
     parser.add_argument("--no-index", action="store_true", help="write the spec only")
+    parser.add_argument(
+        "--append",
+        action="store_true",
+        help="add the shards to the end of the dataset that the output describes",
+    )
     parser.add_argument(
         "--digests",
         action="store_true",
@@ -80,14 +87,16 @@ def run(options: argparse.Namespace) -> int:
     files = [shard.url for shard in named.shards]
     _check_output(options.output, files, options.base)
     output = upload.absolute(options.output)
-    check_references(output, files if options.base is None else [options.base], None)
+    if not options.append:
+        check_references(output, files if options.base is None else [options.base], None)
     info = _text_of(options.info)  # an error now, and not after all shards were read
-    stem = os.path.splitext(output)[0]
-    is_local = urls.is_local(output)
-    # The journal grows in small steps, so that of a remote spec is in the current folder.
-    journal = (stem if is_local else os.path.abspath(os.path.basename(stem))) + ".partial"
     # Before anything is read, so that a wrong bound of a pattern costs nothing.
+    journal = _journal_path(output)
     named = _with_lengths(named, journal, options, servers)
+    if options.append:
+        return _append(options, output, named)
+    stem = os.path.splitext(output)[0]
+    problems: list[Problem] = []
     with process_pool(options.jobs, len(files)) as executor:
         spec = build_spec(
             named,
@@ -98,21 +107,68 @@ def run(options: argparse.Namespace) -> int:
             journal=journal,
             digests=options.digests,
             on_cost=partial(_state_cost, options),
+            on_problem=partial(_print_problem, problems),
             storage_options=servers,
         )
     document = spec.document(urls.parent(output))
     if info is not None:
         document["info"] = info
     if options.base is not None:
+        is_local = urls.is_local(output)
         _set_base(document, options.base, stem + ".index", is_local=is_local)
     save_document(output, document, storage_options=servers)
     # Last of all: until the spec is saved, the journal is what an interrupted run resumes from.
     with suppress(FileNotFoundError):
         os.unlink(journal)
+    return _report(options.output, spec, problems)
+
+
+def _append(options: argparse.Namespace, output: str, named: DatasetSpec) -> int:
+    """Add shards to a published dataset."""
+    from wids.writing.appending import append_shards
+    from wids.writing.processes import process_pool
+
+    for name in ("name", "info", "no_index"):
+        if getattr(options, name):
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option}: expected it without --append, which keeps what is there")
+    problems: list[Problem] = []
+    journal = _journal_path(output)
+    with process_pool(options.jobs, len(named.shards)) as executor:
+        spec = append_shards(
+            output,
+            named,
+            base=options.base,
+            key_split=options.key_split,
+            executor=executor,
+            journal=journal,
+            digests=options.digests,
+            on_cost=partial(_state_cost, options),
+            on_problem=partial(_print_problem, problems),
+            storage_options=storage_options(options),
+        )
+    with suppress(FileNotFoundError):
+        os.unlink(journal)
+    return _report(options.output, spec, problems)
+
+
+def _journal_path(output: str) -> str:
+    """Return the path of the journal of an unfinished run."""
+    from wids.transport import urls
+
+    stem = os.path.splitext(output)[0]
+    # It grows in small steps, so that of a remote spec is in the current folder.
+    return (stem if urls.is_local(output) else os.path.abspath(os.path.basename(stem))) + ".partial"
+
+
+def _report(output: str, spec: DatasetSpec, problems: list[Problem]) -> int:
+    """Print what the dataset has, and return the exit status."""
+    from wids.transport import urls
+
     num_samples = sum(shard.num_samples or 0 for shard in spec.shards)
     shards = counted(len(spec.shards), "shard")
-    print(f"{urls.redact(options.output)}: {shards}, {counted(num_samples, 'sample')}")
-    return 0
+    print(f"{urls.redact(output)}: {shards}, {counted(num_samples, 'sample')}")
+    return 1 if any(problem.severity == "error" for problem in problems) else 0
 
 
 def _text_of(path: str | None) -> str | None:
@@ -127,6 +183,15 @@ def _state_cost(options: argparse.Namespace, cost: IndexingCost) -> None:
     print(f"wids: {cost}", file=sys.stderr)
     if cost.unread.is_large:
         ask_consent(cost.unread, options, "reading remote shards whole")
+
+
+def _print_problem(problems: list[Problem], problem: Problem) -> None:
+    """Print what is wrong with the dataset, or a remark on it, and note it."""
+    from wids.errors import printable
+
+    problems.append(problem)
+    kind = "remark: " if problem.severity == "remark" else ""
+    print(f"wids: {kind}{printable(str(problem))}", file=sys.stderr)
 
 
 def _set_base(document: dict[str, Any], base: str, pack: str, *, is_local: bool) -> None:

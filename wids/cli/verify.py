@@ -21,6 +21,7 @@ from wids.cli.consent import add_yes, ask_consent
 if TYPE_CHECKING:
     from wids.reading.cost import DownloadCost
     from wids.specs.model import DatasetSpec
+    from wids.writing.problems import Problem
 
 
 def add(commands: Any) -> None:
@@ -54,6 +55,7 @@ def run(options: argparse.Namespace) -> int:
             spec,
             decode=options.decode,
             executor=executor,
+            on_remark=_print_remark,
             storage_options=servers,
         )
     for problem in problems:
@@ -83,3 +85,10 @@ def _cost(spec: DatasetSpec, servers: dict[str, Any]) -> DownloadCost:
         return download_cost(remote, fetcher)
     except FetchError:
         return DownloadCost({shard.url: shard.nbytes for shard in remote})
+
+
+def _print_remark(remark: Problem) -> None:
+    """Print a remark; standard output is for problems."""
+    from wids.errors import printable
+
+    print(f"wids: remark: {printable(str(remark))}", file=sys.stderr)

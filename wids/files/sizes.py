@@ -1,4 +1,4 @@
-"""Numbers of bytes ↔ text: ``"200GB"`` as a person writes it, ``1.6 kB`` as messages show it.
+"""Numbers of bytes and shares ↔ text: ``"200GB"`` as people write it, ``1.6 kB``, ``99.95 %``.
 
 Knows nothing of what has that size.
 """
@@ -41,3 +41,12 @@ def nbytes_text(nbytes: float) -> str:
     while round(value, 1) >= 1000:  # 999,960 bytes are 1.0 MB, not 1000.0 kB
         value, prefix = value / 1000, next(prefixes)
     return f"{value:.1f} {prefix}B" if prefix else f"{value:.0f} B"
+
+
+def percent_text(count: int, total: int) -> str:
+    """Return a share as ``99.95 %``, rounded down: only all are 100 %, and only none are 0 %."""
+    hundredths = 10_000 * count // total if total else 0
+    if count and not hundredths:
+        return "< 0.01 %"
+    text = f"{hundredths // 100}.{hundredths % 100:02}".rstrip("0").rstrip(".")
+    return f"{text} %"

@@ -198,14 +198,15 @@ def save_document(
     document: Mapping[str, Any],
     mode: int = 0o666,
     *,
+    replaces: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a JSON document atomically, to a path or URL."""
+    """Write a JSON document atomically, to a path or URL; see `upload.publishing`."""
     try:
         data = json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:  # names of files need not be UTF-8
         data = json.dumps(document, indent=1).encode("ascii")
-    with upload.publishing(path, mode, storage_options=storage_options) as file:
+    with upload.publishing(path, mode, replaces=replaces, storage_options=storage_options) as file:
         file.write(data + b"\n")
 
 

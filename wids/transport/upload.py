@@ -191,14 +191,12 @@ def local_copy(target: str, storage_options: Options = None) -> Iterator[str]:
     """Provide the path of a file: the file itself, or a temporary copy of a remote one.
 
     Raises:
-        OSError: It cannot be read; FileNotFoundError if there is none.
+        UploadError: The remote one cannot be read.
     """
     if is_local(target):
         yield target
         return
     system, path = _file_system(target, storage_options)
-    if not exists(target, storage_options):
-        raise FileNotFoundError(errno.ENOENT, "not found", urls.redact(target))
     with unnamed_file() as (_, copy):
         _asked(target, lambda: system.get_file(path, copy))
         yield copy

@@ -24,10 +24,11 @@ from wids.transport import fetch, upload, urls
 from wids.transport.download import Report
 from wids.transport.lengths import known_lengths
 from wids.writing.by_headers import IndexingCost, can_have_ranges, describe_by_headers
+from wids.writing.dataset_problems import dataset_problems
 from wids.writing.describe import ShardRecord, describe_shard
 from wids.writing.journal import Journal, Task
 from wids.writing.new_packs import new_pack
-from wids.writing.repeated_keys import warn_of_repeated_keys
+from wids.writing.problems import Problem, log_problem
 
 _logger = logging.getLogger("wids")
 
@@ -43,6 +44,7 @@ def build_spec(
     journal: str | os.PathLike[str] | None = None,
     digests: bool = False,
     on_cost: Callable[[IndexingCost], None] = _logger.info,
+    on_problem: Callable[[Problem], None] = log_problem,
     allow_pipe: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     progress: bool | None = None,
@@ -51,8 +53,7 @@ def build_spec(
 
     Of remote shards with large members only the headers are read, by byte range, 16 shards at a
     time; their spec then has no digest, and their index no checksums of members. Other remote
-    shards are downloaded to a temporary file, one at a time for each worker. A warning is logged if
-    keys occur in several shards.
+    shards are downloaded to a temporary file, one at a time for each worker.
 
     Args:
         shards: The shards, in any form that a dataset takes. What a document says of them is kept,
@@ -73,6 +74,9 @@ def build_spec(
         on_cost: Called with what reading remote shards costs, after their headers were read and
             before some are read whole: ``str(cost)`` says it, ``cost.unread`` is what is still to
             be downloaded. What it raises ends the work, which the journal can resume.
+        on_problem: Called with what is wrong with the dataset as a whole, before the pack is
+            published: keys that occur in several shards, and as remarks fields that only some
+            samples have, and formats that are mixed. By default it is logged as a warning.
         allow_pipe: Whether a document may name ``pipe:`` commands.
         storage_options: As for `ShardListDataset`.
         progress: Whether to show a progress bar; None for in terminals and notebooks only.
@@ -116,11 +120,13 @@ def build_spec(
             for shard, task in zip(spec.shards, tasks, strict=True)
         )
         with new_pack(pack_path, log.indexes(tasks), storage_options) as indexes:
-            warn_of_repeated_keys(indexes, described)
+            dataset_name = spec.name if name is None else name
+            for problem in dataset_problems(indexes, described, dataset_name):
+                on_problem(problem)
     return replace(
         spec,
         shards=described,
-        name=spec.name if name is None else name,
+        name=dataset_name,
         index=pack_path or spec.index,
     )
 

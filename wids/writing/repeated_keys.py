@@ -7,7 +7,6 @@ how the shards were read.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ from wids.tars.pack import LocalPack
 from wids.transport import urls
 
 _MAX_NAMED: Final = 3
-
-_logger = logging.getLogger("wids")
 
 
 @dataclass(frozen=True)
@@ -80,13 +77,6 @@ def find_repeated_keys(pack: LocalPack, shards: Sequence[ShardSpec]) -> Repeated
     found = (_first_repeated(samples(group)) for group in groups)
     named = tuple(islice((pair for pair in found if pair is not None), _MAX_NAMED))
     return RepeatedKeys(len(groups), named) if named else None
-
-
-def warn_of_repeated_keys(pack: LocalPack | None, shards: Sequence[ShardSpec]) -> None:
-    """Log a warning if keys occur in several shards of a pack."""
-    found = None if pack is None else find_repeated_keys(pack, shards)
-    if found is not None:
-        _logger.warning("%s", found)
 
 
 def _numbered(items: Iterable[str | None]) -> IntArray:

@@ -19,16 +19,19 @@ from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars.index import TarIdentity
 from wids.tars.index_file import dump
 from wids.transport import fetch, upload, urls
+from wids.writing.appending import publish_appended
+from wids.writing.dataset_problems import repeated_keys
 from wids.writing.describe import ShardRecord, describe_shard
 from wids.writing.journal import Journal
 from wids.writing.members import Encoder, member_encoder
 from wids.writing.new_packs import new_pack
 from wids.writing.only_writer import only_writer
-from wids.writing.repeated_keys import warn_of_repeated_keys
+from wids.writing.problems import log_problem
+from wids.writing.published import published
 from wids.writing.shard_names import ShardNames, pack_path
 from wids.writing.tar_writer import TarWriter, check_target
 
-IfExists = Literal["error", "resume", "replace"]
+IfExists = Literal["error", "resume", "append", "replace"]
 
 
 class ShardWriter:
@@ -52,15 +55,22 @@ class ShardWriter:
             False for none. The pack is written beside it, ``train.index``.
         name: Name of the dataset in the spec; None for the stem of the spec's file name.
         if_exists: What to do if shards or the spec exist already: ``"error"``, ``"resume"`` to keep
-            the shards and continue after them, or ``"replace"`` to overwrite them.
+            the shards and continue after them, ``"append"`` to add shards to a published dataset,
+            or ``"replace"`` to overwrite them. Resuming finishes an interrupted run of the same
+            program: it reads the shards that exist, and writes a spec of all shards. Appending
+            begins new shards after the last number, whoever wrote the earlier ones, which it does
+            not read; see `append_shards`. The dataset is as it was until the writer is closed.
         encoder, mode, user, group, mtime, compress, storage_options: As for `TarWriter`.
 
     Attributes:
-        num_samples: Samples in all shards so far, including those that were resumed.
-        shards: The complete shards, as the spec will describe them.
+        num_samples: Samples in all shards so far, including those that were resumed, but not
+            those of a dataset that is appended to.
+        shards: The complete shards, as the spec will describe them; the same holds.
 
     Raises:
         FileExistsError: A shard or the spec exists already.
+        FileNotFoundError: There is no spec to append to.
+        SpecError: Nothing can be appended to the spec.
         OSError: Another writer of the same pattern is open.
         ValueError: An argument is invalid.
 
@@ -124,6 +134,8 @@ class ShardWriter:
                 self._check_no_spec()
             elif if_exists == "resume":
                 self._resume()
+            elif if_exists == "append":
+                self._check_appending()
         except BaseException:
             self._stack.close()
             raise
@@ -221,6 +233,28 @@ class ShardWriter:
             if self._dataset_name is None:
                 self._dataset_name = spec.name
 
+    def _check_appending(self) -> None:
+        """Begin after the last shard of a published dataset."""
+        if not self._spec_path:
+            raise ValueError('if_exists="append": expected a spec to append to, found spec=False')
+        old = published(self._spec_path, self._storage_options)
+        if old.key_split != "first":
+            raise ValueError(
+                f'{urls.redact(self._spec_path)}: expected key_split="first" as this writer packs, '
+                f'found "{old.key_split}"'
+            )
+        listed = {shard.url for shard in old.spec.shards}
+        numbers = self._names.existing_numbers(self._number, self._storage_options)
+        for number in sorted(numbers):
+            path = self._names.path(number)
+            if path not in listed and urls.join(old.base, os.path.basename(path)) not in listed:
+                raise FileExistsError(
+                    f"{urls.redact(path)}: exists, but {urls.redact(self._spec_path)} does not "
+                    "list it, as an interrupted append leaves it; add it with `wids create "
+                    "--append` or move it away"
+                )
+        self._number = max(numbers, default=self._number - 1) + 1
+
     def _check_no_spec(self) -> None:
         if self._spec_path:
             for path in (self._spec_path, pack_path(self._spec_path)):
@@ -230,15 +264,24 @@ class ShardWriter:
         if upload.exists(path, self._storage_options):
             raise FileExistsError(
                 f'{urls.redact(path)}: already exists; pass if_exists="resume" to keep it and '
-                'continue after it, "replace" to overwrite it, or choose another name'
+                'continue after it, "append" to add shards to the dataset, "replace" to overwrite '
+                "it, or choose another name"
             )
 
     def _publish_spec(self, path: str) -> None:
+        indexes = self._journal.indexes((shard.url, "first") for shard in self.shards)
+        if self._if_exists == "append":
+            with new_pack(None, indexes) as pack:
+                if pack is not None:  # as always for what was just written
+                    publish_appended(
+                        path, tuple(self.shards), pack, storage_options=self._storage_options
+                    )
+            return
         if self._if_exists == "error":
             self._check_no_spec()
-        indexes = self._journal.indexes((shard.url, "first") for shard in self.shards)
         with new_pack(pack_path(path), indexes, self._storage_options) as pack:
-            warn_of_repeated_keys(pack, self.shards)
+            for problem in repeated_keys(pack, self.shards):
+                log_problem(problem)
         name = self._dataset_name
         if name is None:
             name = os.path.splitext(os.path.basename(path))[0]
@@ -271,7 +314,9 @@ class _NumberedTar(TarWriter):
 
 def _check_options(if_exists: str, maxcount: int, maxsize: float) -> None:
     if if_exists not in get_args(IfExists):
-        raise ValueError(f'if_exists: expected "error", "resume" or "replace", found {if_exists!r}')
+        raise ValueError(
+            f'if_exists: expected "error", "resume", "append" or "replace", found {if_exists!r}'
+        )
     if maxcount < 1 or maxsize < 1:
         raise ValueError(
             f"expected a maxcount and a maxsize of at least 1, found {maxcount} and {maxsize}"

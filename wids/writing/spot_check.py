@@ -16,7 +16,7 @@ from wids.tars import index_file
 from wids.tars.index import ShardIndex, TarIdentity, index_tar
 from wids.tars.names import KeySplit
 from wids.tars.shard import Shard
-from wids.writing.verify import Problem
+from wids.writing.problems import Problem
 
 
 def parse_share(text: str, name: str) -> float:

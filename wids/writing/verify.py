@@ -8,10 +8,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -31,36 +30,15 @@ from wids.tars.shard import Shard
 from wids.transport import fetch, urls
 from wids.transport.download import Report
 from wids.transport.lengths import ask_lengths
+from wids.writing.dataset_problems import dataset_problems
 from wids.writing.describe import ShardRecord
 from wids.writing.journal import Journal
 from wids.writing.new_packs import new_pack
-from wids.writing.repeated_keys import find_repeated_keys
+from wids.writing.problems import Problem, log_problem
 
 _MAX_NAMES: Final = 3
 
 Locate = Callable[[ShardSpec], "str | None"]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Something that is wrong with a shard or with the pack. ``str`` has both parts in one line.
-
-    Attributes:
-        shard: Path or URL of the shard, or of the pack.
-        text: What was expected and what was found.
-
-    Examples:
-        >>> import wids
-        >>> problem = wids.Problem("a.tar", "the spec says 8 samples, the shard has 10")
-        >>> print(problem)
-        a.tar: the spec says 8 samples, the shard has 10
-    """
-
-    shard: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.shard}: {self.text}"
 
 
 class _Fingerprint(NamedTuple):
@@ -90,6 +68,7 @@ def verify_spec(
     locate: Locate | None = None,
     executor: Executor | None = None,
     allow_pipe: bool = False,
+    on_remark: Callable[[Problem], None] = log_problem,
     storage_options: Mapping[str, Any] | None = None,
     progress: bool | None = None,
 ) -> list[Problem]:
@@ -108,11 +87,14 @@ def verify_spec(
             file.
         executor: Where to do the work, as for `build_spec`.
         allow_pipe: Whether a document may name ``pipe:`` commands.
+        on_remark: Called with each remark: a field that only some samples have, or formats that are
+            mixed. By default it is logged as a warning.
         storage_options: As for `ShardListDataset`.
         progress: Whether to show a progress bar; None for in terminals and notebooks only.
 
     Returns:
-        The problems, in the order of the shards; an empty list if there are none.
+        The problems without the remarks, in the order of the shards; an empty list if there are
+        none.
 
     Raises:
         SpecError: ``shards`` is malformed.
@@ -160,10 +142,14 @@ def verify_spec(
         if pack is None:
             tasks = [(shard.url, shard.key_split or "first") for shard in packed]
             pack = stack.enter_context(new_pack(None, log.indexes(tasks)))
-            problems += _repeated_keys(pack, packed)
-        elif not pack_problems:  # or else its hashes prove nothing
-            problems += _repeated_keys(pack, spec.shards)
-    return [*problems, *pack_problems]
+            in_several = dataset_problems(pack, packed, spec.name)
+        else:  # a wrong pack proves nothing
+            in_several = [] if pack_problems else dataset_problems(pack, spec.shards, spec.name)
+    for problem in in_several:
+        if problem.severity == "remark":
+            on_remark(problem)
+    errors = [problem for problem in in_several if problem.severity == "error"]
+    return [*problems, *errors, *pack_problems]
 
 
 def _lengths(
@@ -339,15 +325,6 @@ def _pack_mismatch(
         return []
     text = f"its index of {name} does not match the shard; rebuild the pack"
     return [Problem(urls.redact(spec.index or ""), text)]
-
-
-def _repeated_keys(pack: LocalPack | None, shards: Sequence[ShardSpec]) -> list[Problem]:
-    """Return what is wrong with the keys of several shards, as a list of at most one problem."""
-    found = None if pack is None else find_repeated_keys(pack, shards)
-    if found is None:
-        return []
-    _, _, second = found.named[0]
-    return [Problem(urls.redact(second.url), str(found))]
 
 
 def _digest(blob: bytes) -> bytes:

@@ -1,0 +1,45 @@
+"""What is wrong, or worth knowing, of shards and datasets: one line each.
+
+Knows nothing of how it was found.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Literal
+
+from wids.errors import printable
+
+_logger = logging.getLogger("wids")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that is wrong, or worth knowing. ``str`` has both parts in one line.
+
+    Attributes:
+        shard: Path or URL of the shard, or of the pack; the name of the dataset for what is in
+            several shards.
+        text: What was expected and what was found.
+        severity: ``"error"`` for what a reader would notice as wrong; ``"remark"`` for what may be
+            as its author wants it, such as a field that only some samples have.
+
+    Examples:
+        >>> import wids
+        >>> problem = wids.Problem("a.tar", "the spec says 8 samples, the shard has 10")
+        >>> print(problem)
+        a.tar: the spec says 8 samples, the shard has 10
+    """
+
+    shard: str
+    text: str
+    severity: Literal["error", "remark"] = "error"
+
+    def __str__(self) -> str:
+        return f"{self.shard}: {self.text}" if self.shard else self.text
+
+
+def log_problem(problem: Problem) -> None:
+    """Log a problem as a warning."""
+    _logger.warning("%s", printable(str(problem)))
