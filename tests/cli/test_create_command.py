@@ -129,8 +129,11 @@ def test_create_from_a_document(server: Server, tmp_path: Path) -> None:
 
 def test_an_interrupt_while_headers_are_read(server: Server, tmp_path: Path) -> None:
     """Ctrl-C ends at once though a server is silent; what was indexed is not read again."""
-    path = write_tar(tmp_path / "film.tar", [(f"{n}.mp4", bytes(3_000_000)) for n in range(4)])
-    urls = [server.page(f"/film-{n}.tar", path.read_bytes()) for n in range(2)]
+    urls = []
+    for number in range(2):
+        members = [(f"{number}-{n}.mp4", bytes(3_000_000)) for n in range(4)]
+        path = write_tar(tmp_path / f"film-{number}.tar", members)
+        urls.append(server.page(f"/{path.name}", path.read_bytes()))
     server.pages["/film-1.tar"].always = Fault(after_nbytes=5000, how="stall")
     output = tmp_path / "film.json"
     command = [sys.executable, "-m", "wids.cli", "create", *urls, "-o", str(output)]
