@@ -13,6 +13,7 @@ from loopback import Fault, Server, flipped
 
 import wids
 from wids import FetchError, ShardFormatError
+from wids.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 
@@ -164,3 +165,21 @@ def test_a_damaged_local_shard_is_an_error(tmp_path: Path) -> None:
         with raises(ShardFormatError, "expected the header of a .cls as in the published index"):
             dataset.table([".cls"])
     assert json.loads((tmp_path / "a.json").read_text())["index"] == "a.index"
+
+
+def test_commands_say_what_they_fetch(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TABLE-9: nothing where there is an index; more than a gigabyte takes consent."""
+    output = ["-c", "n=.cls", "-o", str(tmp_path / "n.parquet"), "-j", "1"]
+    assert main(["table", site.url, *output]) == 0
+    assert "reading columns" not in capsys.readouterr().err
+    url = site.without_pack()
+    monkeypatch.setattr("wids.reading.cost.LIMIT_NBYTES", 1000)
+    for command in (["table", url, *output], ["info", url, "-c", "n=.cls"]):
+        with pytest.raises(SystemExit):
+            main(command)
+        assert "without an index: 2.4 MB in 2 shards; pass --yes" in capsys.readouterr().err
+    assert site.num_whole() == 0
+    assert main(["table", url, *output, "--yes"]) == 0
+    assert site.num_whole() == 2

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -445,3 +447,20 @@ def test_a_million_bytes_of_payload_stay_out_of_memory(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(tmp_path / "parts.json")]
     done = subprocess.run(command, check=True, capture_output=True)
     assert int(done.stdout) < 20_000, "150 MB of shards"
+
+
+def open_shards() -> list[str]:
+    """Return the tars that this process has open. Runs on a worker."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+    return [name for name in found if name.endswith(".tar")]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+def test_workers_keep_no_shard_open(numbered: ShardListDataset) -> None:
+    """TABLE-6: an executor may live long, and the cache cannot evict what is open."""
+    with ProcessPoolExecutor(1, mp_context=get_context("forkserver")) as executor:
+        assert len(numbered.table([".cls"], executor=executor)) == 12
+        assert executor.submit(open_shards).result() == []

@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from wids.dataset import ShardListDataset
     from wids.reading.cost import DownloadCost
 
 _WRONG_USAGE: Final = 2
@@ -45,3 +46,19 @@ def ask_consent(cost: DownloadCost, options: argparse.Namespace, purpose: str) -
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         print("wids: these bytes were not downloaded", file=sys.stderr)
         raise SystemExit(1)
+
+
+def ask_to_fetch(dataset: ShardListDataset, options: argparse.Namespace, purpose: str) -> None:
+    """Ask before the shards are fetched that nothing can be read of otherwise.
+
+    They are remote, have no copy here, and no index by which parts of them could be read.
+    """
+    from wids.reading.cost import DownloadCost
+
+    reader, shards = dataset.reader, dataset.spec.shards
+    missing = [
+        shards[number]
+        for number in range(len(shards))
+        if not reader.is_local(number) and reader.index(number) is None
+    ]
+    ask_consent(DownloadCost({shard.url: shard.nbytes for shard in missing}), options, purpose)

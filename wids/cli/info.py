@@ -15,6 +15,7 @@ from wids.cli.arguments import (
     output_width,
     storage_options,
 )
+from wids.cli.consent import add_yes, ask_to_fetch
 from wids.errors import WidsError
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def add(commands: Any) -> None:
         help="after the specs: show distributions of columns, NAME=PATH or names of the saved "
         "table, separated by commas (default: all columns of the saved table)",
     )
+    add_yes(parser)
     add_allow_pipe(parser)
     add_storage(parser)
 
@@ -144,5 +146,8 @@ def _columns_text(spec: DatasetSpec, options: argparse.Namespace) -> str:
         allow_pipe=options.allow_pipe,
         storage_options=storage_options(options),
     ) as dataset:
-        table = read_or_load(dataset, named_columns([options.columns]))
+        columns = named_columns([options.columns])
+        if columns and dataset.spec.table is None:
+            ask_to_fetch(dataset, options, "reading columns of shards without an index")
+        table = read_or_load(dataset, columns)
     return "\n\n" + distributions_text(table, output_width())

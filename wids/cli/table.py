@@ -18,6 +18,7 @@ from wids.cli.arguments import (
     named_columns,
     storage_options,
 )
+from wids.cli.consent import add_yes, ask_to_fetch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,6 +44,7 @@ def add(commands: Any) -> None:
         help="null: for values that cannot be read, or have another type than most (raise)",
     )
     add_processes(parser)
+    add_yes(parser)
     add_allow_pipe(parser)
     add_storage(parser)
 
@@ -66,6 +68,7 @@ def run(options: argparse.Namespace) -> int:
         allow_pipe=options.allow_pipe,
         storage_options=storage_options(options),
     ) as dataset:
+        ask_to_fetch(dataset, options, "reading columns of shards without an index")
         with process_pool(options.jobs, len(dataset.spec.shards)) as executor:
             table = dataset.table(columns, errors=options.errors, executor=executor)
         mark = save_table(table, dataset.spec, dataset.reader.edges, columns, output)

@@ -264,10 +264,16 @@ def _keys(index: ShardIndex, rows: Rows) -> pa.Array:
 
 
 class PickledOnce:
-    """A value that is pickled once for all tasks, and restored once in each process."""
+    """A value that is pickled once for all tasks, and restored once in each process.
 
-    def __init__(self, value: Any) -> None:
+    Attributes:
+        value: The value.
+        is_restored: Whether it came by pickle, so that nobody else uses it in this process.
+    """
+
+    def __init__(self, value: Any, *, is_restored: bool = False) -> None:
         self.value = value
+        self.is_restored = is_restored
 
     @cached_property
     def _data(self) -> bytes:
@@ -279,4 +285,5 @@ class PickledOnce:
 
 @lru_cache(maxsize=1)
 def _restored(data: bytes) -> PickledOnce:
-    return PickledOnce(pickle.loads(data))  # noqa: S301 - made by `PickledOnce` for this process
+    value = pickle.loads(data)  # noqa: S301 - made by `PickledOnce` for this process
+    return PickledOnce(value, is_restored=True)

@@ -142,7 +142,12 @@ def _results(
 
 def _read_shared(shared: PickledOnce, tasks: Sequence[tuple[int, Rows]]) -> list[ShardColumns]:
     """Read a group of shards. Runs on the workers of an executor."""
-    return _read_group(shared.value, tasks)
+    try:
+        return _read_group(shared.value, tasks)
+    finally:
+        # A worker may live long, and an open copy cannot be evicted (CACHE-7).
+        if shared.is_restored:
+            shared.value.shards.close()
 
 
 def _read_group(reader: ColumnReader, tasks: Sequence[tuple[int, Rows]]) -> list[ShardColumns]:
