@@ -7,6 +7,7 @@ import os
 import shutil
 
 import columns
+import joins
 import keys
 import pack_files
 import pytest
@@ -97,3 +98,14 @@ def test_packing_can_be_measured() -> None:
     need(shutil.which("tar"), "GNU tar")
 
     assert list(pack_files.main(["--toy", "--rounds", "1"])) == ["tar", "webdataset"]
+
+
+@pytest.mark.long
+def test_join_rows_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    """Joins and joined batches stand beside pandas over the same files."""
+    need(importlib.util.find_spec("pandas"), "pip install pandas")
+
+    measured = joins.main(["--toy", "--rounds", "1"])
+
+    assert tuple(measured) == (*joins.JOIN_ROWS, *joins.READ_ROWS)
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(measured)

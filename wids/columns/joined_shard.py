@@ -7,7 +7,7 @@ of a sample stays the same. It holds nothing open: the readers of both sides do.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
 
@@ -121,21 +121,39 @@ class JoinedShard:
             start = self._reader.starts[number]
             positions = [start + local_index for local_index in local_indices]
             found = self._part.read(number, positions, keys, local=self._local)
-        for sample, fields, key in zip(samples, found, keys, strict=True):
-            other = self._missing(key) if fields is None else fields
-            # Never a row beside the wrong sample, whatever was stored or replaced.
-            if (stored := other.pop("__key__", key)) != key:
-                raise self._mismatch(key, stored)
-            num_fields = len(sample) + len(other)
-            sample.update(other)
-            if len(sample) != num_fields:
-                raise self._collision(key, other, num_fields - len(sample))
-        return samples
+        others = self._others(found, keys)
+        # A few steps for all samples together, most of which Python runs without a loop of its own:
+        # a batch should cost little more than the two that it is made of.
+        stored = [fields.pop("__key__", key) for fields, key in zip(others, keys, strict=True)]
+        if stored != keys:  # never a row beside the wrong sample, whatever was stored or replaced
+            raise self._mismatch(keys, stored)
+        if not side.is_plain:
+            side.check(samples)
+        num_fields = sum(map(len, samples)) + sum(map(len, others))
+        if side.is_plain:
+            for sample, fields in zip(samples, others, strict=True):
+                sample.update(fields)
+            joined = samples
+        else:  # what a transformation returns may be its own, to be returned again
+            joined = [{**s, **fields} for s, fields in zip(samples, others, strict=True)]
+        if sum(map(len, joined)) != num_fields:
+            raise self._collision(local_indices, others)
+        return joined
 
-    def _mismatch(self, key: str, stored: str) -> MismatchError:
+    def _others(self, found: list[Fields | None], keys: list[str]) -> list[Fields]:
+        """Return the fields of the other side, also for samples that are missing there."""
+        if all(found):
+            return cast("list[Fields]", found)
+        return [
+            self._missing(key) if fields is None else fields
+            for fields, key in zip(found, keys, strict=True)
+        ]
+
+    def _mismatch(self, keys: list[str], stored: list[str]) -> MismatchError:
+        expected, key = next(pair for pair in zip(keys, stored, strict=True) if pair[0] != pair[1])
         return MismatchError(
-            f"{self.name}: expected the key {key!r} on both sides, as when the datasets were "
-            f"joined, found {stored!r} on the other side; a shard of one of them was written again "
+            f"{self.name}: expected the key {expected!r} on both sides, as when the datasets were "
+            f"joined, found {key!r} on the other side; a shard of one of them was written again "
             "since: open both datasets and join them again"
         )
 
@@ -151,11 +169,18 @@ class JoinedShard:
             key=key,
         )
 
-    def _collision(self, key: str, other: Fields, num_equal: int) -> JoinError:
-        names = sorted(map(str, other))
+    def _collision(self, local_indices: Sequence[int], others: list[Fields]) -> JoinError:
+        """Return the error for fields that both sides have, of the first such sample."""
+        # Read again, since the samples have the other fields by now.
+        side = self._side
+        keys, samples = side.read(side.reader, self._number, local_indices, local=self._local)
+        common = (
+            sorted(map(str, s.keys() & o.keys())) for s, o in zip(samples, others, strict=True)
+        )
+        key, names = next(pair for pair in zip(keys, common, strict=True) if pair[1])
         return JoinError(
             f'{self.name}: sample "{key}": expected fields with other names on both sides, found '
-            f"{num_equal} of {', '.join(names[:8])} on both; pass a prefix to join, as in "
+            f"{', '.join(names[:8])} on both; pass a prefix to join, as in "
             'join(other, prefix="b"), or fields= when the datasets are opened'
         )
 
