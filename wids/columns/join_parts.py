@@ -135,6 +135,28 @@ class Side:
             samples = list(map(dataset.transformed, samples))
         return keys, samples
 
+    def read_one(
+        self, reader: ShardReader, number: int, local_index: int, *, local: bool
+    ) -> tuple[str, Any]:
+        """Return the key of one sample as it is stored, and the sample; see `read`."""
+        dataset = self.dataset
+        if not dataset.is_overridden:
+            verify = reader.verifies_decoded if dataset.transformations else reader.verifies_raw
+            shard = reader.open(number, local=local)
+            try:
+                sample: Any = shard.read(local_index, verify)
+            except ShardFormatError as error:
+                if not reader.replaces(number, shard, error):
+                    raise
+            else:
+                key = sample["__key__"]
+                if dataset.transformations:
+                    self._label(number, [local_index], [sample])
+                    sample = dataset.transformed(sample)
+                return key, sample
+        (key,), (sample,) = self.read(reader, number, [local_index], local=local)
+        return key, sample
+
     def _label(self, number: int, local_indices: Sequence[int], samples: list[Fields]) -> None:
         shard, start = self.reader.shards[number], self.reader.starts[number]
         name = shard.dataset or self.dataset.dataset_name
@@ -198,6 +220,9 @@ class Part(Protocol):
             keys: Their keys.
             local: As for `ShardPool.get`.
         """
+
+    def read_one(self, number: int, position: int, key: str, *, local: bool) -> Fields | None:
+        """Return what `read` returns for one sample."""
 
     def read_batch(
         self, positions: Sequence[int] | IntArray, *, local: bool
@@ -291,6 +316,26 @@ class DatasetPart:
             for index, item in zip(indices, fields, strict=True):
                 found[index] = item
         return found
+
+    def read_one(
+        self,
+        number: int,  # noqa: ARG002 - the position says all
+        position: int,
+        key: str,  # noqa: ARG002 - the same
+        *,
+        local: bool,
+    ) -> Fields | None:
+        """Return the fields of one sample."""
+        target = self.positions.one(position)
+        if target < 0:
+            return None
+        reader = self.side.reader
+        other, local_index = reader.locate(target)
+        stored, sample = self.side.read_one(reader, other, local_index, local=local)
+        if self.side.is_plain and not self.names.prefix:
+            fields: Fields = sample
+            return fields
+        return next(self._renamed([stored], [sample]))
 
     def _renamed(self, keys: list[str], samples: list[Fields]) -> Iterator[Fields]:
         """Yield samples with other names, and without labels except for the stored key."""

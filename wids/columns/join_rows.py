@@ -79,6 +79,16 @@ class TableRows:
     def take(self, rows: Sequence[int]) -> list[Fields]:
         """Return the values of rows as Python's own."""
         names = [name for name in self.table.column_names if not name.startswith("__")]
+        if len(rows) == 1:  # in a hundredth of the time that `take` needs
+            return [
+                dict(
+                    zip(
+                        self.fields,
+                        (self.table.column(name)[rows[0]].as_py() for name in names),
+                        strict=True,
+                    )
+                )
+            ]
         columns = [self.table.column(name).take(rows).to_pylist() for name in names]
         return _as_rows(self.fields, columns, len(rows))
 
@@ -236,6 +246,10 @@ class ValuePart:
         """Return the fields of samples of one shard; see `Part.read`."""
         raise NotImplementedError
 
+    def read_one(self, number: int, position: int, key: str, *, local: bool) -> Fields | None:
+        """Return the fields of one sample."""
+        return self.read(number, [position], [key], local=local)[0]
+
     def read_batch(
         self,
         positions: Sequence[int] | IntArray,  # noqa: ARG002 - not by position
@@ -297,7 +311,10 @@ class RowsPart(ValuePart):
         local: bool,  # noqa: ARG002 - rows are in memory
     ) -> list[Fields | None]:
         """Return the values of the rows of samples of any shards."""
-        targets = self.positions.at(np.asarray(positions, np.int64)).tolist()
+        if len(positions) == 1:
+            targets = [self.positions.one(int(positions[0]))]
+        else:
+            targets = self.positions.at(np.asarray(positions, np.int64)).tolist()
         wanted = [target for target in targets if target >= 0]
         taken = iter(self.rows.take(wanted)) if wanted else iter(())
         return [

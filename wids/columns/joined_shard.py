@@ -7,7 +7,7 @@ of a sample stays the same. It holds nothing open: the readers of both sides do.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -99,7 +99,13 @@ class JoinedShard:
 
     def read(self, local_index: int, verify: bool = False) -> RawSample:
         """Return one sample; each side compares checksums as its own settings say."""
-        return self.read_many([local_index], verify=verify)[0]
+        if self._batch is not None:
+            return self.read_many([local_index], verify=verify)[0]
+        number, local = self._number, self._local
+        key, sample = self._side.read_one(self._left, number, local_index, local=local)
+        place = self._reader.starts[number] + local_index
+        found = self._part.read_one(number, place, key, local=local)
+        return self._joined([local_index], [key], [sample], [found])[0]
 
     def read_many(
         self,
@@ -121,7 +127,17 @@ class JoinedShard:
             start = self._reader.starts[number]
             positions = [start + local_index for local_index in local_indices]
             found = self._part.read(number, positions, keys, local=self._local)
-        others = self._others(found, keys)
+        return self._joined(local_indices, keys, samples, found)
+
+    def _joined(
+        self,
+        local_indices: Sequence[int],
+        keys: list[str],
+        samples: list[Any],
+        found: list[Fields | None],
+    ) -> list[RawSample]:
+        """Return samples with the fields that were found for them."""
+        side, others = self._side, self._others(found, keys)
         # A few steps for all samples together, most of which Python runs without a loop of its own:
         # a batch should cost little more than the two that it is made of.
         stored = [fields.pop("__key__", key) for fields, key in zip(others, keys, strict=True)]
