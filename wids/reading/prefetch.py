@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from threading import Lock
 from typing import Any, Final, TypeVar
 
-from torch.utils.data import DistributedSampler, Sampler
+from torch.utils.data import BatchSampler, DistributedSampler, Sampler
 
 from wids.files.sizes import parse_nbytes
 from wids.reading.fetch_window import FetchWindow
@@ -95,6 +95,12 @@ class Prefetcher(Sampler[T]):
         # More than the cache's share may evict shards that were fetched ahead before they are read.
         self.ahead_nbytes = wanted if share is None else min(wanted, share)
         self.num_threads = num_threads
+
+    @property
+    def yields_indices(self) -> bool:
+        """Whether an item is an index, as far as is known; otherwise it is a batch."""
+        is_torchs = isinstance(self.sampler, BatchSampler)
+        return bool(getattr(self.sampler, "yields_indices", not is_torchs))
 
     def __len__(self) -> int:
         return len(self.sampler)  # type: ignore[arg-type]  # a sampler without a length raises

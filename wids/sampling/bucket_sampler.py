@@ -125,6 +125,16 @@ class BucketBatchSampler(EpochSampler[list[int]]):
         self._set_up_passes(sampler.epochs)
 
     @property
+    def rank(self) -> int:
+        """Rank of this process, as the sampler inside knows it."""
+        return self.replica()[0]
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of ranks."""
+        return self.replica()[1]
+
+    @property
     def num_repeated(self) -> int:
         """Number of samples of the current epoch, on all ranks, in batches that repeat others."""
         return self._rounds(self.epoch).num_repeated
