@@ -48,7 +48,7 @@ class Model(nn.Module):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_transformers(num_workers: int, server: Server, tmp_path: Path) -> None:
-    """Transformers' ``Trainer`` skips the batches of the finished part by ``skip_first_batches``."""
+    """The trainer skips finished batches by accelerate's ``skip_first_batches``."""
     need(importlib.util.find_spec("transformers"), "pip install transformers")
     from transformers import TrainingArguments
 

@@ -109,7 +109,11 @@ class FetchWindow:
             fetch.begun.wait()
 
     def close(self) -> None:
-        """Cancel all fetches, and end the threads."""
+        """Cancel all fetches, and end the threads; again, do nothing."""
+        # The end of the interpreter closes the window, and then collects the pass that has it, when
+        # the names of this module are gone.
+        if self._closed.is_set():
+            return
         # Or each pass of a long program would stay alive through this reference.
         atexit.unregister(self.close)
         with self._lock:  # after this no fetch is ordered, and no thread started
