@@ -10,7 +10,7 @@ from select import select
 
 import pytest
 from conftest import sample_members, write_tar
-from loopback import Server
+from loopback import Fault, Server
 
 import wids
 from wids.cli import main as cli
@@ -136,6 +136,23 @@ def test_local_shards_cost_nothing(
     monkeypatch.setattr("wids.reading.cost.LIMIT_NBYTES", 0)
     assert cli.main(["verify", str(train), "-j", "1"]) == 0
     assert "download" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_verify_asks_where_shards_are_missing(
+    shards: str, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Missing and refused shards are problems, and the others are counted (SPEC-27)."""
+    server.pages["/train-1.tar"].always = Fault(403)
+    wrong = shards.replace("2}", "4}")
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(arguments("verify", wrong, tmp_path))
+    assert "41.0 kB in 5 shards and 1 of unknown length; pass" in capsys.readouterr().err
+    assert [request for request in server.log if request.num_sent > 100] == []
+    assert cli.main([*arguments("verify", wrong, tmp_path), "--yes"]) == 1
+    shown = capsys.readouterr().out
+    assert "train-1.tar: expected HTTP status 200, found 403" in shown
+    assert "train-3.tar: not found" in shown
 
 
 def test_prefetch_says_what_it_downloads(

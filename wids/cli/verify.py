@@ -72,19 +72,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _cost(spec: DatasetSpec, servers: dict[str, Any]) -> DownloadCost:
-    """Return what reading the remote shards downloads; those that cannot be asked are problems."""
-    from wids.errors import FetchError
-    from wids.reading.cost import DownloadCost, download_cost
+    """Return what reading the remote shards downloads; those that are missing are problems."""
+    from wids.reading.cost import DownloadCost
     from wids.transport import urls
     from wids.transport.fetch import Fetcher
+    from wids.transport.lengths import lengths_as_known
 
     fetcher = Fetcher(servers)
     fetcher.bind_options(spec.origin)
-    remote = [shard for shard in spec.shards if not urls.is_local(shard.url)]
-    try:
-        return download_cost(remote, fetcher)
-    except FetchError:
-        return DownloadCost({shard.url: shard.nbytes for shard in remote})
+    stated = {shard.url: shard.nbytes for shard in spec.shards if not urls.is_local(shard.url)}
+    return DownloadCost(lengths_as_known(fetcher, stated))
 
 
 def _print_remark(remark: Problem) -> None:

@@ -43,8 +43,26 @@ def known_lengths(fetcher: Fetcher, stated: Mapping[str, int | None]) -> dict[st
     }
 
 
-def ask_lengths(fetcher: Fetcher, names: Sequence[str]) -> list[Answer]:
+def lengths_as_known(fetcher: Fetcher, stated: Mapping[str, int | None]) -> dict[str, int | None]:
+    """Return lengths as `known_lengths` does, for work that goes on without some of the files.
+
+    A file that does not exist has no bytes; None stands for one that cannot be asked for.
+    """
+    unstated = [url for url, nbytes in stated.items() if nbytes is None]
+    answers = ask_lengths(fetcher, unstated, is_tolerant=True)
+    found = zip(unstated, answers, strict=True)
+    return {**stated, **{url: 0 if isinstance(a, NotFoundError) else a for url, a in found}}
+
+
+def ask_lengths(
+    fetcher: Fetcher, names: Sequence[str], *, is_tolerant: bool = False
+) -> list[Answer]:
     """Return the length of each file, 32 of them at a time.
+
+    Args:
+        fetcher: Asks the servers.
+        names: Paths and URLs.
+        is_tolerant: Whether the length of a file that cannot be asked for is None.
 
     Raises:
         FetchError: One cannot be asked for.
@@ -60,7 +78,7 @@ def ask_lengths(fetcher: Fetcher, names: Sequence[str]) -> list[Answer]:
         except FileNotFoundError as error:
             return NotFoundError(str(local_error(urls.local_path(url), error)))
         except OSError:
-            if urls.is_local(url):  # opening it says what is wrong
+            if is_tolerant or urls.is_local(url):  # opening it says what is wrong
                 return None
             raise
 

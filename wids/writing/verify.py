@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from wids.errors import FetchError, NotFoundError, SampleError, ShardFormatError
+from wids.errors import FetchError, SampleError, ShardFormatError
 from wids.fields.decode import Decoder
 from wids.files.digests import file_digest
 from wids.files.progress import PartsBar
@@ -29,7 +29,7 @@ from wids.tars.scan import scan
 from wids.tars.shard import Shard
 from wids.transport import fetch, urls
 from wids.transport.download import Report
-from wids.transport.lengths import ask_lengths
+from wids.transport.lengths import lengths_as_known
 from wids.writing.dataset_problems import dataset_problems
 from wids.writing.describe import ShardRecord
 from wids.writing.journal import Journal
@@ -116,7 +116,9 @@ def verify_spec(
     packed: list[ShardSpec] = []
     pack_problems: list[Problem] = []
     with ExitStack() as stack:
-        sizes = _lengths(fetcher, spec.shards, locate)
+        stated = {shard.url: shard.nbytes for shard in spec.shards}
+        # Those that `locate` finds are local, and some are left out.
+        sizes = dict.fromkeys(stated) if locate else lengths_as_known(fetcher, stated)
         bar = stack.enter_context(PartsBar("verifying", sizes, "shard", wanted=progress))
         pack: LocalPack | None = None
         if spec.index is not None and locate is None:
@@ -150,23 +152,6 @@ def verify_spec(
             on_remark(problem)
     errors = [problem for problem in in_several if problem.severity == "error"]
     return [*problems, *errors, *pack_problems]
-
-
-def _lengths(
-    fetcher: fetch.Fetcher, shards: Sequence[ShardSpec], locate: Locate | None
-) -> dict[str, int | None]:
-    """Return the lengths of shards for the bar; None where nobody can tell."""
-    lengths = {shard.url: shard.nbytes for shard in shards}
-    if locate is not None:  # some are left out
-        return dict.fromkeys(lengths)
-    unstated = [url for url, nbytes in lengths.items() if nbytes is None]
-    try:
-        answers = ask_lengths(fetcher, unstated)
-    except FetchError:  # reading the shard says more
-        return lengths
-    found = zip(unstated, answers, strict=True)
-    # A shard that is missing takes no time.
-    return {**lengths, **{url: 0 if isinstance(a, NotFoundError) else a for url, a in found}}
 
 
 def _examined(
