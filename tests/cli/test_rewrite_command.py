@@ -1,0 +1,86 @@
+"""``wids rewrite``: a dataset becomes new shards."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import write_shards, write_tar
+
+from wids import ShardListDataset
+from wids.cli.main import main
+
+
+def keys(spec: Path) -> list[str]:
+    with ShardListDataset(spec) as dataset:
+        return list(dataset.keys())
+
+
+def test_shuffled_and_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same seed is the same order; all samples are there (REWRITE-1)."""
+    spec = write_shards(tmp_path, [20, 30])
+    out = tmp_path / "out" / "train"
+    assert main(["rewrite", str(spec), str(out), "--shuffle", "3", "--maxcount", "20"]) == 0
+    assert capsys.readouterr().out == f"{out}: 3 shards, 50 samples\n"
+    shuffled = keys(tmp_path / "out" / "train.json")
+    assert shuffled != keys(spec)
+    assert sorted(shuffled) == keys(spec)
+    pattern = str(tmp_path / "again" / "x-%03d.tar")
+    assert main(["rewrite", str(spec), pattern, "--shuffle", "3", "--jobs", "2"]) == 0
+    assert keys(tmp_path / "again" / "x.json") == shuffled
+    assert main(["verify", str(tmp_path / "again" / "x.json")]) == 0
+
+
+def test_filtered_with_some_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Conditions are on paths, or on columns of the saved table."""
+    pytest.importorskip("pyarrow")
+    members = [
+        member
+        for n in range(20)
+        for member in [
+            (f"{n:02}.json", json.dumps({"height": n * 10}).encode()),
+            (f"{n:02}.cls", b"%d" % (n % 2)),
+        ]
+    ]
+    write_tar(tmp_path / "a.tar", members)
+    spec = str(tmp_path / "a.json")
+    assert main(["create", str(tmp_path / "a.tar"), "-o", spec]) == 0
+    where = ".json/height >= 150 and .cls == 1"
+    out = str(tmp_path / "large")
+    assert main(["rewrite", spec, out, "--where", where, "--fields", "json"]) == 0
+    with ShardListDataset(tmp_path / "large.json") as dataset:
+        assert [sample[".json"]["height"] for sample in dataset] == [150, 170, 190]
+        assert ".cls" not in dataset[0]
+
+    table = str(tmp_path / "a.parquet")
+    assert main(["table", spec, "-c", "h=.json/height", "-o", table]) == 0
+    assert main(["rewrite", spec, str(tmp_path / "small"), "--where", "h < 30"]) == 0
+    assert keys(tmp_path / "small.json") == ["00", "01", "02"]
+    assert main(["rewrite", spec, str(tmp_path / "x"), "--where", "w < 30"]) == 1
+    assert "expected columns of the dataset's table (" in capsys.readouterr().err
+    assert main(["rewrite", spec, str(tmp_path / "x"), "--where", "h <"]) == 1
+    assert "where: expected comparisons joined by `and`" in capsys.readouterr().err
+
+
+def test_mapped_by_a_function_of_a_module_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The function takes samples of bytes, in the processes of the command (REWRITE-3)."""
+    spec = write_shards(tmp_path, [5, 5])
+    (tmp_path / "rewriting_maps.py").write_text(
+        "def even(sample):\n"
+        "    if int(sample['.cls']) % 2 == 0:\n"
+        "        return {**sample, '.txt': sample['.txt'].upper()}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    command = ["rewrite", str(spec), "even", "--map", "rewriting_maps:even", "-j", "2"]
+    assert main([*command, "--maxcount", "3"]) == 0
+    with ShardListDataset("even.json") as dataset:
+        assert [sample[".txt"] for sample in dataset] == [f"TEXT {n}" for n in range(0, 10, 2)]
+    capsys.readouterr()
+    for text in ("rewriting_maps", "rewriting_maps:odd", "nothing:at_all", "json:__doc__"):
+        assert main(["rewrite", str(spec), "x", "--map", text]) == 1
+        assert f"--map: expected {'a' if text[0] == 'j' else 'M'}" in capsys.readouterr().err

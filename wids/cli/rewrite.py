@@ -1,0 +1,156 @@
+"""``wids rewrite``: a dataset → new shards: shuffled, filtered, cut or mapped, with their spec."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from wids.cli.arguments import (
+    add_allow_pipe,
+    add_command,
+    add_processes,
+    add_spec,
+    add_storage,
+    counted,
+    positive,
+    storage_options,
+)
+
+if TYPE_CHECKING:
+    from wids.dataset import ShardListDataset
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = add_command(
+        commands,
+        "rewrite",
+        run,
+        "write a dataset into new shards: shuffled, filtered, cut or mapped",
+        "  wids rewrite train.json out/train --shuffle 0 --maxsize 500MB\n"
+        "  wids rewrite train.json large --where '.json/height >= 256' --fields jpg,cls\n"
+        "  wids rewrite train.json small --map mypackage.resize:smaller --jobs 4\n"
+        "After an interruption, run it again to resume.",
+    )
+    add_spec(parser)
+    parser.add_argument(
+        "output",
+        help="beginning of the names to write: out/train for out/train-000000.tar, … and "
+        "out/train.json; or a pattern, out/train-%%06d.tar",
+    )
+    parser.add_argument("-n", "--name", help="name of the new dataset (default: from the output)")
+    parser.add_argument("--shuffle", type=int, metavar="SEED", help="shuffle all samples")
+    parser.add_argument("--maxcount", type=positive, help="most samples in a shard")
+    parser.add_argument("--maxsize", metavar="SIZE", help="largest shard, such as 500MB (1GB)")
+    parser.add_argument("--fields", metavar="LIST", help="the only fields, separated by commas")
+    parser.add_argument(
+        "--where",
+        metavar="CONDITION",
+        help="only samples that meet it: .json/height >= 256 and .cls == 3; columns are paths, or "
+        "those of the dataset's table",
+    )
+    parser.add_argument(
+        "--map",
+        metavar="MODULE:FUNCTION",
+        help="takes a sample of bytes; returns a sample, None or several",
+    )
+    parser.add_argument(
+        "--restart", action="store_true", help="write the shards of an interrupted run again"
+    )
+    add_processes(parser)
+    add_allow_pipe(parser)
+    add_storage(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the new dataset and print its counts."""
+    from wids.dataset import ShardListDataset
+    from wids.rewriting.rewrite import rewrite
+    from wids.writing.processes import process_pool
+
+    function = None if options.map is None else named_function(options.map)
+    fields = None if options.fields is None else options.fields.split(",")
+    given = storage_options(options)
+    output = options.output
+    with ShardListDataset(
+        options.spec,
+        fields=fields,
+        transformations=[],
+        raw="bytes",
+        allow_pipe=options.allow_pipe,
+        storage_options=given,
+    ) as dataset:
+        view = dataset if options.where is None else _where(dataset, options.where)
+        if options.shuffle is not None:
+            from wids.sampling.chunks import permutation
+
+            view = view[permutation(len(view), options.shuffle)]
+        with process_pool(options.jobs, len(view)) as executor:
+            spec = rewrite(
+                view,
+                output if "%" in os.path.basename(output) else f"{output}-%06d.tar",
+                maxcount=options.maxcount,
+                maxsize=options.maxsize,
+                map=function,
+                name=options.name,
+                executor=executor,
+                resume=not options.restart,
+                storage_options=given,
+            )
+    num_samples = sum(shard.num_samples or 0 for shard in spec.shards)
+    print(f"{output}: {counted(len(spec.shards), 'shard')}, {counted(num_samples, 'sample')}")
+    return 0
+
+
+def named_function(text: str) -> Callable[[Any], Any]:
+    """Return the function that ``module:function`` names, also of a module in this folder.
+
+    Raises:
+        ValueError: There is no such function.
+    """
+    from importlib import import_module
+
+    module, mark, name = text.partition(":")
+    # As for `python -m`: a script that is installed has its own folder there instead.
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"--map: expected MODULE:FUNCTION, found {text!r}: {error}"
+            if mark
+            else f"--map: expected MODULE:FUNCTION, found {text!r}"
+        ) from None
+    if not callable(found):
+        # An error of the command line, whatever the type of the object.
+        raise ValueError(f"--map: expected a function, found {text!r}")  # noqa: TRY004
+    function: Callable[[Any], Any] = found
+    return function
+
+
+def _where(dataset: ShardListDataset, text: str) -> ShardListDataset:
+    """Return the samples that meet a condition."""
+    from wids.rewriting.where import mask, parsed
+
+    comparisons = parsed(text)
+    names = {comparison.column for comparison in comparisons}
+    if all(name.startswith(".") for name in names):
+        table = dataset.table(sorted(names))
+    else:
+        from wids.columns.table_file import load_table
+
+        table = load_table(dataset)
+        missing = sorted(names - set(table.column_names))
+        if missing:
+            existing = ", ".join(table.column_names)
+            raise ValueError(
+                f"--where: expected columns of the dataset's table ({existing}) or paths such as "
+                f".json/height, found {', '.join(missing)}"
+            )
+    return dataset[mask(table, comparisons)]
