@@ -237,9 +237,23 @@ def test_a_killed_append(spec: Path, tmp_path: Path, step: str) -> None:
         assert dataset.get_by_key("s00019")[".txt"] == "text 19"
         with pytest.raises(KeyError):
             dataset.get_by_key("s00020")
-        assert dataset.get_stats is not None
     append_shards(spec, [new])
     assert texts(spec) == expected(26)
+    assert wids.verify_spec(spec) == []
+
+
+def test_a_pack_that_lacks_the_last_shards(spec: Path, tmp_path: Path) -> None:
+    """Only the shards that it lacks are read again, as after two appends met (SPEC-36)."""
+    pack = tmp_path / "train.index"
+    before = pack.read_bytes()
+    append_shards(spec, [more(tmp_path)])
+    pack.write_bytes(before)
+    for path in tmp_path.glob("train-*.tar"):
+        path.rename(path.with_suffix(".away"))
+    append_shards(spec, [more(tmp_path, "last.tar", 26, 30)])
+    for path in tmp_path.glob("*.away"):
+        path.rename(path.with_suffix(".tar"))
+    assert texts(spec) == expected(30)
     assert wids.verify_spec(spec) == []
 
 
