@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -92,7 +93,15 @@ class Row:
     def line(self) -> str:
         """Return the row as text."""
         median = statistics.median(self.seconds)
-        reached = "aim" if median <= self.aim_s else "must" if median <= self.must_s else "MISSED"
+        reached = (
+            ""
+            if math.isinf(self.must_s)
+            else "aim"
+            if median <= self.aim_s
+            else "must"
+            if median <= self.must_s
+            else "MISSED"
+        )
         pandas_s = f"{statistics.median(self.pandas_s):8.1f}" if self.pandas_s else ""
         return (
             f"{self.name:32} {median:6.2f} {min(self.seconds):6.2f} {max(self.seconds):6.2f} "
@@ -167,7 +176,8 @@ def rows_of(folder: Path, sizes: Sizes, rounds: int, names: list[str]) -> Iterat
     for name, field, columns, must_s, aim_s, payload in (
         ("a million .cls", ".cls", CLS, 2.0, 1.5, 0),
         ("a million .json, two paths", ".json", JSON, 6.0, 4.0, 0),
-        (".cls beside payload", ".cls", CLS, 2.0, 1.5, sizes.payload_nbytes),
+        # For its memory: few samples in many shards, so that opening shards is half of its time.
+        (".cls beside payload, memory", ".cls", CLS, math.inf, math.inf, sizes.payload_nbytes),
     ):
         if names and not any(part in name for part in names):
             continue

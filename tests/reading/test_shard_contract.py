@@ -89,8 +89,10 @@ def test_members_are_read_in_bulk(make: Make, monkeypatch: pytest.MonkeyPatch) -
             some = members[::3]
             assert shard.read_members(some, verify=True) == [*expected.values()][::3]
             with monkeypatch.context() as patched:
-                patched.setattr("wids.tars.shard._DENSE_NBYTES", 0)  # as if they were far apart
-                patched.setattr("wids.tars.shard._COLD_READ_S", -1.0)  # and on a slow disk
+                patched.setattr("wids.tars.bulk_read._DENSE_NBYTES", 0)  # as if they were far apart
+                patched.setattr("wids.tars.bulk_read._COLD_READ_S", -1.0)  # and on a slow disk
+                assert shard.read_members(members) == list(expected.values())
+                patched.setattr("wids.tars.bulk_read._LONG_NBYTES", 0)  # from the map
                 assert shard.read_members(members) == list(expected.values())
         index = shard.index
         names = [index.member_name(member) for member in range(len(index.sizes))]

@@ -21,6 +21,7 @@ import numpy as np
 from wids.errors import ShardFormatError
 from wids.files.checksums import fastest_crc32
 from wids.tars.archive import BLOCK_NBYTES, IntArray
+from wids.tars.bulk_read import read_spans
 from wids.tars.index import ShardIndex, TarIdentity, index_tar
 from wids.tars.mapped_file import advise, map_file
 from wids.tars.names import KeySplit
@@ -44,12 +45,6 @@ _LARGE_NBYTES: Final = 16 << 10
 
 _COLD_READ_S: Final = 50e-6
 """A longer read came from the disk, or is so large that a hint costs little beside it."""
-
-_DENSE_NBYTES: Final = 16 << 10
-"""Members that are on average no further apart are read from the disk in one piece."""
-
-_NUM_PROBES: Final = 8
-"""Members whose times tell whether a file is in memory."""
 
 _CHECK_EVERY_S: Final = 0.005
 """How long single reads rely on the last check of the file's size, which costs a microsecond."""
@@ -196,53 +191,27 @@ class Shard:
     def read_members(self, members: IntArray, *, verify: bool = False) -> list[bytes]:
         """Return the bytes of members of the index, which ascend."""
         self.check()
-        index, data = self.index, self._map
-        starts = index.blocks[members].astype(np.int64) * BLOCK_NBYTES
-        stops = starts + index.sizes[members].astype(np.int64)
+        index = self.index
+        bodies = index.blocks[members].astype(np.int64) * BLOCK_NBYTES
+        stops = bodies + index.sizes[members].astype(np.int64)
+        starts = bodies  # those of the headers, if the index is a published one: they are compared
+        if len(index.head_crcs):
+            starts = bodies - index.head_blocks[members].astype(np.int64) * BLOCK_NBYTES
         spans = list(zip(starts.tolist(), stops.tolist(), strict=True))
-        # Members of a key that returns, and hard links, are not in the order of the archive.
-        first = int(starts.min(initial=self.nbytes))
-        nbytes = max(int(stops.max(initial=0)) - first, 0)
-        # One hint for all if they are near each other; for others each costs a microsecond, which
-        # is nothing beside a wait for the disk.
-        if nbytes <= _DENSE_NBYTES * len(spans):
-            advise(data, "WILLNEED", first, nbytes)
-        else:
-            self._warm(spans)
-        self._compare_heads(members, starts)
-        values = [data[start:stop] for start, stop in spans]
+        values = read_spans(self._map, self.path, self.identity.inode, spans)
+        self.check()  # what was read is whole, if the file still has its length
+        if len(index.head_crcs):
+            lengths = (bodies - starts).tolist()
+            crcs = [zlib.crc32(v[:n]) for v, n in zip(values, lengths, strict=True)]
+            for at in np.flatnonzero(index.head_crcs[members] != crcs)[:1]:
+                field = index.fields[index.field_ids[members[at]]]
+                raise changed_header_error(self.path, int(starts[at]), field)
+            values = [value[n:] for value, n in zip(values, lengths, strict=True)]
         if verify and len(index.payload_crcs):
             crcs = list(map(fastest_crc32(), values))
             for at in np.flatnonzero(index.payload_crcs[members] != crcs)[:1]:
                 raise changed_payload_error(self.path, index.member_name(int(members[at])))
-        # Pages that stay mapped count as memory of the process: all of the shard, in the end.
-        advise(data, "DONTNEED", first, nbytes)
         return values
-
-    def _warm(self, spans: list[tuple[int, int]]) -> None:
-        """Have the system read scattered bytes together, if they come from the disk."""
-        start_s = time.perf_counter()
-        for at, (start, stop) in enumerate(spans):
-            _ = self._map[start:stop]
-            if time.perf_counter() - start_s > _COLD_READ_S * (at + 1):
-                for other_start, other_stop in spans[at + 1 :]:
-                    advise(self._map, "WILLNEED", other_start, other_stop - other_start)
-                return
-            if at == _NUM_PROBES:
-                return
-
-    def _compare_heads(self, members: IntArray, bodies: IntArray) -> None:
-        """Compare the headers of members with the index, if it is a published one."""
-        index = self.index
-        if not len(index.head_crcs):
-            return
-        heads = bodies - index.head_blocks[members].astype(np.int64) * BLOCK_NBYTES
-        crc32, view = zlib.crc32, self._view
-        spans = zip(heads.tolist(), bodies.tolist(), strict=True)
-        crcs = [crc32(view[head:body]) for head, body in spans]
-        for at in np.flatnonzero(index.head_crcs[members] != crcs)[:1]:
-            field = index.fields[index.field_ids[members[at]]]
-            raise changed_header_error(self.path, int(heads[at]), field)
 
     def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
         """Return bytes of one field, from a start to a stop; fewer where the field ends.
