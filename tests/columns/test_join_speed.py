@@ -19,7 +19,7 @@ import wids
 from wids.columns.join_keys import DatasetKeys, match_keys
 from wids.tars.archive import TarMembers
 from wids.tars.index import build_index
-from wids.tars.pack import write_pack
+from wids.tars.pack_writer import write_pack
 
 
 def fastest(work: Callable[[], Any], rounds: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import time
 from itertools import chain
@@ -150,6 +151,60 @@ def test_a_join_by_range_reads_only_what_it_needs(tmp_path: Path, server: Server
             assert view[4] == {**view[4], ".cap": b".cap of s00004"}
         assert all(r.range for r in server.log if r.path.endswith(".tar"))
         result.close()
+
+
+@pytest.mark.parametrize("access", ["range", "download"])
+def test_each_side_fetches_as_its_own_settings_say(
+    tmp_path: Path, server: Server, train: Path, access: Any
+) -> None:
+    """The other side may be read by range only, or be fetched as a whole (JOIN-9)."""
+    site = Site(tmp_path / "site", server)
+    url = publish(site, "caps", shuffled(KEYS), [3, 12])
+    for left_access in ("auto", "range", "download"):
+        server.log.clear()
+        with (
+            wids.ShardListDataset(train, access=left_access) as left,  # type: ignore[arg-type]
+            wids.ShardListDataset(url, access=access, cache_dir=tmp_path / left_access) as right,
+        ):
+            result = left.join(right)
+            for sample in (result[3], result.__getitems__([4, 3])[1], next(iter(result[3:]))):
+                assert sample[".cap"].getvalue() == b".cap of s00003"
+        asked = [r.range is None for r in server.log if r.path.endswith(".tar")]
+        assert asked
+        assert set(asked) == {access == "download"}
+
+
+def test_a_server_without_ranges_on_the_other_side(
+    tmp_path: Path, server: Server, train: Path
+) -> None:
+    """The shard is fetched as a whole instead, as for any dataset."""
+    site = Site(tmp_path / "site", server)
+    url = publish(site, "caps", KEYS, [3, 12])
+    for path in (tmp_path / "site" / "caps").glob("*.tar"):
+        server.page(f"/{path.name}", path.read_bytes(), has_ranges=False)
+    with wids.ShardListDataset(train) as left, wids.ShardListDataset(url) as right:
+        result = left.join(right)
+        assert result[3][".cap"].getvalue() == b".cap of s00003"
+        assert result.__getitems__([14])[0][".cap"].getvalue() == b".cap of s00014"
+
+
+def test_a_damaged_copy_of_the_other_side_is_fetched_again(
+    tmp_path: Path, server: Server, train: Path, own_cache: Path
+) -> None:
+    """Alone and in batches, as for any dataset (JOIN-9)."""
+    site = Site(tmp_path / "site", server)
+    url = publish(site, "caps", KEYS, [10])
+    for read in (lambda r: r[3], lambda r: r.__getitems__([3, 4])[0]):
+        with wids.ShardListDataset(url, access="download", verify="always") as right:
+            right[3]
+            (copy,) = (own_cache / "shards").glob("*caps-0.tar")
+            data = copy.read_bytes().replace(b".cap of s00003", b".cap of sXXXXX")
+            status = copy.stat()
+            copy.chmod(0o600)
+            copy.write_bytes(data)
+            os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
+            with wids.ShardListDataset(train) as left:
+                assert read(left.join(right))[".cap"].getvalue() == b".cap of s00003"
 
 
 def test_shards_without_an_index_are_an_error(tmp_path: Path, server: Server) -> None:

@@ -14,8 +14,9 @@ from copy import copy
 from typing import Any, Final
 
 from wids.cache.store import BackgroundFetch
-from wids.columns.join_parts import Fields, Names
-from wids.columns.join_rows import KEY, ValuePart, named_fields, value_fields
+from wids.columns.column_paths import KEY
+from wids.columns.join_rows import ValuePart, named_fields, value_fields
+from wids.columns.join_sides import Fields, Names
 from wids.errors import JoinError, NotFoundError
 from wids.reading.reader import ShardReader
 from wids.transport import urls
@@ -79,7 +80,6 @@ class FilesPart(ValuePart):
         path = urls.path_of(shard_url)
         name = os.path.basename(path).removesuffix(".tar")
         reference = self._pattern.replace(SHARD, name)
-        # A name with a colon or two is no scheme, and `join` would take it for one.
         return urls.join(urls.parent(shard_url), reference)
 
     def entries(self, number: int) -> dict[str, Fields]:

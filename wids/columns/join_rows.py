@@ -10,19 +10,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from wids.cache.store import BackgroundFetch
+from wids.columns.column_paths import KEY
 from wids.columns.join_keys import RowKeys
-from wids.columns.join_parts import Fields, Members, Names
+from wids.columns.join_parts import Members
+from wids.columns.join_sides import Fields, Names
 from wids.columns.join_store import PositionMap
 from wids.errors import JoinError
 from wids.reading.position_array import IntArray
 from wids.tars.index import ShardIndex
-
-KEY: Final = "__key__"
 
 
 class Rows(Protocol):
@@ -253,8 +253,6 @@ class ValuePart:
     def read_batch(
         self,
         positions: Sequence[int] | IntArray,  # noqa: ARG002 - not by position
-        *,
-        local: bool,  # noqa: ARG002 - the same
     ) -> list[Fields | None] | None:
         """Return None: fields are looked up by key."""
         return None
@@ -299,17 +297,12 @@ class RowsPart(ValuePart):
         positions: Sequence[int],
         keys: Sequence[str],  # noqa: ARG002 - the same
         *,
-        local: bool,
-    ) -> list[Fields | None]:
-        """Return the values of the rows of samples."""
-        return self.read_batch(positions, local=local)
-
-    def read_batch(
-        self,
-        positions: Sequence[int] | IntArray,
-        *,
         local: bool,  # noqa: ARG002 - rows are in memory
     ) -> list[Fields | None]:
+        """Return the values of the rows of samples."""
+        return self.read_batch(positions)
+
+    def read_batch(self, positions: Sequence[int] | IntArray) -> list[Fields | None]:
         """Return the values of the rows of samples of any shards."""
         if len(positions) == 1:
             targets = [self.positions.one(int(positions[0]))]

@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Final
 
 from wids.cache.store import BackgroundFetch
-from wids.columns.join_parts import Fields, Part, Side
+from wids.columns.join_parts import Part
+from wids.columns.join_sides import Fields, Side
 from wids.columns.joined_index import joined_index
 from wids.columns.joined_shard import JoinedShard
 from wids.errors import WidsError
@@ -51,7 +52,7 @@ class JoinedReader(ShardReader):
     def of_batch(self, positions: IntArray) -> ShardReader:
         """Return a reader for one batch, which reads the other side for all its shards at once."""
         try:
-            found = self._part.read_batch(positions, local=self.fetches_for_many)
+            found = self._part.read_batch(positions)
             left = self._side.reader.of_batch(positions)
         except WidsError:  # raised again where only the sample that failed is replaced
             return self
@@ -110,6 +111,10 @@ class JoinedReader(ShardReader):
         """Set the epoch of the transformations of both sides."""
         self._side.dataset.set_epoch(epoch)
         self._part.set_epoch(epoch)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process makes the indexes that it shows.
+        return {**super().__getstate__(), "_indexes": {}}
 
     def close(self) -> None:
         """Release the open shards of both sides; the next read opens them again."""

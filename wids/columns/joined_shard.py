@@ -11,7 +11,8 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from wids.columns.join_parts import Fields, Part, Side
+from wids.columns.join_parts import Part
+from wids.columns.join_sides import Fields, Side
 from wids.errors import JoinError, MismatchError, SampleError
 from wids.reading.reader import ShardReader
 from wids.tars.archive import IntArray

@@ -16,10 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.columns import join_store
+from wids.columns.join_datasets import DatasetPart
 from wids.columns.join_files import FilesPart
 from wids.columns.join_keys import DatasetKeys, Keyed, digest_of, match_keys
-from wids.columns.join_parts import DatasetPart, JoinableDataset, Names, Part, Side
+from wids.columns.join_parts import Part
 from wids.columns.join_rows import FrameRows, MappingRows, Rows, RowsPart, TableRows
+from wids.columns.join_sides import JoinableDataset, Names, Side
 from wids.columns.join_store import PositionMap
 from wids.columns.joined_reader import JoinedReader
 from wids.errors import JoinError

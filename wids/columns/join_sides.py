@@ -1,0 +1,178 @@
+"""A dataset → its samples as a join needs them: with their stored keys, labelled and transformed.
+
+Nothing here puts two samples together, or knows which of them belong together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from wids.errors import JoinError, ShardFormatError
+from wids.reading.reader import ShardReader
+
+Fields: TypeAlias = dict[str, Any]
+
+
+class Names(dict[Any, Any]):
+    """The field names of the other side → those in joined samples, with a prefix.
+
+    With ``"b"``, ``.txt`` becomes ``.b.txt`` and ``txt`` becomes ``b.txt``. The empty name, that of
+    a value alone, becomes ``.b``, or ``.value`` without a prefix. Labels, ``__…__``, become None.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self.prefix = prefix
+
+    def __missing__(self, name: Any) -> Any:
+        prefix, joined = self.prefix, name
+        if isinstance(name, str):
+            if name.startswith("__"):
+                joined = None
+            elif not name:
+                joined = f".{prefix or 'value'}"
+            elif prefix:
+                joined = f".{prefix}{name}" if name.startswith(".") else f"{prefix}.{name}"
+        self[name] = joined
+        return joined
+
+    def pairs(self, names: tuple[Any, ...]) -> list[tuple[Any, Any]]:
+        """Return the fields among the names of a sample, each with its name in joined samples."""
+        return [(name, self[name]) for name in names if self[name] is not None]
+
+    def own(self, names: Collection[str]) -> list[str]:
+        """Return which fields of the other side have these names in joined samples."""
+        start = f".{self.prefix}." if self.prefix else "."
+        return [f".{name[len(start) :]}" for name in names if name.startswith(start)]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Names, (self.prefix,)
+
+
+class JoinableDataset(Protocol):
+    """What a join asks of a dataset."""
+
+    reader: ShardReader
+    dataset_name: str
+    transformations: list[Any]
+
+    @property
+    def is_overridden(self) -> bool:
+        """Whether a subclass decides what a sample is."""
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return several samples."""
+
+    def transformed(self, sample: Any) -> Any:
+        """Return what the transformations make of a labelled sample."""
+
+    def only(self, fields: Collection[str] | None) -> JoinableDataset:
+        """Return the same samples, fetching no shards, and undecoded if fields are named."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the transformations."""
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """A dataset as a join reads it.
+
+    Attributes:
+        dataset: All samples of the shards, which raises where a sample cannot be produced.
+    """
+
+    dataset: JoinableDataset
+
+    @property
+    def reader(self) -> ShardReader:
+        """The shards."""
+        return self.dataset.reader
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether samples are as they are stored."""
+        return not (self.dataset.transformations or self.dataset.is_overridden)
+
+    def read(
+        self, reader: ShardReader, number: int, local_indices: Sequence[int], *, local: bool
+    ) -> tuple[list[str], list[Any]]:
+        """Return the keys of samples of one shard as they are stored, and the samples.
+
+        Those of a plain dataset are dicts of the caller's own, with the key. Others have been
+        labelled and transformed, and may be anything.
+
+        Args:
+            reader: The dataset's reader, or its reader of a batch.
+            number: The shard.
+            local_indices: The samples.
+            local: As for `ShardPool.get`.
+        """
+        dataset = self.dataset
+        if dataset.is_overridden:
+            start, index = reader.starts[number], reader.key_index(number)
+            positions = [start + local_index for local_index in local_indices]
+            return list(map(index.key, local_indices)), dataset.__getitems__(positions)
+        verify = reader.verifies_decoded if dataset.transformations else reader.verifies_raw
+        shard = reader.open(number, local=local)
+        try:
+            samples: list[Any] = shard.read_many(local_indices, verify=verify)
+        except ShardFormatError as error:
+            if not reader.replaces(number, shard, error):
+                raise
+            return self.read(reader, number, local_indices, local=local)
+        keys = [sample["__key__"] for sample in samples]
+        if dataset.transformations:
+            self._label(number, local_indices, samples)
+            samples = list(map(dataset.transformed, samples))
+        return keys, samples
+
+    def read_one(
+        self, reader: ShardReader, number: int, local_index: int, *, local: bool
+    ) -> tuple[str, Any]:
+        """Return the key of one sample as it is stored, and the sample; see `read`."""
+        dataset = self.dataset
+        if not dataset.is_overridden:
+            verify = reader.verifies_decoded if dataset.transformations else reader.verifies_raw
+            shard = reader.open(number, local=local)
+            try:
+                sample: Any = shard.read(local_index, verify)
+            except ShardFormatError as error:
+                if not reader.replaces(number, shard, error):
+                    raise
+            else:
+                key = sample["__key__"]
+                if dataset.transformations:
+                    self._label(number, [local_index], [sample])
+                    sample = dataset.transformed(sample)
+                return key, sample
+        (key,), (sample,) = self.read(reader, number, [local_index], local=local)
+        return key, sample
+
+    def _label(self, number: int, local_indices: Sequence[int], samples: list[Fields]) -> None:
+        shard, start = self.reader.shards[number], self.reader.starts[number]
+        name = shard.dataset or self.dataset.dataset_name
+        for local_index, sample in zip(local_indices, samples, strict=True):
+            sample["__index__"] = start + local_index
+            sample["__shard__"] = shard.url
+            sample["__shardindex__"] = local_index
+            sample["__dataset__"] = name
+
+    def check(self, samples: list[Any]) -> None:
+        """Raise `JoinError` if transformations have made something else than dicts of samples."""
+        for sample in samples:
+            # The first question answers nearly always, and takes a tenth of the second.
+            if type(sample) is not dict and not isinstance(sample, Mapping):
+                raise JoinError(
+                    f"{self}: expected samples that are dicts, to join their fields, found "
+                    f"{type(sample).__name__} {sample!r:.80}; join the datasets first, and then "
+                    "use map or to_tuple on the joined dataset"
+                )
+
+    def only(self, fields: Collection[str] | None) -> Side:
+        """Return the side that fetches no shards; see `ShardReader.only`."""
+        return Side(self.dataset.only(fields))
+
+    def __str__(self) -> str:
+        return self.dataset.dataset_name or "the dataset"
