@@ -5,14 +5,21 @@ from __future__ import annotations
 import http.client
 import io
 import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+from conftest import Member
 from PIL import Image
 
 import wids
@@ -46,6 +53,28 @@ def write(folder: Path, count: int = 100) -> Path:
                 sample[f".{HOSTILE.replace('/', '')}"] = b"x"
             writer.write(sample)
     return folder / "looks.json"
+
+
+def photos(nbytes: int, count: int = 10**9, kind: str = "jpg") -> Iterator[Member]:
+    """Yield samples of a photo, made larger by noise at its end, a caption and a class."""
+    draw = random.Random(nbytes)
+    for number in range(count):
+        yield f"p{number:04d}.{kind}", picture(number) + draw.randbytes(nbytes)
+        yield f"p{number:04d}.txt", f"caption {number}".encode()
+        yield f"p{number:04d}.json", json.dumps({"n": number, "t": HOSTILE}).encode()
+
+
+def tar_of(members: Iterator[Member], nbytes: int) -> bytes:
+    """Return a tar of members, of about a length."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+            if stream.tell() >= nbytes:
+                break
+    return stream.getvalue()
 
 
 class Client:
@@ -104,3 +133,21 @@ def serving(pages: Any) -> Iterator[Client]:
     finally:
         browser.close()
         thread.join()
+
+
+@contextmanager
+def browse_command(
+    named: str, environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[Client, int]]:
+    """Run ``wids browse`` until Ctrl-C; yield a client of its page, and its process's number."""
+    command = [sys.executable, "-m", "wids.cli", "browse", named]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield Client(process.stdout.readline().strip()), process.pid
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()

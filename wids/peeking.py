@@ -50,7 +50,7 @@ def peek(
 ) -> Peek:
     """Look at the samples at the beginning of a shard, which need not have an index.
 
-    Of a remote shard the first megabyte is read by range (4 MiB from a server that sends whole
+    Of a remote shard the first megabyte is read by range (3 MiB from a server that sends whole
     files only), and no shard is downloaded. A notebook shows the result as cards.
 
     Args:

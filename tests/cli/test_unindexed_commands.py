@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 from command import run
 from conftest import write_shards, write_tar
-from looks import Client
+from looks import browse_command
 from loopback import Server
 
 
@@ -92,27 +91,17 @@ def test_sample_of_a_document_with_counts(server: Server) -> None:
 
 def test_browse_serves_the_beginning_of_tars(server: Server, pattern: str) -> None:
     """The command reads nothing until somebody looks."""
-    command = [sys.executable, "-m", "wids.cli", "browse", pattern]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        client = Client(process.stdout.readline().strip())
+    with browse_command(pattern) as (client, _):
         assert server.log == []
         assert client.json("about")["num_samples"] is None
         assert client.json("about")["command"] == f"wids create '{pattern}' -o train.json"
         assert "a film" in client.json("shard/0/samples")["cards"][0]["html"]
         assert server.num_sent < 1_500_000
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
 
 
 def test_browse_of_indexed_tars_is_a_dataset(pattern: str, tmp_path: Path) -> None:
     """With an index, the page has all samples."""
     output = tmp_path / "indexed.json"
     assert run("create", pattern, "-o", output)[0] == 0
-    command = [sys.executable, "-m", "wids.cli", "browse", str(output)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        client = Client(process.stdout.readline().strip())
+    with browse_command(str(output)) as (client, _):
         assert client.json("about")["num_samples"] == 52
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0

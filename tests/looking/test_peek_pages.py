@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
-import random
-import tarfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from conftest import Member, sample_members, write_tar
-from looks import HOSTILE, Client, browsing, peeking, picture
+from conftest import sample_members, write_tar
+from looks import HOSTILE, Client, browsing, peeking, photos, picture, tar_of
 from loopback import Fault, Server
 
 import wids
 from wids.cache.store import Cache
 
 MB = 1_000_000
-
-
-def photos(nbytes: int, count: int = 10**9, kind: str = "jpg") -> Iterator[Member]:
-    """Yield samples of a photo, made larger by noise at its end, a caption and a class."""
-    draw = random.Random(nbytes)
-    for number in range(count):
-        yield f"p{number:04d}.{kind}", picture(number) + draw.randbytes(nbytes)
-        yield f"p{number:04d}.txt", f"caption {number}".encode()
-        yield f"p{number:04d}.json", json.dumps({"n": number, "t": HOSTILE}).encode()
-
-
-def tar_of(members: Iterator[Member], nbytes: int) -> bytes:
-    """Return a tar of members, of about a length."""
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as archive:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-            if stream.tell() >= nbytes:
-                break
-    return stream.getvalue()
 
 
 def publish(server: Server, body: bytes, count: int = 3, **options: Any) -> str:
@@ -238,7 +212,7 @@ def test_servers_without_ranges_say_so(server: Server, tmp_path: Path) -> None:
         assert "the server sends whole files only" in about["remark"]
         assert about["cost"] == "downloads 6.2 MB"
         page = client.json("shard/0/samples?start=0&count=120")
-        assert (len(page["cards"]), page["next"]) == (40, None)
+        assert (len(page["cards"]), page["next"]) == (30, None)
         assert len(server.log) == 1
         assert json.loads(client.request("POST", "shard/0/index")[2])["num_samples"] == 60
         assert len(server.log) == 2

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import hub
 import pytest
 from conftest import need, write_tar
-from looks import peeking
+from looks import browse_command, peeking, photos, tar_of
+from loopback import Server
 from s3 import Bucket
 from servers import free_port, running
 
@@ -101,7 +104,7 @@ def test_nginx_without_ranges(tmp_path: Path) -> None:
     with nginx(tmp_path, "max_ranges 0; limit_rate 20m;") as site:
         samples = wids.peek(f"{site}/film-{{0..1}}.tar")
         assert [sample["__key__"] for sample in samples.only([".txt"])] == ["0-0"]
-        assert "sends whole files only: 4.2 MB of 18.0 MB were read" in samples._repr_html_()
+        assert "sends whole files only: 3.1 MB of 18.0 MB were read" in samples._repr_html_()
     assert sum(sent(tmp_path)) < 12 * MB  # nginx counts what its sockets took
     assert len(sent(tmp_path)) == 1
 
@@ -117,3 +120,71 @@ def test_s3(
     assert bucket.num_sent < 2 * 1.3 * MB + 2 * 1.3 * MB + 3.1 * MB
     # A read of a part asks for the version before and after it: three requests.
     assert len(bucket.requests) < 150
+
+
+# The first page of `wids browse`, on each server.
+
+
+def cpu_s(pid: int) -> float:
+    """Return the seconds of processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def check_first_page(named: str, environment: Mapping[str, str], num_shards: int) -> None:
+    """Request what the page requests at first; it takes less than a second of the server's time."""
+    with browse_command(named, environment) as (client, pid):
+        before_s = cpu_s(pid)
+        assert client.json("about")["num_shards"] == num_shards
+        known = client.json("shard/0/about")["known"]
+        page = client.json("shard/0/samples?start=0&count=48")
+        assert cpu_s(pid) - before_s < 1
+        assert "found so far" in known
+        assert len(page["cards"]) >= 25
+        assert "caption 24" in page["cards"][24]["html"]
+
+
+@pytest.fixture(scope="module")
+def body() -> bytes:
+    """A shard of 100 MB: photos of 110 kB, with captions."""
+    return tar_of(photos(110_000), 100 * MB)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads times from /proc")
+@pytest.mark.parametrize("kind", ["nginx", "no ranges", "hub", "s3"])
+def test_the_first_page_on_every_server(
+    kind: str, body: bytes, server: Server, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Of shards of 100 MB, under 10 MB of one shard are read (INDEX-23)."""
+    names = [f"train-{number:06d}.tar" for number in range(64)]
+    pattern = "train-{000000..000063}.tar"
+    if kind == "nginx":
+        (tmp_path / "www").mkdir()
+        first = tmp_path / "www" / names[0]
+        first.write_bytes(body)
+        for name in names[1:]:
+            (tmp_path / "www" / name).hardlink_to(first)
+        with nginx(tmp_path) as site:
+            check_first_page(f"{site}/{pattern}", {}, 64)
+        num_requests, num_sent = len(sent(tmp_path)), sum(sent(tmp_path))
+    elif kind == "s3":  # it keeps all objects in memory
+        bucket: Bucket = request.getfixturevalue("bucket")
+        for name in names[:3]:
+            bucket.system.pipe_file(f"{bucket.name}/{name}", body)
+        check_first_page(f"{bucket.url}/", bucket.environment(), 3)
+        num_requests, num_sent = len(bucket.requests), bucket.num_sent
+    elif kind == "hub":
+        need(find_spec("huggingface_hub"), "huggingface_hub (pip install '.[test]')")
+        hub.publish(server, "org/name", dict.fromkeys(names, body))
+        environment = {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "hf")}
+        check_first_page("hf://datasets/org/name/", environment, 64)
+        num_requests, num_sent = len(server.log), server.num_sent
+    else:
+        for name in names:
+            server.page(f"/{name}", body, has_ranges=False)
+        check_first_page(f"{server.url}/{pattern}", {}, 64)
+        num_requests, num_sent = len(server.log), server.num_sent
+    print(f"{kind}: {num_requests} requests, {num_sent / MB:.1f} MB")  # noqa: T201 - with -s
+    assert num_sent < 10 * MB
+    assert num_requests < 30

@@ -27,8 +27,9 @@ from wids.transport.parts import ENDLESS_NBYTES, open_parts
 from wids.transport.range_reader import RangeError
 
 _FIRST_NBYTES: Final = 1 << 20
-_FIRST_NBYTES_OF_WHOLE: Final = 4 << 20
-"""Bytes to read from a server without ranges, which cannot be asked for more."""
+_FIRST_NBYTES_OF_WHOLE: Final = 3 << 20
+"""Bytes to read from a server without ranges, which cannot be asked for more. About as many more go
+into the buffers of the connection before it is closed: on loopback up to 6 MB."""
 
 _MAX_LOOK_NBYTES: Final = 5 << 20
 _MAX_LOOK_REQUESTS: Final = 24
