@@ -182,6 +182,15 @@ def test_what_was_asked_of_samples_is_ignored(tmp_path: Path) -> None:
         assert dataset.table([".cls"])[".cls"].to_pylist() == [1, 2]
 
 
+def open_shards() -> list[str]:
+    """Return the tars that this process has open. Runs on a worker."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+    return [name for name in found if name.endswith(".tar")]
+
+
 def executors() -> list[Callable[[], Executor]]:
     return [
         lambda: ThreadPoolExecutor(2),
@@ -201,6 +210,9 @@ def test_any_executor_reads_the_same(
         assert table.equals(expected)
         with raises(TableError, "no sample has"):
             numbered.table([".json"], executor=executor)
+        if isinstance(executor, ProcessPoolExecutor) and os.path.isdir("/proc/self/fd"):
+            open_ones = [executor.submit(open_shards).result() for _ in range(4)]
+            assert open_ones == [[]] * 4, "the cache cannot evict what a worker has open"
 
 
 def test_the_reader_is_pickled_once() -> None:
@@ -447,20 +459,3 @@ def test_a_million_bytes_of_payload_stay_out_of_memory(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(tmp_path / "parts.json")]
     done = subprocess.run(command, check=True, capture_output=True)
     assert int(done.stdout) < 20_000, "150 MB of shards"
-
-
-def open_shards() -> list[str]:
-    """Return the tars that this process has open. Runs on a worker."""
-    found = []
-    for number in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            found.append(os.readlink(f"/proc/self/fd/{number}"))
-    return [name for name in found if name.endswith(".tar")]
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
-def test_workers_keep_no_shard_open(numbered: ShardListDataset) -> None:
-    """TABLE-6: an executor may live long, and the cache cannot evict what is open."""
-    with ProcessPoolExecutor(1, mp_context=get_context("forkserver")) as executor:
-        assert len(numbered.table([".cls"], executor=executor)) == 12
-        assert executor.submit(open_shards).result() == []
