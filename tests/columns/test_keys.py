@@ -1,4 +1,4 @@
-"""`dataset.keys()` is a lazy sequence, and a dataset is no mapping."""
+"""`dataset.keys()` is a lazy sequence, and a dataset is not a mapping."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ def test_find_is_what_a_search_through_the_tars_finds(
 
 
 def write_many(folder: Path, num_shards: int, num_samples: int) -> Path:
-    """Write shards of which all but the names are equal, quickly."""
+    """Write shards of empty members, quickly."""
     for number in range(num_shards):
         start = number * num_samples
         members = [(f"k{start + i:08d}.txt", b"") for i in range(num_samples)]

@@ -1,7 +1,7 @@
 """The index of a shard + fields joined to its samples → an index that has them all.
 
-It says which fields the samples have and how long they are, for whoever looks at a dataset. It does
-not say where in a file they are, since they are in several.
+It says which fields the samples have and how long they are, for notebooks and pages. It does not
+say where in a file they are, since they are in several.
 """
 
 from __future__ import annotations

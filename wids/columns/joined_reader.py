@@ -20,7 +20,7 @@ from wids.reading.reader import ShardReader
 from wids.tars.index import ShardIndex
 
 _MAX_INDEXES: Final = 64
-"""Indexes of joined shards that stay in memory, for whoever looks at a dataset."""
+"""Indexes of joined shards that stay in memory, for notebooks and pages."""
 
 
 class JoinedReader(ShardReader):

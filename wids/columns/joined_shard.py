@@ -139,8 +139,8 @@ class JoinedShard:
     ) -> list[RawSample]:
         """Return samples with the fields that were found for them."""
         side, others = self._side, self._others(found, keys)
-        # A few steps for all samples together, most of which Python runs without a loop of its own:
-        # a batch should cost little more than the two that it is made of.
+        # In a few steps for all samples together: a batch should cost little more than the two that
+        # it is made of.
         stored = [fields.pop("__key__", key) for fields, key in zip(others, keys, strict=True)]
         if stored != keys:  # never a row beside the wrong sample, whatever was stored or replaced
             raise self._mismatch(keys, stored)
