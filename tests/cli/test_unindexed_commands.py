@@ -5,13 +5,29 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command import run
 from conftest import write_shards, write_tar
 from looks import browse_command
 from loopback import Server
+
+from wids.cli import main as cli
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run a command in this process; return status, output and errors."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        status = cli.main(list(map(str, arguments)))
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
 
 
 @pytest.fixture
@@ -28,7 +44,7 @@ def pattern(server: Server, tmp_path: Path) -> str:
     return f"{server.url}/train-{{000000..000002}}.tar"
 
 
-def test_info_shows_the_beginning_of_tars(server: Server, pattern: str) -> None:
+def test_info_shows_the_beginning_of_tars(run: Call, server: Server, pattern: str) -> None:
     """Fields are those of the first samples, counts are not stated, and the command follows."""
     status, out, err = run("info", pattern)
     assert (status, err) == (0, "")
@@ -44,7 +60,7 @@ def test_info_shows_the_beginning_of_tars(server: Server, pattern: str) -> None:
     assert '"num_samples": null' in out
 
 
-def test_sample_reads_headers_and_one_sample(server: Server, pattern: str) -> None:
+def test_sample_reads_headers_and_one_sample(run: Call, server: Server, pattern: str) -> None:
     """Large fields are named and not read; samples are counted through the shards (INDEX-23)."""
     status, out, err = run("sample", pattern)
     assert (status, err) == (0, "")
@@ -67,7 +83,7 @@ def test_sample_reads_headers_and_one_sample(server: Server, pattern: str) -> No
     assert process.stdout == bytes(6_000_000)
 
 
-def test_sample_says_what_it_cannot_find(pattern: str) -> None:
+def test_sample_says_what_it_cannot_find(run: Call, pattern: str) -> None:
     """A number beyond the end, from the end, and a key that was not found are errors."""
     status, _, err = run("sample", pattern, 52)
     assert (status, "index 52 is out of range" in err) == (1, True)
@@ -79,7 +95,7 @@ def test_sample_says_what_it_cannot_find(pattern: str) -> None:
 
 
 @pytest.mark.usefixtures("pattern")
-def test_sample_of_a_document_with_counts(server: Server) -> None:
+def test_sample_of_a_document_with_counts(run: Call, server: Server) -> None:
     """Stated counts lead to the shard of a sample without reading those before."""
     shards = [
         {"url": f"train-{n:06d}.tar", "nsamples": count} for n, count in enumerate((40, 5, 7))
@@ -99,7 +115,7 @@ def test_browse_serves_the_beginning_of_tars(server: Server, pattern: str) -> No
         assert server.num_sent < 1_500_000
 
 
-def test_browse_of_indexed_tars_is_a_dataset(pattern: str, tmp_path: Path) -> None:
+def test_browse_of_indexed_tars_is_a_dataset(run: Call, pattern: str, tmp_path: Path) -> None:
     """With an index, the page has all samples."""
     output = tmp_path / "indexed.json"
     assert run("create", pattern, "-o", output)[0] == 0
