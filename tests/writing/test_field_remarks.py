@@ -39,10 +39,10 @@ def remarks(*paths: Path, **options: Any) -> list[str]:
 
 def test_fields_of_some_samples(tmp_path: Path) -> None:
     """A field that samples lack is named with the numbers, over all shards (SPEC-34)."""
-    first = write_tar(tmp_path / "a.tar", samples([[".jpg", ".txt"]] * 6000))
-    second = [[".jpg", ".txt"]] * 3995 + [[".jpg"]] * 5
-    write_tar(tmp_path / "b.tar", samples(second, 6000))
-    assert remarks(first, tmp_path / "b.tar") == [".txt: 9,995 of 10,000 samples (99.95 %)"]
+    first = write_tar(tmp_path / "a.tar", samples([[".jpg", ".txt"]] * 1200))
+    second = [[".jpg", ".txt"]] * 799 + [[".jpg"]]
+    write_tar(tmp_path / "b.tar", samples(second, 1200))
+    assert remarks(first, tmp_path / "b.tar") == [".txt: 1,999 of 2,000 samples (99.95 %)"]
     assert remarks(first) == []
 
 
@@ -76,7 +76,7 @@ def test_each_dataset_has_fields_of_its_own(tmp_path: Path) -> None:
 
 def test_a_field_for_every_sample(tmp_path: Path) -> None:
     """A dot in every key makes a field for every sample: one remark, in little memory (SPEC-34)."""
-    members = [(f"image.{number}.jpg", b"") for number in range(20_000)]
+    members = [(f"image.{number}.jpg", b"") for number in range(2_000)]
     path = write_tar(tmp_path / "a.tar", members)
     (text,) = remarks(path)
     assert text.startswith("more than 1,000 different fields, such as .0.jpg, .1.jpg, .2.jpg: if ")
@@ -90,7 +90,7 @@ def test_a_few_numbers_for_each_field(tmp_path: Path) -> None:
     from wids.writing.field_remarks import field_remarks
 
     peaks = []
-    for num_shards in (2, 20):
+    for num_shards in (2, 8):
         paths = []
         for number in range(num_shards):
             path = tmp_path / f"{num_shards}-{number}.tar"
