@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import reference_buckets as reference
 import reference_order
-from hypothesis import given
 from hypothesis import strategies as st
-from test_sampler_laws import Data, cases, divisors
+from laws import law
+from test_sampler_laws import Data, divisors
 
 from wids import BucketBatchSampler, DistributedChunkedSampler, StateError
 from wids.sampling import aligned, buckets
@@ -110,10 +110,11 @@ def jobs(draw: st.DrawFn) -> Job:
     return Job(case, buckets, sizes, draw(st.booleans()), draw(st.booleans()))
 
 
-# The batches. Laws are checked at the end of this file, on a few cases and on thousands.
+# The batches
 
 
-def law_batches_are_those_of_the_specification(job: Job, data: st.DataObject) -> None:
+@law(150, 3000, jobs(), st.data())
+def test_batches_are_those_of_the_specification(job: Job, data: st.DataObject) -> None:
     """Batches and counts are those of a second implementation, written from the page.
 
     ORDER-40, ORDER-41, ORDER-42, ORDER-43, ORDER-44, ORDER-45.
@@ -156,7 +157,8 @@ def test_golden_vectors_are_those_of_the_reference() -> None:
 # Exact epochs
 
 
-def law_nothing_is_lost_or_repeated_but_what_is_counted(job: Job, data: st.DataObject) -> None:
+@law(100, 2000, jobs(), st.data())
+def test_nothing_is_lost_or_repeated_but_what_is_counted(job: Job, data: st.DataObject) -> None:
     """Ranks are equal, batches have one bucket and its size, and the counts explain the rest."""
     num_replicas = data.draw(st.sampled_from(divisors(job.case.num_runs)))
 
@@ -181,7 +183,8 @@ def law_nothing_is_lost_or_repeated_but_what_is_counted(job: Job, data: st.DataO
         assert sum((made - read).values()) == sampler.num_repeated
 
 
-def law_aligned_ranks_have_one_bucket_in_each_step(job: Job, data: st.DataObject) -> None:
+@law(60, 1200, jobs(), st.data())
+def test_aligned_ranks_have_one_bucket_in_each_step(job: Job, data: st.DataObject) -> None:
     """In every step the batches of all ranks are of one bucket; at most one round is incomplete."""
     num_replicas = data.draw(st.sampled_from(divisors(job.case.num_runs)))
     job = replace(job, aligned=True)
@@ -200,7 +203,8 @@ def law_aligned_ranks_have_one_bucket_in_each_step(job: Job, data: st.DataObject
         assert max(partial.values(), default=0) <= job.case.num_runs
 
 
-def law_a_run_reads_its_own_samples_in_its_own_order(job: Job, _: st.DataObject) -> None:
+@law(30, 600, jobs())
+def test_a_run_reads_its_own_samples_in_its_own_order(job: Job) -> None:
     """Samples of a bucket come in the order of the run, and borrowed ones come last."""
     job = replace(job, drop_last=True)
     for run, batches in enumerate(job.ranks(job.case.num_runs)):
@@ -215,7 +219,9 @@ def law_a_run_reads_its_own_samples_in_its_own_order(job: Job, _: st.DataObject)
 # Resuming anywhere
 
 
-def law_resume_at_every_position_is_the_tail(job: Job, data: st.DataObject) -> None:
+@REPEATS
+@law(6, 100, jobs(), st.data())
+def test_resume_at_every_position_is_the_tail(job: Job, data: st.DataObject) -> None:
     """A state that went through JSON restores the rest of its epoch, after every batch."""
     num_replicas = data.draw(st.sampled_from(divisors(job.case.num_runs)))
     rank = data.draw(st.integers(0, num_replicas - 1))
@@ -231,7 +237,9 @@ def law_resume_at_every_position_is_the_tail(job: Job, data: st.DataObject) -> N
         assert list(resumed) == whole, "the epoch is fixed, and its next pass is complete"
 
 
-def law_state_resumes_on_other_numbers_of_ranks(job: Job, data: st.DataObject) -> None:
+@REPEATS
+@law(6, 100, jobs(), st.data())
+def test_state_resumes_on_other_numbers_of_ranks(job: Job, data: st.DataObject) -> None:
     """After a full round a state resumes on any number of ranks, inside one it is refused."""
     before, after = (data.draw(st.sampled_from(divisors(job.case.num_runs))) for _ in "ba")
     width = job.case.num_runs // before
@@ -249,35 +257,3 @@ def law_state_resumes_on_other_numbers_of_ranks(job: Job, data: st.DataObject) -
         for new in news:
             new.load_state_dict(states[0])
         assert sorted([*done, *(batch for new in news for batch in new)]) == expected
-
-
-# All laws
-
-LAWS = {
-    law_batches_are_those_of_the_specification: 1500,
-    law_nothing_is_lost_or_repeated_but_what_is_counted: 1000,
-    law_aligned_ranks_have_one_bucket_in_each_step: 600,
-    law_a_run_reads_its_own_samples_in_its_own_order: 300,
-    law_resume_at_every_position_is_the_tail: 250,
-    law_state_resumes_on_other_numbers_of_ranks: 250,
-}
-
-
-def check(law: Callable[[Job, st.DataObject], None], count: int) -> None:
-    """Check a law on some cases."""
-    cases(count)(given(jobs(), st.data())(law))()
-
-
-@REPEATS
-@pytest.mark.parametrize("law", LAWS)
-def test_law_holds(law: Callable[[Job, st.DataObject], None]) -> None:
-    """Every law holds in some cases."""
-    check(law, LAWS[law] // 10)
-
-
-@REPEATS
-@pytest.mark.long
-@pytest.mark.parametrize("law", LAWS)
-def test_law_holds_in_thousands_of_cases(law: Callable[[Job, st.DataObject], None]) -> None:
-    """Every law holds in thousands of cases."""
-    check(law, 2 * LAWS[law])

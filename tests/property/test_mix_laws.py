@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import reference_order as reference
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from laws import law
 
 from wids import MixedSampler, StateError
 from wids.sampling import mixing, order
@@ -25,11 +25,6 @@ from wids.sampling.pattern import MAX_PERIOD, checked_weight, draws_per_period, 
 GOLDEN = json.loads(
     (Path(__file__).parents[2] / "specs" / "sampler-order.golden.json").read_text(encoding="utf-8")
 )
-
-
-def cases(count: int) -> settings:
-    # Drawing is slow on a busy machine, which is no reason to fail.
-    return settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 class Data:
@@ -120,8 +115,7 @@ def divisors(number: int) -> list[int]:
 # What the order is
 
 
-@cases(120)
-@given(jobs(), st.data())
+@law(15, 240, jobs(), st.data())
 def test_mix_is_the_one_of_the_specification(job: Job, data: st.DataObject) -> None:
     """Each rank's order is that of a second implementation, written from the specification.
 
@@ -185,8 +179,9 @@ def deviations(sources: Any, draws: tuple[int, ...]) -> Any:
     )
 
 
-@cases(1200)
-@given(
+@law(
+    150,
+    2400,
     st.lists(st.one_of(st.integers(1, 9), st.integers(1, 99)), min_size=2, max_size=10),
     st.integers(1, 5),
 )
@@ -213,8 +208,7 @@ def test_every_run_keeps_its_proportions(found: list[int], num_runs: int) -> Non
             assert start == period * run // num_runs
 
 
-@cases(200)
-@given(jobs(), st.data())
+@law(25, 400, jobs(), st.data())
 def test_samples_keep_the_proportions(job: Job, data: st.DataObject) -> None:
     """The indices that a rank yields, over several epochs, are in the proportions of the weights.
 
@@ -247,8 +241,7 @@ def test_samples_keep_the_proportions(job: Job, data: st.DataObject) -> None:
 # Passes
 
 
-@cases(200)
-@given(jobs())
+@law(25, 400, jobs())
 def test_sources_are_exhausted_before_they_repeat(job: Job) -> None:
     """At any step, samples of a source differ by at most 2 in how often they came; 1 on one run.
 
@@ -287,8 +280,7 @@ def test_sources_of_70_and_23_stay_together_for_ever(num_replicas: int) -> None:
     assert counts.min() > 200
 
 
-@cases(150)
-@given(st.integers(1, 60), st.integers(1, 12), st.integers(0, 200))
+@law(18, 300, st.integers(1, 60), st.integers(1, 12), st.integers(0, 200))
 def test_passes_are_shared_without_rest(n: int, num_runs: int, number: int) -> None:
     """The slices of a pass are the source; from pass to pass each differs by at most a sample."""
 
@@ -313,8 +305,7 @@ def test_passes_are_shared_without_rest(n: int, num_runs: int, number: int) -> N
 # Epochs, ranks, resuming
 
 
-@cases(300)
-@given(jobs(), st.data())
+@law(37, 600, jobs(), st.data())
 def test_ranks_are_equally_long(job: Job, data: st.DataObject) -> None:
     """Every rank has the rounded length, whatever the number of samples (ORDER-23)."""
     num_replicas = data.draw(st.sampled_from(divisors(job.mix.num_runs)))
@@ -326,8 +317,7 @@ def test_ranks_are_equally_long(job: Job, data: st.DataObject) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*a second full pass")
-@cases(60)
-@given(jobs(), st.data())
+@law(10, 120, jobs(), st.data())
 def test_mixed_sampler_resumes_at_every_position(job: Job, data: st.DataObject) -> None:
     """A state that went through JSON restores the rest of its epoch, at every position."""
     num_replicas = data.draw(st.sampled_from(divisors(job.mix.num_runs)))
@@ -341,8 +331,7 @@ def test_mixed_sampler_resumes_at_every_position(job: Job, data: st.DataObject) 
         assert list(resumed) == whole[position:]
 
 
-@cases(100)
-@given(jobs(), st.data())
+@law(12, 200, jobs(), st.data())
 def test_mixed_state_resumes_on_other_numbers_of_ranks(job: Job, data: st.DataObject) -> None:
     """A state saved on R ranks after any round resumes on R': no sample is lost or repeated."""
     before, after = (data.draw(st.sampled_from(divisors(job.mix.num_runs))) for _ in "ba")
@@ -359,8 +348,7 @@ def test_mixed_state_resumes_on_other_numbers_of_ranks(job: Job, data: st.DataOb
         assert sorted([*done, *(index for new in news for index in new)]) == expected
 
 
-@cases(200)
-@given(jobs(), st.integers(0, 2**40), st.integers(0, 30))
+@law(25, 400, jobs(), st.integers(0, 2**40), st.integers(0, 30))
 def test_far_epochs_are_computed_at_once(job: Job, epoch: int, position: int) -> None:
     """A position after 10**13 draws takes no longer than the first, and has the same laws."""
     sampler = job.sampler(0, job.mix.num_runs)
@@ -396,8 +384,7 @@ def test_another_order_is_refused() -> None:
 # Weights
 
 
-@cases(500)
-@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=9))
+@law(62, 1000, st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=9))
 def test_float_weights_are_exact_or_rounded_to_a_millionth(found: list[float]) -> None:
     """Draws of the period are the weights; rounded to at most k / 2**20 if it is too long."""
     fractions = [checked_weight(weight, "w") for weight in found]

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import reference_order as reference
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from laws import law
 
 from wids import ChunkedSampler, DistributedChunkedSampler, ShardListSampler, StateError
 from wids.sampling import order
@@ -112,16 +112,10 @@ def divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
-def cases(count: int) -> settings:
-    # Drawing is slow on a busy machine, which is no reason to fail.
-    return settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
 # What an order is
 
 
-@cases(600)
-@given(jobs(), st.data())
+@law(150, 1200, jobs(), st.data())
 def test_order_is_the_one_of_the_specification(job: Job, data: st.DataObject) -> None:
     """Each rank's order is that of a second implementation, written from the specification.
 
@@ -178,8 +172,7 @@ def test_golden_vectors_are_those_of_the_reference() -> None:
 # Exact epochs
 
 
-@cases(500)
-@given(jobs(), st.data())
+@law(125, 1000, jobs(), st.data())
 def test_ranks_together_are_the_dataset(job: Job, data: st.DataObject) -> None:
     """Ranks cover it, are disjoint before padding and have the equal lengths of ``len()``."""
     num_replicas = data.draw(st.sampled_from(divisors(job.num_canonical)))
@@ -203,8 +196,7 @@ def test_ranks_together_are_the_dataset(job: Job, data: st.DataObject) -> None:
         assert max(map(len, ranks)) - min(map(len, ranks)) <= c // num_replicas
 
 
-@cases(500)
-@given(jobs())
+@law(125, 1000, jobs())
 def test_padding_is_one_of_the_runs_own(job: Job) -> None:
     """A run repeats at most one index of its own; an empty run repeats its neighbour's."""
     own = job.ranks(even=False, drop_last=False)
@@ -222,8 +214,7 @@ def test_padding_is_one_of_the_runs_own(job: Job) -> None:
 
 
 @REPEATS
-@cases(300)
-@given(jobs())
+@law(75, 600, jobs())
 def test_same_settings_same_order(job: Job) -> None:
     """Only the settings matter, not the object or what it yielded earlier."""
     first = job.sampler(0, 1)
@@ -234,8 +225,7 @@ def test_same_settings_same_order(job: Job) -> None:
     assert list(first) == list(used) == list(used)
 
 
-@cases(300)
-@given(st.integers(20, 2**40), st.integers(0, 1000), st.integers(1, 20), st.booleans())
+@law(75, 600, st.integers(20, 2**40), st.integers(0, 1000), st.integers(1, 20), st.booleans())
 def test_seeds_and_epochs_differ(seed: int, epoch: int, step: int, redeal: bool) -> None:
     """No seed or epoch repeats another, not even if their sums are equal."""
     job = Job(Data((30, 30)), 2, {"chunksize": 15, "seed": seed, "redeal": redeal}, epoch)
@@ -250,8 +240,7 @@ def test_seeds_and_epochs_differ(seed: int, epoch: int, step: int, redeal: bool)
     assert len(set(ranks)) == 4
 
 
-@cases(300)
-@given(st.integers(0, 2**40), st.integers(0, 1000), st.integers(2, 6))
+@law(75, 600, st.integers(0, 2**40), st.integers(0, 1000), st.integers(2, 6))
 def test_ranks_differ(seed: int, epoch: int, num_replicas: int) -> None:
     """Each rank shuffles its share in its own order."""
     job = Job(Data((40,) * num_replicas), num_replicas, {"seed": seed}, epoch)
@@ -267,8 +256,7 @@ def test_ranks_differ(seed: int, epoch: int, num_replicas: int) -> None:
 
 
 @REPEATS
-@cases(150)
-@given(jobs(), st.data())
+@law(37, 300, jobs(), st.data())
 def test_resume_at_every_position_is_the_tail(job: Job, data: st.DataObject) -> None:
     """A state that went through JSON restores the rest of its epoch, at every position."""
     num_replicas = data.draw(st.sampled_from(divisors(job.num_canonical)))
@@ -284,8 +272,9 @@ def test_resume_at_every_position_is_the_tail(job: Job, data: st.DataObject) -> 
         assert list(resumed) == whole, "the epoch is fixed, and its next pass is complete"
 
 
-@cases(200)
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.booleans(), st.integers(0, 50))
+@law(
+    50, 400, st.lists(st.integers(0, 9), min_size=1, max_size=5), st.booleans(), st.integers(0, 50)
+)
 def test_all_samplers_resume(lengths: list[int], shard_by_shard: bool, position: int) -> None:
     """A restored sampler yields the rest of the epoch and then the next ones."""
 
@@ -309,8 +298,7 @@ def test_all_samplers_resume(lengths: list[int], shard_by_shard: bool, position:
         assert [done + following[0], following[1]] == stream[:2]
 
 
-@cases(300)
-@given(jobs(), st.data())
+@law(75, 600, jobs(), st.data())
 def test_global_steps_are_the_same_on_any_number_of_ranks(job: Job, data: st.DataObject) -> None:
     """A step of the job takes the same samples for every number of ranks."""
     if not job.options["even"]:
@@ -329,8 +317,7 @@ def test_global_steps_are_the_same_on_any_number_of_ranks(job: Job, data: st.Dat
     assert all(other == first for other in others)
 
 
-@cases(150)
-@given(jobs(), st.data())
+@law(37, 300, jobs(), st.data())
 def test_state_resumes_on_other_numbers_of_ranks(job: Job, data: st.DataObject) -> None:
     """A state saved on R ranks after any round resumes on R': no sample is lost or repeated.
 
@@ -351,8 +338,7 @@ def test_state_resumes_on_other_numbers_of_ranks(job: Job, data: st.DataObject) 
         assert sorted([*done, *(index for new in news for index in new)]) == expected
 
 
-@cases(100)
-@given(jobs(), st.integers(1, 30))
+@law(25, 200, jobs(), st.integers(1, 30))
 def test_state_inside_a_round_is_refused_on_other_ranks(job: Job, position: int) -> None:
     """Another number of ranks would repeat or lose samples there, so it is an error."""
     sampler = job.sampler(0, job.num_canonical)
@@ -372,8 +358,12 @@ def test_state_inside_a_round_is_refused_on_other_ranks(job: Job, position: int)
 # Epochs
 
 
-@cases(200)
-@given(jobs(), st.lists(st.sampled_from(["pass", "broken", "iter", "len", "state"]), max_size=6))
+@law(
+    50,
+    400,
+    jobs(),
+    st.lists(st.sampled_from(["pass", "broken", "iter", "len", "state"]), max_size=6),
+)
 def test_only_a_complete_pass_advances_the_epoch(job: Job, events: list[str]) -> None:
     """An interrupted pass leaves the epoch as it is; a complete one advances it."""
     sampler = DistributedChunkedSampler(
@@ -398,8 +388,7 @@ def test_only_a_complete_pass_advances_the_epoch(job: Job, events: list[str]) ->
 
 
 @REPEATS
-@cases(200)
-@given(jobs(), st.lists(st.integers(0, 3), max_size=5))
+@law(50, 400, jobs(), st.lists(st.integers(0, 3), max_size=5))
 def test_full_pass_never_changes_after_set_epoch(job: Job, positions: list[int]) -> None:
     """Earlier passes, complete or not, and restores do not change the order of a set epoch."""
     sampler = job.sampler(0, 1)
@@ -416,8 +405,7 @@ def test_full_pass_never_changes_after_set_epoch(job: Job, positions: list[int])
 # What it costs
 
 
-@cases(400)
-@given(jobs())
+@law(100, 800, jobs())
 def test_visits_are_those_of_the_order(job: Job) -> None:
     """The shards that runs visit, computed from chunks, are those of their indices."""
     made = job.sampler(0, 1).settings

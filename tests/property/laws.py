@@ -1,0 +1,31 @@
+"""A law is a property that the default run checks in some cases and the long run in many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import SearchStrategy
+
+
+def cases(count: int) -> settings:
+    # Drawing is slow on a busy machine, which is no reason to fail.
+    return settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def law(
+    few: int, many: int, *strategies: SearchStrategy[Any]
+) -> Callable[[Callable[..., None]], Callable[[int], None]]:
+    """Make a test of a function of drawn values: `few` cases by default, `many` in a long run."""
+
+    def decorate(check: Callable[..., None]) -> Callable[[int], None]:
+        @pytest.mark.parametrize("count", [few, pytest.param(many, marks=pytest.mark.long)])
+        def test(count: int) -> None:
+            cases(count)(given(*strategies)(check))()
+
+        test.__doc__, test.__name__ = check.__doc__, check.__name__
+        return test
+
+    return decorate
