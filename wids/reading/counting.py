@@ -53,7 +53,7 @@ def count_samples(
     missing = [number for number in unstated if counts[number] is None]
     if missing:
         cost = _checked_cost(opener, missing, store, options)
-        _fetch(opener, open_length, cost, progress)
+        _fetch(opener, open_length, store, cost, progress)
     with Bar("counting samples", len(missing), "shard", wanted=progress) as bar:
         for num_counted, number in enumerate(missing, start=1):
             if counts[number] is None:
@@ -86,10 +86,15 @@ def _checked_cost(
 def _fetch(
     opener: ShardOpener,
     open_length: Callable[[int], int],
+    store: Cache,
     nbytes_of: Mapping[int, int | None],
     progress: bool | None,
 ) -> None:
     """Download shards and count their samples."""
+    largest_nbytes = max((nbytes or 0 for nbytes in nbytes_of.values()), default=0)
+    limit_nbytes = store.limits.share_nbytes
+    # In a small cache, several at a time would evict each other before they are counted.
+    is_small = limit_nbytes is not None and limit_nbytes < _NUM_THREADS * largest_nbytes
 
     def fetch(number: int, background: BackgroundFetch) -> None:
         opener.fetch(number, background)
@@ -97,6 +102,5 @@ def _fetch(
         opener.counts[number] = open_length(number)
 
     description = "downloading shards to count their samples"
-    fetch_all(
-        fetch, nbytes_of, num_threads=_NUM_THREADS, description=description, progress=progress
-    )
+    num_threads = 1 if is_small else _NUM_THREADS
+    fetch_all(fetch, nbytes_of, num_threads=num_threads, description=description, progress=progress)
