@@ -198,6 +198,8 @@ def test_chunk_beyond_the_cache_is_a_warning() -> None:
         (ChunkedSampler(Data([10] * 100, [np.nan] * 100, cache_nbytes=160)), None),
         (ChunkedSampler(Data([10] * 100, [0] * 100, cache_nbytes=160)), None),
         (ChunkedSampler(Data([10] * 100, cache_nbytes=160), num_samples=160), None),
+        (ChunkedSampler(Data([10] * 100, cache_nbytes=160), shuffle=False), None),
+        (ChunkedSampler(Data([10] * 100, cache_nbytes=160), chunksize=5, shuffle=False), None),
         (
             ChunkedSampler(Data([10] * 100, cache_nbytes=160), chunksize=90),
             "chunks of 90 samples have up to 9 shards (90 B)",

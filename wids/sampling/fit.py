@@ -69,19 +69,20 @@ def remarks(dataset: Any, order: Order, num_replicas: int, ahead_nbytes: int = 0
     limits = getattr(dataset, "limits", None)
     if isinstance(limits, Limits):
         # As set by torchrun; all processes of a machine share its cache.
-        num_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        text = os.environ.get("LOCAL_WORLD_SIZE", "")
+        num_processes = max(1, int(text)) if text.isdecimal() else 1
         machine = Machine(
             order.num_runs // num_replicas,
             min(num_processes, num_replicas),
             _part(order, limits, num_processes / num_replicas),
             ahead_nbytes,
         )
-        if text := misfit(order, limits, machine):
-            yield text
+        if remark := misfit(order, limits, machine):
+            yield remark
     if isinstance(order, Settings):
         sources = getattr(dataset, "sources", {}) if order.shuffle and num_replicas > 1 else {}
-        if text := uneven_source(order, num_replicas, sources):
-            yield text
+        if remark := uneven_source(order, num_replicas, sources):
+            yield remark
         if getattr(getattr(dataset, "spec", None), "weights", None):
             yield (
                 "the weights in the spec are not used, as an epoch has every sample once; "
@@ -100,6 +101,8 @@ def _part(order: Order, limits: Limits, part: float) -> float:
 def hand(order: Order, chunksize: int | None, lengths: IntArray, nbytes: FloatArray) -> Hand:
     """Return what a run has in hand: the shards of a chunk, or of a chunk of each source.
 
+    In ascending order, without ``shuffle``, it is one shard at a time.
+
     Args:
         order: The order.
         chunksize: Largest number of samples in a chunk.
@@ -107,7 +110,8 @@ def hand(order: Order, chunksize: int | None, lengths: IntArray, nbytes: FloatAr
         nbytes: Bytes of each shard.
     """
     num_shards, total_nbytes = 0, 0.0
-    for shards, starts, stops in order.chunk_shards(chunksize, lengths):
+    size = chunksize if order.shuffle else None
+    for shards, starts, stops in order.chunk_shards(size, lengths):
         if len(starts):
             filled = np.append(0, np.cumsum(lengths[shards] > 0))
             sums = np.append(0, np.cumsum(nbytes[shards]))
@@ -187,7 +191,7 @@ def misfit(order: Order, limits: Limits, machine: Machine) -> str | None:
             if machine.ahead_nbytes:
                 what += f", {nbytes_text(machine.ahead_nbytes)} are fetched ahead"
             return what + _cure(order, limits, machine)
-        if chunksize is not None and chunksize < longest:
+        if order.shuffle and chunksize is not None and chunksize < longest:
             what = f"{chunks} cut shards of up to {longest}, each part of which is read separately"
             return what + _cure(order, limits, machine)
     num_shards = found.num_shards * machine.num_runs
@@ -211,7 +215,7 @@ def _cure(order: Order, limits: Limits, machine: Machine) -> str:
     if 4 * in_hand > cache_nbytes:
         settings.append(f"cache_size={math.ceil(4 * in_hand)}")
     # With space for shards that are being fetched when everything else is there.
-    everything = math.ceil(limits.nbytes.sum() * machine.part + 3 * limits.nbytes.max())
+    everything = math.ceil(limits.nbytes.sum() * machine.part + 3 * limits.nbytes.max(initial=0))
     cures = [" and ".join(settings)] * bool(settings)
     cures.append(f"cache_size={everything}, for all that is read")
     return (

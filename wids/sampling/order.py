@@ -52,6 +52,10 @@ class Order(Protocol):
         """Largest number of indices in a chunk; None for one chunk per shard."""
 
     @property
+    def shuffle(self) -> bool:
+        """Whether anything is shuffled."""
+
+    @property
     def num_runs(self) -> int:
         """Number of runs that an epoch is cut into."""
 
