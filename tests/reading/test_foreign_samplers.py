@@ -215,20 +215,22 @@ def test_own_sampler_is_fetched_ahead(
     assert Counter(server.requests) == EVERY_SHARD
 
 
-class Random(Own):
-    """A sampler that says it has a state, and draws from torch's global generator."""
+class Forgetful(Own):
+    """A sampler that says it has a state, and yields another order in each pass all the same."""
+
+    num_passes = 0
 
     def order(self) -> list[int]:
-        order: list[int] = torch.randperm(200).tolist()
-        return order
+        Forgetful.num_passes += 1
+        return [(Forgetful.num_passes + n) % NUM_SAMPLES for n in range(NUM_SAMPLES)]
 
 
 def test_own_sampler_whose_state_says_too_little_is_noticed(
     dataset: wids.ShardListDataset,
 ) -> None:
     """Its indices are passed on unchanged, and a warning says why nothing is fetched ahead."""
-    prefetcher = wids.Prefetcher(Random(dataset), dataset)
-    with pytest.warns(UserWarning, match="Random: a copy .* yields other indices") as caught:
+    prefetcher = wids.Prefetcher(Forgetful(dataset), dataset)
+    with pytest.warns(UserWarning, match="Forgetful: a copy .* yields other indices") as caught:
         assert sorted(prefetcher) == list(range(NUM_SAMPLES))
     assert len(caught) == 1
 
