@@ -1,15 +1,59 @@
-"""What the tests of commands share: running one as a user does, and shards to run it on."""
+"""What the tests of commands share: running one, and shards to run it on."""
 
 from __future__ import annotations
 
+import io
+import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
+import pytest
 from conftest import write_shards
+
+from wids.cli import main as cli
 
 
 def run(
+    *arguments: object, stdin: str | None = None, cwd: Path | None = None
+) -> tuple[int, str, str]:
+    """Run the command in this process, which saves the start; return status, output and errors.
+
+    Streams are of the type that a process has, without a terminal; warnings are printed.
+    """
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
+    before = Path.cwd()
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("default")
+        for kind in (DeprecationWarning, ImportWarning, ResourceWarning):  # as Python starts
+            warnings.simplefilter("ignore", kind)
+        patch.setattr(warnings, "showwarning", _show_warning)
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((stdin or "").encode()), "utf-8"))
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", err)
+        try:
+            os.chdir(cwd or before)
+            status = cli.main([str(argument) for argument in arguments])
+        except SystemExit as exit_:  # argparse
+            status = int(exit_.code or 0)
+        finally:
+            os.chdir(before)
+    return status, *(_written(stream) for stream in (out, err))
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *others: Any) -> None:
+    sys.stderr.write(warnings.formatwarning(message, category, *others[:2]))
+
+
+def _written(stream: io.TextIOWrapper) -> str:
+    stream.flush()
+    stream.buffer.seek(0)
+    return stream.buffer.read().decode()
+
+
+def run_process(
     *arguments: object, stdin: str | None = None, cwd: Path | None = None
 ) -> tuple[int, str, str]:
     """Run the command as a user does; return status, output and errors."""

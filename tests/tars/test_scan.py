@@ -239,14 +239,14 @@ def test_tar_inside_a_tar_is_one_member() -> None:
 
 
 def test_many_end_markers_take_no_time() -> None:
-    """An archive that ends twenty thousand times is read in proportion to its length."""
-    started = time.perf_counter()
+    """An archive that ends ten thousand times is read in proportion to its length."""
+    started = time.process_time()
 
-    index = scan((bytes(header(b"a.txt", 0)) + bytes(512)) * 20_000)
+    index = scan((bytes(header(b"a.txt", 0)) + bytes(512)) * 10_000)
 
-    assert len(index.names) == 20_000
+    assert len(index.names) == 10_000
     assert len(index.remarks) == 100
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 5
 
 
 def test_hole_between_members_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
