@@ -88,6 +88,7 @@ def test_wrong_sampler_is_detected(tmp_path: Path, sampler: str, line: str) -> N
     assert "look at the sampler" in result.stdout
 
 
+@pytest.mark.long
 def test_failing_sampler_is_shown(tmp_path: Path) -> None:
     """If the processes fail, the end of their output is on standard error."""
     (tmp_path / "wrong.py").write_text(WRONG)

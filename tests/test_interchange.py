@@ -77,8 +77,11 @@ for path in sys.argv[1:]:
 PICTURES = """
 import pickle, sys
 from webdataset.autodecode import ImageHandler, imagespecs
-data = open(sys.argv[1], "rb").read()
-pickle.dump({spec: ImageHandler(spec)("png", data) for spec in imagespecs}, sys.stdout.buffer)
+decoded = []
+for path in sys.argv[1:]:
+    data = open(path, "rb").read()
+    decoded.append({spec: ImageHandler(spec)("png", data) for spec in imagespecs})
+pickle.dump(decoded, sys.stdout.buffer)
 """
 
 
@@ -162,13 +165,27 @@ def test_fields_of_webdatasets_writer(tmp_path: Path) -> None:
         check_equal(value, expected[name])
 
 
-@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "1"])
-def test_pictures_as_webdataset_decodes_them(mode: str, tmp_path: Path) -> None:
-    """Its specifications of pictures give the same values, types and shapes here."""
-    path = tmp_path / "picture.png"
+MODES = ["L", "RGB", "RGBA", "P", "1"]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict[str, Any]]]:
+    """A picture of each mode, and what webdataset decodes it to, in one process."""
+    folder = tmp_path_factory.mktemp("pictures")
     pixels = np.random.default_rng(0).integers(0, 256, (6, 7, 4), np.uint8)
-    Image.fromarray(pixels).convert(mode).save(path)
-    expected = pickle.loads(run_webdataset(PICTURES, str(path)))  # noqa: S301 - made here
+    paths = [folder / f"{mode}.png" for mode in MODES]
+    for mode, path in zip(MODES, paths, strict=True):
+        Image.fromarray(pixels).convert(mode).save(path)
+    decoded = pickle.loads(run_webdataset(PICTURES, *map(str, paths)))  # noqa: S301 - made here
+    return dict(zip(MODES, zip(paths, decoded, strict=True), strict=True))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_pictures_as_webdataset_decodes_them(
+    mode: str, pictures: dict[str, tuple[Path, dict[str, Any]]]
+) -> None:
+    """Its specifications of pictures give the same values, types and shapes here."""
+    path, expected = pictures[mode]
 
     assert expected.keys() >= {"rgb8", "torchl", "pilrgba"}
     for specification, value in expected.items():

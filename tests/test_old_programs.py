@@ -106,7 +106,13 @@ IS_TORCHS = {
 }
 
 
-@pytest.mark.parametrize("start", IS_TORCHS.values(), ids=IS_TORCHS)
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param(start, id=name, marks=[] if "wids first" in name else pytest.mark.long)
+        for name, start in IS_TORCHS.items()
+    ],
+)
 def test_dataset_is_torchs_where_torch_is_imported(train: Path, start: str) -> None:
     """Programs check it with ``isinstance``; copies, pickles and views are datasets too."""
     code = (

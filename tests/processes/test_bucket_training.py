@@ -75,6 +75,7 @@ def check(spec: Path, steps: list[jobs.Step], num_epochs: int) -> None:
     assert {len(found) for found in shapes.values()} == {1}
 
 
+@pytest.mark.long
 def test_two_ranks_train_on_five_shapes(tmp_path: Path) -> None:
     """Both ranks use equally many batches, of the same shape in each step, and every sample."""
     spec = write_shapes(tmp_path)

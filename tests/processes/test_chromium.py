@@ -200,6 +200,7 @@ def test_light_and_dark(scheme: str, chromium: Any, spec: Path) -> None:
     page.close()
 
 
+@pytest.mark.long
 def test_a_million_samples(chromium: Any, tmp_path: Path) -> None:
     """A dataset of a million tiny samples shows the first page, a jump and the last page."""
     path = write_tar(

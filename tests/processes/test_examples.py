@@ -150,6 +150,7 @@ def _steps_of_one_process(
     return dict(enumerate(steps, 1))
 
 
+@pytest.mark.long
 def test_each_node_fetches_its_share(server: Server, tmp_path: Path) -> None:
     """Two ``torchrun`` agents have a cache each: every sample once, each node fetches its share.
 
@@ -238,7 +239,8 @@ def check_exact(
         assert jobs.used(steps, epoch) == list(range(num_samples))
 
 
-@pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.long), 2])
+@pytest.mark.long
+@pytest.mark.parametrize("num_workers", [0, 2])
 def test_stateful_dataloader(num_workers: int, tmp_path: Path) -> None:
     """Killed in its second epoch, it resumes with the batch after the checkpoint."""
     spec = jobs.write_pictures(tmp_path, [500, 3, 500, 197])

@@ -28,7 +28,9 @@ def spec(tmp_path: Path) -> Path:
     return write_shards(tmp_path, [30, 11, 40, 19])
 
 
-@pytest.mark.parametrize("start_method", [None, "fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "start_method", [None, "fork", pytest.param("spawn", marks=pytest.mark.long), "forkserver"]
+)
 def test_workers_read_every_sample(spec: Path, start_method: str | None) -> None:
     """A dataset that was used works in workers of every kind, with default collation."""
     with ShardListDataset(spec) as dataset:

@@ -47,7 +47,10 @@ def shards(tmp_path: Path, server: Server) -> list[dict[str, Any]]:
     return serve_shards(tmp_path, server)
 
 
-@pytest.mark.parametrize(("workers", "context"), [(0, None), (2, "fork"), (2, "spawn")])
+@pytest.mark.parametrize(
+    ("workers", "context"),
+    [(0, None), (2, "fork"), pytest.param(2, "spawn", marks=pytest.mark.long)],
+)
 def test_every_sample_once_and_each_shard_once(
     shards: list[dict[str, Any]], server: Server, workers: int, context: str | None
 ) -> None:
