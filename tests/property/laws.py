@@ -9,6 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy
 
+REPEATS = pytest.mark.filterwarnings(
+    "ignore:.*a second full pass", "ignore:.*two passes of epoch .* ended early"
+)
+"""Laws repeat whole and broken passes of an epoch, which programs do not (ORDER-14, ORDER-48)."""
+
 
 def cases(count: int) -> settings:
     # Drawing is slow on a busy machine, which is no reason to fail.

@@ -14,7 +14,7 @@ import pytest
 import reference_buckets as reference
 import reference_order
 from hypothesis import strategies as st
-from laws import law
+from laws import REPEATS, law
 from test_sampler_laws import Data, divisors
 
 from wids import BucketBatchSampler, DistributedChunkedSampler, StateError
@@ -24,8 +24,7 @@ GOLDEN = json.loads(
     (Path(__file__).parents[2] / "specs" / "bucket-batches.golden.json").read_text("utf-8")
 )
 
-REPEATS = pytest.mark.filterwarnings("ignore:.*(a second full pass|two passes of epoch)")
-"""These tests repeat passes of one epoch, which programs do not (ORDER-14, ORDER-48)."""
+pytestmark = REPEATS
 
 Batches = list[list[int]]
 
@@ -219,7 +218,6 @@ def test_a_run_reads_its_own_samples_in_its_own_order(job: Job) -> None:
 # Resuming anywhere
 
 
-@REPEATS
 @law(6, 100, jobs(), st.data())
 def test_resume_at_every_position_is_the_tail(job: Job, data: st.DataObject) -> None:
     """A state that went through JSON restores the rest of its epoch, after every batch."""
@@ -237,7 +235,6 @@ def test_resume_at_every_position_is_the_tail(job: Job, data: st.DataObject) -> 
         assert list(resumed) == whole, "the epoch is fixed, and its next pass is complete"
 
 
-@REPEATS
 @law(6, 100, jobs(), st.data())
 def test_state_resumes_on_other_numbers_of_ranks(job: Job, data: st.DataObject) -> None:
     """After a full round a state resumes on any number of ranks, inside one it is refused."""

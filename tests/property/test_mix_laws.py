@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import reference_order as reference
 from hypothesis import strategies as st
-from laws import law
+from laws import REPEATS, law
 
 from wids import MixedSampler, StateError
 from wids.sampling import mixing, order
@@ -25,6 +25,8 @@ from wids.sampling.pattern import MAX_PERIOD, checked_weight, draws_per_period, 
 GOLDEN = json.loads(
     (Path(__file__).parents[2] / "specs" / "sampler-order.golden.json").read_text(encoding="utf-8")
 )
+
+pytestmark = REPEATS
 
 
 class Data:
@@ -316,7 +318,6 @@ def test_ranks_are_equally_long(job: Job, data: st.DataObject) -> None:
     assert job.sampler(0, num_replicas).total_size == length * num_replicas
 
 
-@pytest.mark.filterwarnings("ignore:.*a second full pass")
 @law(10, 120, jobs(), st.data())
 def test_mixed_sampler_resumes_at_every_position(job: Job, data: st.DataObject) -> None:
     """A state that went through JSON restores the rest of its epoch, at every position."""

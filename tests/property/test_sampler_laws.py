@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import reference_order as reference
 from hypothesis import strategies as st
-from laws import law
+from laws import REPEATS, law
 
 from wids import ChunkedSampler, DistributedChunkedSampler, ShardListSampler, StateError
 from wids.sampling import order
@@ -34,8 +34,7 @@ class Data:
         return sum(self.lengths)
 
 
-REPEATS = pytest.mark.filterwarnings("ignore:.*a second full pass")
-"""These tests compare passes of one epoch, which programs do not read twice (ORDER-14)."""
+pytestmark = REPEATS
 
 
 @dataclass(frozen=True)
@@ -213,7 +212,6 @@ def test_padding_is_one_of_the_runs_own(job: Job) -> None:
             assert distance == {min(abs(o - number) for o, run in enumerate(own) if run)}
 
 
-@REPEATS
 @law(75, 600, jobs())
 def test_same_settings_same_order(job: Job) -> None:
     """Only the settings matter, not the object or what it yielded earlier."""
@@ -255,7 +253,6 @@ def test_ranks_differ(seed: int, epoch: int, num_replicas: int) -> None:
 # Resuming anywhere
 
 
-@REPEATS
 @law(37, 300, jobs(), st.data())
 def test_resume_at_every_position_is_the_tail(job: Job, data: st.DataObject) -> None:
     """A state that went through JSON restores the rest of its epoch, at every position."""
@@ -387,7 +384,6 @@ def test_only_a_complete_pass_advances_the_epoch(job: Job, events: list[str]) ->
         assert sampler.epoch == finished
 
 
-@REPEATS
 @law(50, 400, jobs(), st.lists(st.integers(0, 3), max_size=5))
 def test_full_pass_never_changes_after_set_epoch(job: Job, positions: list[int]) -> None:
     """Earlier passes, complete or not, and restores do not change the order of a set epoch."""
