@@ -57,6 +57,7 @@ def test_every_rank_trains_equally(num_replicas: int, workers: list[str], tmp_pa
     check_training(num_replicas, workers, tmp_path)
 
 
+@pytest.mark.long
 def test_two_ranks_train_equally(tmp_path: Path) -> None:
     """The same with two ranks and forked workers."""
     check_training(2, ["2", "fork"], tmp_path)

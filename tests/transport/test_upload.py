@@ -87,7 +87,9 @@ def test_a_server_that_refuses_the_last_part(
     bucket.fault = lambda _, path: 400 if "partNumber=3" in path else None
     with raises(UploadError, f"{bucket.url}/a.bin", "tried 2 times"):
         publish(f"{bucket.url}/a.bin", bytes(11 << 20), storage_options=bucket.options)
-    assert sum("partNumber=1" in path for _, path in bucket.requests) == 2
+    # Parts are sent at once: whether the first arrives before the third fails is chance.
+    begun = [path for method, path in bucket.requests if method == "POST" and "uploads" in path]
+    assert len(begun) == 2
     assert bucket.names() == ([] if old is None else ["a.bin"])
     assert bucket.unfinished() == []
 
