@@ -39,7 +39,12 @@ def test_what_is_drawn_follows_from_seed_epoch_and_index(train: Path) -> None:
 
 @pytest.mark.parametrize(
     ("num_workers", "context", "persistent"),
-    [(0, None, False), (2, "fork", False), (2, "fork", True), (2, "spawn", True)],
+    [
+        (0, None, False),
+        (2, "fork", False),
+        (2, "fork", True),
+        pytest.param(2, "spawn", True, marks=pytest.mark.long),
+    ],
 )
 def test_samplers_set_the_epoch_in_workers(
     train: Path, num_workers: int, context: str | None, persistent: bool
