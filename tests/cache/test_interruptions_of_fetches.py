@@ -70,7 +70,7 @@ def num_events(disturbed: AbstractContextManager[Any], folder: Path, data: bytes
     return count.reached
 
 
-@pytest.mark.parametrize("step", [41, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", [97, pytest.param(1, marks=pytest.mark.long)])
 def test_an_interrupt_at_any_line(
     step: int, data: bytes, folders: Iterator[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

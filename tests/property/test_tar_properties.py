@@ -231,14 +231,14 @@ damages = st.lists(
 quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=quiet)
+@settings(max_examples=150, deadline=None, suppress_health_check=quiet)
 @given(members, st.sampled_from(FORMATS))
 def test_scan_equals_tarfile(specified: list[Any], tar_format: int) -> None:
     """Names, offsets and sizes equal tarfile's, for links, duplicates and names in any script."""
     check_scan(specified, tar_format)
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=quiet)
+@settings(max_examples=200, deadline=None, suppress_health_check=quiet)
 @given(members, st.sampled_from(FORMATS), damages)
 def test_damage_is_never_a_wrong_member(
     specified: list[Any], tar_format: int, damage: list[Any]

@@ -95,7 +95,7 @@ def test_one_warning(spec: list[str]) -> None:
     assert "left out; dataset.num_failed counts" in str(caught[0].message)
 
 
-@pytest.mark.parametrize("context", [None, "fork", "spawn"])
+@pytest.mark.parametrize("context", [None, "fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_workers_skip_and_count(spec: list[str], context: str | None) -> None:
     """A DataLoader gets shorter batches, an empty one from `wids.collate`, and the count."""
     num_workers = 0 if context is None else 2
