@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import raises, write_shards
+from torch.utils.data import RandomSampler
 
 import wids
 from wids import ChunkedSampler, DistributedChunkedSampler, ShardSpec, sampling_cost
@@ -169,3 +170,13 @@ def test_chunks_are_counted() -> None:
     )
     assert num_chunks(dealt) == 2 + 1 + 5 + 2 + 3 + 1
     assert num_chunks(fixed) > num_chunks(dealt)
+
+
+def test_batches_of_buckets_cost_what_their_sampler_does() -> None:
+    """The cost is that of the order inside; a sampler of torch's has none."""
+    spec = wids.DatasetSpec(tuple(ShardSpec(f"/{n}.tar", 100, 1000) for n in range(8)))
+    sampler = wids.ShardListSampler(range(800), lengths=[100] * 8)
+    batches = wids.BucketBatchSampler(sampler, [n % 3 for n in range(800)], 8)
+    assert str(sampling_cost(spec, batches)) == str(sampling_cost(spec, sampler))
+    with pytest.raises(TypeError, match="expected one of wids' samplers.*found RandomSampler"):
+        sampling_cost(spec, RandomSampler(range(800)))

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch.utils.data import Sampler
 
 from wids.files.sizes import nbytes_text
 from wids.sampling import fit, order
@@ -89,7 +91,7 @@ class SamplingCost:
 
 def sampling_cost(
     spec: DatasetSpec,
-    sampler: ChunkedSampler,
+    sampler: Sampler[Any],
     *,
     num_nodes: int = 1,
     epochs: Iterable[int] = range(2),
@@ -101,7 +103,8 @@ def sampling_cost(
 
     Args:
         spec: Spec of the dataset, which states the sizes of the shards in bytes.
-        sampler: A sampler over this dataset, for any rank; it is not changed.
+        sampler: A sampler over this dataset, for any rank, or a `BucketBatchSampler` or a
+            `Prefetcher` around one; it is not changed.
         num_nodes: Number of nodes. Each has the same number of neighbouring ranks, as with
             ``torchrun``.
         epochs: Epochs to compute.
@@ -109,6 +112,7 @@ def sampling_cost(
     Raises:
         ValueError: The sampler belongs to another dataset, ``num_nodes`` does not divide its number
             of ranks, or an epoch is negative.
+        TypeError: The sampler is not one of wids' own.
 
     Example:
         >>> import wids
@@ -118,6 +122,7 @@ def sampling_cost(
         >>> wids.sampling_cost(spec, sampler).nbytes.tolist()
         [[40000000.0], [40000000.0]]
     """
+    sampler = _inner_sampler(sampler)
     settings, num_replicas = sampler.settings, getattr(sampler, "num_replicas", 1)
     _check_same_shards(spec, settings.lengths.tolist())
     if not isinstance(num_nodes, int) or num_nodes < 1 or num_replicas % num_nodes:
@@ -149,6 +154,19 @@ def sampling_cost(
         runs = list(order.visits(settings, sampler.seed, epoch))
         _count_epoch(cost, row, _joined_for(runs, num_replicas), sizes, seen)
     return cost
+
+
+def _inner_sampler(sampler: Sampler[Any]) -> ChunkedSampler:
+    """Return a sampler, or the one inside batches of buckets or a prefetcher."""
+    inner = sampler
+    while not isinstance(inner, ChunkedSampler) and hasattr(inner, "sampler"):
+        inner = inner.sampler
+    if not isinstance(inner, ChunkedSampler):
+        raise TypeError(
+            "sampler: expected one of wids' samplers, such as wids.ChunkedSampler(dataset), found "
+            f"{type(sampler).__name__}"
+        )
+    return inner
 
 
 def _check_same_shards(spec: DatasetSpec, lengths: list[int]) -> None:
