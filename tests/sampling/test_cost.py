@@ -178,5 +178,5 @@ def test_batches_of_buckets_cost_what_their_sampler_does() -> None:
     sampler = wids.ShardListSampler(range(800), lengths=[100] * 8)
     batches = wids.BucketBatchSampler(sampler, [n % 3 for n in range(800)], 8)
     assert str(sampling_cost(spec, batches)) == str(sampling_cost(spec, sampler))
-    with pytest.raises(TypeError, match="expected one of wids' samplers.*found RandomSampler"):
+    with pytest.raises(TypeError, match=r"expected one of wids' samplers.*found RandomSampler"):
         sampling_cost(spec, RandomSampler(range(800)))
