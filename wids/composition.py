@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from wids.reading.reader import ShardReader
     from wids.sampling.fit import Limits
     from wids.specs.model import DatasetSpec
+    from wids.views.augmentation import SharedEpoch
 
 
 class ComposableDataset(MapStyleDataset):
@@ -48,6 +49,7 @@ class ComposableDataset(MapStyleDataset):
     transformations: list[Transformation]
     on_error: Any
     _positions: Positions
+    _epoch: SharedEpoch
 
     @property
     def lengths(self) -> list[int]:
@@ -219,7 +221,7 @@ class ComposableDataset(MapStyleDataset):
         if seed is not None:
             from wids.views.augmentation import Augmentation
 
-            function = Augmentation(function, seed)
+            function = Augmentation(function, seed, self._epoch.number())
         return self._with(function)
 
     def to_tuple(self, *fields: str) -> Self:
@@ -284,16 +286,15 @@ class ComposableDataset(MapStyleDataset):
         return [self._view(select(self._positions, part)) for part in indices]
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of ``map(…, seed=…)``, as wids' samplers do when a pass begins.
+        """Set the epoch of ``map(…, seed=…)`` in all views of this dataset.
+
+        wids' samplers do so when a pass begins, over the dataset, a view of it, or one of torch's
+        wrappers around them.
 
         Example:
             >>> dataset.set_epoch(1)
         """
-        from wids.views.augmentation import Augmentation
-
-        for transformation in self.transformations:
-            if isinstance(transformation, Augmentation):
-                transformation.set_epoch(epoch)
+        self._epoch.set(epoch)
         self.reader.set_epoch(epoch)
 
     # Other data by key.

@@ -39,7 +39,8 @@ from wids.tars.shard import Shard
 from wids.transport.fetch import Fetcher
 from wids.transport.local import Opener
 from wids.transport.range_reader import RangeError
-from wids.views.failures import Failures, Policy, as_failures
+from wids.views.augmentation import SharedEpoch
+from wids.views.failures import Failed, Failures, Policy, as_failures
 from wids.views.transformations import Transformation, as_transformations, locate_error
 
 Sample: TypeAlias = dict[str, Any]
@@ -203,6 +204,7 @@ class ShardListDataset(ComposableDataset):
         )
         self.reader = ShardReader(self.spec, store, read_options, progress=progress)
         self._positions: Positions = range(len(self.reader))
+        self._epoch = SharedEpoch()
         # A notebook that has a dataset has samples to show, and importing wids changes nothing.
         notebook.show_samples_in_notebooks()
 
@@ -506,7 +508,7 @@ class ShardListDataset(ComposableDataset):
                 return self._sample(position, number, local=True)
             if shard is not None and not is_again and reader.replaces(number, shard, error):
                 return self._sample(position, number, is_again=True, local=local)
-            return self._stand_in(error, position)
+            return self._stand_in(error, position, opened=shard is not None)
         shard_spec = reader.shards[number]
         sample["__index__"] = position
         sample["__shard__"] = shard_spec.url
@@ -523,7 +525,7 @@ class ShardListDataset(ComposableDataset):
         try:
             shard = reader.open(number, local=local)
         except WidsError as error:  # names the shard, and opening it for each sample is no use
-            return [self._stand_in(error, position) for position in positions]
+            return [self._stand_in(error, position, opened=False) for position in positions]
         try:
             verify = reader.verifies_decoded if self.transformations else reader.verifies_raw
             samples: list[Any] = shard.read_many(local_indices, verify=verify)
@@ -552,10 +554,19 @@ class ShardListDataset(ComposableDataset):
             return self._stand_in(located, index)
         return sample
 
-    def _stand_in(self, error: WidsError, position: int) -> Any:
-        """Return what ``on_error`` has for a sample that cannot be produced, or raise."""
-        if self._failures is not None:
-            return self._failures.one(self, index_of(self._positions, position), error)
-        if not callable(self._on_error):
+    def _stand_in(self, error: WidsError, position: int, *, opened: bool = True) -> Any:
+        """Return what ``on_error`` has for a sample that cannot be produced, or raise.
+
+        Args:
+            error: The reason.
+            position: The position of the sample.
+            opened: Whether its shard could be opened, so that the sample itself may be to blame.
+        """
+        failures, on_error = self._failures, self._on_error
+        if not opened and (failures is not None or on_error is Failed):
             raise error
-        return self._on_error(error)
+        if failures is not None:
+            return failures.one(self, index_of(self._positions, position), error)
+        if not callable(on_error):
+            raise error
+        return on_error(error)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from conftest import raises
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, StackDataset, Subset
 
 import wids
 from wids import ShardListDataset, TransformError
@@ -68,6 +68,25 @@ def test_samplers_set_the_epoch_in_workers(
         )
         assert [epoch_of(loader) for _ in range(3)] == expected
         del loader  # ends its workers
+
+
+def test_all_views_of_a_dataset_have_its_epoch(train: Path) -> None:
+    """A sampler over the dataset, or over torch's wrappers, sets the epoch of a view (VIEW-2)."""
+    with ShardListDataset(train) as dataset:
+        view = dataset.map(draw, seed=1)
+        first = view[3]
+        view.set_epoch(1)
+        second = view[3]
+        assert first != second
+        dataset.set_epoch(0)
+        assert view[3] == first
+        sources = (dataset, Subset(view, [1, 3]), StackDataset(a=view), dataset[:4])
+        for source in sources:
+            sampler = wids.ChunkedSampler(source)
+            sampler.set_epoch(1)
+            iter(sampler)
+            assert view[3] == second
+            view.set_epoch(0)
 
 
 def test_bad_seeds_and_samples_are_errors(train: Path) -> None:

@@ -14,7 +14,7 @@ from loopback import Server
 from torch.utils.data import DataLoader
 
 import wids
-from wids import DecodeError, FetchError, ShardListDataset
+from wids import DecodeError, FetchError, ShardFormatError, ShardListDataset
 
 BAD = (1, 2, 7)
 LENGTH = 9
@@ -152,6 +152,24 @@ def test_resuming_counts_positions(spec: list[str], num_workers: int) -> None:
         resumed.load_state_dict(interrupted.state_dict())
         del batches
         assert [batch[".cls"].tolist() for batch in resumed] == [[3, 4, 5], [6, 8]]
+
+
+@pytest.mark.parametrize("policy", ["skip", "next"])
+def test_a_file_that_is_no_shard_is_no_bad_sample(
+    tmp_path: Path, spec: list[str], policy: Any
+) -> None:
+    """An error page under the name of a shard raises; its samples are not left out (VIEW-7)."""
+    page = tmp_path / "page.tar"
+    page.write_text("<html>" + "not found " * 200)
+    with ShardListDataset([(spec[1], 3), (page, 3)], on_error=policy) as dataset:
+        for read in (
+            lambda: dataset.__getitems__([0, 4]),
+            lambda: list(dataset),
+            lambda: dataset[4],
+        ):
+            with raises(ShardFormatError, "page.tar"):
+                read()
+        assert dataset.num_failed == 0
 
 
 def test_damaged_bytes_are_skipped(tmp_path: Path) -> None:

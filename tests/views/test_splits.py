@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import raises, write_shards
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from wids import ChunkedSampler, ShardListDataset
@@ -25,7 +25,11 @@ def test_each_sample_is_in_one_part(
 ) -> None:
     """Together the parts have each index once; each is ascending, and of its size (VIEW-10)."""
     fractions = [weight / sum(weights) for weight in weights]
-    parts = split_indices(lengths, fractions, seed, by)  # type: ignore[arg-type]
+    try:
+        parts = split_indices(lengths, fractions, seed, by)  # type: ignore[arg-type]
+    except ValueError:  # too few shards for so many parts
+        assert by == "shard"
+        reject()
     assert sorted(np.concatenate(parts).tolist()) == list(range(sum(lengths)))
     for part, fraction in zip(parts, fractions, strict=True):
         assert (np.diff(part) > 0).all()
@@ -65,6 +69,7 @@ def test_parts_are_views_that_follow_shards(tmp_path: Path) -> None:
         ([3, 4], "add up to the 10 samples, found [3, 4]"),
         ([1.5, -0.5], "expected fractions or counts"),
         ([], "expected fractions or counts"),
+        ([True, False], "expected fractions or counts"),
         (["a"], "expected fractions or counts"),
     ],
 )
@@ -72,6 +77,13 @@ def test_parts_that_do_not_add_up_are_refused(parts: list[float], text: str) -> 
     """Nothing is dropped silently."""
     with raises(ValueError, "parts: ", text):
         part_counts(parts, 10)
+
+
+def test_too_few_shards_for_the_parts_are_an_error() -> None:
+    """A part that would be empty is not returned in silence (VIEW-11)."""
+    with raises(ValueError, 'by="shard": expected at least a shard for each part', 'by="sample"'):
+        split_indices([10], [0.9, 0.1], 0, "shard")
+    assert [len(part) for part in split_indices([5, 5], [1.0, 0.0], 0, "shard")] == [10, 0]
 
 
 def test_other_arguments_are_checked() -> None:

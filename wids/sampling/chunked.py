@@ -20,6 +20,7 @@ from wids.sampling.arguments import (
 )
 from wids.sampling.passes import EpochSampler
 from wids.sampling.state import fingerprint, lengths_digest
+from wids.sampling.wrapped import EpochTeller
 
 _PART_LENGTH: Final = 1 << 14
 """Number of indices that become Python ints at once; a large chunk would delay its first index."""
@@ -94,7 +95,7 @@ class ChunkedSampler(EpochSampler[int]):
         self._lengths = shard_lengths(dataset, lengths)
         if shuffle and lengths is None:  # unshuffled, the order is the view's, as it was chosen
             warn_of_unsorted_view(dataset, len(self._lengths), type(self).__name__)
-        self.tell_epoch = getattr(dataset, "set_epoch", None)
+        self.tell_epoch = EpochTeller(dataset)
         self._range = index_range(num_samples, int(self._lengths.sum()))
         self.seed = at_least(0, seed, "seed")
         self.shuffle = bool(shuffle)

@@ -1,4 +1,4 @@
-"""A dataset inside torch's wrappers → the lengths of its shards, in the order of its indices.
+"""A dataset inside torch's wrappers → the lengths of its shards, and who has to know the epoch.
 
 ``ConcatDataset``, ``Subset`` and ``StackDataset`` have no ``lengths``, so a sampler over one would
 not follow shards. They are recognised by their attributes; torch is not imported here.
@@ -7,7 +7,7 @@ not follow shards. They are recognised by their attributes; torch is not importe
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,35 @@ def lengths_of(dataset: Sized) -> Any:
     if isinstance(inner, Sized) and isinstance(indices, Iterable):
         return _of_subset(dataset, inner, indices)
     return [len(dataset)]
+
+
+class EpochTeller:
+    """Tells the epoch to the datasets that have to know it, inside torch's wrappers too.
+
+    Args:
+        dataset: What a sampler is over.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._datasets = list(_with_epochs(dataset))
+
+    def __call__(self, epoch: int) -> None:
+        """Set the epoch."""
+        for dataset in self._datasets:
+            dataset.set_epoch(epoch)
+
+
+def _with_epochs(dataset: Any) -> Iterator[Any]:
+    """Yield the datasets with a ``set_epoch`` among those that a dataset consists of."""
+    if callable(getattr(dataset, "set_epoch", None)):
+        yield dataset
+        return
+    parts = getattr(dataset, "datasets", None)
+    if isinstance(parts, list | tuple | dict):
+        for part in parts.values() if isinstance(parts, dict) else parts:
+            yield from _with_epochs(part)
+    elif hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
+        yield from _with_epochs(dataset.dataset)
 
 
 def _of_concatenation(dataset: Sized, parts: list[Any]) -> Any:

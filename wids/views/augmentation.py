@@ -12,25 +12,39 @@ from typing import Any
 from wids.files.shared_number import SharedNumber
 
 
+class SharedEpoch:
+    """The epoch of a dataset and its views, made when the first of them augments."""
+
+    def __init__(self) -> None:
+        self._number: SharedNumber | None = None
+
+    def number(self) -> SharedNumber:
+        """Return the epoch, which workers share that were started before it was set."""
+        if self._number is None:
+            self._number = SharedNumber()
+        return self._number
+
+    def set(self, epoch: int) -> None:
+        """Set the epoch, if anything augments."""
+        if self._number is not None:
+            self._number.set(epoch)
+
+
 class Augmentation:
     """A transformation that passes a sample and its generator to a function.
 
     Args:
         function: Takes a sample and a ``numpy.random.Generator``, and returns a sample.
         seed: The seed, at least 0.
+        epoch: The epoch of the dataset.
     """
 
-    def __init__(self, function: Callable[[Any, Any], Any], seed: int) -> None:
+    def __init__(self, function: Callable[[Any, Any], Any], seed: int, epoch: SharedNumber) -> None:
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise ValueError(f"seed: expected an integer of at least 0, found {seed!r}")
         self.function = function
         self.seed = seed
-        # Shared, since workers that stay for the next epoch have copies of this object.
-        self._epoch = SharedNumber()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, in the workers of a running DataLoader too."""
-        self._epoch.set(epoch)
+        self._epoch = epoch
 
     def __call__(self, sample: Any) -> Any:
         """Return what the function returns for the sample.

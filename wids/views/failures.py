@@ -60,8 +60,8 @@ class Failures:
     """What happens to samples that cannot be produced, and how many there were.
 
     Only samples that are damaged, or that a transformation refuses, are passed over. A shard that
-    cannot be fetched raises: an epoch without the shards of a server that is down would be a
-    mistake that nobody sees.
+    cannot be fetched or opened raises: an epoch without the shards of a server that is down, or
+    that answers with another file, would be a mistake that nobody sees.
 
     Views and the workers of a DataLoader share the count.
 

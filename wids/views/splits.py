@@ -59,7 +59,10 @@ def part_counts(parts: Sequence[float], total: int) -> list[int]:
             ``total``.
     """
     given: list[Any] = list(parts)
-    is_number = [isinstance(part, int | float | np.number) and part >= 0 for part in given]
+    is_number = [
+        isinstance(part, int | float | np.number) and not isinstance(part, bool) and part >= 0
+        for part in given
+    ]
     if not given or not all(is_number):
         raise ValueError(f"parts: expected fractions or counts, found {parts!r:.80}")
     if all(isinstance(part, int | np.integer) for part in given) and sum(given) == total:
@@ -84,6 +87,12 @@ def _by_shard(lengths: IntArray, counts: list[int], seed: int) -> list[IntArray]
         part = int(np.argmax(missing / np.maximum(counts, 1)))
         chosen[part].append(number)
         missing[part] -= lengths[number]
+    empty = [count for count, numbers in zip(counts, chosen, strict=True) if count and not numbers]
+    if empty:
+        raise ValueError(
+            f'by="shard": expected at least a shard for each part, found {len(lengths)} shards for '
+            f'{len(counts)} parts; use by="sample", or sort the indices of the view'
+        )
     return [
         np.concatenate(
             [np.empty(0, np.int64)]
