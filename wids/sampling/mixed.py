@@ -156,7 +156,7 @@ def _checked_weights(weights: Weights, sources: Sequence[mixing.Source]) -> list
         if len(values) != len(names):
             raise ValueError(
                 f"weights: expected {len(names)}, one for each of {_listed(names)}, found "
-                f"{len(values)}"
+                f"{len(values)}; specs of one name are one dataset, so give each a name of its own"
             )
         weights = dict(zip(names, values, strict=True))
     if unknown := [name for name in weights if name not in names]:
