@@ -6,7 +6,7 @@ import io
 import os
 import pickle
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -528,6 +528,76 @@ def test_a_sample_never_has_the_fields_of_another(train: Path, captions: Path) -
                     assert {number, (number + 1) % 20} & set(moved)
                 else:
                     assert sample[".caption.txt"].endswith(f"s{number:05d}")
+
+
+def as_frame(columns: Mapping[str, Any]) -> pd.DataFrame:
+    return pd.DataFrame(columns)
+
+
+def as_indexed_frame(columns: Mapping[str, Any]) -> pd.DataFrame:
+    return pd.DataFrame(columns).set_index("__key__")
+
+
+def as_mapping(columns: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: {"cap": v} for k, v in zip(columns["__key__"], columns["cap"], strict=True)}
+
+
+@pytest.mark.parametrize("make", [as_mapping, pa.table, as_frame, as_indexed_frame])
+@pytest.mark.parametrize("missing", ["error", "none"])
+def test_a_sample_never_has_the_row_of_another(
+    tmp_path: Path, make: Callable[[Any], Any], missing: Any
+) -> None:
+    """A shard that is replaced under a join with rows is an error, whoever reads it (JOIN-7)."""
+    keys = list("abcd")
+    rows = make({"__key__": keys, "cap": [f"cap {key}" for key in keys]})
+    path = write_side(tmp_path, "l", keys, [], ".txt") / "l-0.tar"
+    with wids.ShardListDataset(path) as dataset:
+        plain, named = (dataset.join(rows, missing=missing, prefix=p) for p in ("", "b"))
+        few = named.only([".b.cap"])
+        assert [plain[0][".cap"], few[0][".b.cap"]] == ["cap a", "cap a"]
+        assert fields(named[0]) == {".txt": ".txt of a", ".b.cap": "cap a"}
+        write_tar(tmp_path / "new.tar", _members(str(path))[::-1])
+        (tmp_path / "new.tar").rename(path)
+        for joined in (plain, named, few):
+            joined.close()
+            for read in (lambda d: d[0], lambda d: d.__getitems__([0, 3])):
+                with raises(MismatchError, "the key 'd' on both sides", "found 'a'", "join them"):
+                    read(joined)
+        plain.on_error = "skip"
+        with raises(MismatchError, "the key 'd' on both sides"):
+            plain.__getitems__([0, 3])
+
+
+@pytest.mark.parametrize("make", [as_frame, as_indexed_frame])
+def test_a_frame_that_is_changed_later(train: Path, make: Callable[[Any], Any]) -> None:
+    """A join has the rows as they were when it was made (JOIN-2)."""
+    keys = [f"s{number:05d}" for number in range(20)]
+    frame = make({"__key__": keys, "cap": [f"cap {key}" for key in keys]})
+    with wids.ShardListDataset(train) as dataset:
+        joined = dataset.join(frame)
+        frame.iloc[:] = frame.iloc[::-1].to_numpy()
+        assert frame["cap"].iloc[0] == "cap s00019"
+        assert joined[3][".cap"] == "cap s00003"
+        assert [s[".cap"] for s in joined.__getitems__([3, 0])] == ["cap s00003", "cap s00000"]
+
+
+def test_columns_that_become_one_field(train: Path) -> None:
+    """They are an error that names them, whatever the rows are in (JOIN-2)."""
+    keys = [f"s{number:05d}" for number in range(20)]
+    with wids.ShardListDataset(train) as dataset:
+        for names in (["cap", "cap"], ["cap", ".cap"]):
+            table = pa.table([keys, keys, keys], names=["__key__", *names])
+            frame = pd.DataFrame(
+                zip(keys, keys, keys, strict=True), columns=pd.Index(["__key__", *names])
+            )
+            for rows, what in ((table, "the table"), (frame, "the frame")):
+                with raises(JoinError, f"{what}: expected one column for the field .cap, found "):
+                    dataset.join(rows)
+        entries = {key: {"cap": 1, ".cap": 2} for key in keys}
+        with raises(JoinError, "the mapping: expected", "found 'cap' and '.cap'; rename"):
+            dataset.join(entries)[0]
+        labelled = {key: {"cap": 1, "__a": 2, ".__a": 3} for key in keys}
+        assert dataset.join(labelled)[0][".cap"] == 1
 
 
 def test_different_keys_with_one_hash_are_told_apart(

@@ -179,7 +179,7 @@ def parse_entries(data: bytes, url: str) -> dict[str, Fields]:
     if isinstance(content, _Repeated):
         raise JoinError(f"{name}: expected each key once, found {content.key!r} twice")
     if isinstance(content, dict):
-        return {key: value_fields(value) for key, value in content.items()}
+        return {key: value_fields(value, name) for key, value in content.items()}
     if not isinstance(content, list):
         raise JoinError(
             f"{name}: expected an object from keys to values, or a list of objects with "
@@ -198,7 +198,7 @@ def _listed(content: list[Any], name: str) -> dict[str, Fields]:
             )
         if key in entries:
             raise JoinError(f"{name}: expected each key once, found {key!r} twice, in item {row}")
-        entries[key] = value_fields(item)
+        entries[key] = value_fields(item, name)
     return entries
 
 

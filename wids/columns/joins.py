@@ -116,7 +116,7 @@ def _rows(other: Any, missing: Missing) -> Rows:
     if isinstance(other, Mapping):
         return MappingRows.of(other, with_fields=missing == "none")
     if hasattr(other, "iloc") and hasattr(other, "columns"):
-        return FrameRows(other)
+        return FrameRows.of(other)
     if not hasattr(other, "__arrow_c_stream__") and not hasattr(other, "__arrow_c_array__"):
         raise TypeError(
             "join: expected a wids.ShardListDataset or a view, a pyarrow.Table, a pandas frame, a "
