@@ -93,6 +93,35 @@ def test_files_are_read_when_they_are_needed(train: Path, monkeypatch: pytest.Mo
         assert parsed == ["0", "1", "2", "0", "2"]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_lines_end_where_json_says(train: Path, end: str) -> None:
+    """Other characters that end lines elsewhere are part of a text (JOIN-8)."""
+    texts = {f"s{n:05d}": f"a\u2028b\x85c\u2029 {n}" for n in SHARDS[0]}
+    lines = [
+        json.dumps({"__key__": key, "cap": text}, ensure_ascii=False) + end
+        for key, text in texts.items()
+    ]
+    (train.parent / "train-000000.jsonl").write_bytes("".join(lines).encode("utf-8-sig"))
+    with wids.ShardListDataset(train) as dataset:
+        joined = dataset[:8].join("{shard}.jsonl")
+        assert [sample[".cap"] for sample in joined] == list(texts.values())
+
+
+def test_values_of_files_are_not_shared(train: Path) -> None:
+    """A transformation that changes a list in place changes no later sample (JOIN-10)."""
+    write_files(
+        train.parent,
+        "{shard}.json",
+        lambda entries: json.dumps({key: {"boxes": [[1]]} for key in entries}),
+    )
+    with wids.ShardListDataset(train) as dataset:
+        joined = dataset.join("{shard}.json")
+        for _ in range(2):
+            sample = joined[3]
+            assert sample[".boxes"] == [[1]]
+            sample[".boxes"][0].append(2)
+
+
 def test_missing_keys_and_files(train: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An error when they are read, or None, or left out (JOIN-8, JOIN-3)."""
     write_files(train.parent, "{shard}.json", as_object)

@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 import tarfile
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -579,6 +580,47 @@ def test_a_frame_that_is_changed_later(train: Path, make: Callable[[Any], Any]) 
         assert frame["cap"].iloc[0] == "cap s00019"
         assert joined[3][".cap"] == "cap s00003"
         assert [s[".cap"] for s in joined.__getitems__([3, 0])] == ["cap s00003", "cap s00000"]
+
+
+@pytest.mark.parametrize("make", [as_mapping, pa.table, as_frame])
+def test_each_read_has_values_of_its_own(train: Path, make: Callable[[Any], Any]) -> None:
+    """A transformation that changes containers in place changes no later sample (JOIN-10)."""
+    keys = [f"s{number:05d}" for number in range(20)]
+    boxes = [[[number], [number]] for number in range(20)]
+
+    def grow(sample: Any) -> Any:
+        sample[".cap"].append([9])
+        sample[".cap"][0][0] += 100
+        return sample
+
+    with wids.ShardListDataset(train) as dataset:
+        joined = dataset.join(make({"__key__": keys, "cap": boxes})).map(grow)
+        for _ in range(2):
+            assert joined[3][".cap"] == [[103], [3], [9]]
+            assert joined.__getitems__([3, 3])[1][".cap"] == [[103], [3], [9]]
+
+
+def test_arrays_are_copied_and_other_objects_are_not(train: Path) -> None:
+    """Arrays, tuples and dicts of a kind are the reader's own, other objects shared (JOIN-10)."""
+    model = object()
+    value = ({"a": [1]}, np.zeros(2), bytearray(b"a"), OrderedDict(b=[2]), model)
+    with wids.ShardListDataset(train) as dataset:
+        joined = dataset.join({f"s{number:05d}": value for number in range(20)})
+        for _ in range(2):
+            plain, array, data, ordered, shared = joined[3][".value"]
+            assert (plain, array.tolist(), bytes(data)) == ({"a": [1]}, [0, 0], b"a")
+            assert ordered == OrderedDict(b=[2])
+            assert shared is model
+            plain["a"][0] += 1
+            array += 1
+            data += b"b"
+            ordered["b"] += [3]
+        frame = pd.DataFrame({"__key__": [f"s{n:05d}" for n in range(20)]})
+        joined = dataset.join(frame.assign(x=[np.zeros(2)] * 20))
+        for _ in range(2):
+            sample = joined[3]
+            assert sample[".x"].tolist() == [0, 0]
+            sample[".x"] += 1
 
 
 def test_columns_that_become_one_field(train: Path) -> None:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import logging
 import os
+from codecs import BOM_UTF8
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from typing import Any, Final
 
 from wids.cache.store import BackgroundFetch
 from wids.columns.column_paths import KEY
-from wids.columns.join_rows import ValuePart, named_fields, value_fields
+from wids.columns.join_rows import ValuePart, named_fields, own_value, value_fields
 from wids.columns.join_sides import Fields, Names
 from wids.errors import JoinError, NotFoundError
+from wids.fields.values import decode_json_lines
 from wids.reading.reader import ShardReader
 from wids.transport import urls
 
@@ -127,7 +129,9 @@ class FilesPart(ValuePart):
         """Return the values of keys of one shard."""
         entries = self.entries(number)
         return [
-            named_fields(dict(entries[key]), self._names, self._chosen) if key in entries else None
+            named_fields(own_value(entries[key]), self._names, self._chosen)
+            if key in entries
+            else None
             for key in keys
         ]
 
@@ -170,8 +174,7 @@ def parse_entries(data: bytes, url: str) -> dict[str, Fields]:
     is_lines = urls.path_of(url).lower().endswith(_LINES)
     try:
         if is_lines:
-            lines = data.decode("utf-8-sig").splitlines()
-            content: Any = [json.loads(line) for line in lines if line.strip()]
+            content: Any = decode_json_lines(data.removeprefix(BOM_UTF8))
         else:
             content = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:

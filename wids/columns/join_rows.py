@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from wids.columns.join_store import PositionMap
 from wids.errors import JoinError
 from wids.reading.position_array import IntArray
 from wids.tars.index import ShardIndex
+
+_PLAIN: Final = frozenset({str, int, float, bool, bytes, type(None)})
+_CONTAINERS: Final = (list, dict, set, tuple, bytearray, np.ndarray)
 
 
 class Rows(Protocol):
@@ -125,7 +129,12 @@ class FrameRows:
     def take(self, rows: Sequence[int]) -> list[Fields]:
         """Return the values of rows as Python's own."""
         taken = self.frame.iloc[list(rows)]
-        values = [taken[name].tolist() for name in self.columns.values()]
+        values = [
+            [own_value(value) for value in taken[name].tolist()]
+            if taken[name].dtype.kind == "O"
+            else taken[name].tolist()
+            for name in self.columns.values()
+        ]
         return _as_rows(self.columns, [*values, self.labels.take(list(rows)).tolist()])
 
 
@@ -157,7 +166,7 @@ class MappingRows:
     def take(self, rows: Sequence[int]) -> list[Fields]:
         """Return the values of keys."""
         keys = [self.listed[row] for row in rows]
-        return [{**value_fields(self.mapping[key]), KEY: key} for key in keys]
+        return [{**own_value(value_fields(self.mapping[key])), KEY: key} for key in keys]
 
 
 def value_fields(value: Any, what: str = "the mapping") -> Fields:
@@ -170,6 +179,24 @@ def value_fields(value: Any, what: str = "the mapping") -> Fields:
     if len(fields) < len(value):  # labels, or names that became one field
         _columns_by_field(what, map(str, value))
     return fields
+
+
+def own_value(value: Any) -> Any:
+    """Return a value that a transformation can change without changing what is read next.
+
+    Lists, dicts, tuples, sets, bytearrays and arrays are copied, with those that they have inside.
+    Other objects are returned as they are.
+    """
+    if not isinstance(value, _CONTAINERS):
+        return value
+    if type(value) is tuple:
+        return tuple(map(own_value, value))
+    found = copy(value)
+    if isinstance(found, list | dict):
+        for place, item in found.items() if isinstance(found, dict) else enumerate(found):
+            if type(item) not in _PLAIN:  # a fifth of the time that `isinstance` needs
+                found[place] = own_value(item)  # no other key, so that the dict can be iterated
+    return found
 
 
 def _dotted(name: str) -> str:
