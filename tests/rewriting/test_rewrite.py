@@ -12,6 +12,7 @@ import sys
 import tarfile
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from hypothesis import strategies as st
 import wids
 from wids import RewriteError, ShardListDataset, rewriting
 from wids.rewriting import rewrite as module
+from wids.rewriting.shard import RewriteTask, rewrite_shard
 
 
 def members(folder: Path, name: str = "new") -> list[list[tuple[str, bytes]]]:
@@ -260,6 +262,169 @@ def test_another_view_does_not_resume(tmp_path: Path) -> None:
             wids.rewrite(dataset[::-1], pattern, maxcount=2)
         wids.rewrite(dataset[::-1], pattern, maxcount=2, resume=False)
     assert numbers(members(tmp_path / "out")) == [[8, 7], [6, 5], [4, 3], [2, 1], [0]]
+
+
+def broken(sample: dict[str, Any]) -> dict[str, Any]:
+    """Fail in the second shard of two samples."""
+    return {**sample, ".cls": 1 if sample["__index__"] < 2 else 1 // 0}
+
+
+def constant(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return another number."""
+    return {**sample, ".cls": 2}
+
+
+def default(sample: dict[str, Any], number: int = 2) -> dict[str, Any]:
+    """Return the same by other code."""
+    return {**sample, ".cls": number}
+
+
+def test_a_function_with_other_code_does_not_resume(tmp_path: Path) -> None:
+    """Code, constants, defaults and transformations are compared, not names alone (REWRITE-8)."""
+    for function in (constant, default):  # the name of the function that was mended
+        function.__name__, function.__qualname__ = broken.__name__, broken.__qualname__
+    source, pattern = write_shards(tmp_path, [4]), tmp_path / "out" / "new-%06d.tar"
+
+    def run(function: Any, *transformations: Any, resume: bool = True) -> wids.DatasetSpec:
+        with ShardListDataset(source, transformations=transformations) as dataset:
+            return wids.rewrite(dataset, pattern, maxcount=2, map=function, resume=resume)
+
+    with raises(wids.TransformError, "ZeroDivisionError"):
+        run(broken)
+    for other in (constant, default):
+        with raises(FileExistsError, "options or functions", "pass resume=False (--restart)"):
+            run(other)
+    with raises(FileExistsError, "options or functions"):
+        run(broken, wids.Decoder("PIL"))
+    with raises(wids.TransformError, "ZeroDivisionError"):
+        run(broken)
+    assert [shard.num_samples for shard in run(constant, resume=False).shards] == [2, 2]
+
+
+REASONS = [1]
+
+
+def stopping(sample: dict[str, Any]) -> dict[str, Any]:
+    """Stop in the second shard of two samples, while there is a reason."""
+    if REASONS and sample["__index__"] == 2:
+        raise KeyboardInterrupt
+    return sample
+
+
+def test_a_source_that_was_written_again_does_not_resume(tmp_path: Path) -> None:
+    """The identity of shards and the values of a join are compared (REWRITE-8)."""
+    source = write_shards(tmp_path, [4])
+    keys = [f"s{number:05d}" for number in range(4)]
+
+    def run(value: str) -> None:
+        with ShardListDataset(source) as dataset:
+            joined = dataset.join(dict.fromkeys(keys, value), prefix="v")
+            wids.rewrite(joined, tmp_path / "out" / "new-%06d.tar", maxcount=2, map=stopping)
+
+    with pytest.raises(KeyboardInterrupt):
+        run("one")
+    with raises(FileExistsError, "interrupted run"):
+        run("two")
+    with pytest.raises(KeyboardInterrupt):
+        run("one")
+    tar = tmp_path / "train-000000.tar"
+    data = tar.read_bytes()
+    tar.write_bytes(data.replace(b"text 0", b"TEXT 0"))
+    with raises(FileExistsError, "interrupted run"):
+        run("one")
+
+
+def test_a_run_that_resumes_states_what_is_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line has the number of shards (REWRITE-8)."""
+    caplog.set_level("INFO", "wids")
+    with ShardListDataset(write_shards(tmp_path, [4])) as dataset:
+        with pytest.raises(KeyboardInterrupt):
+            wids.rewrite(dataset, tmp_path / "new-%06d.tar", maxcount=2, map=stopping)
+        assert "resumed" not in caplog.text
+        monkeypatch.setattr(sys.modules[__name__], "REASONS", [])
+        wids.rewrite(dataset, tmp_path / "new-%06d.tar", maxcount=2, map=stopping)
+    assert "new.json: resumed; shards kept: 1 of 2" in caplog.text
+
+
+def test_no_sample_is_an_error(tmp_path: Path) -> None:
+    """Nobody could open such a spec, so that nothing is published (REWRITE-3)."""
+    with ShardListDataset(write_shards(tmp_path, [3])) as dataset:
+        with raises(RewriteError, "new.json", "no sample is left"):
+            wids.rewrite(dataset, tmp_path / "a" / "new-%06d.tar", map=lambda _: None)
+        with raises(RewriteError, "no sample is left"):
+            wids.rewrite(dataset[[]], tmp_path / "b" / "new-%06d.tar")
+    assert os.listdir(tmp_path / "a") == []
+    assert not (tmp_path / "b").exists()
+
+
+def test_entries_of_the_document_are_kept(tmp_path: Path) -> None:
+    """The names of classes are in the new spec too (REWRITE-9)."""
+    source = write_shards(tmp_path, [3])
+    document = json.loads(source.read_text())
+    source.write_text(json.dumps({**document, "classes": ["cat", "dog"]}))
+    with ShardListDataset(source) as dataset:
+        wids.rewrite(dataset, tmp_path / "new-%06d.tar")
+    assert json.loads((tmp_path / "new.json").read_text())["classes"] == ["cat", "dog"]
+
+
+class Doubled(ShardListDataset):
+    """A dataset that decides what a sample is."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return {**self.own_sample(index), ".txt": "other"}
+
+
+def test_without_map_only_stored_bytes_are_written(tmp_path: Path) -> None:
+    """A transformation is neither ignored nor applied: it is an error (REWRITE-1)."""
+    source = write_shards(tmp_path, [3])
+    with ShardListDataset(source) as dataset:
+        with raises(RewriteError, "pass the function as map="):
+            wids.rewrite(dataset.map(split), tmp_path / "new-%06d.tar")
+        with raises(RewriteError, "pass the function as map="):
+            wids.rewrite(dataset.to_tuple("txt"), tmp_path / "new-%06d.tar")
+    with Doubled(source) as dataset, raises(RewriteError, "__getitem__", "map="):
+        wids.rewrite(dataset, tmp_path / "new-%06d.tar")
+    assert not (tmp_path / "new.json").exists()
+
+
+def test_labels_of_the_plan_are_those_of_samples(tmp_path: Path) -> None:
+    """``rename`` gets the same labels when keys are compared and when they are written."""
+    seen: list[dict[str, Any]] = []
+
+    def renamed(labels: dict[str, Any]) -> str:
+        seen.append({name: value for name, value in labels.items() if name.startswith("__")})
+        return f"{labels['__dataset__']}/{labels['__key__']}"
+
+    with ShardListDataset(write_shards(tmp_path, [2]), dataset_name="mine") as dataset:
+        wids.rewrite(dataset, tmp_path / "new-%06d.tar", rename=renamed)
+    assert seen[:2] == seen[2:]
+    assert seen[0]["__dataset__"] == "mine"
+
+
+def test_an_existing_dataset_is_not_to_be_replaced(tmp_path: Path) -> None:
+    """The advice has no option that `rewrite` does not have (REWRITE-6)."""
+    with ShardListDataset(write_shards(tmp_path, [2])) as dataset:
+        wids.rewrite(dataset, tmp_path / "new-%06d.tar")
+        with pytest.raises(FileExistsError, match=r"choose another output$"):
+            wids.rewrite(dataset[:1], tmp_path / "new-%06d.tar")
+
+
+def test_errors_hide_passwords(tmp_path: Path) -> None:
+    """The output of a shard is shown without its secrets."""
+    with ShardListDataset(write_shards(tmp_path, [2])) as dataset:
+        for found in (3, {".txt": "x"}):
+            task = RewriteTask(
+                "s3://me:secret@host/x.tar",
+                [found],
+                None,
+                10,
+                "",  # type: ignore[arg-type]
+            )
+            with pytest.raises(RewriteError) as caught:
+                rewrite_shard(replace(task, samples=dataset.map(lambda _, found=found: found)))
+            assert "secret" not in str(caught.value)
 
 
 def test_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

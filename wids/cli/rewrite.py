@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from wids.cli.arguments import (
@@ -88,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
             from wids.sampling.chunks import permutation
 
             view = view[permutation(len(view), options.shuffle)]
-        with process_pool(options.jobs, len(view)) as executor:
+        with _remarks_shown(), process_pool(options.jobs, len(view)) as executor:
             spec = rewrite(
                 view,
                 output if "%" in os.path.basename(output) else f"{output}-%06d.tar",
@@ -103,6 +105,20 @@ def run(options: argparse.Namespace) -> int:
     num_samples = sum(shard.num_samples or 0 for shard in spec.shards)
     print(f"{output}: {counted(len(spec.shards), 'shard')}, {counted(num_samples, 'sample')}")
     return 0
+
+
+@contextmanager
+def _remarks_shown() -> Iterator[None]:
+    """Print what is logged inside the block, such as how many shards an earlier run has left."""
+    logger, handler = logging.getLogger("wids"), logging.StreamHandler(sys.stderr)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
 
 
 def named_function(text: str) -> Callable[[Any], Any]:

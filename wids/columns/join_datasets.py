@@ -5,6 +5,7 @@ Which of its samples belong to those of the first dataset is known from `join_st
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -123,6 +124,14 @@ class DatasetPart:
             parts.append(_gathered(other_index, present[group], local_indices, np.array(ids)))
         columns = np.concatenate([np.empty((3, 0), np.int64), *parts], axis=1)
         return Members(columns[0], columns[1], columns[2], tuple(names))
+
+    def content(self, number: int, index: ShardIndex) -> tuple[Any, ...]:
+        """Return the shards of the second dataset that are used, and which samples of them."""
+        start, reader = int(self.edges[number]), self.side.reader
+        targets = np.ascontiguousarray(self.positions.at(np.arange(start, start + len(index))))
+        used = tuple(reader.content(other) for other in self._others(number))
+        names = (self.names.prefix, *sorted(reader.fields or ()))
+        return zlib.crc32(targets.tobytes()), used, names, *self.side.dataset.transformations
 
     def read_part(self, number: int, position: int, key: str, field: str) -> Callable[..., bytes]:  # noqa: ARG002 - the position says all
         """Return the callable that reads a field of the second dataset in parts."""

@@ -7,7 +7,7 @@ memory, `join_files` that of files beside the shards.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from wids.cache.store import BackgroundFetch
 from wids.columns.join_sides import Fields
@@ -69,6 +69,14 @@ class Part(Protocol):
         Args:
             number: The shard of the dataset.
             index: Its own index.
+        """
+
+    def content(self, number: int, index: ShardIndex) -> tuple[Any, ...]:
+        """Return what changes when the fields for the samples of one shard do.
+
+        Args:
+            number: The shard of the dataset.
+            index: An index with its keys.
         """
 
     def read_part(self, number: int, position: int, key: str, field: str) -> Callable[..., bytes]:

@@ -8,6 +8,7 @@ needs it.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -307,10 +308,24 @@ class ValuePart:
 
     def members(self, number: int, index: ShardIndex) -> Members | None:
         """Return what an index says of the samples of one shard."""
+        return value_members(self._rows_of(number, index))
+
+    def content(self, number: int, index: ShardIndex) -> tuple[Any, ...]:
+        """Return a checksum of the values for the samples of one shard."""
+        checksum = 0
+        for fields in self._rows_of(number, index):
+            for name, value in (fields or {}).items():
+                # An array shows only a few of its values as text.
+                data = value.tobytes() if hasattr(value, "tobytes") else as_bytes(value)
+                head = f"{name}\0{type(value).__name__}\0{len(data)}\0".encode()
+                checksum = zlib.crc32(data, zlib.crc32(head, checksum))
+            checksum = zlib.crc32(b"\n", checksum)
+        return (checksum,)
+
+    def _rows_of(self, number: int, index: ShardIndex) -> list[Fields | None]:
         start = int(self.edges[number])
-        positions = range(start, start + len(index))
         keys = [index.key(local_index) for local_index in range(len(index))]
-        return value_members(self.read(number, positions, keys, local=False))
+        return self.read(number, range(start, start + len(index)), keys, local=False)
 
     def read_part(self, number: int, position: int, key: str, field: str) -> Callable[..., bytes]:
         """Return the callable that returns bytes of a field of one sample."""

@@ -97,6 +97,12 @@ class JoinedReader(ShardReader):
         """Return what changes when the keys of a shard do."""
         return self._side.reader.identity(number)
 
+    def content(self, number: int) -> tuple[Any, ...]:
+        """Return what changes when the samples of a shard, or what is joined to them, do."""
+        side = self._side
+        own = (side.reader.content(number), *side.dataset.transformations)
+        return *own, self._part.content(number, side.reader.key_index(number))
+
     def fetch(self, number: int, background: BackgroundFetch | None = None) -> None:
         """Fetch a shard, and what is joined to its samples; see `ShardReader.fetch`."""
         self._side.reader.fetch(number, background)

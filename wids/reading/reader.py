@@ -233,6 +233,20 @@ class ShardReader:
             known = (index.key_split, zlib.crc32(b"\0".join(index.stored_keys())))
         return known
 
+    def content(self, number: int) -> tuple[Any, ...]:
+        """Return what changes when the samples of a shard do, as far as that is known.
+
+        Callables that samples pass through are in it as they are.
+
+        Raises:
+            FetchError: The shard is not known, and would have to be fetched.
+        """
+        known = self._opener.identity(number)
+        if known is None:
+            sizes = np.ascontiguousarray(self.key_index(number).sizes)
+            known = (*self.identity(number), zlib.crc32(sizes.tobytes()))
+        return known
+
     def read_file(self, url: str) -> bytes:
         """Return the bytes of a small file beside the shards; see `side_files.read_file`."""
         return read_file(self._store, url)

@@ -52,6 +52,7 @@ def plan_shards(
     maxcount: int,
     maxsize: int | None,
     rename: Rename | None,
+    dataset_name: str = "",
     checks_keys: bool = True,
 ) -> list[Cut]:
     """Return the output shards, in order.
@@ -62,6 +63,7 @@ def plan_shards(
         maxcount: Maximum number of samples in a shard.
         maxsize: Maximum length of a shard in bytes, unless a single sample is larger; None for any.
         rename: Returns the new key of a sample, from its labels; None to keep the keys.
+        dataset_name: The label of samples whose shard belongs to no dataset of its own.
         checks_keys: Whether the keys of a shard have to differ already.
 
     Raises:
@@ -73,14 +75,14 @@ def plan_shards(
     if not checks_keys:
         return cuts
     if rename is not None:
-        hashes = _renamed_hashes(reader, positions, rename)
+        hashes = _renamed_hashes(reader, positions, rename, dataset_name)
     for cut in cuts:
         places = slice(cut.start, cut.stop)
-        _check_distinct(reader, positions[places], hashes[places], rename)
+        _check_distinct(reader, positions[places], hashes[places], rename, dataset_name)
     return cuts
 
 
-def label(reader: ShardReader, position: int) -> dict[str, Any]:
+def label(reader: ShardReader, position: int, dataset_name: str) -> dict[str, Any]:
     """Return the key of a sample, and where it is, without reading it."""
     number, local_index = reader.locate(position)
     shard = reader.shards[number]
@@ -89,7 +91,7 @@ def label(reader: ShardReader, position: int) -> dict[str, Any]:
         "__index__": position,
         "__shard__": shard.url,
         "__shardindex__": local_index,
-        "__dataset__": shard.dataset or "",
+        "__dataset__": shard.dataset or dataset_name,
     }
 
 
@@ -141,14 +143,14 @@ def _cuts(nbytes: IntArray, maxcount: int, maxsize: int | None) -> Iterator[Cut]
         start = stop
 
 
-def _renamed_hashes(reader: ShardReader, positions: IntArray, rename: Rename) -> Hashes:
-    keys = [to_bytes(rename(label(reader, position))) for position in positions.tolist()]
+def _renamed_hashes(reader: ShardReader, positions: IntArray, rename: Rename, name: str) -> Hashes:
+    keys = [to_bytes(rename(label(reader, position, name))) for position in positions.tolist()]
     starts = np.cumsum([0, *(len(key) + 1 for key in keys)])
     return text_hashes(np.frombuffer(b"\0".join(keys) + b"\0", np.uint8), starts)
 
 
 def _check_distinct(
-    reader: ShardReader, positions: IntArray, hashes: Hashes, rename: Rename | None
+    reader: ShardReader, positions: IntArray, hashes: Hashes, rename: Rename | None, name: str
 ) -> None:
     """Raise RewriteError for two samples of one key."""
     if len(np.unique(hashes)) == len(hashes):
@@ -156,7 +158,7 @@ def _check_distinct(
     first: dict[str, dict[str, Any]] = {}
     # Other keys may have the same hash, so the keys themselves decide.
     for position in positions.tolist():
-        labels = label(reader, position)
+        labels = label(reader, position, name)
         key = labels["__key__"] if rename is None else rename(labels)
         if key in first:
             raise repeated_key_error(key, first[key], labels)

@@ -16,16 +16,18 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from wids.errors import RewriteError
+from wids.fields.decode import Decoder
 from wids.files.sizes import parse_nbytes
 from wids.reading.position_array import IntArray
 from wids.reading.positions import Positions
 from wids.reading.reader import ShardReader
+from wids.rewriting.made_from import described
 from wids.rewriting.plan import Rename, plan_shards
 from wids.rewriting.shard import RewriteTask, rewrite_shard
 from wids.specs.model import DatasetSpec
 from wids.transport import urls
 from wids.writing.output import Output
-from wids.writing.task_run import run_tasks
+from wids.writing.task_run import NO_SAMPLE, run_tasks
 
 Map: TypeAlias = Callable[[Any], Any]
 """From a sample to a sample, None or several samples."""
@@ -36,6 +38,13 @@ class Rewritable(Protocol):
 
     reader: ShardReader
     spec: DatasetSpec
+    dataset_name: str
+    transformations: list[Any]
+    on_error: Any
+
+    @property
+    def is_overridden(self) -> bool:
+        """Whether a subclass decides what a sample is."""
 
     @property
     def view_positions(self) -> Positions:
@@ -94,9 +103,11 @@ def rewrite(
         The spec of the new dataset.
 
     Raises:
-        RewriteError: Two samples of one new shard would have the same key, the output is the input,
-            or a map returns something else.
-        FileExistsError: Another dataset is there already.
+        RewriteError: Two samples of one new shard would have the same key, no sample is left, the
+            output is the input, a map returns something else, or the dataset has transformations
+            and there is no ``map``.
+        FileExistsError: Another dataset is there already, or what is there was made from other
+            samples or by another ``map``.
         ValueError: An argument is invalid.
 
     Example:
@@ -114,6 +125,8 @@ def rewrite(
     count, limit = _limits(maxcount, maxsize)
     output = Output.for_pattern(pattern, "rewriting", name=name, storage_options=storage_options)
     _check_not_input(dataset.spec, output)
+    if map is None:
+        _check_stored(dataset)
     positions = np.asarray(dataset.view_positions, np.int64)
     source = dataset.undecoded() if map is None else dataset.map(map)
     cuts = plan_shards(
@@ -123,23 +136,31 @@ def rewrite(
         maxsize=limit,
         # What a map returns has keys of its own, which are compared when they are known.
         rename=rename,
+        dataset_name=dataset.dataset_name,
         checks_keys=map is None,
     )
-    settings = (_described(map), _described(rename), sorted(dataset.reader.fields or ()))
-    base = hashlib.blake2b(repr(settings).encode(), digest_size=16)
+    if not cuts:
+        raise RewriteError(NO_SAMPLE.format(urls.redact(output.spec_path)))
+    sources = _Sources(dataset, map, rename)
     tasks = [
         RewriteTask(
             output.names.path(number),
             source[cut.start : cut.stop],
             rename,
             cut.nbytes,
-            _digest(base, dataset.reader, positions[cut.start : cut.stop]),
+            sources.digest(positions[cut.start : cut.stop]),
         )
         for number, cut in enumerate(cuts)
     ]
     if not resume:
         output = _starting_over(output)
-    return run_tasks(tasks, output, rewrite_shard, executor=executor, progress=progress)
+    extras = {name: value for name, value in dataset.spec.extras.items() if name != "__kind__"}
+    return run_tasks(
+        *(tasks, output, rewrite_shard),
+        extras=extras,
+        executor=executor,
+        progress=progress,
+    )
 
 
 def _limits(maxcount: int | None, maxsize: int | str | None) -> tuple[int, int | None]:
@@ -172,21 +193,51 @@ def _check_not_input(spec: DatasetSpec, output: Output) -> None:
             )
 
 
-def _described(function: Callable[..., Any] | None) -> str:
-    """Return what tells a function from another one, as far as its name does."""
-    if function is None:
-        return ""
-    module = getattr(function, "__module__", "")
-    return f"{module}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+def _check_stored(dataset: Rewritable) -> None:
+    """Raise RewriteError if what the dataset returns is more than stored bytes, decoded."""
+    others = [step for step in dataset.transformations if not isinstance(step, Decoder)]
+    if others or dataset.is_overridden:
+        found = f"the transformation {others[0]!r:.80}" if others else "a __getitem__ of its own"
+        raise RewriteError(
+            f"{dataset!r}: expected a dataset without transformations, since fields are copied "
+            f"byte by byte, found {found}; pass the function as map="
+        )
 
 
-def _digest(base: Any, reader: ShardReader, positions: IntArray) -> str:
-    """Return the digest of what a shard is made from: identities of shards, and positions."""
-    digest = base.copy()
-    numbers = np.unique(np.searchsorted(reader.edges[1:], positions, side="right"))
-    for number in numbers.tolist():
-        shard = reader.shards[number]
-        facts = (number, shard.url, shard.num_samples, shard.nbytes, shard.sha256, shard.md5sum)
-        digest.update(repr(facts).encode("utf-8", "surrogatepass"))
-    digest.update(np.ascontiguousarray(positions, np.int64).tobytes())
-    return str(digest.hexdigest())
+class _Sources:
+    """What shards are made from: identities of the shards that are read, positions and functions.
+
+    Args:
+        dataset: The dataset or view.
+        map: As for `rewrite`.
+        rename: As for `rewrite`.
+    """
+
+    def __init__(self, dataset: Rewritable, map: Map | None, rename: Rename | None) -> None:  # noqa: A002 - the word for it
+        self._reader = dataset.reader
+        settings: tuple[Any, ...] = (map, rename, dataset.dataset_name)
+        settings += (tuple(sorted(dataset.reader.fields or ())),)
+        if map is not None:
+            settings += (tuple(dataset.transformations), dataset.on_error)
+            if dataset.is_overridden:
+                own: Any = type(dataset)
+                settings += (own.__getitem__,)
+        self._base = hashlib.blake2b(_encoded(described(settings)), digest_size=16)
+        self._facts: dict[int, bytes] = {}
+
+    def digest(self, positions: IntArray) -> str:
+        """Return the digest of what a shard of these samples is made from."""
+        digest, reader = self._base.copy(), self._reader
+        numbers = np.unique(np.searchsorted(reader.edges[1:], positions, side="right"))
+        for number in numbers.tolist():
+            if number not in self._facts:
+                shard = reader.shards[number]
+                facts = (number, shard.url, shard.num_samples, shard.nbytes)
+                self._facts[number] = _encoded(described((*facts, reader.content(number))))
+            digest.update(self._facts[number])
+        digest.update(np.ascontiguousarray(positions, np.int64).tobytes())
+        return digest.hexdigest()
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 
 from wids.errors import RewriteError
 from wids.rewriting.plan import Rename, repeated_key_error
+from wids.transport import urls
 from wids.writing.describe import ShardRecord
 from wids.writing.new_shard import published_once, record_of
 from wids.writing.tar_writer import TarWriter
@@ -94,8 +95,8 @@ def _renamed(task: RewriteTask, first: dict[str, dict[str, Any]]) -> Iterator[Ma
         key = sample.get("__key__") if task.rename is None else task.rename(dict(sample))
         if not isinstance(key, str) or not key:
             raise RewriteError(
-                f'{task.path}: expected samples with a text under "__key__", found {key!r:.80}; a '
-                "map has to keep the key or return a new one"
+                f'{urls.redact(task.path)}: expected samples with a text under "__key__", found '
+                f"{key!r:.80}; a map has to keep the key or return a new one"
             )
         labels = {name: value for name, value in sample.items() if name.startswith("__")}
         if key in first:
@@ -115,8 +116,8 @@ def _samples(task: RewriteTask) -> Iterator[Mapping[str, Any]]:
             for sample in _listed(found):
                 if not isinstance(sample, Mapping):
                     raise RewriteError(
-                        f"{task.path}: expected a map to return a sample, None or several samples, "
-                        f"found {type(sample).__name__} {sample!r:.80}"
+                        f"{urls.redact(task.path)}: expected a map to return a sample, None or "
+                        f"several samples, found {type(sample).__name__} {sample!r:.80}"
                     )
                 yield sample
 

@@ -40,18 +40,25 @@ class Journal:
         path: The file, created if it does not exist and deleted at the end if it has no record;
             None for a temporary one.
         folder: Where to put a temporary file; None for the system's folder of temporary files.
+        mode: The permissions of a new file, without what the umask removes.
 
     Raises:
         FileExistsError: The file is not a journal.
         OSError: Another process is writing to it.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None, *, folder: str | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None,
+        *,
+        folder: str | None = None,
+        mode: int = 0o666,
+    ) -> None:
         self._path = None if path is None else os.path.abspath(os.fspath(path))
         self._records: dict[Task, tuple[ShardRecord, int, int]] = {}
         self._stack = ExitStack()
         try:
-            self._file = self._stack.enter_context(_opened(self._path, folder))
+            self._file = self._stack.enter_context(_opened(self._path, folder, mode))
             if self._path is not None:
                 # Not inherited by workers, who may outlive this process.
                 is_held = self._stack.enter_context(locks.holding(os.path.realpath(self._path)))
@@ -140,10 +147,10 @@ class Journal:
         self.close()
 
 
-def _opened(path: str | None, folder: str | None) -> IO[bytes]:
+def _opened(path: str | None, folder: str | None, mode: int) -> IO[bytes]:
     if path is None:
         return tempfile.TemporaryFile(dir=folder)
-    return open(path, "r+b", opener=lambda name, flags: os.open(name, flags | os.O_CREAT, 0o666))
+    return open(path, "r+b", opener=lambda name, flags: os.open(name, flags | os.O_CREAT, mode))
 
 
 def _is_unchanged(record: ShardRecord) -> bool:

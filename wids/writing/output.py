@@ -5,16 +5,19 @@ Looks at names alone; opens no shard.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from wids.transport import upload, urls
 from wids.writing.shard_names import ShardNames, pack_path
 from wids.writing.tar_writer import check_target
 
 IfExists = Literal["error", "replace"]
+
+_REPLACE: Final = 'pass if_exists="replace" (--replace)'
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,10 @@ class Output:
     @property
     def journal_path(self) -> str:
         """Absolute path of the journal of an unfinished run; of a URL, in the current folder."""
-        prefix = self.prefix if self.is_local else os.path.basename(self.prefix)
+        prefix = self.prefix
+        if not self.is_local:  # outputs in several folders may have the same last part
+            digest = hashlib.sha256(prefix.encode("utf-8", "surrogatepass")).hexdigest()
+            prefix = f"{os.path.basename(prefix)}-{digest[:8]}"
         return os.path.abspath(f"{prefix}.{self.work}")
 
     def existing_shards(self) -> list[str]:
@@ -128,12 +134,22 @@ class Output:
         """Raise FileExistsError if a shard, the spec or the pack exists."""
         for path in (self.spec_path, self.pack_path, *self.existing_shards()[:1]):
             if upload.exists(path, self.storage_options):
-                raise already_exists(path)
+                raise self.already_exists(path)
 
+    def already_exists(self, path: str) -> FileExistsError:
+        """Return the error for a file that is in the way."""
+        advice = f", or {_REPLACE} to overwrite the dataset"
+        if self.work == "rewriting":  # which never replaces a dataset
+            advice = ""
+        name = urls.redact(path)
+        return FileExistsError(f"{name}: already exists; choose another output{advice}")
 
-def already_exists(path: str) -> FileExistsError:
-    """Return the error for a file that is in the way."""
-    return FileExistsError(
-        f"{urls.redact(path)}: already exists; choose another output, or pass "
-        'if_exists="replace" (--replace) to overwrite the dataset'
-    )
+    def of_another_run(self) -> FileExistsError:
+        """Return the error for a journal of other work."""
+        others, advice = "files or options", _REPLACE
+        if self.work == "rewriting":
+            others, advice = "samples, options or functions", "pass resume=False (--restart)"
+        return FileExistsError(
+            f"{self.journal_path}: is of an interrupted run with other {others}; run that again to "
+            f"finish it, choose another output, or {advice} to start over"
+        )

@@ -8,6 +8,7 @@ nothing of how samples were found, or how a shard is written.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, wait
@@ -15,22 +16,27 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
-from wids.errors import SpecError
+from wids.errors import RewriteError, SpecError
 from wids.files import abandoned
 from wids.files.progress import Bar
 from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars.names import KeySplit
 from wids.tars.pack_writer import write_pack
-from wids.transport import upload
+from wids.transport import upload, urls
 from wids.writing.describe import ShardRecord
 from wids.writing.journal import Journal, Task
 from wids.writing.only_writer import only_writer
-from wids.writing.output import Output, already_exists
+from wids.writing.output import Output
 
 _KEY_SPLIT: Final[KeySplit] = "first"
 """How readers split the names of members."""
 _POLL_S: Final = 0.5
 """How often progress is read from the lengths of unfinished shards."""
+
+
+NO_SAMPLE: Final = "{}: expected samples to write, found none: no sample is left"
+
+_logger = logging.getLogger("wids")
 
 
 class ShardTask(Protocol):
@@ -88,7 +94,7 @@ def run_tasks(
     """
     if output.is_local:
         os.makedirs(output.names.folder, exist_ok=True)
-    with only_writer(output.names), Journal(output.journal_path) as log:
+    with only_writer(output.names), _journal(output) as log:
         try:
             _begin(tasks, log, output)
             _write_all(tasks, write, log, executor, progress, output)
@@ -104,6 +110,11 @@ def run_tasks(
     return spec
 
 
+def _journal(output: Output) -> Journal:
+    # Of a URL it has the passwords that are in the URL.
+    return Journal(output.journal_path, mode=0o666 if output.is_local else 0o600)
+
+
 def _begin(tasks: Sequence[ShardTask], log: Journal, output: Output) -> None:
     """Note in the journal what it is a journal of, before the first shard.
 
@@ -116,11 +127,7 @@ def _begin(tasks: Sequence[ShardTask], log: Journal, output: Output) -> None:
         return
     if output.if_exists == "error":
         if whole in log and output.existing_shards():
-            raise FileExistsError(
-                f"{output.journal_path}: is of an interrupted run with other files or options; "
-                "run that again to finish it, choose another output, or pass "
-                'if_exists="replace" (--replace) to start over'
-            )
+            raise output.of_another_run()
         output.check_absent()
     log.add(ShardRecord(*whole, None, 0, 0, "", b"", source))
 
@@ -135,6 +142,10 @@ def _write_all(
 ) -> None:
     """Write the missing shards, each of which is in the journal as soon as it is complete."""
     missing = _missing(tasks, log, output)
+    if len(missing) < len(tasks):
+        kept = len(tasks) - len(missing)
+        name = urls.redact(output.spec_path)
+        _logger.info("%s: resumed; shards kept: %d of %d", name, kept, len(tasks))
     write = partial(
         write_shard,
         is_new=output.if_exists == "error",
@@ -207,6 +218,8 @@ def _publish(
 ) -> DatasetSpec:
     records = [log.record((task.path, _KEY_SPLIT)) for task in tasks]
     records = [record for record in records if record.num_samples]
+    if not records:
+        raise RewriteError(NO_SAMPLE.format(urls.redact(output.spec_path)))
     spec = DatasetSpec(
         tuple(ShardSpec(r.url, r.num_samples, r.nbytes, sha256=r.sha256) for r in records),
         output.name,
@@ -230,6 +243,6 @@ def _check_same_spec(spec: DatasetSpec, output: Output) -> None:
     try:
         found = load_spec(output.spec_path, read=Fetcher(output.storage_options).read)
     except SpecError:  # another document
-        raise already_exists(output.spec_path) from None
+        raise output.already_exists(output.spec_path) from None
     if (found.name, found.shards) != (spec.name, spec.shards):
-        raise already_exists(output.spec_path)
+        raise output.already_exists(output.spec_path)

@@ -1,0 +1,73 @@
+"""What a shard is made from → text that changes when it does, to be compared when a run resumes.
+
+Functions are compared by their code and not by where they are in memory, so that the text is the
+same in another process. Calls nothing and reads no sample.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+_SIMPLE = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
+
+
+def described(value: Any) -> str:
+    """Return a text for simple values, tuples of values, functions and other callables.
+
+    A function is described by its name, its code with the code inside it, its constants, the names
+    that it uses, its defaults, and the simple values and functions of its closure. Another object
+    by its class, the code of its ``__call__``, and its ``repr`` where its class has one.
+    """
+    return _text(value, ())
+
+
+def _text(value: Any, outer: tuple[int, ...]) -> str:
+    if isinstance(value, _SIMPLE):
+        return repr(value)
+    if id(value) in outer:  # a function that is in its own closure
+        return "…"
+    outer = (*outer, id(value))
+    if isinstance(value, frozenset):  # a constant, whose order is another in each process
+        return f"{{{', '.join(sorted(_text(item, outer) for item in value))}}}"
+    parts = value if isinstance(value, tuple) else _parts(value)
+    return f"({', '.join(_text(item, outer) for item in parts)})"
+
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    """Return what a callable, or another object, consists of."""
+    if isinstance(value, CodeType):
+        return value.co_name, value.co_code, value.co_consts, value.co_names, value.co_varnames
+    if isinstance(value, FunctionType):
+        keywords = tuple(sorted((value.__kwdefaults__ or {}).items()))
+        parts = (_name(value), value.__code__, value.__defaults__, keywords)
+        return *parts, *map(_content, value.__closure__ or ())
+    if isinstance(value, MethodType):
+        return value.__func__, value.__self__
+    if isinstance(value, partial):
+        return value.func, value.args, tuple(sorted(value.keywords.items()))
+    return _of_object(value)
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a variable that is not set yet
+        return None
+
+
+def _of_object(value: Any) -> tuple[Any, ...]:
+    if hasattr(value, "__qualname__"):  # a class, or a builtin function
+        return (_name(value),)
+    kind = type(value)
+    # The function itself, which an instance would bind to itself.
+    call = next((vars(k)["__call__"] for k in kind.__mro__ if "__call__" in vars(k)), None)
+    parts = (_name(kind), call if isinstance(call, FunctionType) else None)
+    # Containers may collect what a run has done, and an address says nothing.
+    text = "" if isinstance(value, list | dict | set) else repr(value)
+    return parts if " at 0x" in text else (*parts, text)
+
+
+def _name(value: Any) -> str:
+    return f"{getattr(value, '__module__', '')}.{value.__qualname__}"
