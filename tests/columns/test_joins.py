@@ -478,6 +478,29 @@ def _members(path: str) -> list[tuple[str, bytes]]:
         return [(m.name, (tar.extractfile(m) or io.BytesIO()).read()) for m in tar]
 
 
+def test_a_stored_map_does_not_decide_on_fields(tmp_path: Path) -> None:
+    """None stands for the fields that are read, whatever another program read (JOIN-3, JOIN-6)."""
+    left = write_side(tmp_path, "l", ["a", "b"], [], ".txt") / "l-0.tar"
+    right = write_tar(tmp_path / "r.tar", [("a.txt", b"t"), ("a.cap", b"c")])
+
+    def names(**options: Any) -> list[str]:
+        with wids.ShardListDataset(left) as first, wids.ShardListDataset(right, **options) as other:
+            return sorted(fields(first.join(other, missing="none", prefix="b")[1]))
+
+    def names_of_joined(field: str) -> list[str]:
+        with wids.ShardListDataset(left) as first, wids.ShardListDataset(right) as other:
+            wide = other.join({"a": {field: 1}}, missing="none")
+            return sorted(fields(first.join(wide, missing="none", prefix="b")[1]))
+
+    both = [".b.cap", ".b.txt", ".txt"]
+    assert names(fields=[".txt"]) == [".b.txt", ".txt"]
+    assert names() == both
+    assert names(fields=[".cap"]) == [".b.cap", ".txt"]
+    assert names_of_joined("x") == sorted([*both, ".b.x"])
+    assert names_of_joined("y") == sorted([*both, ".b.y"])
+    assert names() == both
+
+
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "other", "version"])
 def test_a_damaged_or_foreign_map_is_made_again(
     train: Path, captions: Path, own_cache: Path, damage: str

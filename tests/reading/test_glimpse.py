@@ -195,6 +195,24 @@ def test_an_index_is_left_for_datasets(server: Server, tmp_path: Path) -> None:
     glimpses.make_index(0)  # it is there
 
 
+def test_shards_that_were_looked_at_last_are_kept(server: Server, tmp_path: Path) -> None:
+    """A shard that is looked at again and again is read once, with an index and without."""
+    body = write_tar(tmp_path / "a.tar", sample_members(0, 3)).read_bytes()
+    urls = [server.page(f"/{number}.tar", body) for number in range(20)]
+    (tmp_path / "local.tar").write_bytes(body)
+    glimpses = glimpses_of([*urls, str(tmp_path / "local.tar")], tmp_path / "cache")
+    first, local = glimpses.look(0), glimpses.look(20)
+    for number in range(1, 20):
+        glimpses.look(number)
+        assert glimpses.look(0) is first
+        assert glimpses.look(20) is local
+    sent = len(server.log)
+    glimpses.look(19)
+    assert len(server.log) == sent
+    glimpses.look(1)
+    assert len(server.log) > sent, "only a few are kept"
+
+
 def test_a_shard_without_ranges_is_fetched_to_be_indexed(server: Server, tmp_path: Path) -> None:
     """The copy is kept in the cache, with its index, since nothing else can be read of it."""
     url = serve(server, tmp_path, photos(60, 100_000), has_ranges=False)

@@ -106,8 +106,10 @@ class DatasetPart:
             yield fields
 
     def fields(self, number: int | None = None) -> Sequence[str]:  # noqa: ARG002 - the same for all shards
-        """Return the fields that the shards of the second dataset have, as they are stored."""
-        return [self.names[name] for name in self.positions.fields]
+        """Return the fields that the second dataset reads of its shards, as they are stored."""
+        stored = self.positions.fields
+        read = self.side.reader.field_names(stored) if stored else ()
+        return [self.names[name] for name in read]
 
     def members(self, number: int, index: ShardIndex) -> Members | None:
         """Return the fields of the samples of one shard, from the indexes of the other shards."""

@@ -58,7 +58,7 @@ class Keyed(Protocol):
 
     @property
     def fields(self) -> list[str]:
-        """The fields that the entries have, as far as `hashes` has seen them."""
+        """The fields that are stored for the entries, as far as `hashes` has seen them."""
 
 
 class _EqualHashesError(Exception):
@@ -116,7 +116,7 @@ class DatasetKeys:
         start = 0
         for number, local_indices in self._shards():
             shard_index = self._reader.key_index(number)
-            self._fields.update(dict.fromkeys(self._reader.field_names(shard_index)))
+            self._fields.update(dict.fromkeys(shard_index.fields))
             if robust:
                 part = np.array(list(map(pack.key_hash, shard_index.stored_keys())), np.uint64)
             else:
@@ -138,7 +138,7 @@ class DatasetKeys:
 
     @property
     def fields(self) -> list[str]:
-        """The fields of the shards, as far as `hashes` has seen them."""
+        """The fields that the shards store, as far as `hashes` has seen them."""
         return list(self._fields)
 
     def __str__(self) -> str:
@@ -152,7 +152,6 @@ class RowKeys:
         keys: Returns the keys in the order of the rows.
         fields: The fields that the rows have.
         name: What the rows are in, for messages.
-        row_text: Returns the name of a row, for messages.
     """
 
     def __init__(self, keys: Callable[[], Iterator[Any]], fields: Sequence[str], name: str) -> None:

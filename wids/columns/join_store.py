@@ -34,7 +34,8 @@ class PositionMap:
     Attributes:
         start: The first position that `targets` has.
         targets: The entries; -1 where the other side does not have the key.
-        fields: The fields that the entries have, as they are stored.
+        fields: All fields that the shards of the entries store. Which of them are read is not part
+            of the digest, and so decided by who reads.
     """
 
     start: int

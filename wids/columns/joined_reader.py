@@ -6,7 +6,7 @@ sides. A joined dataset differs from others in its reader alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 from wids.cache.store import BackgroundFetch
@@ -89,9 +89,9 @@ class JoinedReader(ShardReader):
         """Return an index of a shard of the dataset for its keys."""
         return self._side.reader.key_index(number)
 
-    def field_names(self, index: ShardIndex) -> Iterable[str]:
-        """Return the fields of a shard, and those joined to it as far as they are known."""
-        return [*self._side.reader.field_names(index), *self._part.fields()]
+    def field_names(self, stored: Sequence[str]) -> Sequence[str]:
+        """Return the fields of shards, and those joined to them as far as they are known."""
+        return [*self._side.reader.field_names(stored), *self._part.fields()]
 
     def identity(self, number: int) -> tuple[Any, ...]:
         """Return what changes when the keys of a shard do."""

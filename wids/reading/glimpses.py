@@ -71,13 +71,12 @@ class Glimpses:
         # One request for the beginning of a shard, however many threads want it.
         with self._turn(number):
             known = self._seen.get(number)
-            if known is not None and not isinstance(known, Glimpse):
-                return known
-            if self._opener.has_index(number):  # maybe by now
-                with self._opener(number, local=False) as shard:
-                    known = shard.index
-            elif known is None or known.is_stale:
-                known = self._new_glimpse(number)
+            if known is None or isinstance(known, Glimpse):
+                if self._opener.has_index(number):  # maybe by now
+                    with self._opener(number, local=False) as shard:
+                        known = shard.index
+                elif known is None or known.is_stale:
+                    known = self._new_glimpse(number)
             self._keep(number, known)
             return known
 
@@ -154,6 +153,7 @@ class Glimpses:
 
     def _keep(self, number: int, known: ShardIndex | Glimpse) -> None:
         with self._lock:
+            self._seen.pop(number, None)  # to become the last one
             self._seen[number] = known
             while len(self._seen) > _MAX_KEPT:
                 del self._seen[next(iter(self._seen))]

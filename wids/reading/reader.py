@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from typing import Any
@@ -216,10 +216,10 @@ class ShardReader:
             self.pool.opened = SharedNumber()
         return self.pool.opened
 
-    def field_names(self, index: ShardIndex) -> Iterable[str]:
-        """Return the fields that samples of a shard are read with."""
+    def field_names(self, stored: Sequence[str]) -> Sequence[str]:
+        """Return the fields that samples are read with, of shards that store these fields."""
         wanted = self._options.fields
-        return index.fields if wanted is None else [f for f in index.fields if f in wanted]
+        return stored if wanted is None else [field for field in stored if field in wanted]
 
     def identity(self, number: int) -> tuple[Any, ...]:
         """Return what changes when the keys of a shard do.
