@@ -131,9 +131,7 @@ class FrameRows:
         """Return the values of rows as Python's own."""
         taken = self.frame.iloc[list(rows)]
         values = [
-            [own_value(value) for value in taken[name].tolist()]
-            if taken[name].dtype.kind == "O"
-            else taken[name].tolist()
+            [v if type(v) in _PLAIN else own_value(v) for v in taken[name].tolist()]
             for name in self.columns.values()
         ]
         return _as_rows(self.columns, [*values, self.labels.take(list(rows)).tolist()])
@@ -166,16 +164,25 @@ class MappingRows:
 
     def take(self, rows: Sequence[int]) -> list[Fields]:
         """Return the values of keys."""
-        keys = [self.listed[row] for row in rows]
-        return [{**own_value(value_fields(self.mapping[key])), KEY: key} for key in keys]
+        found = []
+        for row in rows:
+            fields = value_fields(self.mapping[self.listed[row]])
+            fields[KEY] = self.listed[row]
+            found.append(fields)
+        return found
 
 
 def value_fields(value: Any, what: str = "the mapping") -> Fields:
-    """Return a value that belongs to a key as fields; one that is not a mapping has no name."""
+    """Return a value that belongs to a key as fields, with containers of their own.
+
+    A value that is not a mapping has no name.
+    """
     if not isinstance(value, Mapping):
-        return {"": value}
+        return {"": own_value(value)}
     fields = {
-        _dotted(str(name)): item for name, item in value.items() if not str(name).startswith("__")
+        _dotted(str(name)): item if type(item) in _PLAIN else own_value(item)
+        for name, item in value.items()
+        if not str(name).startswith("__")
     }
     if len(fields) < len(value):  # labels, or names that became one field
         _columns_by_field(what, map(str, value))
