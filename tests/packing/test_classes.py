@@ -106,3 +106,21 @@ def test_classes_on_request(tmp_path: Path) -> None:
     beside = make_tree(tmp_path / "beside", {"a/x": "", "1.jpg": ""})
     with raises(PackError, "found none that can be packed", "beside the class folders: 1.jpg"):
         pack_folder(beside, tmp_path / "b", classes=True)
+
+
+def test_pictures_decide_where_several_fields_are_equally_frequent(tmp_path: Path) -> None:
+    """A folder with captions is a class like one without (PACK-8)."""
+    files = {"cat/1.jpg": "", "cat/1.txt": "", "dog/1.jpg": "", "dog/2.jpg": "", "dog/2.txt": ""}
+    report = pack_folder(make_tree(tmp_path / "in", files), tmp_path / "out")
+    assert report.spec.extras["classes"] == ["cat", "dog"]
+
+
+def test_a_remark_states_why_folders_are_not_classes(tmp_path: Path) -> None:
+    """Two or more folders are not dropped in silence, unless that was asked for (PACK-8)."""
+    root = make_tree(tmp_path / "in", {"a/1.jpg": "", "b/1.txt": ""})
+    (remark,) = pack_folder(root, tmp_path / "out").remarks
+    assert remark.startswith(
+        "folders were not taken for classes, because most of their files are not of one kind "
+        "(.txt, image); "
+    )
+    assert pack_folder(root, tmp_path / "none", classes=False).remarks == ()

@@ -16,7 +16,7 @@ from conftest import in_child, raises
 from faults import failing_calls, interrupted
 from trees import contents, make_tree
 
-from wids import pack_folder, verify_spec
+from wids import FetchError, ShardListDataset, pack_folder, verify_spec
 from wids.packing import folder as packing
 
 PACKAGES = ("packing", "writing", "files", "tars", "specs")
@@ -255,3 +255,30 @@ def test_a_spec_of_something_else_beside_a_journal(source: Path, tmp_path: Path)
     with raises(FileExistsError, "out.json: already exists"):
         pack(source, tmp_path / "new")
     assert (tmp_path / "new" / "out.json").read_text() == "mine"
+
+
+def test_readers_find_no_spec_while_shards_are_replaced(tmp_path: Path) -> None:
+    """A run that fails leaves no mixture, and one that replaced nothing the dataset (PACK-16)."""
+    source = make_tree(tmp_path / "in", {f"{n}.txt": "old" for n in range(3)})
+    pack_folder(source, tmp_path / "out", maxcount=1, seed=None)
+    old = (tmp_path / "out.json").read_bytes()
+    make_tree(source, {"0.txt": "newer", "1.txt": "newer", "2.txt": "newer"})
+
+    def fail(at: str) -> None:
+        job = packing.prepare_job(
+            source, tmp_path / "out", 1, "1GB", None, None, "last", None, "replace"
+        )
+        os.truncate(source / at, 1)
+        with pytest.raises(FetchError):
+            job.run(executor=None)
+        (source / at).write_text("newer")
+
+    fail("0.txt")
+    assert (tmp_path / "out.json").read_bytes() == old
+    fail("1.txt")
+    assert not (tmp_path / "out.json").exists()
+    assert (tmp_path / "out.json.replaced").read_bytes() == old
+    pack_folder(source, tmp_path / "out", maxcount=1, seed=None, if_exists="replace")
+    assert not (tmp_path / "out.json.replaced").exists()
+    with ShardListDataset(tmp_path / "out.json") as dataset:
+        assert [sample[".txt"] for sample in dataset] == ["newer"] * 3

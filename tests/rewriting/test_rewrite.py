@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 import wids
 from wids import RewriteError, ShardListDataset, rewriting
 from wids.rewriting import rewrite as module
+from wids.rewriting.made_from import described
 from wids.rewriting.shard import RewriteTask, rewrite_shard
 
 
@@ -298,6 +299,9 @@ def test_a_function_with_other_code_does_not_resume(tmp_path: Path) -> None:
         run(broken, wids.Decoder("PIL"))
     with raises(wids.TransformError, "ZeroDivisionError"):
         run(broken)
+    with ShardListDataset(source, transformations=[]) as dataset:
+        steps = [dataset.map(f, seed=0).transformations[0] for f in (broken, constant)]
+    assert described(steps[0]) != described(steps[1])
     assert [shard.num_samples for shard in run(constant, resume=False).shards] == [2, 2]
 
 

@@ -35,3 +35,5 @@ def test_missing_values_meet_nothing() -> None:
     assert mask(table, parsed("h > 0 and t < 'z'")).tolist() == [True, False, False]
     with raises(ValueError, "where: h: expected a value to compare int64 with, found 'x'"):
         mask(table, parsed("h == 'x'"))
+    with raises(ValueError, "where: h: expected a value to compare int64 with, found 9999999999"):
+        mask(table, parsed("h > 99999999999999999999"))

@@ -12,7 +12,7 @@ from typing import Final
 
 from wids.errors import PackError
 from wids.fields.values import encode_integer
-from wids.packing.samples import Generated, SampleTable, roles_of
+from wids.packing.samples import IMAGE_ROLE, Generated, SampleTable, roles_of
 
 FIELD: Final = ".cls"
 
@@ -26,11 +26,12 @@ def class_of(stem: str) -> str:
     return stem.partition("/")[0] if "/" in stem else ""
 
 
-def are_classes(table: SampleTable) -> bool:
-    """Whether the folders of samples look like classes.
+def reason_against(table: SampleTable) -> str | None:
+    """Return why the folders of samples do not look like classes; None if they do.
 
-    They do if there are two or more, all mainly with files for the same role, and neither files of
-    that role beside them, nor labels or rows of metadata in them.
+    ``""`` where there are fewer than two. They do if there are two or more, all mainly with files
+    for the same role, and neither files of that role beside them, nor labels or rows of metadata in
+    them.
 
     Raises:
         PackError: They are the folders of splits, such as ``train`` and ``test``.
@@ -40,14 +41,18 @@ def are_classes(table: SampleTable) -> bool:
         counts.setdefault(class_of(stem), Counter()).update(roles_of(fields))
     beside = counts.pop("", Counter())
     main_roles = {main_role(counter) for counter in counts.values()}
-    if (
-        len(counts) < 2
-        or table.with_row
-        or len(main_roles) > 1
-        or main_roles & beside.keys()
-        or any(FIELD in counter for counter in counts.values())
-    ):
-        return False
+    reasons = {
+        "": len(counts) < 2,
+        "files have rows of metadata": bool(table.with_row),
+        f"most of their files are not of one kind ({', '.join(sorted(main_roles))})": (
+            len(main_roles) > 1
+        ),
+        "files of the same kind are beside them": bool(main_roles & beside.keys()),
+        f"samples have a field {FIELD}": any(FIELD in counter for counter in counts.values()),
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            return reason
     if _SPLITS.issuperset(map(str.lower, counts)):
         names = ", ".join(sorted(counts))
         raise PackError(
@@ -55,12 +60,12 @@ def are_classes(table: SampleTable) -> bool:
             "that samples for testing stay apart, or all together without classes (classes=False, "
             "--no-classes)"
         )
-    return True
+    return None
 
 
 def main_role(counter: Counter[str]) -> str:
-    """Return the role that most samples have; of several the first by name."""
-    return min(counter, key=lambda role: (-counter[role], role))
+    """Return the role that most samples have; of several that of images, or the first by name."""
+    return min(counter, key=lambda role: (-counter[role], role != IMAGE_ROLE, role))
 
 
 def add_classes(table: SampleTable, folders: Iterable[str]) -> tuple[str, ...]:

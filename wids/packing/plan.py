@@ -13,7 +13,7 @@ from typing import Final
 
 from wids.errors import PackError
 from wids.packing import metadata
-from wids.packing.classes import add_classes, are_classes, class_of
+from wids.packing.classes import add_classes, class_of, reason_against
 from wids.packing.listing import ListedFile, Listing, Skipped, list_folder, named
 from wids.packing.samples import Sample, SampleTable, roles_of
 from wids.tars.names import KEY_SPLITS, KeySplit
@@ -78,7 +78,13 @@ def _plan(name: str, listing: Listing, classes: bool | None, key_split: KeySplit
         )
     remarks = []
     names: tuple[str, ...] = ()
-    if classes or (classes is None and are_classes(table)):
+    against = reason_against(table) if classes is None else "" if not classes else None
+    if against:
+        remarks.append(
+            f"folders were not taken for classes, because {against}; if they are classes, pass "
+            "classes=True (--classes)"
+        )
+    if against is None:
         names = _with_classes(table, listing)
         _check_any(table, listing)
         filled = {class_of(stem) for stem in table.fields}

@@ -18,7 +18,8 @@ def described(value: Any) -> str:
 
     A function is described by its name, its code with the code inside it, its constants, the names
     that it uses, its defaults, and the simple values and functions of its closure. Another object
-    by its class, the code of its ``__call__``, and its ``repr`` where its class has one.
+    by its class, the code of its ``__call__``, functions that are its attributes, and its ``repr``
+    where its class has one.
     """
     return _text(value, ())
 
@@ -63,7 +64,9 @@ def _of_object(value: Any) -> tuple[Any, ...]:
     kind = type(value)
     # The function itself, which an instance would bind to itself.
     call = next((vars(k)["__call__"] for k in kind.__mro__ if "__call__" in vars(k)), None)
-    parts = (_name(kind), call if isinstance(call, FunctionType) else None)
+    held = vars(value).items() if hasattr(value, "__dict__") else ()
+    functions = tuple(sorted((n, v) for n, v in held if isinstance(v, FunctionType | MethodType)))
+    parts = (_name(kind), call if isinstance(call, FunctionType) else None, functions)
     # Containers may collect what a run has done, and an address says nothing.
     text = "" if isinstance(value, list | dict | set) else repr(value)
     return parts if " at 0x" in text else (*parts, text)

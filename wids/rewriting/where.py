@@ -92,7 +92,8 @@ def mask(table: Any, comparisons: list[Comparison]) -> npt.NDArray[np.bool_]:
     for column, sign, value in comparisons:
         try:
             met = compute.call_function(_FUNCTIONS[sign], [table[column], value])
-        except (ArrowInvalid, ArrowNotImplementedError):
+        # The last two for numbers that fit no type of Arrow.
+        except (ArrowInvalid, ArrowNotImplementedError, TypeError, OverflowError):
             raise ValueError(
                 f"where: {column}: expected a value to compare {table.schema.field(column).type} "
                 f"with, found {value!r}"

@@ -129,6 +129,33 @@ def exists(target: str, storage_options: Options = None) -> bool:
     return bool(_asked(target, lambda: _has(system, path)))
 
 
+def move(source: str, target: str, storage_options: Options = None) -> None:
+    """Move a file to another name in its folder, over any file that is there.
+
+    Raises:
+        UploadError: The server refuses.
+    """
+    if is_local(source):
+        os.replace(source, target)
+        return
+    system, path = _file_system(source, storage_options)
+    _, other = _file_system(target, storage_options)
+    _asked(source, lambda: system.mv(path, other))
+
+
+def remove(target: str, storage_options: Options = None) -> None:
+    """Delete a file.
+
+    Raises:
+        UploadError: The server refuses.
+    """
+    if is_local(target):
+        os.unlink(target)
+        return
+    system, path = _file_system(target, storage_options)
+    _asked(target, lambda: system.rm_file(path))
+
+
 def file_names(folder: str, storage_options: Options = None) -> list[str]:
     """Return the names in a folder, local or remote; a remote one that does not exist is empty.
 

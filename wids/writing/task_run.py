@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, wait
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -97,8 +97,10 @@ def run_tasks(
     with only_writer(output.names), _journal(output) as log:
         try:
             _begin(tasks, log, output)
-            _write_all(tasks, write, log, executor, progress, output)
-            spec = _publish(tasks, extras or {}, log, output)
+            missing = _missing(tasks, log, output)
+            with _spec_aside(output) if missing else nullcontext():
+                _write_all(tasks, missing, write, log, executor, progress, output)
+                spec = _publish(tasks, extras or {}, log, output)
         except BaseException:
             # What fails before the first shard, such as a file that is locked, leaves nothing.
             with suppress(OSError):
@@ -107,7 +109,45 @@ def run_tasks(
             raise
         # Last of all: until the spec is saved, it is what an interrupted run resumes from.
         os.unlink(output.journal_path)
+        if output.if_exists == "replace" and upload.exists(_aside(output), output.storage_options):
+            upload.remove(_aside(output), output.storage_options)
     return spec
+
+
+def _aside(output: Output) -> str:
+    return output.spec_path + ".replaced"
+
+
+@contextmanager
+def _spec_aside(output: Output) -> Iterator[None]:
+    """Move a spec whose shards are replaced to another name, so that nobody reads a mixture.
+
+    It is moved back if the block fails before any shard was replaced.
+    """
+    options = output.storage_options
+    if output.if_exists == "error" or not upload.exists(output.spec_path, options):
+        yield
+        return
+    before = _states(output)
+    upload.move(output.spec_path, _aside(output), options)
+    try:
+        yield
+    except BaseException:
+        if before and before == _states(output):
+            upload.move(_aside(output), output.spec_path, options)
+        raise
+
+
+def _states(output: Output) -> list[tuple[str, int, int]]:
+    """Return what changes when a local shard or pack is replaced; nothing for a URL."""
+    if not output.is_local:
+        return []
+    states = []
+    for path in (*output.existing_shards(), output.pack_path):
+        with suppress(FileNotFoundError):
+            status = os.stat(path)
+            states.append((path, status.st_ino, status.st_mtime_ns))
+    return states
 
 
 def _journal(output: Output) -> Journal:
@@ -134,6 +174,7 @@ def _begin(tasks: Sequence[ShardTask], log: Journal, output: Output) -> None:
 
 def _write_all(
     tasks: Sequence[ShardTask],
+    missing: list[ShardTask],
     write_shard: WriteShard,
     log: Journal,
     executor: Executor | None,
@@ -141,7 +182,6 @@ def _write_all(
     output: Output,
 ) -> None:
     """Write the missing shards, each of which is in the journal as soon as it is complete."""
-    missing = _missing(tasks, log, output)
     if len(missing) < len(tasks):
         kept = len(tasks) - len(missing)
         name = urls.redact(output.spec_path)
