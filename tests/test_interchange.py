@@ -148,6 +148,7 @@ def check_equal(found: Any, expected: Any) -> None:
         assert found.dtype == expected.dtype
 
 
+@pytest.mark.long
 def test_fields_of_webdatasets_writer(tmp_path: Path) -> None:
     """Every kind of field that its writer writes decodes to what its own decoder gives."""
     shard = tmp_path / "fields.tar"

@@ -151,6 +151,7 @@ def test_an_interrupt_while_headers_are_read(server: Server, tmp_path: Path) -> 
     assert set(server.requests) == {"/film-1.tar"}
 
 
+@pytest.mark.long
 def test_an_interrupted_create_is_resumed(tmp_path: Path) -> None:
     """Ctrl-C leaves no spec, no pack and no process; the next run reads what is missing."""
     for number in range(40):

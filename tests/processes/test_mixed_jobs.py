@@ -104,8 +104,8 @@ def test_mix_is_killed_and_resumed(
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's own business
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("is_ahead", [pytest.param(False, marks=pytest.mark.long), True])
 def test_stateful_loader_resumes_a_mix(tmp_path: Path, num_workers: int, is_ahead: bool) -> None:
     """A restored loader returns the rest of the epoch, then the next epochs, on this rank."""
     need(importlib.util.find_spec("torchdata"), "pip install torchdata")

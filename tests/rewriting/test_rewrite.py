@@ -211,7 +211,8 @@ wids.rewrite(dataset[::-1], sys.argv[2], maxcount=10, map=slow)
 """
 
 
-def test_killed_at_any_point_and_resumed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("counts", [(2,), pytest.param((1, 3, 6), marks=pytest.mark.long)])
+def test_killed_at_any_point_and_resumed(tmp_path: Path, counts: tuple[int, ...]) -> None:
     """Complete shards are not written again, and the bytes are those of one run (REWRITE-8)."""
     spec = write_shards(tmp_path, [40, 41])
     program = tmp_path / "program.py"
@@ -225,7 +226,7 @@ def test_killed_at_any_point_and_resumed(tmp_path: Path) -> None:
         assert job.wait(60) == 0
     folder = tmp_path / "killed"
     kept: dict[str, int] = {}
-    for count in (1, 3, 6):
+    for count in counts:
         with start("killed") as job:
             until_s = time.monotonic() + 60
             while time.monotonic() < until_s and job.poll() is None:

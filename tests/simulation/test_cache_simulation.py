@@ -452,7 +452,11 @@ def _write_in_place(path: str, **_: object) -> Iterator[Any]:
 
 MUTANTS = [
     pytest.param(locks, "holding", _no_lock, id="nothing is locked exclusively"),
-    pytest.param(locks, "holding", _holding_in_children_too, id="children inherit locks"),
+    pytest.param(
+        *(locks, "holding", _holding_in_children_too),
+        id="children inherit locks",
+        marks=pytest.mark.long,
+    ),
     pytest.param(store, "turn", _no_turn, id="all fetch at once"),
     pytest.param(leases.locks, "acquire_shared", lambda _: True, id="leases are not locked"),
     pytest.param(publish, "replacing", _write_in_place, id="files are written in place"),

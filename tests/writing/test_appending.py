@@ -352,6 +352,7 @@ def test_in_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
     assert wids.verify_spec(spec, storage_options=options) == []
 
 
+@pytest.mark.long
 def test_two_appends_to_a_url(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
