@@ -241,7 +241,7 @@ def uneven_source(
         [n * rank // num_replicas for rank in range(num_replicas + 1)]
     )
     for name, ranges in sources.items():
-        starts, stops = ranges[:, 0], ranges[:, 1]
+        starts, stops = np.asarray(ranges, np.int64).reshape(-1, 2).T
         # Samples of the source in front of each edge.
         before = np.append(0, np.cumsum(stops - starts))
         place = np.searchsorted(starts, edges, side="right")
