@@ -84,3 +84,29 @@ def test_mapped_by_a_function_of_a_module_here(
     for text in ("rewriting_maps", "rewriting_maps:odd", "nothing:at_all", "json:__doc__"):
         assert main(["rewrite", str(spec), "x", "--map", text]) == 1
         assert f"--map: expected {'a' if text[0] == 'j' else 'M'}" in capsys.readouterr().err
+
+
+REASONS = [1]
+
+
+def stopping(sample: dict[str, object]) -> dict[str, object]:
+    """Fail in the second shard of two samples, while there is a reason."""
+    if REASONS and sample["__index__"] == 2:
+        raise RuntimeError("not yet")
+    return sample
+
+
+def test_a_resumed_run_prints_what_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On standard error, and nothing else of what is logged stays on (REWRITE-8)."""
+    function = f"{__name__}:stopping"
+    arguments = ["rewrite", str(write_shards(tmp_path, [4])), str(tmp_path / "new")]
+    arguments += ["--maxcount", "2", "--map", function, "--jobs", "1"]
+    assert main(arguments) == 1
+    monkeypatch.setattr(sys.modules[__name__], "REASONS", [])
+    assert "not yet" in capsys.readouterr().err
+    assert main(arguments) == 0
+    printed = capsys.readouterr()
+    assert printed.err.splitlines()[0].endswith("new.json: resumed; shards kept: 1 of 2")
+    assert "2 shards, 4 samples" in printed.out

@@ -339,6 +339,27 @@ def test_a_source_that_was_written_again_does_not_resume(tmp_path: Path) -> None
         run("one")
 
 
+def test_both_datasets_of_a_join_are_compared(tmp_path: Path) -> None:
+    """A shard of the other side that was written again does not resume (REWRITE-8)."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        write_shards(tmp_path / name, [4])
+
+    def run() -> None:
+        sides = [ShardListDataset(tmp_path / name / "train.json") for name in "ab"]
+        with sides[0] as one, sides[1] as other:
+            joined = one.join(other, prefix="b")
+            wids.rewrite(joined, tmp_path / "out" / "new-%06d.tar", maxcount=2, map=stopping)
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    tar = tmp_path / "b" / "train-000000.tar"
+    tar.write_bytes(tar.read_bytes().replace(b"text 0", b"TEXT 0"))
+    with raises(FileExistsError, "interrupted run"):
+        run()
+
+
 def test_a_run_that_resumes_states_what_is_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
