@@ -75,7 +75,7 @@ def published(target: str, storage_options: upload.Options = None) -> Published:
     if not isinstance(document, Mapping) or not isinstance(document.get("shardlist"), list):
         raise SpecError(
             f"{name}: expected a shardlist of its own to append to; append to the spec that lists "
-            "the shards, or write this one anew with `wids create`"
+            "the shards, or write this one again with `wids create`"
         )
     if document.get("datasets"):
         raise SpecError(

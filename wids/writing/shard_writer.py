@@ -58,8 +58,9 @@ class ShardWriter:
             the shards and continue after them, ``"append"`` to add shards to a published dataset,
             or ``"replace"`` to overwrite them. Resuming finishes an interrupted run of the same
             program: it reads the shards that exist, and writes a spec of all shards. Appending
-            begins new shards after the last number, whoever wrote the earlier ones, which it does
-            not read; see `append_shards`. The dataset is as it was until the writer is closed.
+            begins new shards after the last number, and does not read the earlier ones, which
+            another program may have written; see `append_shards`. The dataset is as it was until
+            the writer is closed.
         encoder, mode, user, group, mtime, compress, storage_options: As for `TarWriter`.
 
     Attributes:
