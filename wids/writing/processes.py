@@ -14,10 +14,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
+    from concurrent.futures import Executor, ProcessPoolExecutor
 
 _CLEANUP_S: Final = 0.1
 """How long a worker that is told to end has to delete its temporary files."""
@@ -44,13 +44,22 @@ def process_pool(num_processes: int | None, num_tasks: int) -> Iterator[Executor
     try:
         yield executor
     except BaseException:
-        workers = list((executor._processes or {}).values())  # noqa: SLF001 - public in Python 3.14
-        for worker in workers:
-            worker.terminate()
+        _end_workers(executor)
         raise
     finally:
         executor.shutdown(cancel_futures=True)
         signal.signal(signal.SIGTERM, previous)
+
+
+def _end_workers(executor: ProcessPoolExecutor) -> None:
+    """End the workers of an executor, whatever they are doing."""
+    for worker in list((executor._processes or {}).values()):  # noqa: SLF001 - public in 3.14
+        worker.terminate()
+    # A worker that ends while it sends a result leaves a part of it in the pipe. The executor's
+    # thread would wait for the rest for ever, as long as this process could still send it.
+    results: Any = executor._result_queue  # noqa: SLF001 - there is no other way to its pipe
+    if results is not None:
+        results._writer.close()  # noqa: SLF001
 
 
 def _prepare_worker() -> None:

@@ -1,0 +1,26 @@
+"""Pools of processes end at once, in whatever state their workers are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import os, struct, time
+from wids.writing.processes import process_pool
+
+with process_pool(2, 2) as executor:
+    executor.submit(os.getpid).result()
+    # What a worker leaves in the pipe that is ended while it sends a result: a part of it.
+    os.write(executor._result_queue._writer.fileno(), struct.pack("!i", 1000) + b"part")
+    time.sleep(0.3)
+    raise KeyboardInterrupt
+"""
+
+
+def test_a_worker_that_ends_while_it_sends_a_result() -> None:
+    """An interrupted pool does not wait for the rest of the result."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=20, check=False
+    )
+    assert done.stderr.endswith("KeyboardInterrupt\n")
