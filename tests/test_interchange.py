@@ -123,6 +123,7 @@ def test_gnu_tar_of_a_folder(tmp_path: Path) -> None:
     assert ours(shards) == theirs(shards)
 
 
+@pytest.mark.long
 def test_shards_of_webdatasets_writer(tmp_path: Path) -> None:
     """Shards of PyPI ``webdataset``'s ``ShardWriter``: keys, fields and bytes."""
     pixels = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)

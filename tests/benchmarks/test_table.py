@@ -92,6 +92,7 @@ def test_column_rows_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None
     assert rows[2].nbytes[0] < 20e6
 
 
+@pytest.mark.long
 def test_packing_can_be_measured() -> None:
     """A folder is packed by three programs in turn."""
     need(importlib.util.find_spec("webdataset"), "pip install webdataset")

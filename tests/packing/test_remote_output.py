@@ -79,6 +79,7 @@ def test_an_upload_that_fails_is_resumed(
     assert not journal.exists()
 
 
+@pytest.mark.long
 def test_the_command_writes_to_a_bucket(
     source: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,8 +90,9 @@ def indices(batches: Iterable[Any]) -> list[list[int]]:
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's own business
-@pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.long), 2])
-@pytest.mark.parametrize("is_ahead", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.long
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("is_ahead", [False, True])
 def test_stateful_loader_resumes_at_any_batch(spec: Path, num_workers: int, is_ahead: bool) -> None:
     """A restored loader returns the rest of the epoch, then the next epochs."""
     with ShardListDataset(spec) as dataset:

@@ -109,6 +109,7 @@ def test_nginx_without_ranges(tmp_path: Path) -> None:
     assert len(sent(tmp_path)) == 1
 
 
+@pytest.mark.long
 def test_s3(
     bucket: Bucket, films: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,7 +41,7 @@ def test_dot_may_be_left_out(train: Path) -> None:
         assert view[3][".cls"] == b"3"
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_field_that_no_shard_has_is_an_error(mixed: list[Path], num_workers: int) -> None:
     """The error of the first read names what exists, the nearest name first."""
     message = 'found ".jepg", which no shard has; the shards have ".jpeg", '
