@@ -239,11 +239,6 @@ class ComposableDataset(MapStyleDataset):
 
         return self._with(ToTuple(*fields))
 
-    @property
-    def view_positions(self) -> Positions:
-        """The positions of the samples in all shards, as a range or an ascending or other array."""
-        return self._positions
-
     def undecoded(self) -> Self:
         """Return a view of the same samples as they are stored, whose errors are raised.
 

@@ -47,7 +47,7 @@ class Rewritable(Protocol):
         """Whether a subclass decides what a sample is."""
 
     @property
-    def view_positions(self) -> Positions:
+    def positions(self) -> Positions:
         """The positions of its samples in all shards."""
 
     def undecoded(self) -> Any:
@@ -127,7 +127,7 @@ def rewrite(
     _check_not_input(dataset.spec, output)
     if map is None:
         _check_stored(dataset)
-    positions = np.asarray(dataset.view_positions, np.int64)
+    positions = np.asarray(dataset.positions, np.int64)
     source = dataset.undecoded() if map is None else dataset.map(map)
     cuts = plan_shards(
         dataset.reader,

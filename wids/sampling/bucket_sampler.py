@@ -151,10 +151,6 @@ class BucketBatchSampler(EpochSampler[list[int]]):
     def replica(self) -> tuple[int, int]:  # noqa: D102 - inherited
         return self.sampler.replica()
 
-    def run_batches(self, epoch: int, run: int) -> Iterator[list[list[int]]]:
-        """Yield the batches of one of the ``num_runs`` runs of an epoch, many at a time."""
-        return self._rounds(epoch).batches(run, 0)
-
     def blocks(self, epoch: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
         return in_turn(self._rounds(epoch), self._my_runs(), start)
 
