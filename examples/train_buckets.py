@@ -79,16 +79,16 @@ def main() -> None:
     for epoch in range(batches.epoch, options.epochs):  # after a restore, the epoch to resume
         batches.set_epoch(epoch)
         for num_batches, batch in enumerate(loader, 1):
-            loss = nn.functional.cross_entropy(model(batch[".jpg"] / 255), batch[".cls"])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
             done += num_replicas
-
+            # Logged first: ranks meet in backward(), so a checkpoint has no step that a log lacks.
             if options.trace:
                 line = {"epoch": epoch, "step": done, "indices": batch["__index__"].tolist()}
                 with (options.trace / f"{rank}.jsonl").open("a") as file:
                     file.write(json.dumps(line) + "\n")
+            loss = nn.functional.cross_entropy(model(batch[".jpg"] / 255), batch[".cls"])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
             # After a full round, one batch of each run, any number of processes can resume.
             if (
                 options.checkpoint

@@ -72,16 +72,16 @@ def main() -> None:
     for epoch in range(sampler.epoch, options.epochs):  # after a restore, the epoch to resume
         sampler.set_epoch(epoch)
         for num_batches, batch in enumerate(loader, 1):
-            loss = nn.functional.cross_entropy(model(batch[".jpg"] / 255), batch[".cls"])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
             step += 1
-
+            # Logged first: ranks meet in backward(), so a checkpoint has no step that a log lacks.
             if options.trace:
                 line = {"epoch": epoch, "step": step, "indices": batch["__index__"].tolist()}
                 with (options.trace / f"{rank}.jsonl").open("a") as file:
                     file.write(json.dumps(line) + "\n")
+            loss = nn.functional.cross_entropy(model(batch[".jpg"] / 255), batch[".cls"])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
             if options.checkpoint and rank == 0 and step % options.save_every == 0:
                 # Workers run ahead of training, so training states how many samples it has used.
                 state = sampler.state_dict(num_consumed=num_batches * loader.batch_size)
