@@ -18,10 +18,14 @@ transport
 specs
 sampling
 cache
+opening
 reading
+checking prefetching
+describing
 writing
 packing rewriting
 columns
+joining
 looking
 mapstyle views
 composition
@@ -81,7 +85,7 @@ def test_no_import_circle_within_a_package() -> None:
         "from wids.dataset import ShardListDataset",
         "from wids import dataset",
         "import wids.dataset",
-        "def f():\n    from wids.reading.pool import ShardPool",
+        "def f():\n    from wids.opening.pool import ShardPool",
         "if TYPE_CHECKING:\n    from wids.specs import loader",
         "from wids.fields import decode",
     ],

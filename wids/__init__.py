@@ -13,8 +13,12 @@ from typing import TYPE_CHECKING, Any
 from wids import migration
 
 if TYPE_CHECKING:
+    from wids.checking.problems import Problem
     from wids.columns.table_file import load_table
     from wids.dataset import ShardListDataset
+    from wids.describing.appending import append_shards
+    from wids.describing.build import build_spec
+    from wids.describing.verify import verify_spec
     from wids.errors import (
         DecodeError,
         FetchError,
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
     from wids.packing.folder import pack_folder
     from wids.packing.report import PackReport
     from wids.peeking import Peek, peek
-    from wids.reading.prefetch import Prefetcher
+    from wids.prefetching.prefetch import Prefetcher
     from wids.rewriting.rewrite import rewrite
     from wids.sampling.bucket_sampler import BucketBatchSampler
     from wids.sampling.chunked import ChunkedSampler, ShardedSampler, ShardListSampler
@@ -48,12 +52,8 @@ if TYPE_CHECKING:
     from wids.streaming import stream
     from wids.tars.shard import Shard
     from wids.views.collating import collate
-    from wids.writing.appending import append_shards
-    from wids.writing.build import build_spec
-    from wids.writing.problems import Problem
     from wids.writing.shard_writer import ShardWriter
     from wids.writing.tar_writer import TarWriter
-    from wids.writing.verify import verify_spec
 
 __all__ = [
     "BucketBatchSampler",
@@ -109,7 +109,7 @@ _MODULES = {
     "packing.folder": ("pack_folder",),
     "packing.report": ("PackReport",),
     "peeking": ("Peek", "peek"),
-    "reading.prefetch": ("Prefetcher",),
+    "prefetching.prefetch": ("Prefetcher",),
     "sampling.bucket_sampler": ("BucketBatchSampler",),
     "rewriting.rewrite": ("rewrite",),
     "sampling.chunked": ("ChunkedSampler", "ShardListSampler", "ShardedSampler"),
@@ -121,12 +121,12 @@ _MODULES = {
     "streaming": ("stream",),
     "tars.shard": ("Shard",),
     "views.collating": ("collate",),
-    "writing.appending": ("append_shards",),
-    "writing.build": ("build_spec",),
-    "writing.problems": ("Problem",),
+    "describing.appending": ("append_shards",),
+    "describing.build": ("build_spec",),
+    "checking.problems": ("Problem",),
     "writing.shard_writer": ("ShardWriter",),
     "writing.tar_writer": ("TarWriter",),
-    "writing.verify": ("verify_spec",),
+    "describing.verify": ("verify_spec",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from wids.columns.column_parts import Errors
     from wids.columns.column_paths import Columns
-    from wids.columns.joins import JoinableView, Missing
     from wids.columns.keys import Keys
+    from wids.joining.joins import JoinableView, Missing
     from wids.looking.notebook import Gallery
     from wids.looking.preview import Browsable
     from wids.reading.reader import ShardReader
@@ -322,7 +322,7 @@ class ComposableDataset(MapStyleDataset):
             >>> len(joined), joined[1][".txt"], joined[1][".caption"]
             (2, 'text 1', 'a dog')
         """
-        from wids.columns.joins import joined_reader
+        from wids.joining.joins import joined_reader
 
         if isinstance(other, ComposableDataset):
             other = other._joinable()  # noqa: SLF001 - another of this class
@@ -330,7 +330,7 @@ class ComposableDataset(MapStyleDataset):
         return self._reading(reader, select(self._positions, chosen))
 
     def _joinable(self: Any) -> JoinableView:
-        from wids.columns.joins import JoinableView
+        from wids.joining.joins import JoinableView
 
         whole = self._view(range(len(self.reader)))
         whole.on_error = None  # an error is the joined dataset's

@@ -21,8 +21,8 @@ from wids.composition import ComposableDataset
 from wids.errors import WidsError
 from wids.looking import notebook
 from wids.mapstyle import join_torch
-from wids.reading.cache_settings import cache_folder, cache_limits, placed_names
-from wids.reading.options import Access, ReadOptions, Verify, field_set
+from wids.opening.cache_settings import cache_folder, cache_limits, placed_names
+from wids.opening.options import Access, ReadOptions, Verify, field_set
 from wids.reading.positions import (
     Positions,
     counts_per_shard,

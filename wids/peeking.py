@@ -2,7 +2,7 @@
 
 A `Peek` is what notebooks and pages need of a dataset, for one shard at a time, since positions in
 the dataset are not known before its shards are counted. What is read of a shard, and when, is
-decided in `wids.reading.glimpses`.
+decided in `wids.opening.glimpses`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from wids.cache.store import Cache
 from wids.looking import notebook
 from wids.looking.notebook import Gallery
 from wids.looking.preview import num_affordable
-from wids.reading.cache_settings import cache_folder, cache_limits
-from wids.reading.glimpse import Glimpse
-from wids.reading.glimpses import Glimpses
-from wids.reading.options import ReadOptions
+from wids.opening.cache_settings import cache_folder, cache_limits
+from wids.opening.glimpse import Glimpse
+from wids.opening.glimpses import Glimpses
+from wids.opening.options import ReadOptions
 from wids.specs.loader import Shards, load_with
 from wids.specs.model import DatasetSpec
 from wids.specs.naming import dataset_name, is_document

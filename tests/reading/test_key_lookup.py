@@ -20,7 +20,7 @@ from remote_site import Site
 
 import wids
 from wids.errors import FetchError, MismatchError, ShardFormatError
-from wids.reading.opener import ShardOpener
+from wids.opening.opener import ShardOpener
 
 
 def pack(spec_path: Path) -> None:

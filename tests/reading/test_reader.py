@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from wids import load_spec
 from wids.cache.store import Cache
-from wids.reading.options import Access, ReadOptions, field_set
+from wids.opening.options import Access, ReadOptions, field_set
 from wids.reading.positions import select
 from wids.reading.reader import ShardReader
 from wids.transport.fetch import Fetcher

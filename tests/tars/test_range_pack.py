@@ -14,7 +14,7 @@ from loopback import Server
 
 import wids
 from wids.looking.field_stats import compute_field_stats
-from wids.reading import packs
+from wids.opening import packs
 from wids.tars.archive import TarMembers
 from wids.tars.index import build_index, index_tar
 from wids.tars.pack import key_hash, parse_header

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-MODULES = ["build", "shard_writer", "tar_writer", "verify"]
+MODULES = ["describing.build", "describing.verify", "writing.shard_writer", "writing.tar_writer"]
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each module has examples, and they print what the docstring shows."""
     monkeypatch.chdir(tmp_path)
-    result = doctest.testmod(import_module(f"wids.writing.{name}"))
+    result = doctest.testmod(import_module(f"wids.{name}"))
     assert result.attempted > 1
     assert result.failed == 0

@@ -76,11 +76,11 @@ def _clear(folder: str) -> int:
 
 def _check(options: argparse.Namespace, folder: str) -> int:
     from wids.cache.store import Cache
+    from wids.checking.spot_check import check_copy, parse_share
+    from wids.describing.verify import verify_spec
     from wids.errors import printable
-    from wids.reading.opener import remote_file
+    from wids.opening.opener import remote_file
     from wids.transport import fetch
-    from wids.writing.spot_check import check_copy, parse_share
-    from wids.writing.verify import verify_spec
 
     if options.spec is None:
         raise ValueError("wids cache check: expected a spec whose copies to check, found none")

@@ -20,10 +20,10 @@ from wids.cli.arguments import (
 from wids.cli.consent import add_yes, ask_consent
 
 if TYPE_CHECKING:
+    from wids.checking.problems import Problem
+    from wids.describing.by_headers import IndexingCost
     from wids.specs.model import DatasetSpec
     from wids.transport.fetch import Fetcher
-    from wids.writing.by_headers import IndexingCost
-    from wids.writing.problems import Problem
 
 
 def add(commands: Any) -> None:
@@ -75,11 +75,11 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Describe the shards and write spec and pack."""
+    from wids.describing.build import build_spec
     from wids.specs.model import check_references, save_document
     from wids.specs.naming import dataset_name
     from wids.transport import upload, urls
     from wids.transport.fetch import Fetcher
-    from wids.writing.build import build_spec
     from wids.writing.processes import process_pool
 
     servers = storage_options(options)
@@ -125,7 +125,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _append(options: argparse.Namespace, output: str, named: DatasetSpec) -> int:
     """Add shards to a published dataset."""
-    from wids.writing.appending import append_shards
+    from wids.describing.appending import append_shards
     from wids.writing.processes import process_pool
 
     for name in ("name", "info", "no_index"):
@@ -215,11 +215,11 @@ def _with_lengths(
 
     What a journal has of an interrupted run costs nothing.
     """
+    from wids.describing.by_headers import first_look
     from wids.reading.cost import DownloadCost, download_cost
     from wids.specs.model import ShardSpec
     from wids.transport import urls
     from wids.transport.fetch import Fetcher
-    from wids.writing.by_headers import first_look
 
     fetcher = Fetcher(servers)
     fetcher.bind_options(named.origin)
@@ -238,7 +238,7 @@ def _with_lengths(
 
 def _known_to(path: str, named: DatasetSpec, options: argparse.Namespace) -> set[str]:
     """Return the shards that a journal describes as far as they are wanted."""
-    from wids.writing.journal import Journal
+    from wids.describing.journal import Journal
 
     if not os.path.exists(path):
         return set()

@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     """Fetch what is missing; return 1 if the limit left out a shard."""
     from wids.dataset import ShardListDataset
     from wids.files.sizes import parse_nbytes
-    from wids.reading import bulk_fetch
+    from wids.prefetching import bulk_fetch
     from wids.reading.cost import download_cost
     from wids.reading.fetch_all import fetch_all
     from wids.transport.fetch import Fetcher

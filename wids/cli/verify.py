@@ -19,9 +19,9 @@ from wids.cli.arguments import (
 from wids.cli.consent import add_yes, ask_consent
 
 if TYPE_CHECKING:
+    from wids.checking.problems import Problem
     from wids.reading.cost import DownloadCost
     from wids.specs.model import DatasetSpec
-    from wids.writing.problems import Problem
 
 
 def add(commands: Any) -> None:
@@ -43,9 +43,9 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the problems; return 1 if there are any."""
+    from wids.describing.verify import verify_spec
     from wids.errors import printable
     from wids.writing.processes import process_pool
-    from wids.writing.verify import verify_spec
 
     spec = loaded_spec(options.spec, options)
     servers = storage_options(options)

@@ -1,1 +1,1 @@
-"""Indexes and small fields of a dataset → tables, joins and keys."""
+"""Indexes and small fields of a dataset → tables and keys."""

@@ -21,10 +21,10 @@ from wids.columns.column_paths import INDEX, KEY
 from wids.columns.table import check_arrow, read_table
 from wids.errors import TableError, WidsError, local_error
 from wids.files import abandoned, publish
-from wids.reading.cache_settings import cache_folder
+from wids.opening.cache_settings import cache_folder
+from wids.opening.side_files import local_file
 from wids.reading.positions import Positions
 from wids.reading.reader import ShardReader
-from wids.reading.side_files import local_file
 from wids.specs.loader import Shards, load_with
 from wids.specs.model import DatasetSpec
 from wids.transport import urls

@@ -27,7 +27,7 @@ from wids.looking.pages import (
 )
 from wids.looking.preview import MAX_PAGE_NBYTES, Peekable, num_affordable
 from wids.looking.text import count_text
-from wids.reading.glimpse import Glimpse
+from wids.opening.glimpse import Glimpse
 from wids.transport import urls
 
 

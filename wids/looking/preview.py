@@ -20,7 +20,7 @@ from wids.looking.field_stats import (
 )
 from wids.looking.html import card_html
 from wids.looking.text import shortened
-from wids.reading.glimpse import Glimpse
+from wids.opening.glimpse import Glimpse
 from wids.specs.model import DatasetSpec
 from wids.tars.archive import BLOCK_NBYTES
 from wids.tars.index import ShardIndex

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from wids.describing.describe import ShardRecord
 from wids.errors import FetchError, local_error
 from wids.files.checksums import fastest_crc32
 from wids.packing.listing import ListedFile
@@ -24,7 +25,6 @@ from wids.packing.shard_tasks import ShardTask, nbytes_of
 from wids.tars.archive import BLOCK_NBYTES, TarMembers
 from wids.tars.index import ShardIndex, build_index
 from wids.tars.names import to_bytes
-from wids.writing.describe import ShardRecord
 from wids.writing.new_shard import published_once, record_of
 from wids.writing.tar_writer import TarWriter
 

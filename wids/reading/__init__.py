@@ -1,5 +1,5 @@
-"""The number of a shard → the open shard, local, copied or read by range; fetching ahead.
+"""A position in a dataset → the sample there; and what else is asked about its shards.
 
-A `ShardReader` finds the shard of a position and keeps recent shards open; a `Prefetcher` fetches
-the shards that a sampler will need. Views, decoding and transformations are the dataset's.
+A `ShardReader` finds the shard of a position and reads from it, and counts shards of unknown
+length. `positions` are what views are made of. Decoding and transformations are the dataset's.
 """

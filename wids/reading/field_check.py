@@ -14,7 +14,7 @@ from difflib import SequenceMatcher
 from typing import Final
 
 from wids.errors import WidsError
-from wids.reading.opener import ShardOpener
+from wids.opening.opener import ShardOpener
 from wids.tars.readable_shard import ReadableShard
 
 _LOOK_S: Final = 2.0

@@ -19,15 +19,15 @@ import numpy as np
 from wids.cache.store import BackgroundFetch, Cache
 from wids.errors import ShardFormatError, SpecError, WidsError
 from wids.files.shared_number import SharedNumber
+from wids.opening.opener import ShardOpener
+from wids.opening.options import ReadOptions
+from wids.opening.pool import ShardPool, default_size
+from wids.opening.side_files import read_file
 from wids.reading.counting import count_samples
 from wids.reading.field_check import FieldCheck
 from wids.reading.key_lookup import KeyLookup
-from wids.reading.opener import ShardOpener
-from wids.reading.options import ReadOptions
-from wids.reading.pool import ShardPool, default_size
 from wids.reading.position_array import IntArray
 from wids.reading.positions import Positions, counts_per_shard, is_ascending
-from wids.reading.side_files import read_file
 from wids.sampling.fit import Limits
 from wids.specs.model import DatasetSpec
 from wids.tars.index import ShardIndex

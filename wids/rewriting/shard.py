@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, Protocol
 
+from wids.describing.describe import ShardRecord
 from wids.errors import RewriteError
 from wids.rewriting.plan import Rename, repeated_key_error
 from wids.transport import urls
-from wids.writing.describe import ShardRecord
 from wids.writing.new_shard import published_once, record_of
 from wids.writing.tar_writer import TarWriter
 

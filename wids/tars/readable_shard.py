@@ -1,6 +1,6 @@
 """What an open shard offers, whether it is a local file or a tar that is read by range.
 
-`wids.tars.shard.Shard` and `wids.reading.range_shard.RemoteShard` both satisfy this protocol; the
+`wids.tars.shard.Shard` and `wids.opening.range_shard.RemoteShard` both satisfy this protocol; the
 pool, the dataset and the page are typed on it. It knows nothing of how a shard is opened.
 """
 

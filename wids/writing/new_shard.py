@@ -9,11 +9,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from wids.describing.describe import ShardRecord
 from wids.files.digests import file_digest
 from wids.tars.index import TarIdentity
 from wids.tars.index_file import dump
 from wids.transport import fetch, upload, urls
-from wids.writing.describe import ShardRecord
 from wids.writing.tar_writer import TarWriter
 
 

@@ -13,21 +13,21 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, ClassVar, Literal, get_args
 
+from wids.checking.dataset_problems import repeated_keys
+from wids.checking.problems import log_problem
+from wids.describing.appending import publish_appended
+from wids.describing.describe import ShardRecord, describe_shard
+from wids.describing.journal import Journal
+from wids.describing.new_packs import new_pack
+from wids.describing.published import published
 from wids.files.progress import Bar
 from wids.specs.loader import load_spec
 from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars.index import TarIdentity
 from wids.tars.index_file import dump
 from wids.transport import fetch, upload, urls
-from wids.writing.appending import publish_appended
-from wids.writing.dataset_problems import repeated_keys
-from wids.writing.describe import ShardRecord, describe_shard
-from wids.writing.journal import Journal
 from wids.writing.members import Encoder, member_encoder
-from wids.writing.new_packs import new_pack
 from wids.writing.only_writer import only_writer
-from wids.writing.problems import log_problem
-from wids.writing.published import published
 from wids.writing.shard_names import ShardNames, pack_path
 from wids.writing.tar_writer import TarWriter, check_target
 

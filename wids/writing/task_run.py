@@ -16,6 +16,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
+from wids.describing.describe import ShardRecord
+from wids.describing.journal import Journal, Task
 from wids.errors import RewriteError, SpecError
 from wids.files import abandoned
 from wids.files.progress import Bar
@@ -23,8 +25,6 @@ from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars.names import KeySplit
 from wids.tars.pack_writer import write_pack
 from wids.transport import upload, urls
-from wids.writing.describe import ShardRecord
-from wids.writing.journal import Journal, Task
 from wids.writing.only_writer import only_writer
 from wids.writing.output import Output
 

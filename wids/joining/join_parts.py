@@ -1,0 +1,105 @@
+"""What every kind of other side of a join offers: fields for the samples of a dataset.
+
+`wids.joining.join_datasets` has the part that is a second dataset, `join_rows` those of values in
+memory, `join_files` that of files beside the shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from wids.cache.store import BackgroundFetch
+from wids.joining.join_sides import Fields
+from wids.reading.position_array import IntArray
+from wids.tars.index import ShardIndex
+
+
+class Members(NamedTuple):
+    """Fields of the samples of one shard, for its index.
+
+    Attributes:
+        samples: The sample of each field, shape ``(num_members,)``.
+        sizes: Its length in bytes.
+        field_ids: Its name, as a position in ``names``.
+        names: The names in joined samples.
+    """
+
+    samples: IntArray
+    sizes: IntArray
+    field_ids: IntArray
+    names: tuple[str, ...]
+
+
+class Part(Protocol):
+    """The other side of a join: fields for the samples of a dataset, shard by shard.
+
+    Names of fields are those in joined samples.
+    """
+
+    def read(
+        self, number: int, positions: Sequence[int], keys: Sequence[str], *, local: bool
+    ) -> list[Fields | None]:
+        """Return the fields of samples of one shard, in new dicts; None for a missing sample.
+
+        Fields that came with a key have it under ``__key__``, to be compared.
+
+        Args:
+            number: The shard of the dataset.
+            positions: Positions of its samples.
+            keys: Their keys.
+            local: As for `ShardPool.get`.
+        """
+
+    def read_one(self, number: int, position: int, key: str, *, local: bool) -> Fields | None:
+        """Return what `read` returns for one sample."""
+
+    def read_batch(self, positions: Sequence[int] | IntArray) -> list[Fields | None] | None:
+        """Return the fields of samples of any shards, read together; None if it cannot."""
+
+    def fields(self, number: int | None = None) -> Sequence[str]:
+        """Return the fields that samples of one shard can have, or those of all with None.
+
+        Only as far as they are known: before transformations, and without reading samples.
+        """
+
+    def members(self, number: int, index: ShardIndex) -> Members | None:
+        """Return what an index says of the samples of one shard; None if it is not available.
+
+        Args:
+            number: The shard of the dataset.
+            index: Its own index.
+        """
+
+    def content(self, number: int, index: ShardIndex) -> tuple[Any, ...]:
+        """Return what changes when the fields for the samples of one shard do.
+
+        Args:
+            number: The shard of the dataset.
+            index: An index with its keys.
+        """
+
+    def read_part(self, number: int, position: int, key: str, field: str) -> Callable[..., bytes]:
+        """Return the callable that returns bytes of a field of one sample, from start to stop.
+
+        Raises:
+            KeyError: The sample does not have the field.
+        """
+
+    def is_local(self, number: int) -> bool:
+        """Whether the fields of the samples of one shard can be read without fetching."""
+
+    def nbytes(self, number: int) -> int | None:
+        """Return how many bytes have to be fetched for the samples of one shard, if known."""
+
+    def fetch(self, number: int, background: BackgroundFetch | None) -> None:
+        """Fetch what the samples of one shard need."""
+
+    def only(self, fields: Collection[str] | None) -> Part:
+        """Return the part that has only these fields, undecoded, and fetches no shards."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the transformations."""
+
+    def close(self) -> None:
+        """Release what is open."""

@@ -1,0 +1,405 @@
+"""A table, a frame or a mapping → fields for the samples of a dataset.
+
+Rows are values and not bytes: they are joined as they are, and only what is shown or saved as bytes
+is encoded. pyarrow and pandas are used by their methods, and imported only where a caller's object
+needs it.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from wids.cache.store import BackgroundFetch
+from wids.columns.column_paths import KEY
+from wids.errors import JoinError
+from wids.joining.join_keys import RowKeys
+from wids.joining.join_parts import Members
+from wids.joining.join_sides import Fields, Names
+from wids.joining.join_store import PositionMap
+from wids.reading.position_array import IntArray
+from wids.tars.index import ShardIndex
+
+_PLAIN: Final = frozenset({str, int, float, bool, bytes, type(None)})
+_CONTAINERS: Final = (list, dict, set, tuple, bytearray, np.ndarray)
+
+
+class Rows(Protocol):
+    """Rows with keys. Names of fields are the other side's own, with their leading dots."""
+
+    @property
+    def fields(self) -> Sequence[str]:
+        """The fields that a row can have."""
+
+    def keys(self) -> RowKeys:
+        """Return the keys, in order."""
+
+    def take(self, rows: Sequence[int]) -> list[Fields]:
+        """Return the fields of rows, in new dicts, each with its key as ``__key__``."""
+
+
+@dataclass(frozen=True, eq=False)
+class TableRows:
+    """The rows of a ``pyarrow.Table``, or of anything that becomes one.
+
+    Attributes:
+        table: The table.
+        columns: The column of each field.
+    """
+
+    table: Any
+    columns: Mapping[str, str]
+
+    @classmethod
+    def of(cls, table: Any) -> TableRows:
+        """Return the rows of a table."""
+        if table.column_names.count(KEY) != 1:
+            raise _no_keys("the table", table.column_names, "table.rename_columns(…)")
+        # Arrow cannot take single rows of the text that polars has.
+        for number, column in enumerate(table.schema):
+            wide = {"string_view": "large_string", "binary_view": "large_binary"}
+            if str(column.type) in wide:
+                cast = table.column(number).cast(wide[str(column.type)])
+                table = table.set_column(number, column.name, cast)
+        return cls(table, _columns_by_field("the table", table.column_names))
+
+    @property
+    def fields(self) -> list[str]:
+        """The columns, without those that name labels of samples."""
+        return list(self.columns)
+
+    def keys(self) -> RowKeys:
+        """Return the column of keys."""
+        return RowKeys(self._keys, self.fields, "the table")
+
+    def _keys(self) -> Iterator[Any]:
+        for batch in self.table.column(KEY).chunks:
+            for start in range(0, len(batch), 1 << 16):
+                yield from batch.slice(start, 1 << 16).to_pylist()
+
+    def take(self, rows: Sequence[int]) -> list[Fields]:
+        """Return the values of rows as Python's own."""
+        names = (*self.columns.values(), KEY)
+        if len(rows) == 1:  # in a hundredth of the time that `take` needs
+            values = [[self.table.column(name)[rows[0]].as_py()] for name in names]
+        else:
+            values = [self.table.column(name).take(rows).to_pylist() for name in names]
+        return _as_rows(self.columns, values)
+
+
+@dataclass(frozen=True, eq=False)
+class FrameRows:
+    """The rows of a pandas frame, whose keys are a column or the index ``__key__``.
+
+    Attributes:
+        frame: The columns that become fields. They are a copy, since frames are sorted in place.
+        labels: The keys, as a column or an index.
+        columns: The column of each field.
+    """
+
+    frame: Any
+    labels: Any
+    columns: Mapping[str, str]
+
+    @classmethod
+    def of(cls, frame: Any) -> FrameRows:
+        """Return the rows of a frame as it is now."""
+        names = list(frame.columns)
+        is_index = frame.index.name == KEY
+        if (names.count(KEY) == 1) is is_index:
+            raise _no_keys("the frame", names, f'frame.rename_axis("{KEY}") or frame.rename(…)')
+        columns = _columns_by_field("the frame", names)
+        labels = (frame.index if is_index else frame[KEY]).copy()
+        return cls(frame[list(columns.values())].copy(), labels, columns)
+
+    @property
+    def fields(self) -> list[str]:
+        """The columns, without those that name labels of samples."""
+        return list(self.columns)
+
+    def keys(self) -> RowKeys:
+        """Return the keys of the rows."""
+        return RowKeys(lambda: iter(self.labels), self.fields, "the frame")
+
+    def take(self, rows: Sequence[int]) -> list[Fields]:
+        """Return the values of rows as Python's own."""
+        taken = self.frame.iloc[list(rows)]
+        values = [
+            [v if type(v) in _PLAIN else own_value(v) for v in taken[name].tolist()]
+            for name in self.columns.values()
+        ]
+        return _as_rows(self.columns, [*values, self.labels.take(list(rows)).tolist()])
+
+
+@dataclass(frozen=True, eq=False)
+class MappingRows:
+    """The values of a mapping by their keys: mappings of fields, or single values.
+
+    Attributes:
+        mapping: The mapping, which must not change while datasets read it.
+        fields: The fields that its values have; only known where they had to be.
+    """
+
+    mapping: Mapping[str, Any]
+    fields: Sequence[str]
+    listed: Sequence[str]
+
+    @classmethod
+    def of(cls, mapping: Mapping[str, Any], *, with_fields: bool) -> MappingRows:
+        """Return the rows of a mapping; `with_fields` finds out which fields they have."""
+        names: dict[str, None] = {}
+        for value in mapping.values() if with_fields else ():
+            names.update(dict.fromkeys(value_fields(value)))
+        return cls(mapping, list(names), list(mapping))
+
+    def keys(self) -> RowKeys:
+        """Return the keys of the mapping."""
+        return RowKeys(lambda: iter(self.listed), self.fields, "the mapping")
+
+    def take(self, rows: Sequence[int]) -> list[Fields]:
+        """Return the values of keys."""
+        found = []
+        for row in rows:
+            fields = value_fields(self.mapping[self.listed[row]])
+            fields[KEY] = self.listed[row]
+            found.append(fields)
+        return found
+
+
+def value_fields(value: Any, what: str = "the mapping") -> Fields:
+    """Return a value that belongs to a key as fields, with containers of their own.
+
+    A value that is not a mapping has no name.
+    """
+    if not isinstance(value, Mapping):
+        return {"": own_value(value)}
+    fields = {
+        _dotted(str(name)): item if type(item) in _PLAIN else own_value(item)
+        for name, item in value.items()
+        if not str(name).startswith("__")
+    }
+    if len(fields) < len(value):  # labels, or names that became one field
+        _columns_by_field(what, map(str, value))
+    return fields
+
+
+def own_value(value: Any) -> Any:
+    """Return a value that a transformation can change without changing what is read next.
+
+    Lists, dicts, tuples, sets, bytearrays and arrays are copied, with those that they have inside.
+    Other objects are returned as they are.
+    """
+    if not isinstance(value, _CONTAINERS):
+        return value
+    if type(value) is tuple:
+        return tuple(map(own_value, value))
+    found = copy(value)
+    if isinstance(found, list | dict):
+        for place, item in found.items() if isinstance(found, dict) else enumerate(found):
+            if type(item) not in _PLAIN:  # a fifth of the time that `isinstance` needs
+                found[place] = own_value(item)  # no other key, so that the dict can be iterated
+    return found
+
+
+def _dotted(name: str) -> str:
+    return name if name.startswith(".") else f".{name}"
+
+
+def _columns_by_field(what: str, names: Iterable[Any]) -> dict[str, str]:
+    """Return the column of each field; columns with the names of labels have none."""
+    found: dict[str, str] = {}
+    for name in names:
+        if not isinstance(name, str):
+            raise JoinError(
+                f"{what}: expected columns with names, which become fields, found the column "
+                f"{name!r:.80} of type {type(name).__name__}; rename it first"
+            )
+        if name.startswith("__"):
+            continue
+        field = _dotted(name)
+        if field in found:
+            raise JoinError(
+                f"{what}: expected one column for the field {field}, found {found[field]!r} and "
+                f"{name!r}; rename one of them"
+            )
+        found[field] = name
+    return found
+
+
+def _as_rows(fields: Iterable[str], values: list[list[Any]]) -> list[Fields]:
+    names = (*fields, KEY)
+    return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+
+
+def _no_keys(what: str, columns: Sequence[Any], remedy: str) -> JoinError:
+    names = ", ".join(map(repr, list(columns)[:8]))
+    return JoinError(
+        f"{what}: expected the keys of samples in one column named {KEY!r}"
+        f"{' or as the index of that name' if what == 'the frame' else ''}, found the columns "
+        f"{names}; name the one that has them, for example with {remedy}"
+    )
+
+
+def as_bytes(value: Any) -> bytes:
+    """Return a value as bytes, to be shown or saved: text and bytes as they are, others as JSON."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace")
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    return json.dumps(value, default=str, ensure_ascii=False).encode("utf-8", "backslashreplace")
+
+
+def value_members(rows: Sequence[Fields | None]) -> Members:
+    """Return what an index says of the samples of a shard whose fields are values."""
+    names: dict[str, int] = {}
+    members = [
+        (sample, len(as_bytes(value)), names.setdefault(name, len(names)))
+        for sample, fields in enumerate(rows)
+        for name, value in (fields or {}).items()
+        if name != KEY
+    ]
+    columns = np.array(members, np.int64).reshape(-1, 3).T
+    return Members(columns[0], columns[1], columns[2], tuple(names))
+
+
+class ValuePart:
+    """What parts have in common whose fields are values; see `Part`.
+
+    Nothing is fetched, and nothing is transformed.
+
+    Attributes:
+        edges: Where the shards of the dataset begin, and the end of the last one.
+    """
+
+    edges: IntArray
+
+    def is_local(self, number: int) -> bool:  # noqa: ARG002 - for every shard
+        """Return True, as values are in memory."""
+        return True
+
+    def nbytes(self, number: int) -> int | None:  # noqa: ARG002 - for every shard
+        """Return 0, as there is nothing to fetch."""
+        return 0
+
+    def fetch(self, number: int, background: BackgroundFetch | None) -> None:
+        """Do nothing."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def read(
+        self, number: int, positions: Sequence[int], keys: Sequence[str], *, local: bool
+    ) -> list[Fields | None]:
+        """Return the fields of samples of one shard; see `Part.read`."""
+        raise NotImplementedError
+
+    def read_one(self, number: int, position: int, key: str, *, local: bool) -> Fields | None:
+        """Return the fields of one sample."""
+        return self.read(number, [position], [key], local=local)[0]
+
+    def read_batch(
+        self,
+        positions: Sequence[int] | IntArray,  # noqa: ARG002 - not by position
+    ) -> list[Fields | None] | None:
+        """Return None: fields are looked up by key."""
+        return None
+
+    def members(self, number: int, index: ShardIndex) -> Members | None:
+        """Return what an index says of the samples of one shard."""
+        return value_members(self._rows_of(number, index))
+
+    def content(self, number: int, index: ShardIndex) -> tuple[Any, ...]:
+        """Return a checksum of the values for the samples of one shard."""
+        checksum = 0
+        for fields in self._rows_of(number, index):
+            for name, value in (fields or {}).items():
+                # An array shows only a few of its values as text.
+                data = value.tobytes() if hasattr(value, "tobytes") else as_bytes(value)
+                head = f"{name}\0{type(value).__name__}\0{len(data)}\0".encode()
+                checksum = zlib.crc32(data, zlib.crc32(head, checksum))
+            checksum = zlib.crc32(b"\n", checksum)
+        return (checksum,)
+
+    def _rows_of(self, number: int, index: ShardIndex) -> list[Fields | None]:
+        start = int(self.edges[number])
+        keys = [index.key(local_index) for local_index in range(len(index))]
+        return self.read(number, range(start, start + len(index)), keys, local=False)
+
+    def read_part(self, number: int, position: int, key: str, field: str) -> Callable[..., bytes]:
+        """Return the callable that returns bytes of a field of one sample."""
+        (fields,) = self.read(number, [position], [key], local=False)
+        if fields is None or field not in fields:
+            raise KeyError(f"sample {key!r} has no field {field}")
+        data = as_bytes(fields[field])
+        return lambda start, stop: data[start:stop]
+
+
+@dataclass(frozen=True, eq=False)
+class RowsPart(ValuePart):
+    """Rows as the other side of a join; see `Part`.
+
+    Attributes:
+        rows: The rows.
+        edges: Where the shards of the dataset begin, and the end of the last one.
+        positions: The rows that belong to the samples of the dataset.
+        names: The names of the fields.
+        chosen: The only fields to return; None for all.
+    """
+
+    rows: Rows
+    edges: IntArray
+    positions: PositionMap
+    names: Names
+    chosen: frozenset[str] | None = None
+
+    def read(
+        self,
+        number: int,  # noqa: ARG002 - the positions say all
+        positions: Sequence[int],
+        keys: Sequence[str],  # noqa: ARG002 - the same
+        *,
+        local: bool,  # noqa: ARG002 - rows are in memory
+    ) -> list[Fields | None]:
+        """Return the values of the rows of samples."""
+        return self.read_batch(positions)
+
+    def read_batch(self, positions: Sequence[int] | IntArray) -> list[Fields | None]:
+        """Return the values of the rows of samples of any shards."""
+        if len(positions) == 1:
+            targets = [self.positions.one(int(positions[0]))]
+        else:
+            targets = self.positions.at(np.asarray(positions, np.int64)).tolist()
+        wanted = [target for target in targets if target >= 0]
+        taken = iter(self.rows.take(wanted)) if wanted else iter(())
+        return [
+            named_fields(next(taken), self.names, self.chosen) if target >= 0 else None
+            for target in targets
+        ]
+
+    def fields(self, number: int | None = None) -> Sequence[str]:  # noqa: ARG002 - the same for all shards
+        """Return the fields that the rows have."""
+        return [self.names[name] for name in self.rows.fields]
+
+    def only(self, fields: Collection[str] | None) -> RowsPart:
+        """Return the part with these fields alone, as values."""
+        return self if fields is None else replace(self, chosen=frozenset(fields))
+
+
+def named_fields(fields: Fields, names: Names, chosen: frozenset[str] | None) -> Fields:
+    """Return fields under their names in joined samples, and only those that are chosen."""
+    if chosen is None and not names.prefix and "" not in fields:
+        return fields
+    return {
+        KEY if name == KEY else names[name]: value
+        for name, value in fields.items()
+        if chosen is None or name == KEY or names[name] in chosen
+    }

@@ -1,0 +1,37 @@
+"""The index of a shard + fields joined to its samples → an index that has them all.
+
+It says which fields the samples have and how long they are, for notebooks and pages. It does not
+say where in a file they are, since they are in several.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from wids.joining.join_parts import Members
+from wids.tars.index import ShardIndex
+
+
+def joined_index(index: ShardIndex, members: Members) -> ShardIndex:
+    """Return an index of the same samples, each with its own fields and then those joined to it."""
+    names = {name: number for number, name in enumerate(index.fields)}
+    ids = np.array([names.setdefault(name, len(names)) for name in members.names], np.int64)
+    starts = index.member_starts.astype(np.int64)
+    samples = np.concatenate([np.repeat(np.arange(len(index)), np.diff(starts)), members.samples])
+    order = np.argsort(samples, kind="stable")
+    sizes = np.concatenate([index.sizes.astype(np.int64), members.sizes])[order]
+    field_ids = np.concatenate([index.field_ids.astype(np.int64), ids[members.field_ids]])[order]
+    nowhere = np.zeros(len(order), np.uint8)
+    return replace(
+        index,
+        member_starts=np.searchsorted(samples[order], np.arange(len(index) + 1)),
+        sizes=sizes,
+        field_ids=field_ids,
+        blocks=nowhere,
+        head_blocks=nowhere,
+        head_crcs=np.empty(0, np.uint32),
+        payload_crcs=np.empty(0, np.uint32),
+        fields=tuple(names),
+    )

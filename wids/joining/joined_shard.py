@@ -1,0 +1,253 @@
+"""The number of a shard of a joined dataset → its samples, with the fields of the other side.
+
+A `JoinedShard` is what other shards are to a dataset (`wids.tars.readable_shard`), so that the way
+of a sample stays the same. It holds nothing open: the readers of both sides do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, cast
+
+import numpy as np
+
+from wids.errors import JoinError, MismatchError, SampleError
+from wids.joining.join_parts import Part
+from wids.joining.join_sides import Fields, Side
+from wids.reading.reader import ShardReader
+from wids.tars.archive import IntArray
+from wids.tars.index import ShardIndex
+from wids.tars.samples import RawSample, missing_field_error, position
+from wids.transport import urls
+
+
+class JoinedShard:
+    """One shard of a joined dataset; see `wids.tars.readable_shard.ReadableShard`.
+
+    Safe to use from any number of threads.
+
+    Args:
+        reader: The reader that it belongs to, which has its index.
+        side: The dataset.
+        left: The reader of the dataset, or its reader of a batch.
+        part: What is joined to it.
+        number: The number of the shard.
+        local: As for `ShardPool.get`.
+        fills: Whether a sample that is missing on the other side has its fields as None.
+        batch: The fields of the samples that will be read, if they were read already, with those
+            of other shards.
+    """
+
+    is_spent: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        reader: ShardReader,
+        side: Side,
+        left: ShardReader,
+        part: Part,
+        number: int,
+        *,
+        local: bool,
+        fills: bool,
+        batch: list[Fields | None] | None = None,
+    ) -> None:
+        self._reader = reader
+        self._side = side
+        self._left = left
+        self._part = part
+        self._number = number
+        self._local = local
+        self._fills = fills
+        self._batch = batch
+
+    @property
+    def name(self) -> str:
+        """The shard, for messages."""
+        return urls.redact(self._reader.shards[self._number].url)
+
+    @property
+    def index(self) -> ShardIndex:
+        """The index of the joined samples.
+
+        Raises:
+            JoinError: A shard of the other side would have to be fetched to know its fields.
+        """
+        index = self._reader.index(self._number)
+        if index is None:
+            raise JoinError(f"{self.name}: a shard that is joined to it has no index")
+        return index
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the dataset's own shard in bytes."""
+        return self._side.reader.open(self._number, local=self._local).nbytes
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all that its samples need is on this machine."""
+        return self._reader.is_local(self._number)
+
+    def __len__(self) -> int:
+        edges = self._reader.edges
+        return int(edges[self._number + 1] - edges[self._number])
+
+    def __getitem__(self, local_index: int) -> RawSample:
+        return self.read(position(local_index, len(self), self.name))
+
+    def __iter__(self) -> Iterator[RawSample]:
+        return map(self.read, range(len(self)))
+
+    def read(self, local_index: int, verify: bool = False) -> RawSample:
+        """Return one sample; each side compares checksums as its own settings say."""
+        if self._batch is not None:
+            return self.read_many([local_index], verify=verify)[0]
+        number, local = self._number, self._local
+        key, sample = self._side.read_one(self._left, number, local_index, local=local)
+        place = self._reader.starts[number] + local_index
+        found = self._part.read_one(number, place, key, local=local)
+        return self._joined([local_index], [key], [sample], [found])[0]
+
+    def read_many(
+        self,
+        local_indices: Sequence[int],
+        *,
+        verify: bool = False,  # noqa: ARG002 - each side has a setting of its own
+    ) -> list[RawSample]:
+        """Return samples in the order of ``local_indices``.
+
+        Raises:
+            JoinError: Both sides have a field of one name, or a sample is not a dict.
+            SampleError: The other side does not have a key.
+            MismatchError: A shard was written again since the datasets were joined.
+        """
+        number, side = self._number, self._side
+        keys, samples = side.read(self._left, number, local_indices, local=self._local)
+        found = self._batch
+        if found is None:
+            start = self._reader.starts[number]
+            positions = [start + local_index for local_index in local_indices]
+            found = self._part.read(number, positions, keys, local=self._local)
+        return self._joined(local_indices, keys, samples, found)
+
+    def _joined(
+        self,
+        local_indices: Sequence[int],
+        keys: list[str],
+        samples: list[Any],
+        found: list[Fields | None],
+    ) -> list[RawSample]:
+        """Return samples with the fields that were found for them."""
+        side, others = self._side, self._others(found, keys)
+        # In a few steps for all samples together: a batch should cost little more than the two that
+        # it is made of.
+        stored = [fields.pop("__key__", key) for fields, key in zip(others, keys, strict=True)]
+        if stored != keys:  # never a row beside the wrong sample, whatever was stored or replaced
+            raise self._mismatch(keys, stored)
+        if not side.is_plain:
+            side.check(samples)
+        num_fields = sum(map(len, samples)) + sum(map(len, others))
+        if side.is_plain:
+            for sample, fields in zip(samples, others, strict=True):
+                sample.update(fields)
+            joined = samples
+        else:  # what a transformation returns may be its own, to be returned again
+            joined = [{**s, **fields} for s, fields in zip(samples, others, strict=True)]
+        if sum(map(len, joined)) != num_fields:
+            raise self._collision(local_indices, others)
+        return joined
+
+    def _others(self, found: list[Fields | None], keys: list[str]) -> list[Fields]:
+        """Return the fields of the other side, also for samples that are missing there."""
+        if all(found):
+            return cast("list[Fields]", found)
+        return [
+            self._missing(key) if fields is None else fields
+            for fields, key in zip(found, keys, strict=True)
+        ]
+
+    def _mismatch(self, keys: list[str], stored: list[str]) -> MismatchError:
+        expected, key = next(pair for pair in zip(keys, stored, strict=True) if pair[0] != pair[1])
+        return MismatchError(
+            f"{self.name}: expected the key {expected!r} on both sides, as when the datasets were "
+            f"joined, found {key!r} on the other side; a shard of one of them was written again "
+            "since: open both datasets and join them again"
+        )
+
+    def _missing(self, key: str) -> Fields:
+        """Return the fields of a sample that is missing on the other side."""
+        if self._fills:
+            return dict.fromkeys(self._part.fields(self._number))
+        shard = self._reader.shards[self._number].url
+        raise SampleError(
+            f'{self.name}: sample "{key}": expected its key on the other side of the join, found '
+            'none; pass missing="skip" or missing="none" to join',
+            shard=shard,
+            key=key,
+        )
+
+    def _collision(self, local_indices: Sequence[int], others: list[Fields]) -> JoinError:
+        """Return the error for fields that both sides have, of the first such sample."""
+        # Read again, since the samples have the other fields by now.
+        side = self._side
+        keys, samples = side.read(side.reader, self._number, local_indices, local=self._local)
+        common = (
+            sorted(map(str, s.keys() & o.keys())) for s, o in zip(samples, others, strict=True)
+        )
+        key, names = next(pair for pair in zip(keys, common, strict=True) if pair[1])
+        return JoinError(
+            f'{self.name}: sample "{key}": expected fields with other names on both sides, found '
+            f"{', '.join(names[:8])} on both; pass a prefix to join, as in "
+            'join(other, prefix="b"), or fields= when the datasets are opened'
+        )
+
+    def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
+        """Return bytes of one field, from a start to a stop; fewer where the field ends.
+
+        Raises:
+            KeyError: The sample does not have the field.
+        """
+        index = self._side.reader.index(self._number)
+        if index is None:
+            raise missing_field_error(self.name, f"number {local_index}", field)
+        if index.member(local_index, field) is not None:
+            shard = self._side.reader.open(self._number, local=self._local)
+            return shard.read_part(local_index, field, start, stop)
+        place = int(self._reader.starts[self._number]) + local_index
+        read = self._part.read_part(self._number, place, index.key(local_index), field)
+        return read(start, stop)
+
+    def read_members(
+        self,
+        members: IntArray,
+        *,
+        verify: bool = False,  # noqa: ARG002 - parts of fields are not compared
+    ) -> list[bytes]:
+        """Return the bytes of members of the joined index, one by one."""
+        index = self.index
+        samples = np.searchsorted(index.member_starts, members, side="right") - 1
+        return [
+            self.read_part(sample, index.fields[field], 0, size)
+            for sample, field, size in zip(
+                samples.tolist(),
+                index.field_ids[members].tolist(),
+                index.sizes[members].tolist(),
+                strict=True,
+            )
+        ]
+
+    def find(self, key: str) -> int:
+        """Return the local index of a key, or -1."""
+        return self._side.reader.key_index(self._number).find(key)
+
+    def check(self) -> None:
+        """Do nothing: what is open is checked when it is read."""
+
+    def close(self) -> None:
+        """Do nothing: nothing is held."""
+
+    def __enter__(self) -> JoinedShard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,189 @@
+"""A dataset and anything with its keys → the reader of the joined dataset, and who is in it.
+
+This module decides what the other side is, and what happens to keys that it does not have. Which
+entries belong together comes from `join_keys`, and is stored by `join_store`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from wids.errors import JoinError
+from wids.joining import join_store
+from wids.joining.join_datasets import DatasetPart
+from wids.joining.join_files import FilesPart
+from wids.joining.join_keys import DatasetKeys, Keyed, digest_of, match_keys
+from wids.joining.join_parts import Part
+from wids.joining.join_rows import FrameRows, MappingRows, Rows, RowsPart, TableRows
+from wids.joining.join_sides import JoinableDataset, Names, Side
+from wids.joining.join_store import PositionMap
+from wids.joining.joined_reader import JoinedReader
+from wids.reading.positions import Positions, as_int_array
+
+Missing = Literal["error", "skip", "none"]
+
+_MAX_NAMED = 3
+
+
+@dataclass(frozen=True, eq=False)
+class JoinableView:
+    """A dataset or view, as a join takes it.
+
+    Attributes:
+        dataset: All samples of its shards, which raises where a sample cannot be produced.
+        positions: Those of the view.
+    """
+
+    dataset: JoinableDataset
+    positions: Positions
+
+    def keys(self) -> DatasetKeys:
+        """Return the keys of the view."""
+        return DatasetKeys(self.dataset.reader, self.positions, self.dataset.dataset_name)
+
+
+def joined_reader(
+    view: JoinableView, other: Any, missing: Missing, prefix: str
+) -> tuple[JoinedReader, npt.NDArray[np.bool_] | slice]:
+    """Return the reader of a joined dataset, and which samples of the view it has.
+
+    Args:
+        view: The dataset.
+        other: A second dataset as a `JoinableView`, a table, a frame, a mapping, or a pattern.
+        missing: What becomes of samples whose key the other side does not have.
+        prefix: Comes before the names of the other side's fields.
+
+    Raises:
+        JoinError: Keys are missing or not unique, or the other side has no keys.
+        FetchError: A remote shard has no index.
+        TypeError, ValueError: An argument has no meaning.
+    """
+    if missing not in get_args(Missing):
+        raise ValueError(f'missing: expected "error", "skip" or "none", found {missing!r}')
+    names = _names(prefix)
+    part, is_present = _part(view, other, missing, names)
+    reader = JoinedReader(Side(view.dataset), part, fills=missing == "none")
+    return reader, slice(None) if missing != "skip" or is_present.all() else is_present
+
+
+def _names(prefix: Any) -> Names:
+    if not isinstance(prefix, str):
+        raise TypeError(f"prefix: expected a text, found {type(prefix).__name__} {prefix!r:.80}")
+    if prefix.startswith(("__", ".")) or prefix.endswith(".") or "\0" in prefix:
+        raise ValueError(
+            f'prefix: expected a name such as "b", by which .txt becomes .b.txt, found {prefix!r}'
+        )
+    return Names(prefix)
+
+
+def _part(
+    view: JoinableView, other: Any, missing: Missing, names: Names
+) -> tuple[Part, npt.NDArray[np.bool_]]:
+    """Return the other side as a part, and which samples of the view have their keys there."""
+    if isinstance(other, str | os.PathLike):
+        files = FilesPart(
+            view.dataset.reader,
+            os.fspath(other),
+            names,
+            is_optional=missing != "error",
+        )
+        return files, _present_in_files(view, files, missing)
+    if isinstance(other, JoinableView):
+        positions = _positions(view, other.keys())
+        side = Side(other.dataset)
+        part: Part = DatasetPart(side, view.dataset.reader.edges, positions, names)
+        keyed: Keyed = other.keys()
+    else:
+        rows = _rows(other, missing)
+        keyed = rows.keys()
+        positions = _positions(view, keyed)
+        part = RowsPart(rows, view.dataset.reader.edges, positions, names)
+    is_present = positions.at(as_int_array(view.positions)) >= 0
+    if missing == "error" and not is_present.all():
+        raise _missing_error(view, keyed, is_present)
+    return part, is_present
+
+
+def _rows(other: Any, missing: Missing) -> Rows:
+    """Return rows with keys, whatever they are in."""
+    if isinstance(other, Mapping):
+        return MappingRows.of(other, with_fields=missing == "none")
+    if hasattr(other, "iloc") and hasattr(other, "columns"):
+        return FrameRows.of(other)
+    if not hasattr(other, "__arrow_c_stream__") and not hasattr(other, "__arrow_c_array__"):
+        raise TypeError(
+            "join: expected a wids.ShardListDataset or a view, a pyarrow.Table, a pandas frame, a "
+            'mapping from keys, or a pattern such as "{shard}.captions.json", found '
+            f"{type(other).__name__} {other!r:.80}; a subset is a view, dataset[indices]"
+        )
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise ImportError(
+            f"join: expected pyarrow, to read a {type(other).__name__}, found none; "
+            "pip install 'wids[table]'"
+        ) from error
+    return TableRows.of(other if isinstance(other, pa.Table) else pa.table(other))
+
+
+def _positions(view: JoinableView, other: Keyed) -> PositionMap:
+    """Return which entries belong to the samples of a view, as it was stored or from the keys."""
+    keys = view.keys()
+    digest = digest_of(keys.digest(), other.digest())
+    path = join_store.map_path(view.dataset.reader.cache_folder, digest)
+    stored = join_store.load(path, digest)
+    if stored is not None:
+        return stored
+    start, targets = match_keys(keys, other)
+    found = PositionMap(start, targets, tuple(other.fields))
+    join_store.save(path, digest, found)
+    return found
+
+
+def _present_in_files(
+    view: JoinableView, files: FilesPart, missing: Missing
+) -> npt.NDArray[np.bool_]:
+    """Return which samples of a view have their keys in the files; all, where that is not asked."""
+    positions = as_int_array(view.positions)
+    is_present = np.ones(len(positions), bool)
+    if missing != "skip":
+        return is_present
+    reader = view.dataset.reader
+    for number, indices, members in reader.groups(positions):
+        entries, stored = files.entries(number), reader.key_index(number)
+        start = reader.starts[number]
+        is_present[indices] = [stored.key(position - start) in entries for position in members]
+    return is_present
+
+
+def _missing_error(
+    view: JoinableView, other: Keyed, is_present: npt.NDArray[np.bool_]
+) -> JoinError:
+    missing = np.flatnonzero(~is_present)
+    keys = view.keys()
+    entries = [int(view.positions[index]) for index in missing[:_MAX_NAMED].tolist()]
+    named = "; ".join(f"{keys.key(entry)!r} ({keys.place(entry)})" for entry in entries)
+    hint = ""
+    if len(missing) == len(is_present):
+        hint = f". {str(other)[:1].upper()}{str(other)[1:]} has {_examples(other)}"
+    return JoinError(
+        f"{keys}: expected the keys of all {len(is_present):,} samples in {other}, found "
+        f"{len(missing):,} of them missing: {named}{'; …' * (len(missing) > len(entries))}; pass "
+        'missing="skip" to leave these samples out, or missing="none" for None as their '
+        f"fields{hint}"
+    )
+
+
+def _examples(other: Keyed) -> str:
+    """Return the first keys of the other side, for a caller whose keys are all others."""
+    found: Sequence[str] = []
+    with suppress(IndexError, StopIteration):  # there is none, or one
+        found = [repr(other.key(entry)) for entry in range(2)]
+    return f"keys such as {', '.join(found)}" if found else "no such keys"

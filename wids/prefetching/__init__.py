@@ -1,0 +1,1 @@
+"""The order of a sampler → the remote shards that it needs, fetched before they are read."""
