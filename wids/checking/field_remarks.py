@@ -18,7 +18,7 @@ from wids.fields.codecs import IMAGE_EXTENSIONS
 from wids.files.sizes import percent_text
 from wids.specs.model import ShardSpec
 from wids.tars.index import ShardIndex
-from wids.tars.pack import Pack
+from wids.tars.pack import LocalPack
 
 _MAX_FIELDS: Final = 1000
 """Fields of a dataset that are counted; with more, keys have usually been split at a wrong dot."""
@@ -33,7 +33,7 @@ Role = tuple[str, str]
 """What precedes the extension, and the kind of the extension."""
 
 
-def field_remarks(pack: Pack, shards: Sequence[ShardSpec], name: str = "") -> list[Problem]:
+def field_remarks(pack: LocalPack, shards: Sequence[ShardSpec], name: str = "") -> list[Problem]:
     """Return remarks on the fields of each dataset.
 
     Args:
@@ -46,6 +46,7 @@ def field_remarks(pack: Pack, shards: Sequence[ShardSpec], name: str = "") -> li
         found = pack.index(number, pack.tar_nbytes(number), shard.key_split or "first")
         if found is not None:
             fields.setdefault(shard.dataset or name, _Fields()).add(found)
+        pack.release()
     return [
         Problem(dataset, text, "remark")
         for dataset, counted in fields.items()

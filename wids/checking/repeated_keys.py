@@ -11,17 +11,22 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
+from operator import itemgetter
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from wids.errors import printable
 from wids.specs.model import ShardSpec
 from wids.tars.archive import IntArray
+from wids.tars.key_tables import Hashes
 from wids.tars.pack import LocalPack
 from wids.transport import urls
 
 _MAX_NAMED: Final = 3
+
+Named: TypeAlias = tuple[str, ShardSpec, ShardSpec]
+"""A key, and the first two shards that have it."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class RepeatedKeys:
     """
 
     num_keys: int
-    named: tuple[tuple[str, ShardSpec, ShardSpec], ...]
+    named: tuple[Named, ...]
 
     def __str__(self) -> str:
         what = "key occurs" if self.num_keys == 1 else "keys occur"
@@ -56,27 +61,32 @@ def find_repeated_keys(pack: LocalPack, shards: Sequence[ShardSpec]) -> Repeated
         pack: The pack.
         shards: The shards that were packed, in order.
     """
-    hashes, positions = pack.repeated_hashes()
-    if not len(hashes):
-        return None
     ends = np.cumsum(pack.num_samples.astype(np.int64))
-    numbers = np.searchsorted(ends, positions, side="right")
-    datasets = _numbered(shard.dataset for shard in shards)[numbers]
-    tars = _numbered(shard.url for shard in shards)[numbers]
-    order = np.lexsort((positions, datasets, hashes))
-    groups = _groups_with_two(hashes[order], datasets[order], tars[order])
-    # By their first sample, so that what is named is what a reader meets first.
-    groups = groups[np.argsort(positions[order][groups[:, 0]])]
+    datasets = _numbered(shard.dataset for shard in shards)
+    tars = _numbered(shard.url for shard in shards)
 
-    def samples(group: IntArray) -> Iterator[tuple[str, ShardSpec]]:
-        for row in order[slice(*group)].tolist():
-            number, position = int(numbers[row]), int(positions[row])
-            local_index = position - int(ends[number]) + int(pack.num_samples[number])
+    def samples(positions: IntArray) -> Iterator[tuple[str, ShardSpec]]:
+        numbers = np.searchsorted(ends, positions, side="right")
+        starts = ends[numbers] - pack.num_samples[numbers].astype(np.int64)
+        for number, local_index in zip(
+            numbers.tolist(), (positions - starts).tolist(), strict=True
+        ):
             yield _key(pack, number, local_index, shards[number]), shards[number]
 
-    found = (_first_repeated(samples(group)) for group in groups)
-    named = tuple(islice((pair for pair in found if pair is not None), _MAX_NAMED))
-    return RepeatedKeys(len(groups), named) if named else None
+    num_keys = 0
+    named: list[tuple[int, Named]] = []
+    for hashes, positions in pack.repeated_keys():
+        numbers = np.searchsorted(ends, positions, side="right")
+        order = np.lexsort((positions, datasets[numbers], hashes))
+        numbers, in_order = numbers[order], positions[order]
+        groups = _groups_with_two(hashes[order], datasets[numbers], tars[numbers])
+        num_keys += len(groups)
+        # By their first sample, so that what is named is what a reader meets first.
+        groups = groups[np.argsort(in_order[groups[:, 0]])]
+        found = ((int(in_order[a]), _first_repeated(samples(in_order[a:b]))) for a, b in groups)
+        first = islice(((at, pair) for at, pair in found if pair is not None), _MAX_NAMED)
+        named = sorted([*named, *first], key=itemgetter(0))[:_MAX_NAMED]
+    return RepeatedKeys(num_keys, tuple(pair for _, pair in named)) if named else None
 
 
 def _numbered(items: Iterable[str | None]) -> IntArray:
@@ -85,7 +95,7 @@ def _numbered(items: Iterable[str | None]) -> IntArray:
     return np.array([numbers.setdefault(item, len(numbers)) for item in items], np.int64)
 
 
-def _groups_with_two(hashes: IntArray, datasets: IntArray, tars: IntArray) -> IntArray:
+def _groups_with_two(hashes: Hashes, datasets: IntArray, tars: IntArray) -> IntArray:
     """Return start and stop of each run of one hash and one dataset with two or more tars."""
     is_first = np.ones(len(hashes), bool)
     is_first[1:] = (hashes[1:] != hashes[:-1]) | (datasets[1:] != datasets[:-1])
@@ -101,9 +111,7 @@ def _key(pack: LocalPack, number: int, local_index: int, shard: ShardSpec) -> st
     return f"\0{number} {local_index}" if shard_index is None else shard_index.key(local_index)
 
 
-def _first_repeated(
-    samples: Iterable[tuple[str, ShardSpec]],
-) -> tuple[str, ShardSpec, ShardSpec] | None:
+def _first_repeated(samples: Iterable[tuple[str, ShardSpec]]) -> Named | None:
     """Return the first key that two shards have, and the two: equal hashes are not equal keys."""
     first_shards: dict[str, ShardSpec] = {}
     for key, shard in samples:

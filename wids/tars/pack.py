@@ -13,6 +13,7 @@ import logging
 import mmap
 import struct
 import zlib
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -23,7 +24,8 @@ from wids.tars import index_file
 from wids.tars.archive import IntArray
 from wids.tars.index import Column, ShardIndex, TarIdentity
 from wids.tars.index_file import VERSION
-from wids.tars.mapped_file import FileBytes, read_or_map
+from wids.tars.key_tables import Entries
+from wids.tars.mapped_file import FileBytes, advise, read_or_map
 from wids.tars.names import KeySplit, to_bytes
 
 MAGIC: Final = b"wids-pak"
@@ -39,6 +41,9 @@ _MAX_ENTRY_NBYTES: Final = 1 << 10
 _INDEX_OVERHEAD_NBYTES: Final = 4 << 10
 """How much longer than its tar an index can be: a member has 512 bytes of header in the tar, and
 less in the index."""
+
+_PART_LENGTH: Final = 1 << 20
+"""Entries of the tables of keys that are read at a time: 12 MB."""
 
 _logger = logging.getLogger("wids")
 
@@ -290,33 +295,58 @@ class LocalPack(PackDirectory):
             self._data, *span, local_index, to_bytes(key), key_split
         )
 
-    def repeated_hashes(self) -> tuple[Column, Column]:
-        """Return the hashes that several keys have, ascending, and their samples' positions.
+    def repeated_keys(self) -> Iterator[Entries]:
+        """Yield the hashes that several keys have, ascending, in parts that cut none in two.
 
-        Empty if the pack cannot say.
+        Yields nothing if the pack cannot say.
         """
-        is_repeated = np.zeros(len(self._hashes), bool)
-        if self.is_intact() and self._has_sound_keys:
-            is_equal = self._hashes[1:] == self._hashes[:-1]
+        start = 0
+        total = len(self._hashes) if self.is_intact() and self._has_sound_keys else 0
+        while start < total:
+            stop = min(start + _PART_LENGTH, total)
+            stop = equal_range(self._hashes, int(self._hashes[stop - 1]))[1]
+            hashes = self._hashes[start:stop]
+            is_equal = hashes[1:] == hashes[:-1]
+            is_repeated = np.append(is_equal, False)
             is_repeated[1:] |= is_equal
-            is_repeated[:-1] |= is_equal
-        return self._hashes[is_repeated], self._positions[is_repeated].astype(np.int64)
+            if is_equal.any():
+                positions = self._positions[start:stop][is_repeated].astype(np.int64)
+                yield Entries(hashes[is_repeated], positions)
+            start = stop
+            self.release()
 
     def blob(self, number: int) -> bytes:
         """Return the index of a shard, as it is stored."""
         start = int(self._starts[number])
         return self._data[start : start + int(self._lengths[number])]
 
-    def keys_of(self, num_shards: int) -> tuple[Column, Column]:
-        """Return the hashes of the first shards' keys, ascending, and their samples' positions.
+    def keys_of(self, num_shards: int, length: int) -> Iterator[Entries]:
+        """Yield the hashes of the first shards' keys, ascending, with their samples.
+
+        Args:
+            num_shards: How many shards.
+            length: How many entries of the tables to read at a time.
 
         Raises:
             ValueError: The tables of keys are damaged.
         """
         if not (self.is_intact() and self._has_sound_keys):
             raise ValueError(f"{self.path}: expected tables of keys, found them damaged")
-        is_in = self._positions < int(self.num_samples[:num_shards].sum())
-        return self._hashes[is_in], self._positions[is_in]
+        limit = int(self.num_samples[:num_shards].sum())
+        for start in range(0, len(self._hashes), length):
+            positions = self._positions[start : start + length].astype(np.int64)
+            is_in = positions < limit
+            yield Entries(self._hashes[start : start + length][is_in], positions[is_in])
+            self.release()
+
+    def release(self) -> None:
+        """Return the memory of all that was read of a mapped file; it is read again on demand.
+
+        The system would do so when memory is scarce. Called between the steps of work that reads a
+        pack from end to end, since packs are longer than the memory that such work may use.
+        """
+        if isinstance(self._data, mmap.mmap):
+            advise(self._data, "DONTNEED")
 
     def is_intact(self) -> bool:
         """Whether the file still has its length: to touch mapped bytes that it lost is fatal."""
@@ -330,8 +360,12 @@ class LocalPack(PackDirectory):
     @cached_property
     def _has_sound_keys(self) -> bool:
         """Whether the tables of keys are undamaged; read in full when a key is first wanted."""
-        crc = zlib.crc32(self._positions.data, zlib.crc32(self._hashes.data))
-        return bool(crc == self._keys_crc)
+        crc = 0
+        for table in (self._hashes, self._positions):
+            for start in range(0, len(table), _PART_LENGTH):
+                crc = zlib.crc32(table[start : start + _PART_LENGTH].data, crc)
+                self.release()
+        return crc == self._keys_crc
 
 
 def load_pack(path: str, handle: int | None = None, num_shards: int = 0) -> LocalPack | None:
