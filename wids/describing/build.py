@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, as_completed
+from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -21,6 +21,7 @@ from wids.describing.by_headers import IndexingCost, can_have_ranges, describe_b
 from wids.describing.describe import ShardRecord, describe_shard
 from wids.describing.journal import Journal, Task
 from wids.describing.new_packs import new_pack
+from wids.describing.results import results
 from wids.errors import ShardFormatError, printable
 from wids.files.progress import PartsBar
 from wids.specs.loader import Shards, load_with
@@ -179,15 +180,8 @@ def _results(
 ) -> Iterator[ShardRecord]:
     """Yield descriptions; with an executor, in the order in which they are finished."""
     if executor is None:
-        yield from map(describe, tasks)
-        return
-    futures = [executor.submit(describe, task) for task in tasks]
-    try:
-        for future in as_completed(futures):
-            yield future.result()
-    finally:
-        for future in futures:
-            future.cancel()
+        return map(describe, tasks)
+    return (record for _, record in results(executor, describe, tasks))
 
 
 def _described(fetcher: fetch.Fetcher, task: Task, report: Report | None = None) -> ShardRecord:

@@ -11,13 +11,14 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, wait
+from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
 from wids.describing.describe import ShardRecord
 from wids.describing.journal import Journal, Task
+from wids.describing.results import results
 from wids.errors import RewriteError, SpecError
 from wids.files import abandoned
 from wids.files.progress import Bar
@@ -30,9 +31,6 @@ from wids.writing.output import Output
 
 _KEY_SPLIT: Final[KeySplit] = "first"
 """How readers split the names of members."""
-_POLL_S: Final = 0.5
-"""How often progress is read from the lengths of unfinished shards."""
-
 
 NO_SAMPLE: Final = "{}: expected samples to write, found none: no sample is left"
 
@@ -227,26 +225,19 @@ def _advance(bar: Bar, done: int, nbytes: int) -> None:
 
 def _write_on(
     executor: Executor,
-    write: Callable[..., ShardRecord],
+    write: Callable[[Any], ShardRecord],
     tasks: list[ShardTask],
     log: Journal,
     bar: Bar,
     done: int,
 ) -> None:
-    futures = {executor.submit(write, task): task for task in tasks}
-    pending = set(futures)
-    try:
-        while pending:
-            finished, pending = wait(pending, _POLL_S, FIRST_COMPLETED)
-            # All that are complete first, so that an error in one of them loses no other.
-            for future in sorted(finished, key=lambda future: future.exception() is not None):
-                log.add(future.result())
-                done += futures[future].nbytes
-            unfinished = (futures[future].path for future in pending if future.running())
-            bar.reach(done + sum(map(_unfinished_nbytes, unfinished)))
-    finally:
-        for future in pending:
-            future.cancel()
+    def watch(running: list[ShardTask]) -> None:
+        bar.reach(done + sum(_unfinished_nbytes(task.path) for task in running))
+
+    for task, record in results(executor, write, tasks, watch):
+        log.add(record)
+        done += task.nbytes
+    bar.reach(done)
 
 
 def _unfinished_nbytes(path: str) -> int:
