@@ -24,3 +24,17 @@ def test_a_worker_that_ends_while_it_sends_a_result() -> None:
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=20, check=False
     )
     assert done.stderr.endswith("KeyboardInterrupt\n")
+
+
+FORKED = """
+import os
+from wids.writing.processes import process_pool
+
+with process_pool(2, 2) as executor:
+    assert executor.submit(os.getppid).result() != os.getpid()
+"""
+
+
+def test_workers_are_not_forks_of_the_program() -> None:
+    """A driver of fsspec runs threads, and a fork of the program would wait for them for ever."""
+    subprocess.run([sys.executable, "-c", FORKED], timeout=60, check=True)

@@ -39,7 +39,11 @@ def process_pool(num_processes: int | None, num_tasks: int) -> Iterator[Executor
         return
     from concurrent.futures import ProcessPoolExecutor
 
-    executor = ProcessPoolExecutor(num_processes, initializer=_prepare_worker)
+    # Never a fork of this process: the threads of a driver of fsspec are not in it, and what waits
+    # for them, waits for ever. Workers start when the first task comes, after the driver has.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["numpy", __name__])  # once, and not in each worker
+    executor = ProcessPoolExecutor(num_processes, context, initializer=_prepare_worker)
     previous = signal.signal(signal.SIGTERM, _exit)
     try:
         yield executor
