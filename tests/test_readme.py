@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from conftest import need
 from loopback import Server
+from pages import BLOCKS, PAGES, ROOT, Block
 
 from wids import demo
 from wids.cli.main import main
 
-ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCKS = [
-    (page.name, language, code)
-    for page in PAGES
-    for language, code in re.findall(
-        r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-    )
-]
-PYTHON = [(name, code) for name, language, code in BLOCKS if language == "python"]
+PYTHON = [block for block in BLOCKS if block.language == "python"]
+# Processes take seconds to start, so that blocks of docs that start some run in the long run.
+LONG = [block for block in PYTHON if block.page != "README.md" and "num_workers" in block.code]
+LINKING = [*PAGES, *sorted((ROOT / "specs").rglob("*.md")), *sorted(ROOT.glob("C*.md"))]
 
 
 def test_every_block_has_a_language_that_is_checked() -> None:
-    """No block escapes under another name: Python runs here, bash runs in CI."""
-    assert {language for _, language, _ in BLOCKS} == {"python", "bash"}
-    fences = sum(page.read_text(encoding="utf-8").count("\n```python\n") for page in PAGES)
-    assert len(PYTHON) == fences > 3
-    assert len(BLOCKS) - len(PYTHON) == 12, "install, test, measure; others in tests/cli"
+    """No block escapes under another name: bash and console run in test_shell_blocks.py."""
+    directives = {"{toctree}", "{eval-rst}", "{include}"}
+    others = {"bash", "console", "json"} | directives
+    wrong = [block for block in BLOCKS if block.language not in {"python", *others}]
+    assert [f"{block.page}:{block.line} is {block.language!r}" for block in wrong] == []
+    assert len(PYTHON) > 30
+    for block in BLOCKS:
+        if block.language == "json":
+            json.loads(block.code)
 
 
 @pytest.fixture(scope="module")
@@ -43,28 +44,39 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("number", range(len(PYTHON)))
+@pytest.mark.parametrize(
+    "block",
+    [pytest.param(block, marks=[pytest.mark.long] * (block in LONG)) for block in PYTHON],
+    ids=lambda block: f"{block.page}:{block.line}",
+)
 def test_python_block_runs(
-    number: int, folder: Path, monkeypatch: pytest.MonkeyPatch, server: Server
+    block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch, server: Server
 ) -> None:
     """A block runs unchanged beside the demo's dataset, which example.com serves too."""
     monkeypatch.chdir(folder)
     for path in (folder / "wids-demo").iterdir():
         server.page(f"/{path.name}", path.read_bytes())
-    page, code = PYTHON[number]
-    code = code.replace("https://example.com", server.url)
+    code = block.code.replace("https://example.com", server.url)
     has_accelerate = importlib.util.find_spec("accelerate")
     need("accelerate" not in code or has_accelerate, "pip install accelerate")
     # A fresh namespace, as if the block were typed into a new file.
-    exec(compile(code, f"{page} block {number}", "exec"), {"__name__": "readme"})  # noqa: S102
+    exec(compile(code, f"{block.page}:{block.line}", "exec"), {"__name__": "readme"})  # noqa: S102
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_to_files(page: Path) -> None:
-    """Relative links name files that exist."""
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
-    assert links
-    assert [link for link in links if not (page.parent / link).exists()] == []
+    """Relative links name files that exist, and others are URLs with a host."""
+    without_code = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+    text = without_code.sub("", page.read_text(encoding="utf-8"))
+    links = re.findall(r"\]\(([^)\s]+)\)|\b(?:src|srcset|href)=\"([^\"]+)\"", text)
+    for link in map("".join, links):
+        path, _, _ = link.partition("#")
+        url = urlsplit(link)
+        if url.scheme:
+            assert url.scheme in {"https", "mailto"}, link
+            assert "." in url.netloc, link
+        elif path:
+            assert (page.parent / path).exists(), link
 
 
 def test_old_names_are_all_mapped() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -173,26 +171,6 @@ def test_unreadable_files_are_status_one(photos: Path, monkeypatch: pytest.Monke
     (photos / "dog" / "3.txt").chmod(0)
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # noqa: ARG005 - root may read it
     assert cli.main(["pack", str(photos), "-o", str(photos.parent / "out")]) == 1
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/packing.md"])
-def test_the_commands_of_the_documentation(page: str, photos: Path) -> None:
-    """Each line with ``wids pack`` in a block of a page runs as it stands."""
-    for split in ("train", "test"):
-        shutil.copytree(photos / "cat", photos.parent / "splits" / split / "cat")
-        shutil.copytree(photos / "dog", photos.parent / "splits" / split / "dog")
-    blocks = re.findall(
-        r"^```bash\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL
-    )
-    lines = [line for line in "".join(blocks).splitlines() if "wids pack" in line]
-    assert lines
-    for number, line in enumerate(lines):
-        folder = photos.parent / str(number)
-        folder.mkdir()
-        (folder / "photos").symlink_to(photos.parent / "splits" if "/train" in line else photos)
-        command = line.replace("wids pack", f"{sys.executable} -m wids.cli pack")
-        subprocess.run(command, shell=True, cwd=folder, capture_output=True, check=True)  # noqa: S602
-        assert (folder / "train.json").exists()
 
 
 def test_errors_are_one_line(tmp_path: Path, pack: Run) -> None:

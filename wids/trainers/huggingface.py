@@ -28,7 +28,8 @@ class SamplerTrainer(Trainer):
     sampler has the share of each rank already, and the trainer moves batches to their device.
 
     Args:
-        *args, **kwargs: As for ``transformers.Trainer``.
+        *args: As for ``transformers.Trainer``.
+        **kwargs: The same.
         train_sampler: A `DistributedChunkedSampler` or another wids sampler of indices or of
             batches over ``train_dataset``; or a `Prefetcher` around one.
 

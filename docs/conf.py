@@ -1,0 +1,67 @@
+"""How Sphinx turns docs, specs and docstrings into the documentation site.
+
+The root of the repository is the source folder, so that pages link to each other, to
+specifications and to examples by the same relative paths on the site and in the repository.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import wids
+
+project = "wids"
+author = "The wids authors"
+copyright = author  # noqa: A001 - the name that Sphinx reads
+version = release = wids.__version__
+
+root_doc = "docs/index"
+include_patterns = ["docs/**.md", "specs/**.md", "CHANGELOG.md", "CONTRIBUTING.md"]
+exclude_patterns = ["**/.*", "build", "dist", "site", "tests", "wids"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
+
+# Headings are link targets, as on GitHub.
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+napoleon_use_rtype = False
+python_use_unqualified_type_names = True
+# Types of other packages have their documentation on other sites, which are not asked.
+nitpick_ignore_regex = [("py:.*", r"(?!wids\.\w+$).*")]
+default_role = "py:obj"
+
+html_theme = "furo"
+html_title = "wids"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_extra_path = ["_root"]  # index.html: the site begins at docs/index.html
+html_copy_source = False
+html_show_sphinx = False
+html_theme_options = {
+    "footer_icons": [],
+    "navigation_with_keys": True,
+}
+
+
+def _public(app: Any, env: Any, node: Any, text: Any) -> Any:
+    """Link the full name of a public object, ``wids.errors.WidsError``, to ``wids.WidsError``."""
+    name = node.get("reftarget", "").rpartition(".")[2]
+    if node.get("refdomain") != "py" or name not in wids.__all__:
+        return None
+    domain = env.get_domain("py")
+    target = (node.get("refdoc"), app.builder, "obj", f"wids.{name}", node, text)
+    return domain.resolve_xref(env, *target)
+
+
+def setup(app: Any) -> None:
+    """Connect the handler of references that Sphinx itself does not find."""
+    app.connect("missing-reference", _public)
