@@ -302,29 +302,6 @@ def test_transformers(num_replicas: int, tmp_path: Path) -> None:
                     assert list(step.indices) == order[at : at + 24]
 
 
-@pytest.mark.long
-def test_prepared_loader_would_be_sharded_twice(tmp_path: Path) -> None:
-    """The reason for the warning in README: accelerate shards an order that is sharded already."""
-    need(importlib.util.find_spec("accelerate"), "pip install accelerate")
-    script = tmp_path / "prepared.py"
-    script.write_text(
-        "from accelerate import Accelerator\n"
-        "from torch.utils.data import DataLoader\n"
-        "import wids\n"
-        "accelerator = Accelerator(cpu=True)\n"
-        "sampler = wids.DistributedChunkedSampler(range(80))\n"
-        "loader = DataLoader(range(80), batch_size=4, sampler=sampler)\n"
-        "prepared = accelerator.prepare(loader)\n"
-        "import sys\n"
-        "sys.stdout.write(f'batches {len(list(loader))} {len(list(prepared))}\\n')\n"
-        "accelerator.end_training()\n"
-    )
-
-    printed = jobs.run(jobs.torchrun(2, script))
-
-    assert printed.count("batches 10 5") == 2
-
-
 def test_every_example_has_a_test() -> None:
     """Every example is named in a test."""
     names = ("test_notebook.py", "test_bucket_training.py")

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from torch.utils.data import Sampler
 
+from wids.sampling import callers
 from wids.sampling.arguments import at_least
 from wids.sampling.state import State, checked_state
 
@@ -162,6 +163,7 @@ class EpochSampler(Sampler[T]):
         latest, this = self._pass, _Pass[T](self.epoch, self._resume_at(), self.epochs.num_set)
         self._pass = this
         self._note_left_pass(latest, this)
+        self.note_second_dealing()
         if self.tell_epoch is not None:
             self.tell_epoch(self.epoch)
         return chain.from_iterable(self._entered(self._pass))
@@ -213,6 +215,25 @@ class EpochSampler(Sampler[T]):
                 "sampler.set_epoch(epoch) before each pass for another order, or "
                 "sampler.load_state_dict(sampler.state_dict(num_consumed)) to continue",
             )
+
+    def note_skipping(self) -> None:
+        """Warn if a loader that restores a state skips batches of an epoch that was set."""
+        if skipped := callers.skipped_by_torchdata():
+            warnings.warn(
+                f"{type(self).__name__}: the state is that of a step before the end of an epoch, "
+                f"and epoch {self.epoch} was set; torchdata now leaves out {skipped} of it "
+                "(ORDER-62). Save states of the last batch after the loop over the epoch; to "
+                "resume from this one, read one pass before set_epoch",
+                stacklevel=3,
+            )
+
+    def note_second_dealing(self) -> None:
+        """Warn where a caller deals the items of a pass out among ranks (ORDER-60, ORDER-61)."""
+        _, num_replicas = self.replica()
+        remark = callers.second_dealing(num_replicas, shuffle=self.shuffle)
+        if remark and "dealt" not in self._warned:
+            self._warned.add("dealt")
+            warnings.warn(f"{type(self).__name__}: {remark}", stacklevel=3)
 
     def _warn_once(self, what: str, text: str) -> None:
         # Unshuffled passes are repeated on purpose: evaluation does so.
@@ -300,6 +321,7 @@ class EpochSampler(Sampler[T]):
         is_set = self.epochs.is_fixed and waiting is not None and not waiting.has_begun
         if is_set and self.epoch != restored.epoch:
             self._resume = (0, self.epoch, self.epochs.num_set)
+            self.note_skipping()
             return
         self.epochs.restore(restored.epoch, is_fixed=restored.is_fixed)
         # Exact: `checked_state` accepts no position that these ranks cannot share (ORDER-10).
