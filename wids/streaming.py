@@ -7,12 +7,15 @@ how samples are read, is up to the sampler and the dataset.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain, islice
+from threading import Lock
 from typing import Any, Final, Protocol
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from wids.errors import StateError
+from wids.prefetching.prefetch import Prefetcher
 from wids.sampling.arguments import at_least
 from wids.sampling.passes import EpochSampler
 from wids.sampling.shared_epochs import SharedEpochs, worker
@@ -30,7 +33,7 @@ class Batches(Protocol):
 
 def stream(
     dataset: Batches,
-    sampler: EpochSampler[int],
+    sampler: EpochSampler[int] | Prefetcher[int],
     *,
     batch_size: int = 1,
     webdataset: bool = False,
@@ -45,7 +48,9 @@ def stream(
 
     Args:
         dataset: A `ShardListDataset` or a view.
-        sampler: One of wids' samplers of indices, over the dataset.
+        sampler: One of wids' samplers of indices, over the dataset; or a `Prefetcher` around one.
+            Each worker then fetches the shards of its share ahead; what another one fetches, it
+            waits for.
         batch_size: Number of consecutive samples that one worker reads; that of the DataLoader.
         webdataset: True to return samples as webdataset's stages expect them: names without their
             leading dot, and ``__url__``. The dataset should leave fields undecoded,
@@ -71,6 +76,23 @@ def stream(
     return SampleStream(dataset, sampler, batch_size=batch_size, webdataset=webdataset)
 
 
+@dataclass(frozen=True)
+class _Restored:
+    """The pass of a worker that was restored.
+
+    Attributes:
+        epoch: Its epoch.
+        share: The share of the batches that it reads: the first batch, counted by workers.
+        next_epoch: Its epoch if nothing was left for any worker.
+        next_share: Its share then.
+    """
+
+    epoch: int
+    share: int
+    next_epoch: int
+    next_share: int
+
+
 class SampleStream(IterableDataset[Any]):
     """The samples of a rank in order; made by `stream`.
 
@@ -81,22 +103,30 @@ class SampleStream(IterableDataset[Any]):
     """
 
     def __init__(
-        self, dataset: Batches, sampler: EpochSampler[int], *, batch_size: int, webdataset: bool
+        self,
+        dataset: Batches,
+        sampler: EpochSampler[int] | Prefetcher[int],
+        *,
+        batch_size: int,
+        webdataset: bool,
     ) -> None:
-        if not isinstance(sampler, EpochSampler) or not sampler.yields_indices:
+        order: Any = sampler.sampler if isinstance(sampler, Prefetcher) else sampler
+        if not isinstance(order, EpochSampler) or not order.yields_indices:
             raise TypeError(
                 "sampler: expected one of wids' samplers of indices, such as "
-                f"wids.ChunkedSampler(dataset), found {type(sampler).__name__}"
+                f"wids.ChunkedSampler(dataset), or a Prefetcher around one, found "
+                f"{type(order).__name__}"
             )
         if not callable(getattr(dataset, "__getitems__", None)):
             raise TypeError(
                 f"dataset: expected a wids.ShardListDataset, found {type(dataset).__name__}"
             )
         self.dataset = dataset
-        self.sampler = sampler
-        if not isinstance(sampler.epochs, SharedEpochs):
-            sampler.epochs = SharedEpochs(sampler.epochs)
-        self.epochs: SharedEpochs = sampler.epochs
+        self.sampler = order
+        self.prefetcher = sampler if isinstance(sampler, Prefetcher) else None
+        if not isinstance(order.epochs, SharedEpochs):
+            order.epochs = SharedEpochs(order.epochs)
+        self.epochs: SharedEpochs = order.epochs
         self.batch_size = at_least(1, batch_size, "batch_size")
         self.webdataset = bool(webdataset)
         # Passes that were complete when a position was restored, which counts for one pass only.
@@ -104,34 +134,28 @@ class SampleStream(IterableDataset[Any]):
         # Groups of samples that this worker has returned in its pass, and samples of the next one;
         # and those that it returned before the state was saved.
         self._consumed = self._resume = (0, 0)
-        self._pass: tuple[int, int] | None = None
-        self._restored_epoch: int | None = None
+        # Epoch and start of the latest pass, and how often an epoch had been set.
+        self._pass: tuple[int, int, int] | None = None
+        # The first of the batches that this worker reads; before its first pass, its own number.
+        self._share: int | None = None
+        self._restored: _Restored | None = None
 
     def __len__(self) -> int:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        self._rewind_if_complete()
-        # A worker that was restored knows its epoch. Others may not have been restored yet.
-        epoch = self.epochs.number if self._restored_epoch is None else self._restored_epoch
-        start = self.sampler.resume_position(epoch)
-        self.epochs.begin(epoch, start)
-        if self.sampler.tell_epoch is not None:
-            self.sampler.tell_epoch(epoch)
-        self._pass, self._restored_epoch = (epoch, start), None
-        first, num_returned = self._consumed = self._resume
-        self._resume = (0, 0)
-        for number, group in enumerate(
-            islice(self._groups(epoch, start), first, None), start=first
-        ):
+        self.sampler.note_second_dealing()
+        epoch, start, (first, num_returned) = self._begin()
+        for number, group in enumerate(self._groups(epoch, start, first), start=first):
             samples = self.dataset.__getitems__(group)
+            last = len(samples) - 1
             for place in range(num_returned, len(samples)):
                 # Before the sample is returned: the state is asked for after that.
-                self._consumed = (number, place + 1)
+                self._consumed = (number, place + 1) if place < last else (number + 1, 0)
                 sample = samples[place]
                 yield _without_dots(sample) if self.webdataset else sample
             num_returned = 0
-        self._consumed, self._pass = (0, 0), None
+        self._consumed = (self._num_groups(epoch, start), 0)
         self.epochs.complete(epoch)
         self.sampler.rewind()
 
@@ -139,20 +163,58 @@ class SampleStream(IterableDataset[Any]):
         """Fix the epoch of the next passes, in the workers of a DataLoader too."""
         self.sampler.set_epoch(epoch)
 
-    def _groups(self, epoch: int, start: int) -> Iterator[list[int]]:
-        """Yield the indices that this worker reads, many at a time."""
-        indices = chain.from_iterable(self.sampler.blocks(epoch, start))
-        batches = iter(lambda: list(islice(indices, self.batch_size)), [])
-        number, num_workers = worker()
-        own = islice(batches, number, None, num_workers)
-        num_batches = -(-_READ_AHEAD // self.batch_size)
-        return iter(lambda: list(chain.from_iterable(islice(own, num_batches))), [])
-
-    def _rewind_if_complete(self) -> None:
-        """Forget a restored position after the pass that started there."""
+    def _begin(self) -> tuple[int, int, tuple[int, int]]:
+        """Begin a pass; return its epoch, where it starts, and what was returned before."""
         if self.epochs.num_passes != self._restored_after:
+            # The pass that started at a restored position is complete.
             self.sampler.rewind()
             self._restored_after = self.epochs.num_passes
+        epoch, resume, self._share = self.epochs.number, self._resume, worker()[0]
+        # A worker that was restored knows its epoch; others may have ended theirs since.
+        if self._restored is not None:
+            epoch, self._share = self._restored.epoch, self._restored.share
+            if self.epochs.were_restored_complete:
+                epoch, resume = self._restored.next_epoch, (0, 0)
+                self._share = self._restored.next_share
+        start = self.sampler.resume_position(epoch)
+        self.epochs.begin(epoch, start)
+        if self.sampler.tell_epoch is not None:
+            self.sampler.tell_epoch(epoch)
+        self._pass = (epoch, start, self.epochs.num_set)
+        self._consumed, self._resume, self._restored = resume, (0, 0), None
+        return epoch, start, resume
+
+    def _groups(self, epoch: int, start: int, first: int) -> Iterator[list[int]]:
+        """Yield the indices that this worker reads, many at a time, from a group on."""
+        share = self._own_share
+
+        def groups() -> Iterator[list[int]]:
+            indices = chain.from_iterable(self.sampler.blocks(epoch, start))
+            batches = iter(lambda: list(islice(indices, self.batch_size)), [])
+            own = islice(batches, share, None, worker()[1])
+            each = iter(lambda: list(chain.from_iterable(islice(own, self._group_length))), [])
+            return islice(each, first, None)
+
+        if self.prefetcher is None:
+            return groups()
+        return self.prefetcher.fetching(chain.from_iterable(groups()), groups(), Lock())
+
+    @property
+    def _own_share(self) -> int:
+        return worker()[0] if self._share is None else self._share
+
+    @property
+    def _group_length(self) -> int:
+        """Number of batches in a group."""
+        return -(-_READ_AHEAD // self.batch_size)
+
+    def _num_groups(self, epoch: int, start: int) -> int:
+        """Return how many groups this worker reads in a pass."""
+        own = range(self._own_share, self._num_batches(epoch, start), worker()[1])
+        return -(-len(own) // self._group_length)
+
+    def _num_batches(self, epoch: int, start: int) -> int:
+        return -(-(self.sampler.num_items(epoch) - start) // self.batch_size)
 
     # The state.
 
@@ -170,16 +232,31 @@ class SampleStream(IterableDataset[Any]):
         if num_consumed is not None:
             epoch, start = self.epochs.begun
             return self.sampler.state_at(epoch, start + at_least(0, num_consumed, "num_consumed"))
-        number, num_workers = worker()
-        epoch, start = self._pass or (self.epochs.own_number, 0)
+        num_workers = worker()[1]
+        epoch, start, consumed = self._place()
+        if num_workers == 1 and consumed[0] >= self._num_groups(epoch, start):
+            # ORDER-11. One of several workers does not know how far the others are.
+            start, consumed = self.sampler.num_items(epoch), (0, 0)
         return {
             "sampler": self.sampler.state_at(epoch, start),
-            "consumed": list(self._consumed),
-            "shares": [number, num_workers, self.batch_size],
+            "consumed": list(consumed),
+            "shares": [self._own_share, num_workers, self.batch_size],
         }
+
+    def _place(self) -> tuple[int, int, tuple[int, int]]:
+        """Return epoch and start of the latest pass, and what it has returned of it."""
+        if self._pass is not None:
+            epoch, start, num_set = self._pass
+            if self.epochs.is_kept(epoch, num_set):
+                return epoch, start, self._consumed
+        epoch = self.epochs.own_number if self._restored is None else self._restored.epoch
+        return epoch, self.sampler.resume_position(epoch), self._resume
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state, of the stream or of its sampler: the next pass is the rest.
+
+        In a worker, an epoch that ``set_epoch`` set before wins over that of the state: torchdata's
+        loader restores when iteration starts.
 
         Raises:
             StateError: The state is damaged, or belongs to another dataset, other settings or
@@ -188,26 +265,53 @@ class SampleStream(IterableDataset[Any]):
         own: Mapping[str, Any] = state
         if "sampler" not in state:
             own = {"sampler": state, "consumed": (0, 0)}
-        shares = [*worker(), self.batch_size]
-        if own.get("shares", shares) != shares:
+        number, num_workers = worker()
+        shares = own.get("shares", [number, num_workers, self.batch_size])
+        if shares[1:] != [num_workers, self.batch_size]:
             raise StateError(
-                "state: expected worker, number of workers and batch_size "
-                f"{shares}, found {own.get('shares')!r:.80}; resume with the same loader, or save "
+                f"state: expected number of workers and batch_size {[num_workers, self.batch_size]}"
+                f", found {shares!r:.80}; resume with the same loader, or save "
                 "state_dict(num_consumed) in the main process"
             )
         try:
             num_groups, num_returned = (at_least(0, n, "consumed") for n in own["consumed"])
+            self._share = at_least(0, shares[0], "shares")
         except (TypeError, ValueError, KeyError) as error:
             raise StateError(f"state: expected consumed to be two numbers: {error}") from error
+        set_number = self.epochs.own_number if self.epochs.num_set else None
         self.sampler.load_state_dict(own["sampler"])
         self._restored_after = self.epochs.num_passes
-        self._consumed = self._resume = (num_groups, num_returned)
-        epoch = self.epochs.own_number
+        self._resume, self._pass = (num_groups, num_returned), None
         if get_worker_info() is None:
+            epoch = self.epochs.own_number
             self.epochs.begin(epoch, self.sampler.resume_position(epoch))
+            if set_number is not None:
+                self.sampler.note_skipping()
         else:
-            # Other workers may have completed their share of this epoch, or not be restored yet.
-            self._restored_epoch = epoch
+            self._note_restored(set_number)
+
+    def _note_restored(self, set_number: int | None) -> None:
+        """Prepare the pass of a worker that was restored.
+
+        Args:
+            set_number: The epoch that the program had set before; None if it never set one.
+        """
+        number, num_workers = worker()
+        epoch = self.epochs.own_number
+        start = self.sampler.resume_position(epoch)
+        is_complete = self._resume[0] >= self._num_groups(epoch, start)
+        # The loader asks the worker for the next batch first that follows the one asked last.
+        next_share = (self._own_share - self._num_batches(epoch, start)) % num_workers
+        if set_number is None or set_number == epoch:
+            self._restored = _Restored(epoch, self._own_share, epoch + 1, next_share)
+            self.epochs.note_restored(epoch + is_complete, is_complete)
+            return
+        # As ORDER-11 has it for samplers: the epoch of a state does not win over one that was set.
+        self.epochs.restore(set_number, is_fixed=True)
+        self.epochs.note_restored(set_number, is_complete)
+        self.sampler.rewind()
+        self.sampler.note_skipping()
+        self._resume, self._restored = (0, 0), _Restored(set_number, number, set_number, next_share)
 
     def __repr__(self) -> str:
         return f"<stream of {self.dataset!r} by {type(self.sampler).__name__}>"

@@ -106,12 +106,22 @@ class Prefetcher(Sampler[T]):
         return len(self.sampler)  # type: ignore[arg-type]  # a sampler without a length raises
 
     def __iter__(self) -> Iterator[T]:
-        sampler = with_method(self.sampler, "check_fit")
-        if sampler is not None:
-            sampler.check_fit(self.dataset, self.ahead_nbytes)
         # Also the epoch of the pass is that of this call (ORDER-8).
         lock = Lock()
         ahead, now = look_ahead(self.sampler, lock)
+        return self.fetching(ahead, now, lock)
+
+    def fetching(self, ahead: Iterator[int], now: Iterator[Any], lock: Lock) -> Iterator[Any]:
+        """Yield what is read now, while the shards of what comes ahead are fetched.
+
+        Args:
+            ahead: The indices of a pass, to look at.
+            now: Its items: the same indices, one by one or in batches.
+            lock: Held while ``ahead`` is read.
+        """
+        sampler = with_method(self.sampler, "check_fit")
+        if sampler is not None:
+            sampler.check_fit(self.dataset, self.ahead_nbytes)
         return self._items(ahead, now, lock)
 
     def _items(self, ahead: Iterator[int], now: Iterator[Any], lock: Lock) -> Iterator[Any]:

@@ -18,7 +18,9 @@ _NUM_SLOTS: Final = 256
 """Most workers of one loader."""
 
 # Where the parts of the shared array begin: single numbers, and one number for each worker.
-_FIXED, _BEGUN, _START, _PASSES, _EPOCHS = 0, 1, 2, 3, 3 + _NUM_SLOTS
+_FIXED, _BEGUN, _START, _PASSES = 0, 1, 2, 3
+_EPOCHS = _PASSES + _NUM_SLOTS
+_COMPLETE = _EPOCHS + _NUM_SLOTS
 
 
 class SharedEpochs(Epochs):
@@ -32,7 +34,7 @@ class SharedEpochs(Epochs):
     """
 
     def __init__(self, epochs: Epochs) -> None:
-        self._shared = RawArray("q", _EPOCHS + _NUM_SLOTS)
+        self._shared = RawArray("q", _COMPLETE + _NUM_SLOTS)
         vars(self).update(
             {k: v for k, v in vars(epochs).items() if k not in ("number", "is_fixed")}
         )
@@ -42,7 +44,7 @@ class SharedEpochs(Epochs):
     @property
     def number(self) -> int:
         """The epoch of the next pass."""
-        return int(min(self._shared[_EPOCHS:]))
+        return int(min(self._shared[_EPOCHS:_COMPLETE]))
 
     @number.setter
     def number(self, number: int) -> None:
@@ -84,6 +86,20 @@ class SharedEpochs(Epochs):
             self._shared[_PASSES + slot] += 1
             if not self.is_fixed:
                 self._shared[_EPOCHS + slot] = number + 1
+
+    def note_restored(self, number: int, is_complete: bool) -> None:
+        """Note the next epoch of a worker that was restored, and whether its share was complete.
+
+        All workers are restored before the first of them reads.
+        """
+        for slot in _slots():
+            self._shared[_COMPLETE + slot] = is_complete
+            self._shared[_EPOCHS + slot] = number
+
+    @property
+    def were_restored_complete(self) -> bool:
+        """Whether nothing was left of the shares of all workers when they were restored."""
+        return all(self._shared[_COMPLETE:])
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(vars(self))
