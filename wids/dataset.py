@@ -241,9 +241,10 @@ class ShardListDataset(ComposableDataset):
         positions, reader = self._positions, self.reader
         if not 0 <= index < len(positions):
             index = from_start(index, len(positions))
-        position = int(positions[index])  # an array yields a numpy integer
-        number = bisect_right(reader.ends, position)
-        return self._sample(position, number, local=reader.fetches_for_one)
+        position = positions[index]
+        if type(position) is not int:  # an array yields a numpy integer
+            position = int(position)
+        return self._sample(position, bisect_right(reader.ends, position), reader.fetches_for_one)
 
     def __getitems__(self, indices: Sequence[int] | npt.NDArray[Any]) -> list[Any]:
         """Return a batch: exactly ``[dataset[i] for i in indices]``, with each shard opened once.
@@ -260,9 +261,8 @@ class ShardListDataset(ComposableDataset):
         positions = select_batch(self._positions, indices)
         samples: list[Any] = [None] * len(positions)
         reader = self.reader.of_batch(positions)
-        for number, places, group in reader.groups(positions):
-            for place, sample in zip(places, self._samples(group, number, reader), strict=True):
-                samples[place] = sample
+        for number, places, local_indices in reader.groups(positions):
+            self._read_into(samples, places, number, local_indices, reader)
         return samples
 
     def __iter__(self) -> Iterator[Any]:
@@ -276,7 +276,7 @@ class ShardListDataset(ComposableDataset):
             # has.
             if number != latest:
                 latest, local = number, reader.fetches_for_view(number, positions)
-            yield self._sample(position, number, local=local)
+            yield self._sample(position, number, local)
 
     # What users of the old library know.
 
@@ -484,15 +484,15 @@ class ShardListDataset(ComposableDataset):
     # The way of one sample. The same labels are set in two places, since a call for each sample
     # would cost more than setting them does.
 
-    def _sample(self, position: int, number: int, is_again: bool = False, *, local: bool) -> Any:
+    def _sample(self, position: int, number: int, local: bool, is_again: bool = False) -> Any:
         """Read, label and transform one sample.
 
         Args:
             position: Its position in the dataset.
             number: The number of its shard.
-            is_again: Whether it was read before, from a copy that was damaged. Not keyword-only,
-                since Python looks up the defaults of those in a dict, at each call.
-            local: As for `ShardPool.get`.
+            local: As for `ShardPool.get`. Neither this nor what follows is keyword-only, since
+                Python matches those by name, at each call.
+            is_again: Whether it was read before, from a copy that was damaged.
         """
         reader = self.reader
         local_index = position - reader.starts[number]
@@ -500,14 +500,14 @@ class ShardListDataset(ComposableDataset):
         verify = reader.verifies_decoded if transformations else reader.verifies_raw
         shard = None
         try:
-            shard = reader.open(number, local=local)
+            shard = reader.open(number, local)
             sample = shard.read(local_index, verify)
         except WidsError as error:  # names the shard
             if isinstance(error, RangeError) and not local and reader.fetches_for_many:
                 # The server has no ranges, and fetching was not ruled out.
                 return self._sample(position, number, local=True)
             if shard is not None and not is_again and reader.replaces(number, shard, error):
-                return self._sample(position, number, is_again=True, local=local)
+                return self._sample(position, number, local, is_again=True)
             return self._stand_in(error, position, opened=shard is not None)
         shard_spec = reader.shards[number]
         sample["__index__"] = position
@@ -516,27 +516,39 @@ class ShardListDataset(ComposableDataset):
         sample["__dataset__"] = shard_spec.dataset or self.dataset_name
         return self.transformed(sample) if transformations else sample
 
-    def _samples(self, positions: list[int], number: int, reader: ShardReader) -> list[Any]:
-        """Read, label and transform samples of one shard."""
-        shard_spec = self.spec.shards[number]
+    def _read_into(
+        self,
+        batch: list[Any],
+        places: list[int],
+        number: int,
+        local_indices: list[int],
+        reader: ShardReader,
+    ) -> None:
+        """Read, label and transform samples of one shard, into their places in a batch."""
+        shard_spec, transformations = self.spec.shards[number], self.transformations
         url, name = shard_spec.url, shard_spec.dataset or self.dataset_name
         start, local = reader.starts[number], reader.fetches_for_many
-        local_indices = [position - start for position in positions]
+        verify = reader.verifies_decoded if transformations else reader.verifies_raw
+        shard = None
         try:
-            shard = reader.open(number, local=local)
-        except WidsError as error:  # names the shard, and opening it for each sample is no use
-            return [self._stand_in(error, position, opened=False) for position in positions]
-        try:
-            verify = reader.verifies_decoded if self.transformations else reader.verifies_raw
-            samples: list[Any] = shard.read_many(local_indices, verify=verify)
-        except WidsError:  # one by one, so that only those that fail are replaced
-            return [self._sample(position, number, local=local) for position in positions]
-        for position, local_index, sample in zip(positions, local_indices, samples, strict=True):
-            sample["__index__"] = position
+            shard = reader.open(number, local)
+            samples = shard.read_many(local_indices, verify=verify)
+        except WidsError as error:  # names the shard
+            for place, local_index in zip(places, local_indices, strict=True):
+                # One by one, so that only those that fail are replaced. A shard that cannot be
+                # opened is not tried for each of them.
+                batch[place] = (
+                    self._stand_in(error, start + local_index, opened=False)
+                    if shard is None
+                    else self._sample(start + local_index, number, local)
+                )
+            return
+        for place, local_index, sample in zip(places, local_indices, samples, strict=True):
+            sample["__index__"] = start + local_index
             sample["__shard__"] = url
             sample["__shardindex__"] = local_index
             sample["__dataset__"] = name
-        return list(map(self.transformed, samples)) if self.transformations else samples
+            batch[place] = self.transformed(sample) if transformations else sample
 
     def transformed(self, sample: Any) -> Any:
         """Return what the transformations make of a labelled sample."""

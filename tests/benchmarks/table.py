@@ -231,6 +231,8 @@ def worker(library: str, python: str, folder: Path) -> Iterator[Callable[[Reques
     """Start a library's process; give the function that sends it a request."""
     # At this niceness of numbers a second core would only add noise.
     environment = {**os.environ, "WIDS_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    # This checkout, which the old library must not import in place of itself.
+    environment["PYTHONPATH"] = "" if library == "old" else str(Path(__file__).parents[2])
     process = subprocess.Popen(
         [python, "-W", "ignore", str(WORKER), library],
         stdin=subprocess.PIPE,

@@ -53,11 +53,10 @@ def test_groups_put_a_batch_in_the_order_of_the_files(
     numbers = [number for number, *_ in groups]
     assert numbers == sorted(set(numbers))
     found = {}
-    for number, places, group in groups:
-        assert group == sorted(group)
-        assert {reader.locate(position)[0] for position in group} == {number}
-        found.update(zip(places, group, strict=True))
-    assert found == dict(enumerate(positions))
+    for number, places, local_indices in groups:
+        assert local_indices == sorted(local_indices)
+        found.update((p, (number, i)) for p, i in zip(places, local_indices, strict=True))
+    assert found == {place: reader.locate(position) for place, position in enumerate(positions)}
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,7 @@ class DatasetPart:
         reader = self.side.reader.of_batch(targets)
         local = reader.fetches_for_many
         is_raw = self.side.is_plain and not self.names.prefix
-        for other, group, members in reader.groups(targets):
-            start = reader.starts[other]
-            local_indices = [position - start for position in members]
+        for other, group, local_indices in reader.groups(targets):
             keys, samples = self.side.read(reader, other, local_indices, local=local)
             fields = samples if is_raw else self._renamed(keys, samples)
             indices = group if places is None else [places[index] for index in group]
@@ -117,13 +115,13 @@ class DatasetPart:
         targets = self.positions.at(np.arange(start, start + len(index)))
         parts, names = [], dict[str, int]()
         present = np.flatnonzero(targets >= 0)
-        for other, group, members in self.side.reader.groups(targets[present]):
+        for other, group, local_indices in self.side.reader.groups(targets[present]):
             other_index = self.side.reader.index(other)
             if other_index is None:
                 return None
-            local_indices = np.array(members) - self.side.reader.starts[other]
             ids = [names.setdefault(self.names[f], len(names)) for f in other_index.fields]
-            parts.append(_gathered(other_index, present[group], local_indices, np.array(ids)))
+            samples = present[group]
+            parts.append(_gathered(other_index, samples, np.array(local_indices), np.array(ids)))
         columns = np.concatenate([np.empty((3, 0), np.int64), *parts], axis=1)
         return Members(columns[0], columns[1], columns[2], tuple(names))
 

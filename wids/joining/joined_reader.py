@@ -45,7 +45,7 @@ class JoinedReader(ShardReader):
         super()._bind()
         self.open = self._joined_shard
 
-    def _joined_shard(self, number: int, *, local: bool = True) -> JoinedShard:
+    def _joined_shard(self, number: int, local: bool = True) -> JoinedShard:
         side, part = self._side, self._part
         return JoinedShard(self, side, side.reader, part, number, local=local, fills=self._fills)
 
@@ -151,13 +151,13 @@ class _BatchReader(JoinedReader):
         self.open = self._joined_shard
 
     def groups(self, positions: IntArray) -> Iterator[tuple[int, list[int], list[int]]]:
-        """Yield the positions of the batch shard by shard; see `ShardReader.groups`."""
+        """Yield the samples of the batch shard by shard; see `ShardReader.groups`."""
         # Through the other reader, which has to know them too.
         for number, places, group in self._left.groups(positions):
             self._places[number] = places
             yield number, places, group
 
-    def _joined_shard(self, number: int, *, local: bool = True) -> JoinedShard:
+    def _joined_shard(self, number: int, local: bool = True) -> JoinedShard:
         batch = [self._found[place] for place in self._places[number]]
         side, part = self._side, self._part
         return JoinedShard(

@@ -156,10 +156,9 @@ def _present_in_files(
     if missing != "skip":
         return is_present
     reader = view.dataset.reader
-    for number, indices, members in reader.groups(positions):
+    for number, indices, local_indices in reader.groups(positions):
         entries, stored = files.entries(number), reader.key_index(number)
-        start = reader.starts[number]
-        is_present[indices] = [stored.key(position - start) in entries for position in members]
+        is_present[indices] = [stored.key(local_index) in entries for local_index in local_indices]
     return is_present
 
 

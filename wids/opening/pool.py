@@ -68,7 +68,7 @@ class ShardPool:
         self.opened: SharedNumber | None = None
         self._entries: dict[int, _Entry] = {}
 
-    def get(self, number: int, *, local: bool = True) -> ReadableShard:
+    def get(self, number: int, local: bool = True) -> ReadableShard:
         """Return the open shard of a number, and open it if necessary; see `OpenShard`."""
         # Two threads may read the same number here. A count or an age is then off by one, which
         # changes what is evicted first and never what is read (decision 0004).
@@ -76,10 +76,10 @@ class ShardPool:
         entry = self._entries.get(number)
         if entry is not None:
             # After a quarter of a shard was read by range, the rest is cheaper as a whole file.
-            local = local or entry.shard.is_spent
-            if entry.is_local or not local:
+            if entry.is_local or not (local or entry.shard.is_spent):
                 entry.last_used = self.num_accesses
                 return entry.shard
+            local = True
         self.num_misses += 1
         if self.opened is not None:
             self.opened.add(1)

@@ -89,13 +89,15 @@ def positions_at(positions: Positions, array: npt.NDArray[Any], given: Any) -> I
             f"expected an index, a slice, a list of indices or a mask of {length} booleans, "
             f"found {type(given).__name__} {given!r:.80}{_HINT if isinstance(given, str) else ''}"
         )
-    outside = (array < -length) | (array >= length)
-    if outside.any():
+    first = 0 if not array.size else int(array.min())
+    if first < -length or (array.size and int(array.max()) >= length):
+        outside = (array < -length) | (array >= length)
         from_start(int(array[outside.argmax()]), length)  # raises
     # Before the length is added: it may not fit into an int8, and unsigned types have no negative
     # numbers. The indices fit, since their range was checked above.
     array = array.astype(np.int64)
-    array = np.where(array < 0, array + length, array)
+    if first < 0:
+        array = np.where(array < 0, array + length, array)
     if isinstance(positions, range):
         return array * positions.step + positions.start
     chosen: IntArray = np.asarray(positions)[array]

@@ -55,7 +55,7 @@ class ShardReader:
         pool: The open shards.
         open: Returns the open shard of a number, as `ShardPool.get`.
         edges: Where shards begin, and the end of the last one; shape ``(num_shards + 1,)``.
-        starts, ends: The two columns of ``edges``, as memoryviews.
+        starts, ends: The two columns of ``edges``, as lists.
         fetches_for_one, fetches_for_many: Whether to fetch a remote shard that has no copy in order
             to read a single sample, or a batch.
         verifies_raw, verifies_decoded: Whether to compare samples with their checksums, if they
@@ -102,8 +102,9 @@ class ShardReader:
 
     def _bind(self) -> None:
         """Set what every read of a sample looks up, in the form that is fastest to look up."""
-        # A memoryview yields plain ints, several times faster than an array.
-        self.starts, self.ends = self.edges[:-1].data, self.edges[1:].data
+        # Bisecting a list takes a third of the time that bisecting a memoryview takes.
+        edges = self.edges.tolist()
+        self.starts, self.ends = edges[:-1], edges[1:]
         # A method of this class around it would cost one more call for each sample.
         self.open = self.pool.get
         self._keys = KeyLookup(self._opener, self.pool, self.edges)
@@ -119,11 +120,11 @@ class ShardReader:
         return number, position - self.starts[number]
 
     def groups(self, positions: IntArray) -> Iterator[tuple[int, list[int], list[int]]]:
-        """Yield the positions of a batch shard by shard, and in ascending order in each.
+        """Yield the samples of a batch shard by shard, and in ascending order in each.
 
         Yields:
-            The number of a shard, the indices into ``positions`` of those that lie in it, and these
-            positions.
+            The number of a shard, the indices into ``positions`` of those that lie in it, and where
+            in the shard they are.
         """
         if not len(positions):
             return
@@ -132,10 +133,10 @@ class ShardReader:
         numbers = np.searchsorted(self.edges[1:], ascending, side="right")
         starts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist()]
         # Lists, since small slices of them cost a fraction of those of arrays.
-        indices, sorted_positions = order.tolist(), ascending.tolist()
+        indices, local_indices = order.tolist(), (ascending - self.edges[numbers]).tolist()
         stops = [*starts[1:], len(indices)]
         for number, start, stop in zip(numbers[starts].tolist(), starts, stops, strict=True):
-            yield number, indices[start:stop], sorted_positions[start:stop]
+            yield number, indices[start:stop], local_indices[start:stop]
 
     def of_batch(self, positions: IntArray) -> ShardReader:  # noqa: ARG002 - for readers of joins
         """Return the reader to read a batch of positions with."""
@@ -340,7 +341,7 @@ class ShardReader:
         self._keys.forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A memoryview cannot be pickled, and another process looks up keys for itself.
+        # Made again from the edges; and another process looks up keys for itself.
         return {**self.__dict__, "starts": None, "ends": None, "open": None, "_keys": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import mmap
 import os
-import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
@@ -25,8 +25,8 @@ from wids.tars.bulk_read import read_spans
 from wids.tars.index import ShardIndex, TarIdentity, index_tar
 from wids.tars.mapped_file import advise, map_file
 from wids.tars.names import KeySplit
+from wids.tars.sample_reader import sample_reader
 from wids.tars.samples import (
-    WRAP,
     Raw,
     RawSample,
     changed_header_error,
@@ -40,14 +40,17 @@ from wids.tars.samples import (
 FindIndex: TypeAlias = Callable[[str, mmap.mmap, TarIdentity], ShardIndex]
 """Returns the index of a tar, from its path, its bytes and its identity."""
 
-_LARGE_NBYTES: Final = 16 << 10
-"""Members from this size on get a hint of their own, which costs little beside the copy."""
-
 _COLD_READ_S: Final = 50e-6
 """A longer read came from the disk, or is so large that a hint costs little beside it."""
 
+_WARM_READ_S: Final = 5e-6
+"""What each small sample of several may take from memory."""
+
+_GROWTH: Final = 16
+"""The first sample of a batch is timed alone, and the others in parts that grow this fast."""
+
 _CHECK_EVERY_S: Final = 0.005
-"""How long single reads rely on the last check of the file's size, which costs a microsecond."""
+"""How long reads rely on the last check of the file's size, which costs a microsecond."""
 
 
 class Shard:
@@ -121,11 +124,13 @@ class Shard:
         advise(self._map, "RANDOM")
         self._view = memoryview(self._map)
         self._fields = None if fields is None else frozenset(fields)
-        make = partial(_reader, self.path, self._map, self._view, self.index, self._fields, raw)
+        make = partial(
+            sample_reader, self.path, self._map, self._view, self.index, self._fields, raw
+        )
         self._read = self._read_verified = make()
         if len(self.index.payload_crcs):
             self._read_verified = make(verify=True)
-        self._check_after_s = time.monotonic() + _CHECK_EVERY_S
+        self._check_after_s = monotonic() + _CHECK_EVERY_S
 
     @property
     def nbytes(self) -> int:
@@ -150,26 +155,27 @@ class Shard:
 
     def read(self, local_index: int, verify: bool = False) -> RawSample:
         """Return one sample by its position, which must be 0 or more; see `ReadableShard.read`."""
-        if time.monotonic() > self._check_after_s:
+        if monotonic() > self._check_after_s:
             self.check()
         return self._read_verified(local_index) if verify else self._read(local_index)
 
     def read_many(self, local_indices: Sequence[int], *, verify: bool = False) -> list[RawSample]:
         """Return samples, fastest in ascending order; cold ones are read from the disk together."""
-        self.check()
-        read, clock = self._read_verified if verify else self._read, time.perf_counter
-        samples = []
-        hint_after_s = _COLD_READ_S
-        start_s = clock()
-        for local_index in local_indices:
-            samples.append(read(local_index))
-            stop_s = clock()
-            # A slow read came from the disk, so the rest is requested at once. Hints for warm
-            # samples would cost as much as reading them.
-            if stop_s - start_s > hint_after_s:
-                self.hint(local_indices[len(samples) :])
-                hint_after_s = math.inf
-            start_s = stop_s
+        if monotonic() > self._check_after_s:
+            self.check()
+        read = self._read_verified if verify else self._read
+        samples: list[RawSample] = []
+        start, stop = 0, 1
+        while start < len(local_indices):
+            start_s = monotonic()
+            samples += [read(local_index) for local_index in local_indices[start:stop]]
+            # Slow reads came from the disk, so the rest is requested at once. Hints for warm
+            # samples would cost as much as reading them, and so would a clock for each sample.
+            if monotonic() - start_s > _COLD_READ_S + (stop - start) * _WARM_READ_S:
+                self.hint(local_indices[stop:])
+                start, stop = stop, len(local_indices)
+            else:
+                start, stop = stop, stop * _GROWTH
         return samples
 
     def hint(self, local_indices: Iterable[int]) -> None:
@@ -250,7 +256,7 @@ class Shard:
             )
         if not self.index.is_intact():
             raise changed_index_error(self.path)
-        self._check_after_s = time.monotonic() + _CHECK_EVERY_S
+        self._check_after_s = monotonic() + _CHECK_EVERY_S
 
     def close(self) -> None:
         """Release the file. Memoryviews that were handed out stay valid and keep it mapped."""
@@ -263,59 +269,3 @@ class Shard:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _reader(
-    path: str,
-    data: mmap.mmap,
-    view: memoryview,
-    index: ShardIndex,
-    wanted: frozenset[str] | None,
-    raw: Raw,
-    *,
-    verify: bool = False,
-) -> Callable[[int], RawSample]:
-    """Return the function that reads one sample: the innermost loop of the library.
-
-    It is a closure because local variables are faster than attributes, and it indexes memoryviews
-    because these return plain ints several times faster than arrays do. It holds no shard: that
-    would be a reference cycle, which keeps the file open.
-    """
-    starts, blocks, sizes = index.member_starts.data, index.blocks.data, index.sizes.data
-    field_ids, names = index.field_ids.data, index.fields
-    text, text_start, key_starts = index.text, index.text_start, index.key_starts.data
-    source: mmap.mmap | memoryview = view if raw == "view" else data
-    wrap = WRAP[raw]
-    heads, crcs = index.head_blocks.data, index.head_crcs.data if len(index.head_crcs) else None
-    payload_crcs = index.payload_crcs.data if verify else None
-    crc32 = fastest_crc32() if verify else zlib.crc32
-    is_plain = not verify and crcs is None and index.sizes.max(initial=0) <= _LARGE_NBYTES
-
-    def read(local_index: int) -> RawSample:
-        sample: RawSample = {}
-        for member in range(starts[local_index], starts[local_index + 1]):
-            field = names[field_ids[member]]
-            if wanted is not None and field not in wanted:
-                continue
-            offset, size = blocks[member] * BLOCK_NBYTES, sizes[member]
-            if not is_plain:
-                prepare(member, offset, size, field)
-            value = source[offset : offset + size]
-            sample[field] = value if wrap is None else wrap(value)
-        start, stop = key_starts[local_index], key_starts[local_index + 1] - 1
-        key = text[text_start + start : text_start + stop]
-        sample["__key__"] = key.decode("utf-8", "surrogateescape")
-        return sample
-
-    def prepare(member: int, offset: int, size: int, field: str) -> None:
-        """Hint at a large member, and compare header and bytes with the index."""
-        if size > _LARGE_NBYTES:
-            advise(data, "WILLNEED", offset, size)
-        if crcs is not None:
-            head = view[offset - heads[member] * BLOCK_NBYTES : offset]
-            if zlib.crc32(head) != crcs[member]:
-                raise changed_header_error(path, offset - len(head), field)
-        if payload_crcs is not None and crc32(view[offset : offset + size]) != payload_crcs[member]:
-            raise changed_payload_error(path, index.member_name(member))
-
-    return read

@@ -1,0 +1,145 @@
+"""An index and the bytes of its tar → the function that reads one sample: the innermost loop.
+
+Most shards are uniform: all samples have the same fields, which is found out once. Members are
+compared with the index where that has checksums. Nothing here knows files, or when they change.
+
+The functions are closures because local variables are faster than attributes, and they index
+memoryviews because these return plain ints several times faster than arrays do. They hold no shard:
+that would be a reference cycle, which keeps the file open.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from wids.files.checksums import fastest_crc32
+from wids.tars.archive import BLOCK_NBYTES
+from wids.tars.index import ShardIndex
+from wids.tars.mapped_file import advise
+from wids.tars.samples import (
+    WRAP,
+    Raw,
+    RawSample,
+    changed_header_error,
+    changed_payload_error,
+)
+
+ReadSample: TypeAlias = Callable[[int], RawSample]
+"""Returns a sample by its position, which must be 0 or more."""
+
+_LARGE_NBYTES: Final = 16 << 10
+"""Members from this size on get a hint of their own, which costs little beside the copy."""
+
+
+def sample_reader(
+    path: str,
+    data: mmap.mmap,
+    view: memoryview,
+    index: ShardIndex,
+    wanted: frozenset[str] | None,
+    raw: Raw,
+    *,
+    verify: bool = False,
+) -> ReadSample:
+    """Return the function that reads one sample.
+
+    Args:
+        path: How messages name the tar.
+        data: Its bytes.
+        view: The same, without a copy where they are sliced.
+        index: Where its samples are.
+        wanted: The only fields to read, or None for all.
+        raw: The form of a field.
+        verify: Whether to compare members with their checksums.
+    """
+    is_plain = (
+        not verify and not len(index.head_crcs) and index.sizes.max(initial=0) < _LARGE_NBYTES
+    )
+    fields = common_fields(index) if is_plain else None
+    if fields is None or not (wanted is None or wanted.issuperset(fields)):
+        return _careful_reader(path, data, view, index, wanted, raw, verify=verify)
+    return _uniform_reader(view if raw == "view" else data, index, fields, raw)
+
+
+def common_fields(index: ShardIndex) -> tuple[str, ...] | None:
+    """Return the fields of each sample, in the order of the archive; None where samples differ."""
+    num_fields = int(index.member_starts[1]) if len(index) else 0
+    starts = np.arange(len(index) + 1) * num_fields
+    numbers = index.field_ids[:num_fields]
+    if (index.member_starts != starts).any():
+        return None
+    if numbers.tobytes() * len(index) != index.field_ids.tobytes():
+        return None
+    return tuple(index.fields[number] for number in numbers)
+
+
+def _uniform_reader(
+    source: mmap.mmap | memoryview, index: ShardIndex, fields: tuple[str, ...], raw: Raw
+) -> ReadSample:
+    """Return the function for samples of small members that all have the same fields."""
+    blocks, sizes, key_starts = index.blocks.data, index.sizes.data, index.key_starts.data
+    text, text_start = index.text, index.text_start
+    num_fields, wrap = len(fields), WRAP[raw]
+
+    def read(local_index: int) -> RawSample:
+        sample: RawSample = {}
+        member = local_index * num_fields
+        for field in fields:
+            offset = blocks[member] * BLOCK_NBYTES
+            value = source[offset : offset + sizes[member]]
+            sample[field] = value if wrap is None else wrap(value)
+            member += 1
+        start, stop = key_starts[local_index], key_starts[local_index + 1] - 1
+        key = text[text_start + start : text_start + stop]
+        sample["__key__"] = key.decode("utf-8", "surrogateescape")
+        return sample
+
+    return read
+
+
+def _careful_reader(
+    path: str,
+    data: mmap.mmap,
+    view: memoryview,
+    index: ShardIndex,
+    wanted: frozenset[str] | None,
+    raw: Raw,
+    *,
+    verify: bool,
+) -> ReadSample:
+    """Return the function for any samples, which compares members with the index."""
+    starts, blocks, sizes = index.member_starts.data, index.blocks.data, index.sizes.data
+    field_ids, names, key_starts = index.field_ids.data, index.fields, index.key_starts.data
+    text, text_start = index.text, index.text_start
+    source: mmap.mmap | memoryview = view if raw == "view" else data
+    wrap, crc32 = WRAP[raw], fastest_crc32()
+    heads, crcs = index.head_blocks.data, index.head_crcs.data if len(index.head_crcs) else None
+    payload_crcs = index.payload_crcs.data if verify else None
+
+    def read(local_index: int) -> RawSample:
+        sample: RawSample = {}
+        for member in range(starts[local_index], starts[local_index + 1]):
+            field = names[field_ids[member]]
+            if wanted is not None and field not in wanted:
+                continue
+            offset, size = blocks[member] * BLOCK_NBYTES, sizes[member]
+            if size > _LARGE_NBYTES:
+                advise(data, "WILLNEED", offset, size)
+            if crcs is not None:
+                head = offset - heads[member] * BLOCK_NBYTES
+                if crc32(view[head:offset]) != crcs[member]:
+                    raise changed_header_error(path, head, field)
+            value = source[offset : offset + size]
+            if payload_crcs is not None and crc32(value) != payload_crcs[member]:
+                raise changed_payload_error(path, index.member_name(member))
+            sample[field] = value if wrap is None else wrap(value)
+        start, stop = key_starts[local_index], key_starts[local_index + 1] - 1
+        key = text[text_start + start : text_start + stop]
+        sample["__key__"] = key.decode("utf-8", "surrogateescape")
+        return sample
+
+    return read
