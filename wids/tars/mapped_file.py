@@ -85,7 +85,7 @@ def read_or_map(path: str, *, handle: int | None = None, is_own: bool = False) -
         if is_own and hasattr(os, "geteuid") and status.st_uid != os.geteuid():
             return None
         if status.st_size <= _SMALL_NBYTES:
-            return os.read(handle, _SMALL_NBYTES)
+            return os.read(handle, status.st_size)
         return mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError):  # a folder; cut to nothing since the look at its size
         return None

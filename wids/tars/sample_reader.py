@@ -11,6 +11,7 @@ that would be a reference cycle, which keeps the file open.
 from __future__ import annotations
 
 import mmap
+import zlib
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
@@ -45,7 +46,7 @@ def sample_reader(
     *,
     verify: bool = False,
 ) -> ReadSample:
-    """Return the function that reads one sample.
+    """Return the function that reads one sample of any shard, and compares it with the index.
 
     Args:
         path: How messages name the tar.
@@ -56,69 +57,14 @@ def sample_reader(
         raw: The form of a field.
         verify: Whether to compare members with their checksums.
     """
-    is_plain = (
-        not verify and not len(index.head_crcs) and index.sizes.max(initial=0) < _LARGE_NBYTES
-    )
-    fields = common_fields(index) if is_plain else None
-    if fields is None or not (wanted is None or wanted.issuperset(fields)):
-        return _careful_reader(path, data, view, index, wanted, raw, verify=verify)
-    return _uniform_reader(view if raw == "view" else data, index, fields, raw)
-
-
-def common_fields(index: ShardIndex) -> tuple[str, ...] | None:
-    """Return the fields of each sample, in the order of the archive; None where samples differ."""
-    num_fields = int(index.member_starts[1]) if len(index) else 0
-    starts = np.arange(len(index) + 1) * num_fields
-    numbers = index.field_ids[:num_fields]
-    if (index.member_starts != starts).any():
-        return None
-    if numbers.tobytes() * len(index) != index.field_ids.tobytes():
-        return None
-    return tuple(index.fields[number] for number in numbers)
-
-
-def _uniform_reader(
-    source: mmap.mmap | memoryview, index: ShardIndex, fields: tuple[str, ...], raw: Raw
-) -> ReadSample:
-    """Return the function for samples of small members that all have the same fields."""
-    blocks, sizes, key_starts = index.blocks.data, index.sizes.data, index.key_starts.data
-    text, text_start = index.text, index.text_start
-    num_fields, wrap = len(fields), WRAP[raw]
-
-    def read(local_index: int) -> RawSample:
-        sample: RawSample = {}
-        member = local_index * num_fields
-        for field in fields:
-            offset = blocks[member] * BLOCK_NBYTES
-            value = source[offset : offset + sizes[member]]
-            sample[field] = value if wrap is None else wrap(value)
-            member += 1
-        start, stop = key_starts[local_index], key_starts[local_index + 1] - 1
-        key = text[text_start + start : text_start + stop]
-        sample["__key__"] = key.decode("utf-8", "surrogateescape")
-        return sample
-
-    return read
-
-
-def _careful_reader(
-    path: str,
-    data: mmap.mmap,
-    view: memoryview,
-    index: ShardIndex,
-    wanted: frozenset[str] | None,
-    raw: Raw,
-    *,
-    verify: bool,
-) -> ReadSample:
-    """Return the function for any samples, which compares members with the index."""
     starts, blocks, sizes = index.member_starts.data, index.blocks.data, index.sizes.data
     field_ids, names, key_starts = index.field_ids.data, index.fields, index.key_starts.data
     text, text_start = index.text, index.text_start
     source: mmap.mmap | memoryview = view if raw == "view" else data
-    wrap, crc32 = WRAP[raw], fastest_crc32()
-    heads, crcs = index.head_blocks.data, index.head_crcs.data if len(index.head_crcs) else None
+    wrap, heads = WRAP[raw], index.head_blocks.data
+    crcs = index.head_crcs.data if len(index.head_crcs) else None
     payload_crcs = index.payload_crcs.data if verify else None
+    crc32 = zlib.crc32 if crcs is payload_crcs is None else fastest_crc32()
 
     def read(local_index: int) -> RawSample:
         sample: RawSample = {}
@@ -143,3 +89,58 @@ def _careful_reader(
         return sample
 
     return read
+
+
+def uniform_reader(
+    source: mmap.mmap | memoryview, index: ShardIndex, wanted: frozenset[str] | None, raw: Raw
+) -> ReadSample | None:
+    """Return a faster function for shards in which all samples have the same fields.
+
+    Looks at the whole index. The function compares nothing, and hints at no large members.
+
+    Args:
+        source: The bytes of the tar.
+        index: Where its samples are.
+        wanted: The only fields to read, or None for all.
+        raw: The form of a field.
+
+    Returns:
+        None for all other shards, and where members are large or their headers are compared.
+    """
+    fields = _common_fields(index)
+    if fields is None or not (wanted is None or wanted.issuperset(fields)):
+        return None
+    if len(index.head_crcs) or index.sizes.max(initial=0) > _LARGE_NBYTES:
+        return None
+    blocks, sizes, key_starts = index.blocks.data, index.sizes.data, index.key_starts.data
+    text, text_start = index.text, index.text_start
+    num_fields, wrap = len(fields), WRAP[raw]
+
+    def read(local_index: int) -> RawSample:
+        sample: RawSample = {}
+        member = local_index * num_fields
+        for field in fields:
+            offset = blocks[member] * BLOCK_NBYTES
+            value = source[offset : offset + sizes[member]]
+            sample[field] = value if wrap is None else wrap(value)
+            member += 1
+        start, stop = key_starts[local_index], key_starts[local_index + 1] - 1
+        key = text[text_start + start : text_start + stop]
+        sample["__key__"] = key.decode("utf-8", "surrogateescape")
+        return sample
+
+    return read
+
+
+def _common_fields(index: ShardIndex) -> tuple[str, ...] | None:
+    """Return the fields of each sample, in the order of the archive; None where samples differ."""
+    if not len(index):
+        return None
+    num_fields = int(index.member_starts[1])
+    starts = np.arange(len(index) + 1) * num_fields
+    numbers = index.field_ids[:num_fields]
+    if (index.member_starts != starts).any():
+        return None
+    if numbers.tobytes() * len(index) != index.field_ids.tobytes():
+        return None
+    return tuple(index.fields[number] for number in numbers)
