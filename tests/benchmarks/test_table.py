@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+from pathlib import Path
 
 import columns
 import joins
@@ -15,6 +16,7 @@ import remote
 import samplers
 import writers
 from conftest import miss, need
+from pictures import LOADERS, batches, write_dataset, write_photographs
 from table import ROWS, main
 
 
@@ -29,7 +31,7 @@ def test_every_row_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert [result.row for result in results] == ROWS
     for result in results:
-        assert {"new", "old", *result.row.peers} == set(result.seconds)
+        assert {"new", *result.row.references, *result.row.peers} == set(result.seconds)
     printed = capsys.readouterr().out
     assert all(result.line() in printed for result in results)
 
@@ -110,3 +112,21 @@ def test_join_rows_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert tuple(measured) == (*joins.JOIN_ROWS, *joins.READ_ROWS)
     assert len(capsys.readouterr().out.splitlines()) == 1 + len(measured)
+
+
+@pytest.mark.long
+def test_all_loaders_of_pictures_read_the_same(tmp_path: Path) -> None:
+    """The row of pictures compares equal work: the same pixels and classes, in any order."""
+    need(importlib.util.find_spec("webdataset"), "pip install webdataset")
+    spec = write_dataset(tmp_path, write_photographs(tmp_path, 40, 60, 90, 3), 4, 30)
+
+    def read(library: str) -> list[tuple[int, ...]]:
+        pairs = [
+            (int(picture.sum()), int(label), *picture.shape)
+            for pictures, labels in batches(LOADERS[library](spec, 2))
+            for picture, label in zip(pictures, labels, strict=True)
+        ]
+        return sorted(pairs)
+
+    assert read("new") == read("webdataset") == read("files")
+    assert len(read("new")) == 120

@@ -1,8 +1,9 @@
 """One library at work: reads requests from standard input, answers with seconds.
 
 Runs under the interpreter of the library that is measured, so it imports nothing else of this
-project. A request is a JSON line ``{"work": …, …}``; the answer is a JSON line with ``seconds`` (or
-``nbytes``). What a work prepares before its clock starts stays open for the next request.
+project, except ``pictures.py`` beside it, which is of the same kind. A request is a JSON line
+``{"work": …, …}``; the answer is a JSON line with ``seconds`` (or ``nbytes``). What a work prepares
+before its clock starts stays open for the next request.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 clock = time.perf_counter
@@ -149,7 +151,13 @@ class Lmdb(Library):
         return Values()
 
 
-LIBRARIES: dict[str, type[Library]] = {"new": New, "old": Old, "bagz": Bagz, "lmdb": Lmdb}
+LIBRARIES: dict[str, type[Library]] = {
+    "new": New,
+    "old": Old,
+    "bagz": Bagz,
+    "lmdb": Lmdb,
+    **dict.fromkeys(("pillow", "webdataset", "files"), Library),
+}
 library = LIBRARIES[sys.argv[1]]()
 
 
@@ -244,6 +252,31 @@ def loader_epoch(spec: str, chunksize: int) -> float:
     return clock() - start
 
 
+def decode(paths: list[str], repeats: int, at_least: list[int] | None = None) -> float:
+    """Pictures one after the other, from bytes in memory."""
+    import pictures
+
+    contents = [Path(path).read_bytes() for path in paths]
+    wanted = None if at_least is None else (at_least[0], at_least[1])
+    decode_one = pictures.DECODERS[sys.argv[1]](wanted)
+    start = clock()
+    for _ in range(repeats):
+        for content in contents:
+            decode_one(content)
+    return clock() - start
+
+
+def picture_epoch(spec: str, workers: int) -> float:
+    """An epoch of pictures in batches of 64 tensors of bytes."""
+    import pictures
+
+    loader = pictures.LOADERS[sys.argv[1]](spec, workers)
+    start = clock()
+    for _ in pictures.batches(loader):
+        pass
+    return clock() - start
+
+
 def remote_epoch(
     shards: list[dict[str, Any]], cache: str, step_s: float, is_ahead: bool = False
 ) -> float:
@@ -329,7 +362,7 @@ WORKS: dict[str, Callable[..., float]] = {
     work.__name__: work
     for work in (
         *(single, batched, first_index, reopen, cold, sample_order, whole_order),
-        *(loader_epoch, load_spec, import_library, memory),
+        *(loader_epoch, load_spec, import_library, memory, decode, picture_epoch),
         *(remote_epoch, remote_sample, plain_range),
     )
 }
