@@ -51,6 +51,8 @@ class Decoder:
 
     ``"numpy"`` and ``"torch"`` keep grey, RGB and RGBA as they are, and 16-bit grey (32-bit grey as
     int32 or float32); palettes, CMYK and other modes become RGB, or RGBA if they are transparent.
+    Tensors of three channels are views whose memory is ``torch.channels_last``. With the extra
+    ``wids[turbo]`` arrays and tensors of JPEGs are decoded faster, to the same pixels.
     The other names are webdataset's and mean the same, with two exceptions: webdataset's
     ``"torch"`` is ``"torchrgb"`` here, and 16-bit grey is scaled to 8 bits instead of clipped at
     255.
@@ -65,9 +67,13 @@ class Decoder:
         max_nbytes: Largest decompressed size in bytes of ``.gz``, npz and pt. None for 1 GiB,
             and for 64 MB in a ``.gz`` of json, jsonl, msgpack or cbor, whose values take many times
             the memory of their bytes.
+        at_least: Height and width in pixels that a picture needs. A JPEG is decoded at 1/2, 1/4 or
+            1/8 of its size, the smallest that is at least as high and as wide, in a fraction of the
+            time; JPEGs that are smaller, and other formats, keep their size.
 
     Raises:
-        ValueError: ``images`` is not one of the names above.
+        ValueError: ``images`` is not one of the names above, or ``at_least`` is not two positive
+            integers.
 
     Calling the decoder raises `DecodeError`, with the name of the field, if a field cannot be
     decoded, if it is a pickle and ``allow_pickle`` is False, or if its decoder needs a package that
@@ -87,10 +93,12 @@ class Decoder:
         decoders: Mapping[str, Decode | None] | None = None,
         allow_pickle: bool = False,
         max_nbytes: int | None = None,
+        at_least: tuple[int, int] | None = None,
     ) -> None:
         # Looked up now, so that a misspelt name is an error here and not in a worker.
-        decode_image = image_decoder(images)
+        decode_image = image_decoder(images, at_least)
         self.images = images
+        self.at_least = at_least
         self.allow_pickle = allow_pickle
         self.max_nbytes = max_nbytes
         self.table: Mapping[str, Decode | None] = {
