@@ -13,6 +13,7 @@ import wids
 LAYERS = """
 errors
 files
+engines
 fields tars
 transport
 specs

@@ -13,6 +13,7 @@
     ├── PackError           (ValueError)         files that cannot become samples as they are
     ├── RewriteError        (ValueError)         samples that cannot be written into new shards
     ├── TableError          (ValueError)         a column that cannot be made, a stale table
+    ├── LostTaskError       (RuntimeError)       a task that an executor lost
     └── SampleError         (ValueError)         one sample; names shard, key, field and index
         ├── DecodeError                          a field that is not what its extension says
         └── TransformError                       a transformation of the caller that raised
@@ -95,6 +96,10 @@ class RewriteError(WidsError, ValueError):
 
 class TableError(WidsError, ValueError):
     """A column that cannot be made of the samples, or a saved table that belongs to others."""
+
+
+class LostTaskError(WidsError, RuntimeError):
+    """A task whose result an executor lost, such as when the worker was killed."""
 
 
 class SampleError(WidsError, ValueError):

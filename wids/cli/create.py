@@ -76,11 +76,11 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Describe the shards and write spec and pack."""
     from wids.describing.build import build_spec
+    from wids.engines.processes import process_pool
     from wids.specs.model import check_references, save_document
     from wids.specs.naming import dataset_name
     from wids.transport import upload, urls
     from wids.transport.fetch import Fetcher
-    from wids.writing.processes import process_pool
 
     servers = storage_options(options)
     named = _named_shards(options.files, Fetcher(servers))
@@ -126,7 +126,7 @@ def run(options: argparse.Namespace) -> int:
 def _append(options: argparse.Namespace, output: str, named: DatasetSpec) -> int:
     """Add shards to a published dataset."""
     from wids.describing.appending import append_shards
-    from wids.writing.processes import process_pool
+    from wids.engines.processes import process_pool
 
     for name in ("name", "info", "no_index"):
         if getattr(options, name):

@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
 def _workers(jobs: int | None, job: PackJob) -> Iterator[Executor | None]:
     """Yield an executor: processes, or threads for an output that is uploaded."""
     if job.output.is_local:
-        from wids.writing.processes import process_pool
+        from wids.engines.processes import process_pool
 
         with process_pool(jobs, len(job.tasks)) as processes:
             yield processes

@@ -70,8 +70,8 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the new dataset and print its counts."""
     from wids.dataset import ShardListDataset
+    from wids.engines.processes import process_pool
     from wids.rewriting.rewrite import rewrite
-    from wids.writing.processes import process_pool
 
     function = None if options.map is None else named_function(options.map)
     fields = None if options.fields is None else options.fields.split(",")

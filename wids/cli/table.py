@@ -55,8 +55,8 @@ def run(options: argparse.Namespace) -> int:
     from wids.columns.table import check_arrow
     from wids.columns.table_file import save_table
     from wids.dataset import ShardListDataset
+    from wids.engines.processes import process_pool
     from wids.specs.edit import name_table
-    from wids.writing.processes import process_pool
 
     check_arrow()
     columns = named_columns(options.columns)

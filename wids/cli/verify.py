@@ -44,8 +44,8 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the problems; return 1 if there are any."""
     from wids.describing.verify import verify_spec
+    from wids.engines.processes import process_pool
     from wids.errors import printable
-    from wids.writing.processes import process_pool
 
     spec = loaded_spec(options.spec, options)
     servers = storage_options(options)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import closing
 from difflib import get_close_matches
+from functools import partial
 from typing import TYPE_CHECKING, Final, get_args
 
 import numpy as np
@@ -16,11 +18,13 @@ import numpy as np
 from wids.columns.column_parts import Errors, column_of, names_of
 from wids.columns.column_paths import INDEX, KEY, ColumnPath, Columns, parse_columns
 from wids.columns.column_reader import ColumnReader, PickledOnce, Rows, ShardColumns
+from wids.engines.results import results_of
 from wids.errors import TableError
 from wids.files.progress import Bar
 from wids.reading.position_array import IntArray
 from wids.reading.positions import Positions
 from wids.reading.reader import ShardReader
+from wids.transport import urls
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -131,13 +135,15 @@ def _results(
     shared = PickledOnce(reader)
     size = -(-len(tasks) // _MAX_TASKS) or 1
     groups = [tasks[at : at + size] for at in range(0, len(tasks), size)]
-    futures = [executor.submit(_read_shared, shared, group) for group in groups]
-    try:
-        for future in futures:
-            yield future.result()
-    finally:
-        for future in futures:
-            future.cancel()
+    shards = reader.shards.shards
+    results = results_of(
+        *(executor, partial(_read_shared, shared), groups),
+        lambda group: urls.redact(shards[group[0][0]].url),
+        in_order=True,
+    )
+    with closing(results):
+        for _, columns in results:
+            yield columns
 
 
 def _read_shared(shared: PickledOnce, tasks: Sequence[tuple[int, Rows]]) -> list[ShardColumns]:

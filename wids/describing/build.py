@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import replace
@@ -21,7 +21,7 @@ from wids.describing.by_headers import IndexingCost, can_have_ranges, describe_b
 from wids.describing.describe import ShardRecord, describe_shard
 from wids.describing.journal import Journal, Task
 from wids.describing.new_packs import new_pack
-from wids.describing.results import results
+from wids.engines.results import results_of
 from wids.errors import ShardFormatError, printable
 from wids.files.progress import PartsBar
 from wids.specs.loader import Shards, load_with
@@ -161,9 +161,15 @@ def _describe_all(
         missing = _missing(missing, log, digests=digests)
         # Workers report a shard when it is finished; this thread also while it arrives.
         describe = partial(_described, fetcher, report=None if executor else bar.move)
-        for record in _results(describe, missing, executor):
-            log.add(record)
-            bar.finish(record.url)
+        results = results_of(
+            *(executor, describe, missing),
+            lambda task: urls.redact(task[0]),
+            advice="run it again; what is complete is in the journal, if there is one",
+        )
+        with closing(results):
+            for _, record in results:
+                log.add(record)
+                bar.finish(record.url)
 
 
 def _missing(tasks: list[Task], log: Journal, *, digests: bool) -> list[Task]:
@@ -173,15 +179,6 @@ def _missing(tasks: list[Task], log: Journal, *, digests: bool) -> list[Task]:
         for task in dict.fromkeys(tasks)
         if task not in log or (digests and log.record(task).sha256 is None)
     ]
-
-
-def _results(
-    describe: Callable[[Task], ShardRecord], tasks: list[Task], executor: Executor | None
-) -> Iterator[ShardRecord]:
-    """Yield descriptions; with an executor, in the order in which they are finished."""
-    if executor is None:
-        return map(describe, tasks)
-    return (record for _, record in results(executor, describe, tasks))
 
 
 def _described(fetcher: fetch.Fetcher, task: Task, report: Report | None = None) -> ShardRecord:

@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +19,7 @@ from wids.checking.problems import Problem, log_problem
 from wids.describing.describe import ShardRecord
 from wids.describing.journal import Journal
 from wids.describing.new_packs import new_pack
+from wids.engines.results import results_of
 from wids.errors import FetchError, SampleError, ShardFormatError
 from wids.fields.decode import Decoder
 from wids.files.digests import file_digest
@@ -130,10 +131,11 @@ def verify_spec(
         examine = partial(
             _examined, fetcher, locate, decode, wants_index=wants_index, report=report
         )
-        results = (
-            map(examine, spec.shards) if executor is None else executor.map(examine, spec.shards)
+        results = results_of(
+            executor, examine, spec.shards, lambda shard: urls.redact(shard.url), in_order=True
         )
-        for number, (found, fingerprint) in enumerate(results):
+        stack.enter_context(closing(results))
+        for number, (_, (found, fingerprint)) in enumerate(results):
             problems += found
             if pack is not None and fingerprint is not None:
                 pack_problems += _pack_mismatch(pack, spec, number, fingerprint)

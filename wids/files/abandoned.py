@@ -38,10 +38,10 @@ def sweep(
                 delete_if_abandoned(entry.path, min_age_s)
 
 
-def sweep_beside(path: str | os.PathLike[str]) -> None:
-    """Delete what killed processes left unfinished of this file."""
+def sweep_beside(path: str | os.PathLike[str], *, min_age_s: float | None = None) -> None:
+    """Delete what killed processes left unfinished of this file; see `sweep`."""
     folder, name = os.path.split(os.path.abspath(os.fspath(path)))
-    sweep(folder, lambda found: publish.is_temporary_of(found, name))
+    sweep(folder, lambda found: publish.is_temporary_of(found, name), min_age_s=min_age_s)
 
 
 def temporary_files(path: str) -> list[tuple[str, int, int]]:

@@ -1,12 +1,13 @@
 """The names of shards → a lock that keeps other writers of them away.
 
-What a killed writer left unfinished is deleted first. Knows nothing of what is written.
+What killed writers left unfinished is deleted, at the beginning and at the end, since an executor
+may have had another worker do the work of a killed one. Knows nothing of what is written.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from wids.files import abandoned, locks
@@ -15,8 +16,12 @@ from wids.writing.shard_names import ShardNames
 
 
 @contextmanager
-def only_writer(names: ShardNames) -> Iterator[None]:
+def only_writer(names: ShardNames, *others: str) -> Iterator[None]:
     """Keep other writers of these shards away, and delete what a killed one left.
+
+    Args:
+        names: The names of the shards.
+        others: Paths of what else is written with them: the spec and the pack.
 
     Raises:
         OSError: Another writer of these shards is open.
@@ -32,10 +37,17 @@ def only_writer(names: ShardNames) -> Iterator[None]:
                 "these shards, found another one that is open; close it, or give each process a "
                 "pattern of its own"
             )
-        abandoned.sweep(names.folder, names.is_temporary, min_age_s=0 if is_held else None)
+        _sweep(names, others, 0 if is_held else None)
         try:
             yield
         finally:
             if is_held:
+                _sweep(names, others, 0)
                 with suppress(OSError):
                     os.unlink(lock_path)
+
+
+def _sweep(names: ShardNames, others: Sequence[str], min_age_s: float | None) -> None:
+    abandoned.sweep(names.folder, names.is_temporary, min_age_s=min_age_s)
+    for path in others:
+        abandoned.sweep_beside(path, min_age_s=min_age_s)

@@ -126,7 +126,9 @@ class ShardWriter:
         self._writer: TarWriter | None = None
         self._stack = ExitStack()
         try:
-            self._stack.enter_context(only_writer(self._names))
+            path = self._spec_path
+            others = (path, pack_path(path)) if path else ()
+            self._stack.enter_context(only_writer(self._names, *others))
             # On the disk of the shards, since the system's folder may have less space.
             folder = self._names.folder if urls.is_local(self._names.folder) else None
             self._journal = self._stack.enter_context(Journal(None, folder=folder))

@@ -12,13 +12,13 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
 from wids.describing.describe import ShardRecord
 from wids.describing.journal import Journal, Task
-from wids.describing.results import results
+from wids.engines.results import results_of
 from wids.errors import RewriteError, SpecError
 from wids.files import abandoned
 from wids.files.progress import Bar
@@ -31,6 +31,7 @@ from wids.writing.output import Output
 
 _KEY_SPLIT: Final[KeySplit] = "first"
 """How readers split the names of members."""
+
 
 NO_SAMPLE: Final = "{}: expected samples to write, found none: no sample is left"
 
@@ -92,7 +93,7 @@ def run_tasks(
     """
     if output.is_local:
         os.makedirs(output.names.folder, exist_ok=True)
-    with only_writer(output.names), _journal(output) as log:
+    with only_writer(output.names, output.spec_path, output.pack_path), _journal(output) as log:
         try:
             _begin(tasks, log, output)
             missing = _missing(tasks, log, output)
@@ -234,9 +235,16 @@ def _write_on(
     def watch(running: list[ShardTask]) -> None:
         bar.reach(done + sum(_unfinished_nbytes(task.path) for task in running))
 
-    for task, record in results(executor, write, tasks, watch):
-        log.add(record)
-        done += task.nbytes
+    results = results_of(
+        *(executor, write, tasks),
+        lambda task: urls.redact(task.path),
+        advice="run it again to resume: complete shards are kept",
+        watch=watch,
+    )
+    with closing(results):
+        for task, record in results:
+            log.add(record)
+            done += task.nbytes
     bar.reach(done)
 
 

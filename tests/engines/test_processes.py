@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import os, struct, time
-from wids.writing.processes import process_pool
+from wids.engines.processes import process_pool
 
 with process_pool(2, 2) as executor:
     executor.submit(os.getpid).result()

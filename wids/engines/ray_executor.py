@@ -1,0 +1,105 @@
+"""Ray → a `concurrent.futures.Executor`, as every function with ``executor=`` takes.
+
+Ray has tasks and references; what is missing is the interface. Imports ray when one is made.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, wait
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+class RayExecutor(Executor):
+    """Runs tasks on a Ray cluster: ``wids.rewrite(…, executor=wids.RayExecutor())``.
+
+    Workers have to see the same files, under the same paths. A task whose worker dies is started
+    again by Ray, by default three times. To cancel a future also interrupts a task that runs.
+
+    Use it as a context manager; at the end it waits for its tasks. It neither starts nor ends Ray,
+    except that Ray starts by itself on this machine if `ray.init` was not called.
+
+    Args:
+        options: Options of Ray's tasks, as for ``ray.remote``: ``num_cpus=2``, ``memory=4e9``,
+            ``max_retries=10``, ``scheduling_strategy="SPREAD"``.
+
+    Raises:
+        ModuleNotFoundError: Ray is not installed.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        try:
+            import ray
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "RayExecutor needs the package ray, which is not installed: pip install ray",
+                name="ray",
+            ) from error
+        self._ray: Any = ray
+        self._run = ray.remote(**options)(_called) if options else ray.remote(_called)
+        self._futures: set[Future[Any]] = set()
+        self._lock = threading.Lock()
+        self._is_shut_down = False
+
+    def submit(
+        self, fn: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Future[Result]:
+        """Start a task and return its future.
+
+        Raises:
+            RuntimeError: The executor was shut down.
+        """
+        future: Future[Result] = Future()
+        with self._lock:
+            if self._is_shut_down:
+                raise RuntimeError("RayExecutor: expected tasks before shutdown(), not after it")
+            self._futures.add(future)
+        reference = self._run.remote(fn, args, kwargs)
+        future.add_done_callback(partial(self._forget, reference))
+        reference.future().add_done_callback(partial(_move, future, self._ray.exceptions))
+        return future
+
+    def _forget(self, reference: Any, future: Future[Any]) -> None:
+        self._futures.discard(future)
+        if future.cancelled():
+            self._ray.cancel(reference)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more tasks; wait for those that were started.
+
+        Args:
+            wait: Whether to wait.
+            cancel_futures: Whether to cancel them first.
+        """
+        with self._lock:
+            self._is_shut_down = True
+        futures = list(self._futures)
+        for future in futures if cancel_futures else ():
+            future.cancel()
+        if wait:
+            _wait(futures)
+
+
+_wait = wait  # a parameter of `shutdown` has its name
+
+
+def _called(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a function, on a worker."""
+    return function(*args, **kwargs)
+
+
+def _move(future: Future[Any], exceptions: Any, done: Future[Any]) -> None:
+    """Set the result of a future to that of Ray's own one."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(done.result())
+    except exceptions.RayTaskError as error:  # what the function raised
+        future.set_exception(error.cause if isinstance(error.cause, Exception) else error)
+    except BaseException as error:  # noqa: BLE001 - lost workers too; raised by result()
+        future.set_exception(error)
