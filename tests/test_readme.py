@@ -11,12 +11,12 @@ from urllib.parse import urlsplit
 import pytest
 from conftest import need
 from loopback import Server
-from pages import BLOCKS, PAGES, ROOT, Block
+from pages import BLOCKS, ON_CLUSTERS, PAGES, PYTHON, ROOT, Block
 
 from wids import demo
 from wids.cli.main import main
 
-PYTHON = [block for block in BLOCKS if block.language == "python"]
+HERE = [block for block in PYTHON if block not in ON_CLUSTERS]
 # Processes take seconds to start, so that blocks of docs that start some run in the long run.
 LONG = [block for block in PYTHON if block.page != "README.md" and "num_workers" in block.code]
 LINKING = [*PAGES, *sorted((ROOT / "specs").rglob("*.md")), *sorted(ROOT.glob("C*.md"))]
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "block",
-    [pytest.param(block, marks=[pytest.mark.long] * (block in LONG)) for block in PYTHON],
+    [pytest.param(block, marks=[pytest.mark.long] * (block in LONG)) for block in HERE],
     ids=lambda block: f"{block.page}:{block.line}",
 )
 def test_python_block_runs(

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from wids.describing.appending import append_shards
     from wids.describing.build import build_spec
     from wids.describing.verify import verify_spec
+    from wids.engines.ray_executor import RayExecutor
     from wids.errors import (
         DecodeError,
         FetchError,
         JoinError,
+        LostTaskError,
         MismatchError,
         NotFoundError,
         PackError,
@@ -64,6 +66,7 @@ __all__ = [
     "DistributedChunkedSampler",
     "FetchError",
     "JoinError",
+    "LostTaskError",
     "MismatchError",
     "MixedSampler",
     "NotFoundError",
@@ -72,6 +75,7 @@ __all__ = [
     "Peek",
     "Prefetcher",
     "Problem",
+    "RayExecutor",
     "RewriteError",
     "SampleError",
     "SamplingCost",
@@ -105,6 +109,7 @@ __all__ = [
 _MODULES = {
     "columns.table_file": ("load_table",),
     "dataset": ("ShardListDataset",),
+    "engines.ray_executor": ("RayExecutor",),
     "fields.decode": ("Decoder",),
     "packing.folder": ("pack_folder",),
     "packing.report": ("PackReport",),

@@ -28,7 +28,7 @@ def test_a_worker_that_ends_while_it_sends_a_result() -> None:
 
 FORKED = """
 import os
-from wids.writing.processes import process_pool
+from wids.engines.processes import process_pool
 
 with process_pool(2, 2) as executor:
     assert executor.submit(os.getppid).result() != os.getpid()

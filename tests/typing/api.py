@@ -109,6 +109,7 @@ def preparing() -> None:
     ) as writer:
         nbytes: int = writer.write({"__key__": "a", "txt": "x"})
         shards: list[wids.ShardSpec] = writer.shards
+    wids.build_spec(["a.tar"], executor=wids.RayExecutor(num_cpus=2))
     with ThreadPoolExecutor() as executor:
         spec: wids.DatasetSpec = wids.build_spec(shards, executor=executor, pack=Path("a.index"))
         spec = wids.build_spec(shards, digests=True, on_cost=print)

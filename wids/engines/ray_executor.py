@@ -30,6 +30,16 @@ class RayExecutor(Executor):
 
     Raises:
         ModuleNotFoundError: Ray is not installed.
+
+    Examples:
+        >>> import wids
+        >>> shard = wids.TarWriter("letters.tar")
+        >>> with shard:
+        ...     nbytes = shard.write({"__key__": "a", "txt": "a"})
+        >>> with wids.RayExecutor() as executor:
+        ...     spec = wids.build_spec(["letters.tar"], executor=executor)
+        >>> spec.shards[0].num_samples
+        1
     """
 
     def __init__(self, **options: Any) -> None:
@@ -42,7 +52,7 @@ class RayExecutor(Executor):
             ) from error
         self._ray: Any = ray
         self._run = ray.remote(**options)(_called) if options else ray.remote(_called)
-        self._futures: set[Future[Any]] = set()
+        self._running: dict[Future[Any], Future[Any]] = {}  # those of Ray, and those returned
         self._lock = threading.Lock()
         self._is_shut_down = False
 
@@ -54,23 +64,26 @@ class RayExecutor(Executor):
         Raises:
             RuntimeError: The executor was shut down.
         """
-        future: Future[Result] = Future()
         with self._lock:
             if self._is_shut_down:
                 raise RuntimeError("RayExecutor: expected tasks before shutdown(), not after it")
-            self._futures.add(future)
-        reference = self._run.remote(fn, args, kwargs)
-        future.add_done_callback(partial(self._forget, reference))
-        reference.future().add_done_callback(partial(_move, future, self._ray.exceptions))
+            reference = self._run.remote(fn, args, kwargs)
+            done = reference.future()
+            future: Future[Result] = Future()
+            self._running[done] = future
+        future.add_done_callback(partial(self._interrupt, reference))
+        done.add_done_callback(self._finish)
         return future
 
-    def _forget(self, reference: Any, future: Future[Any]) -> None:
-        self._futures.discard(future)
+    def _interrupt(self, reference: Any, future: Future[Any]) -> None:
         if future.cancelled():
             self._ray.cancel(reference)
 
+    def _finish(self, done: Future[Any]) -> None:
+        _move(self._running.pop(done), self._ray.exceptions, done)
+
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more tasks; wait for those that were started.
+        """Take no more tasks; wait for those that were started, also if they were cancelled.
 
         Args:
             wait: Whether to wait.
@@ -78,11 +91,11 @@ class RayExecutor(Executor):
         """
         with self._lock:
             self._is_shut_down = True
-        futures = list(self._futures)
-        for future in futures if cancel_futures else ():
+        running = dict(self._running)
+        for future in running.values() if cancel_futures else ():
             future.cancel()
         if wait:
-            _wait(futures)
+            _wait(running)
 
 
 _wait = wait  # a parameter of `shutdown` has its name

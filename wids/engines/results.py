@@ -6,21 +6,23 @@ executor's own: a worker that was killed, a scheduler that is gone. Does not kno
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
+from uuid import uuid4
 
 from wids.errors import LostTaskError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-POLL_S: Final = 0.5
-"""How often a caller that waits is asked to show progress."""
+_POLL_S: Final = 0.5
+"""How often running tasks are looked at."""
 
 _MAX_SUBMITTED: Final = 512
 """Most tasks at a time: a task with the names of 10,000 shards is 800 kB when it is pickled, and
@@ -35,9 +37,12 @@ def results_of(
     *,
     advice: str = "run it again",
     in_order: bool = False,
-    on_wait: Callable[[list[Task]], object] | None = None,
+    watch: Callable[[list[Task]], object] | None = None,
 ) -> Generator[tuple[Task, Result], None, None]:
-    """Yield tasks with their results, as they are finished. When it ends, no task is waiting.
+    """Yield tasks with their results, as they are finished.
+
+    A result is forgotten once it was passed on, so that memory does not grow with the tasks. After
+    an error, and if the caller stops, tasks that have not begun are cancelled.
 
     Args:
         executor: Where to call the function; None for this thread.
@@ -46,7 +51,7 @@ def results_of(
         name_of: Returns the name of a task for an error: that of its shard.
         advice: What to do when a task is lost.
         in_order: Whether to yield results in the order of the tasks.
-        on_wait: Called with the tasks that run, at least every half second if none is finished.
+        watch: Called with the tasks that are running, twice a second at most.
 
     Raises:
         LostTaskError: The executor lost a task.
@@ -57,7 +62,8 @@ def results_of(
         for task in tasks:
             yield task, function(task)
         return
-    call, waiting = partial(_attempt, function), iter(tasks)
+    # Dask takes equal calls for one task, and would return what an earlier run has found or failed.
+    call, waiting = partial(_attempt, uuid4().hex, function), iter(tasks)
     pending: dict[Future[Any], Task] = {}
     finished: SimpleQueue[Future[Any]] = SimpleQueue()
 
@@ -71,43 +77,41 @@ def results_of(
             if not in_order:
                 future.add_done_callback(finished.put)
 
-    def wait() -> list[Future[Any]]:
-        if in_order:
-            return [next(iter(pending))]
-        return _drained(finished, lambda: on_wait and on_wait(_running(pending)))
-
     try:
         submit(_MAX_SUBMITTED)
+        watched = time.monotonic()
         while pending:
-            for future in wait():
-                task = pending[future]
-                result = _result(future, name_of(task), advice)
-                del pending[future]
-                yield task, result
+            # What has failed comes last, so that it loses nothing else.
+            found = (
+                [next(iter(pending))] if in_order else sorted(_drained(finished), key=_has_failed)
+            )
+            for future in found:
+                result = _result(future, name_of(pending[future]), advice)
+                yield pending.pop(future), result
                 submit(1)
+            if watch is not None and time.monotonic() - watched >= _POLL_S:
+                watched = time.monotonic()
+                # Executors begin tasks in order, so the first that waits ends the search.
+                begun = takewhile(_has_begun, pending)
+                watch([pending[future] for future in begun if future.running()])
     finally:
         for future in pending:
             future.cancel()
 
 
-def _drained(
-    finished: SimpleQueue[Future[Any]], on_wait: Callable[[], object]
-) -> list[Future[Any]]:
-    """Return the futures that are finished, at least one; those that failed come last."""
-    while True:
-        try:
-            found = [finished.get(timeout=POLL_S)]
-        except Empty:
-            on_wait()
-            continue
-        while not finished.empty():
-            found.append(finished.get())
-        # An error in one of them then loses no other.
-        return sorted(found, key=_has_failed)
+def _drained(finished: SimpleQueue[Future[Any]]) -> list[Future[Any]]:
+    """Wait a moment for a future that has finished; return all that have, failed ones last."""
+    found = []
+    try:
+        found.append(finished.get(timeout=_POLL_S))
+        while True:
+            found.append(finished.get_nowait())
+    except Empty:
+        return sorted(found, key=_has_failed)  # an error loses no other result
 
 
-def _running(pending: dict[Future[Any], Task]) -> list[Task]:
-    return [task for future, task in pending.items() if future.running()]
+def _has_begun(future: Future[Any]) -> bool:
+    return future.running() or future.done()
 
 
 def _has_failed(future: Future[Any]) -> bool:
@@ -139,7 +143,7 @@ def _lost(name: str, error: BaseException, advice: str) -> LostTaskError:
     )
 
 
-def _attempt(function: Callable[[Task], Result], task: Task) -> Result | _Raised:
+def _attempt(_: str, function: Callable[[Task], Result], task: Task) -> Result | _Raised:
     """Call a function on a worker; return what it raises."""
     try:
         return function(task)

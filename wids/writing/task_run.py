@@ -101,9 +101,10 @@ def run_tasks(
                 _write_all(tasks, missing, write, log, executor, progress, output)
                 spec = _publish(tasks, extras or {}, log, output)
         except BaseException:
-            # What fails before the first shard, such as a file that is locked, leaves nothing.
+            # What fails before the first shard, such as a file that is locked, leaves nothing. With
+            # an executor, another task may still run and publish a shard later.
             with suppress(OSError):
-                if not output.existing_shards():
+                if executor is None and not output.existing_shards():
                     os.unlink(output.journal_path)
             raise
         # Last of all: until the spec is saved, it is what an interrupted run resumes from.
