@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,8 +24,8 @@ from conftest import Member
 from PIL import Image
 
 import wids
-from wids.looking.browse import Browser
-from wids.looking.peek_pages import PeekPages
+from wids.browsing.peek_pages import PeekPages
+from wids.browsing.server import Browser
 
 HOSTILE = '<script>document.title="owned"</script>'
 
@@ -103,6 +104,17 @@ class Client:
     def json(self, path: str) -> Any:
         """Return the parsed body for a path."""
         return json.loads(self.get(path)[2])
+
+
+def search(client: Client, query: str, prefix: str = "") -> Any:
+    """Have samples looked for, wait until the search has ended, and return its result."""
+    answer = json.loads(client.request("POST", f"{prefix}hits?{query}")[2])
+    deadline_s = time.monotonic() + 20
+    while answer.get("state") == "running":
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+        answer = client.json(f"{prefix}hits?{query}")
+    return answer
 
 
 @contextmanager

@@ -28,6 +28,7 @@ packing rewriting
 columns
 joining
 looking
+browsing
 mapstyle views
 composition
 dataset peeking

@@ -77,7 +77,7 @@ def test_notebooks(server: Server, pattern: str) -> None:
     assert "samples found so far" in html
     assert "The samples are not counted yet" in html
     assert "wids create" in html
-    assert "data:image/jpeg" in html
+    assert "data:image/png" in html
     assert "caption 5" in html
     assert HOSTILE not in html
     assert server.num_sent == 1 << 20

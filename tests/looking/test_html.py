@@ -25,7 +25,8 @@ from wids.looking.html import field_html, sample_html, thumbnail
         (".txt", "x" * 5000, ["<details>", "5,000 characters"]),
         (".json", {"a": HOSTILE, "b": list(range(99))}, ["<details>", "2 keys", "&lt;script&gt;"]),
         (".json", {"a": 1}, ["<code>{&quot;a&quot;: 1}</code>"]),
-        (".jpg", Image.new("RGB", (9, 8)), ["data:image/jpeg", "image 9 x 8 RGB"]),
+        (".jpg", Image.new("RGB", (9, 8)), ['class="tiny"', "data:image/png", "image 9 x 8 RGB"]),
+        (".jpg", Image.new("RGB", (200, 8)), ["data:image/jpeg", "image 200 x 8 RGB"]),
         (".png", Image.new("RGBA", (9, 8)), ["data:image/png"]),
         (".jpg", np.zeros((16, 17, 3), np.uint8), ["data:image", "ndarray (16, 17, 3) uint8"]),
         (".jpg", torch.zeros((3, 16, 17)), ["data:image", "Tensor (3, 16, 17) torch.float32"]),
@@ -95,7 +96,7 @@ def test_large_photographs_are_decoded_in_small(is_progressive: bool) -> None:
         with raises(ValueError, "JPEG 7000 x 7000 L: too many pixels to show"):
             thumbnail(stream.getvalue())
     else:
-        small, _, description = thumbnail(stream.getvalue())
+        small, _, description, *_ = thumbnail(stream.getvalue())
         assert Image.open(io.BytesIO(small)).size == (256, 256)
         assert description == "JPEG 7000 x 7000 L"
 

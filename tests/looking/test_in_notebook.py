@@ -24,7 +24,7 @@ def test_dataset_shows_itself(spec: Path) -> None:
     with wids.ShardListDataset(spec) as dataset:
         html = dataset._repr_html_()
     assert "<h3>looks</h3>" in html
-    for text in ("100", "all shards", "published", ".npy", "15%", "caption 0", "data:image/jpeg"):
+    for text in ("100", "all shards", "published", ".npy", "15%", "caption 0", "data:image/png"):
         assert text in html
     assert "<script" not in html
     assert html.count('class="card"') == 6
@@ -97,13 +97,14 @@ def test_a_shard_read_by_range_is_not_downloaded_for_display(
 
 
 def test_replacements_are_not_shown_as_samples(tmp_path: Path) -> None:
-    """A dataset with ``on_error`` shows the error of a bad sample, not its replacement."""
+    """With ``on_error`` too a bad sample shows that it is bad, and the reason is shown once."""
     write(tmp_path, 60)
     (tmp_path / "looks-000000.tar").write_bytes(b"?" * 10240)
     with wids.ShardListDataset(tmp_path / "looks.json", on_error=lambda _: None) as dataset:
         html = dataset[38:42].show()._repr_html_()
     assert "caption 41" in html
-    assert html.count('class="bad"') == 2
+    assert html.count('<p class="bad">cannot be read</p>') == 2
+    assert html.count("2 samples: ") == html.count("looks-000000.tar") == 1
 
 
 def test_samples_stay_plain_dicts(spec: Path) -> None:

@@ -22,6 +22,8 @@ from loopback import Server
 import wids
 from wids.looking.html import sample_html
 
+pytestmark = pytest.mark.long
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
@@ -54,7 +56,7 @@ class Tab:
         self.page.on("console", self._record_error)
         self.page.on("request", self._record_request)
         self.page.goto(url)
-        self.page.wait_for_selector("#grid a")
+        self.page.wait_for_selector("#grid[aria-busy=false] a")
 
     def _record_error(self, message: Any) -> None:
         if message.type == "error":
@@ -71,7 +73,7 @@ class Tab:
 
     def wait_for_first(self, index: int) -> None:
         """Wait until the grid begins with a sample."""
-        self.page.wait_for_selector(f'#grid a:first-child[href*="sample={index}"]')
+        self.page.wait_for_selector(f'#grid[aria-busy=false] a:first-child[href*="sample={index}"]')
 
     def __enter__(self) -> Tab:
         return self
@@ -119,21 +121,21 @@ def test_samples_and_links(chromium: Any, spec: Path) -> None:
 
 
 def test_jumping(chromium: Any, spec: Path) -> None:
-    """The keyboard leads to an index or a key; an unknown key shows an error."""
+    """An index or a key leads to its sample; an unknown key shows an error (LOOK-12)."""
     with browsing(spec) as client, Tab(chromium, client.parts.geturl()) as tab:
-        tab.page.keyboard.press("/")
+        tab.page.focus("#jump-to")
         tab.page.keyboard.type("150")
         tab.page.keyboard.press("Enter")
         tab.page.wait_for_selector("#key:text('150 · k/0150')")
         tab.page.keyboard.press("Escape")
         tab.wait_for_first(144)
-        tab.page.fill("#jump", "k/0033")
+        tab.page.fill("#jump-to", "k/0033")
         tab.page.keyboard.press("Enter")
         tab.page.wait_for_selector("#key:text('33 · k/0033')")
         tab.page.keyboard.press("Escape")
-        tab.page.fill("#jump", "unknown")
+        tab.page.fill("#jump-to", "unknown")
         tab.page.keyboard.press("Enter")
-        tab.page.wait_for_selector("#status:text('no sample has the key')")
+        tab.page.wait_for_selector("#banner-text:text('no sample has the key')")
         assert all("404" in error for error in tab.errors)
         tab.errors.clear()  # the 404 for the unknown key
 
@@ -141,8 +143,9 @@ def test_jumping(chromium: Any, spec: Path) -> None:
 def test_filtering(chromium: Any, spec: Path) -> None:
     """The grid shows only samples with the chosen field."""
     with browsing(spec) as client, Tab(chromium, client.parts.geturl()) as tab:
-        tab.page.select_option("#field", ".npy")
+        tab.page.click("#fields button[data-field='.npy']")
         tab.page.wait_for_selector('#grid a:nth-child(2)[href*="sample=7"]')
+        tab.page.wait_for_selector("#grid a:last-child:nth-child(29)")
         assert tab.indices() == list(range(0, 200, 7))
         assert "field=.npy" in tab.page.url
 
@@ -160,10 +163,12 @@ def test_a_hostile_dataset_runs_nothing(chromium: Any, spec: Path) -> None:
 
 
 def test_a_corrupt_picture_is_described(chromium: Any, spec: Path) -> None:
-    """The grid and the sample describe it in place of the picture."""
+    """The grid and the sample state the reason in place of the picture (LOOK-10)."""
     with browsing(spec) as client, Tab(chromium, f"{client.parts.geturl()}#sample=5") as tab:
-        tab.page.wait_for_selector("#sample .none:text('not a picture')")
+        tab.page.wait_for_selector("#stage .none:text('not a picture')")
         assert tab.page.locator("#grid .none").count() == 1
+        for place in ("#grid .none", "#stage .none"):
+            assert "its bytes are those of no JPEG" in tab.page.inner_text(place)
 
 
 def test_phone(chromium: Any, spec: Path) -> None:
@@ -200,7 +205,6 @@ def test_light_and_dark(scheme: str, chromium: Any, spec: Path) -> None:
     page.close()
 
 
-@pytest.mark.long
 def test_a_million_samples(chromium: Any, tmp_path: Path) -> None:
     """A dataset of a million tiny samples shows the first page, a jump and the last page."""
     path = write_tar(
@@ -215,7 +219,7 @@ def test_a_million_samples(chromium: Any, tmp_path: Path) -> None:
     wids.build_spec(shards, name="tiny", pack=tmp_path / "tiny.index").save(spec)
     with browsing(spec) as client, Tab(chromium, client.parts.geturl()) as tab:
         assert "1,000,000 samples" in tab.page.inner_text("#summary")
-        tab.page.fill("#jump", "987,654")
+        tab.page.fill("#jump-to", "987,654")
         tab.page.keyboard.press("Enter")
         tab.page.wait_for_selector("#key:text('987,654 · 037654')")
         tab.page.keyboard.press("Escape")
@@ -282,8 +286,11 @@ def test_shards_are_looked_at_and_indexed(
         page.wait_for_selector("#status:text('shard 1 is indexed: 30 samples')")
         assert page.is_hidden("#make-index")
         assert tab.indices() == list(range(30))
-        page.select_option("#field", ".txt")
+        page.click("#fields button[data-field='.txt']")
         page.wait_for_selector("#shown-range:text('0 to 29 of 30')")
+        page.fill("#query", "caption 29")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#hits:text('1 hit · 30 searched')")
 
         page.fill("#shard", "2")
         page.keyboard.press("Enter")
@@ -298,7 +305,7 @@ def test_shards_are_looked_at_and_indexed(
             other.page.wait_for_selector("#key:text('0 · film')")
             assert other.page.input_value("#shard") == "2"
         page.keyboard.press("Escape")
-        page.fill("#jump", "s2-03")
+        page.fill("#jump-to", "s2-03")
         page.keyboard.press("Enter")
         page.wait_for_selector("#key:text('4 · s2-03')")
 
@@ -320,12 +327,12 @@ def test_everything_has_a_name_and_can_be_reached(
             ("button", "next shard"),
             ("spinbutton", "shard"),
             ("button", "index this shard"),
-            ("button", "copy"),
+            ("textbox", "go to position in the shard, or to key"),
         ):
             assert page.get_by_role(role, name=name, exact=name != "index this shard").count() == 1
         page.evaluate("document.activeElement.blur()")
         reached = set()
-        for _ in range(12):
+        for _ in range(30):
             page.keyboard.press("Tab")
             reached.add(page.evaluate("document.activeElement.id"))
         assert {"shard", "next-shard", "make-index", "copy-command"} <= reached
@@ -337,7 +344,7 @@ def test_a_shard_that_cannot_be_read(chromium: Any, server: Server) -> None:
     with peeking([server.url + "/a.tar", server.url + "/b.tar"]) as client:
         page = chromium.new_page()
         page.goto(client.parts.geturl())
-        page.wait_for_selector("#status:text('a.tar: not found')")
+        page.wait_for_selector("#banner-text:text('a.tar: not found')")
         assert page.locator("#grid a").count() == 0
         page.click("#next-shard")
         page.wait_for_selector("#shard-remark:text('HTML or XML')")

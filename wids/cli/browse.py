@@ -38,9 +38,9 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve the page until Ctrl-C."""
+    from wids.browsing.peek_pages import PeekPages
+    from wids.browsing.server import Browser
     from wids.dataset import ShardListDataset
-    from wids.looking.browse import Browser
-    from wids.looking.peek_pages import PeekPages
 
     spec, shards = spec_and_peek(options)
     with ExitStack() as stack:
@@ -48,9 +48,10 @@ def run(options: argparse.Namespace) -> int:
             dataset = ShardListDataset(
                 spec, access="range", storage_options=storage_options(options)
             )
-            browser = Browser(stack.enter_context(dataset), options.port)
+            python = f"wids.ShardListDataset({_python_name(options.spec)})"
+            browser = Browser(stack.enter_context(dataset), options.port, python)
         else:
-            browser = Browser(PeekPages(shards), options.port)
+            browser = Browser(PeekPages(shards, _python_name(options.spec)), options.port)
         # Flushed, because a program that started this one waits for the line while the server runs.
         print(browser.url, flush=True)
         print(
@@ -71,6 +72,13 @@ def run(options: argparse.Namespace) -> int:
             if redirect:
                 os.unlink(redirect)
     return 0
+
+
+def _python_name(named: str) -> str:
+    """Return what a command was called with as a literal for Python, without secrets."""
+    from wids.transport import urls
+
+    return repr(os.path.abspath(named) if os.path.exists(named) else urls.redact(named))
 
 
 def _redirect_page(url: str) -> str:

@@ -182,6 +182,19 @@ def load_table(
     return table.take(pa.array(np.asarray(positions, np.int64)))
 
 
+def saved_columns(dataset: Tabular) -> dict[str, str]:
+    """Return the paths of the columns of the saved table of a dataset, by their names.
+
+    Raises:
+        TableError: There is no saved table, or it was made of other shards, or is damaged.
+        ModuleNotFoundError: pyarrow is not installed.
+    """
+    check_arrow()
+    with _opened(_Place(dataset.spec, dataset.reader.store, None)) as (_, file):
+        columns: dict[str, str] = _own(file)["columns"]
+        return columns
+
+
 def read_or_load(dataset: Tabular, columns: Mapping[str, str]) -> pa.Table:
     """Return columns from the saved table of a dataset if it has them, else read the dataset.
 
@@ -197,8 +210,7 @@ def read_or_load(dataset: Tabular, columns: Mapping[str, str]) -> pa.Table:
     check_arrow()
     saved: Mapping[str, str] = {}
     try:
-        with _opened(_Place(dataset.spec, dataset.reader.store, None)) as (_, file):
-            saved = _own(file)["columns"]
+        saved = saved_columns(dataset)
     except TableError:
         if not columns or any(not path.startswith(".") for path in columns.values()):
             raise

@@ -5,7 +5,7 @@ No sample is read. This module knows nothing but indexes; the caller decides whi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,10 +14,11 @@ import numpy as np
 from wids.fields.codecs import IMAGE_EXTENSIONS, extension
 from wids.tars.index import ShardIndex
 
-_TEXT_EXTENSIONS: Final = ("txt", "text", "transcript", "cls", "json", "id", "index")
+CAPTION_EXTENSIONS: Final = ("txt", "text", "transcript")
+_TEXT_EXTENSIONS: Final = (*CAPTION_EXTENSIONS, "cls", "json", "id", "index")
 _MAX_PICTURE_NBYTES: Final = 4_000_000
-_MAX_TEXT_NBYTES: Final = 16_000
-_MAX_PICTURES: Final = 2
+MAX_TEXT_NBYTES: Final = 16_000
+"""Longer texts are neither shown on cards nor searched."""
 _MAX_TEXTS: Final = 3
 
 
@@ -56,17 +57,20 @@ def compute_field_stats(indexes: Iterable[ShardIndex]) -> list[FieldStats]:
     return sorted(stats, key=lambda field_stats: -field_stats.share)
 
 
-def preview_fields(stats: Iterable[FieldStats]) -> list[str]:
-    """Choose fields that show what a sample is: small pictures and texts, frequent ones first."""
-    pictures: list[str] = []
-    texts: list[str] = []
-    for field_stats in stats:
-        # The median and not the maximum: one large picture should not hide the field everywhere.
-        # Each sample's own size is checked again before it is read.
-        if is_small(field_stats.field, field_stats.median_nbytes):
-            is_picture = extension(field_stats.field) in IMAGE_EXTENSIONS
-            (pictures if is_picture else texts).append(field_stats.field)
-    return [*pictures[:_MAX_PICTURES], *texts[:_MAX_TEXTS]]
+def card_fields(sizes: Mapping[str, int], order: Sequence[str], picture: str = "") -> list[str]:
+    """Choose fields that show what a sample is: one picture and a few texts, all of them small.
+
+    Args:
+        sizes: The lengths of the fields of the sample.
+        order: All fields of the dataset, those to prefer first.
+        picture: The picture to prefer to all others, if the sample has it.
+    """
+    ranks = {field: rank for rank, field in enumerate(order)}
+    small = [field for field, nbytes in sizes.items() if is_small(field, nbytes)]
+    small.sort(key=lambda field: (field != picture, ranks.get(field, len(ranks))))
+    pictures = [field for field in small if extension(field) in IMAGE_EXTENSIONS]
+    texts = [field for field in small if field not in pictures]
+    return [*pictures[:1], *texts[:_MAX_TEXTS]]
 
 
 def is_small(field: str, nbytes: int) -> bool:
@@ -74,7 +78,12 @@ def is_small(field: str, nbytes: int) -> bool:
     kind = extension(field)
     if kind in IMAGE_EXTENSIONS:
         return nbytes <= _MAX_PICTURE_NBYTES
-    return kind in _TEXT_EXTENSIONS and nbytes <= _MAX_TEXT_NBYTES
+    return kind in _TEXT_EXTENSIONS and nbytes <= MAX_TEXT_NBYTES
+
+
+def is_text(field: str) -> bool:
+    """Return whether a field has text for people: a caption, a class, JSON."""
+    return extension(field) in _TEXT_EXTENSIONS
 
 
 def field_sizes(index: ShardIndex, local_index: int) -> dict[str, int]:
@@ -84,14 +93,3 @@ def field_sizes(index: ShardIndex, local_index: int) -> dict[str, int]:
         index.fields[index.field_ids[member]]: int(index.sizes[member])
         for member in range(start, stop)
     }
-
-
-def samples_with_field(index: ShardIndex, field: str, start: int = 0) -> Iterator[int]:
-    """Yield the samples of a shard that have a field, beginning at sample `start`."""
-    if field not in index.fields:
-        return
-    field_id = index.fields.index(field)
-    members = np.flatnonzero(np.asarray(index.field_ids) == field_id)
-    samples = np.searchsorted(np.asarray(index.member_starts), members, side="right") - 1
-    # A set, because an archive may hold the same field of a sample more than once.
-    yield from sorted(set(samples[samples >= start].tolist()))

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 import json
-import re
-from collections.abc import Iterable, Mapping
-from threading import BoundedSemaphore
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from wids.errors import SampleError
 from wids.fields.codecs import IMAGE_EXTENSIONS, extension
-from wids.fields.images import opened_image
 from wids.files.sizes import nbytes_text
+from wids.looking.field_stats import CAPTION_EXTENSIONS
+from wids.looking.pictures import MAX_PIXELS, THUMBNAIL_PIXELS, thumbnail
+from wids.looking.style import STYLE
 from wids.looking.text import (
     MAX_SHOWN_NBYTES,
     PREVIEW_DECODER,
+    class_name,
     count_text,
     plain_text,
     shortened,
@@ -32,49 +32,12 @@ from wids.looking.text import (
 )
 from wids.transport import urls
 
-# `!important` is for JupyterLab, whose style sheet aligns and colours all cells of tables.
-STYLE: Final = """<style>
-.wids{font:inherit;line-height:1.4;max-width:100%;overflow-wrap:anywhere}
-.wids *{box-sizing:border-box}
-.wids h3{margin:0 0 .4em;font-size:1.15em}
-.wids dl{display:flex;flex-wrap:wrap;gap:.3em 2em;margin:.2em 0 .8em}
-.wids dl div{display:flex;flex-direction:column}
-.wids dt{font-size:.78em;opacity:.7}.wids dd{margin:0;font-variant-numeric:tabular-nums}
-.wids table{border-collapse:collapse;margin:0 0 .9em;background:none}
-.wids th,.wids td{padding:.25em .9em .25em 0;text-align:left!important;vertical-align:top;
-background:none!important;border:0;
-border-bottom:1px solid color-mix(in srgb,currentColor 15%,transparent)}
-.wids th{font-weight:600;white-space:nowrap}.wids td.n{text-align:right!important}
-.wids code{font-size:.92em;background:none;padding:0;color:inherit}
-.wids pre{margin:.2em 0;white-space:pre-wrap;max-height:20em;overflow:auto;background:none;
-color:inherit}
-.wids img{max-width:100%;height:auto;border-radius:3px;display:block}
-.wids small{opacity:.7}.wids .bad{font-style:italic;opacity:.8}
-.wids .none{display:flex;align-items:center;justify-content:center;text-align:center;
-min-height:5em;padding:.5em;border:1px dashed color-mix(in srgb,currentColor 30%,transparent);
-border-radius:3px}.wids .card .none{height:120px}.wids .card p.line{-webkit-line-clamp:1}
-.wids .grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(150px,1fr));gap:.7em}
-.wids .card{border:1px solid color-mix(in srgb,currentColor 18%,transparent);border-radius:6px;
-padding:.5em;display:flex;flex-direction:column;gap:.3em;min-width:0}
-.wids .card img{width:100%;height:120px;object-fit:contain}
-.wids .card p{margin:0;display:-webkit-box;-webkit-line-clamp:3;-webkit-box-orient:vertical;
-overflow:hidden}
-.wids .card>small:last-child{margin-top:auto}
-</style>"""
-
 _AUDIO: Final = {"wav": "wav", "mp3": "mpeg", "flac": "flac", "ogg": "ogg", "m4a": "mp4"}
 _VIDEO: Final = {"mp4": "mp4", "webm": "webm", "m4v": "mp4", "ogv": "ogg"}
 _MAX_PLAYED_NBYTES: Final = 20_000_000
 _MAX_SHOWN_CHARS: Final = 2000
 """Longer text is folded away."""
 _MAX_FOLDED_CHARS: Final = 100_000
-_THUMBNAIL_PIXELS: Final = 256
-_MAX_PIXELS: Final = 40_000_000
-"""Larger pictures are not decoded: a few bytes can claim to be billions of pixels (SEC-13). A pixel
-takes 4 bytes in most formats, and 16 while a WebP is decoded."""
-
-_DECODING: Final = BoundedSemaphore(2)
-"""A page asks for many pictures at once; so many are in memory at full size (SEC-53)."""
 
 
 def media_type(field: str) -> str | None:
@@ -83,52 +46,6 @@ def media_type(field: str) -> str | None:
     if kind in _AUDIO:
         return f"audio/{_AUDIO[kind]}"
     return f"video/{_VIDEO[kind]}" if kind in _VIDEO else None
-
-
-def thumbnail(data: bytes | Any, size: int = _THUMBNAIL_PIXELS) -> tuple[bytes, str, str]:
-    """Return a thumbnail of a picture: its bytes, their media type, and a text about the original.
-
-    Args:
-        data: Bytes of a picture, or a PIL image, which stays as it is.
-        size: Maximum width and height in pixels.
-
-    Raises:
-        ValueError: The picture cannot be decoded, or has too many pixels.
-    """
-    try:
-        image = opened_image(data) if isinstance(data, bytes) else data
-        form = getattr(image, "format", None) or "image"
-        description = f"{form} {image.width} x {image.height} {image.mode}"
-        with _DECODING:
-            # An image of the caller's is decoded already, and `draft` would change it.
-            if not isinstance(data, bytes) or _num_decoded_pixels(image, size) <= _MAX_PIXELS:
-                return *_small(image, size), description
-    except Exception as error:
-        # Pillow names the stream that it read from, which means nothing to a reader.
-        text = re.sub(r"<_io\.BytesIO object at 0x[0-9a-f]+>", "of it", str(error))
-        raise ValueError(f"{type(error).__name__}: {text}") from error
-    raise ValueError(f"{description}: too many pixels to show")
-
-
-def _num_decoded_pixels(image: Any, size: int) -> int:
-    """Have a JPEG decoded at a reduced size, and return how many pixels decoding will hold."""
-    num_pixels: int = image.width * image.height
-    image.draft("RGB", (size, size))
-    # All of a progressive JPEG is in memory before its first pixel is decoded.
-    return num_pixels if image.info.get("progressive") else image.width * image.height
-
-
-def _small(image: Any, size: int) -> tuple[bytes, str]:
-    scale = min(size / image.width, size / image.height, 1)
-    shape = max(round(image.width * scale), 1), max(round(image.height * scale), 1)
-    # Not `thumbnail`, which changes the image: a copy of a caller's would take its memory again.
-    small = image.resize(shape, reducing_gap=2.0)
-    is_opaque = not small.has_transparency_data
-    small = small.convert("RGB" if is_opaque else "RGBA")
-    stream = io.BytesIO()
-    # Encoded again, whatever the original was: no browser decodes pictures of a dataset (SEC-13).
-    small.save(stream, "JPEG" if is_opaque else "PNG", quality=85)
-    return stream.getvalue(), "image/jpeg" if is_opaque else "image/png"
 
 
 def sample_html(sample: Mapping[str, Any]) -> str:
@@ -141,7 +58,7 @@ def sample_html(sample: Mapping[str, Any]) -> str:
     return f'{STYLE}<div class="wids"><table>{rows}</table>{_provenance(sample)}</div>'
 
 
-def field_html(field: str, value: Any, pixels: int = _THUMBNAIL_PIXELS) -> str:
+def field_html(field: str, value: Any, pixels: int = THUMBNAIL_PIXELS) -> str:
     """Return the value of a field, decoded or not, as HTML.
 
     Args:
@@ -166,7 +83,11 @@ def field_html(field: str, value: Any, pixels: int = _THUMBNAIL_PIXELS) -> str:
 
 
 def card_html(
-    sample: Mapping[str, Any], other_fields: Mapping[str, int] | None = None, problem: str = ""
+    sample: Mapping[str, Any],
+    other_fields: Mapping[str, int] | None = None,
+    problem: str = "",
+    pixels: int = THUMBNAIL_PIXELS,
+    classes: Sequence[str] = (),
 ) -> str:
     """Return a sample as a small card: first picture, texts, and names of the other fields.
 
@@ -174,21 +95,20 @@ def card_html(
         sample: Undecoded fields to show, and the values that the dataset adds.
         other_fields: Fields to name only, with their lengths in bytes.
         problem: What is wrong with the sample, as text.
+        pixels: Maximum width and height of the picture.
+        classes: Names of classes, by their numbers.
     """
+    fields = {name: value for name, value in sample.items() if not str(name).startswith("__")}
+    pictures = [name for name in fields if extension(name) in IMAGE_EXTENSIONS]
     picture = ""
-    texts: list[str] = []
-    for name, value in sample.items():
-        if str(name).startswith("__"):
-            continue
-        if extension(name) in IMAGE_EXTENSIONS:
-            picture = picture or _bytes_html(name, bytes(value), with_text=False)
-            continue
-        text = escaped(shortened(value_text(name, value), 200))
-        if not texts:
-            texts.append(f"<p>{text}</p>")
-        else:
-            texts.append(f'<p class="line"><small>{escaped(name)}</small> {text}</p>')
-    names = ", ".join(f"{name} {nbytes_text(size)}" for name, size in (other_fields or {}).items())
+    if pictures:
+        data = bytes(fields[pictures[0]])
+        picture = _bytes_html(pictures[0], data, with_text=False, pixels=pixels)
+    texts = _card_texts({n: v for n, v in fields.items() if n not in pictures}, classes)
+    others_by_name = other_fields or {}
+    if not picture:
+        picture = _larger_picture(others_by_name)
+    names = ", ".join(f"{name} {nbytes_text(size)}" for name, size in others_by_name.items())
     others = f'<p class="line"><small>{escaped(names)}</small></p>' if names else ""
     bad = f'<p class="bad">{escaped(problem)}</p>' if problem else ""
     # A shard without an index has positions, but no indices in its dataset.
@@ -198,10 +118,35 @@ def card_html(
     return f'<div class="card">{"".join(parts)}</div>'
 
 
-def gallery_html(cards: Iterable[str], note: str = "") -> str:
-    """Return cards as a grid, with a note below it."""
+def _card_texts(fields: Mapping[str, Any], classes: Sequence[str]) -> list[str]:
+    """Return texts as paragraphs: a caption, if there is one, then a line for each other field."""
+    captions = [name for name in fields if extension(name) in CAPTION_EXTENSIONS]
+    first = captions[:1] or list(fields)[:1]
+    texts = []
+    for name in (*first, *(n for n in fields if n not in first)):
+        value = value_text(name, fields[name])
+        label = class_name(name, value, classes)
+        text = escaped(shortened(f"{value} · {label}" if label else value, 200))
+        is_first = name in first and not label
+        start = "<p>" if is_first else f'<p class="line"><small>{escaped(name)}</small> '
+        texts.append(f"{start}{text}</p>")
+    return texts
+
+
+def _larger_picture(fields: Mapping[str, int]) -> str:
+    """Return what stands for a picture that was not read, if there is one; else nothing."""
+    for name, size in fields.items():
+        if extension(name) in IMAGE_EXTENSIONS:
+            return no_picture_html(f"{name}, {nbytes_text(size)}: too large to show here")
+    return ""
+
+
+def gallery_html(cards: Iterable[str], note: str = "", problems: Iterable[str] = ()) -> str:
+    """Return cards as a grid, below problems that several of them have, and above a note."""
+    bad = "".join(f'<p class="bad">{escaped(problem)}</p>' for problem in problems)
     text = f"<p><small>{escaped(note)}</small></p>" if note else ""
-    return f'{STYLE}<div class="wids"><div class="grid">{"".join(cards)}</div>{text}</div>'
+    grid = f'<div class="grid">{"".join(cards)}</div>'
+    return f'{STYLE}<div class="wids">{bad}{grid}{text}</div>'
 
 
 def dataset_html(
@@ -262,7 +207,7 @@ def _provenance(sample: Mapping[str, Any]) -> str:
 
 
 def _bytes_html(
-    field: str, data: bytes, *, with_text: bool = True, pixels: int = _THUMBNAIL_PIXELS
+    field: str, data: bytes, *, with_text: bool = True, pixels: int = THUMBNAIL_PIXELS
 ) -> str:
     size = nbytes_text(len(data))
     kind = media_type(field)
@@ -271,7 +216,7 @@ def _bytes_html(
     # A notebook stores its outputs, and base64 makes them a third longer.
     if kind is not None and len(data) <= _MAX_PLAYED_NBYTES:
         tag = kind.partition("/")[0]
-        return f'<{tag} controls preload="metadata" src="{_data_url(data, kind)}"></{tag}>'
+        return f'<{tag} controls preload="metadata" src="{data_url(data, kind)}"></{tag}>'
     if len(data) > MAX_SHOWN_NBYTES:
         return f"<small>{escaped(size)}</small> <code>{escaped(repr(data[:60]))}</code>"
     try:
@@ -284,16 +229,23 @@ def _bytes_html(
 
 
 def _picture_html(
-    picture: Any, size: str, *, with_text: bool = True, pixels: int = _THUMBNAIL_PIXELS
+    picture: Any, size: str, *, with_text: bool = True, pixels: int = THUMBNAIL_PIXELS
 ) -> str:
     try:
-        small, kind, description = thumbnail(picture, pixels)
+        small = thumbnail(picture, pixels)
     except ValueError as error:
-        text = escaped(f"not a picture that can be shown{size}")
-        detail = escaped(shortened(str(error), 200))
-        return f'<div class="bad none" title="{detail}">{text}</div>'
-    text = f"<small>{escaped(description + size)}</small>" if with_text else ""
-    return f'<img alt="{escaped(description)}" src="{_data_url(small, kind)}">{text}'
+        return no_picture_html(f"not a picture that can be shown{size}", str(error))
+    text = f"<small>{escaped(small.description + size)}</small>" if with_text else ""
+    # A few pixels are shown as squares: smoothed, they would be a blur.
+    kind = ' class="tiny"' if small.is_tiny else ""
+    url = data_url(small.data, small.media_type)
+    return f'<img{kind} alt="{escaped(small.description)}" src="{url}">{text}'
+
+
+def no_picture_html(text: str, reason: str = "") -> str:
+    """Return what stands in the place of a picture that cannot be shown, with the reason."""
+    why = f"<br><small>{escaped(shortened(reason, 200))}</small>" if reason else ""
+    return f'<div class="bad none"><span>{escaped(text)}{why}</span></div>'
 
 
 def _array_html(value: Any) -> str:
@@ -308,7 +260,7 @@ def _array_html(value: Any) -> str:
         array = array[:, :, 0]
     is_picture = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))
     # An array with so few rows or columns is more likely a table of numbers than a picture.
-    if not is_picture or min(array.shape[:2]) < 8 or array.size > _MAX_PIXELS:
+    if not is_picture or min(array.shape[:2]) < 8 or array.size > MAX_PIXELS:
         return text
     if array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() <= 1:
         array = np.rint(array * 255).astype(np.uint8)
@@ -353,5 +305,6 @@ def _json_text(value: Any) -> tuple[str, bool]:
     return text, True
 
 
-def _data_url(data: bytes, kind: str) -> str:
+def data_url(data: bytes, kind: str) -> str:
+    """Return bytes as a URL that contains them."""
     return f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from wids.errors import WidsError
 from wids.files.sizes import nbytes_text
-from wids.looking.field_stats import preview_fields
+from wids.looking.field_stats import FieldStats
 from wids.looking.html import dataset_html, gallery_html, sample_html
 from wids.looking.preview import (
     MAX_SHARDS,
@@ -22,6 +22,7 @@ from wids.looking.preview import (
     cards,
     field_stats,
     num_affordable,
+    problems_of,
     sample_or_error,
 )
 from wids.looking.text import count_text, share_text
@@ -85,9 +86,18 @@ def gallery(
         unread = count_text(num_wanted - len(indices), "sample")
         note = f"{note}; " if note else ""
         note += f"{unread} not shown: no index of the shard is available; {_WITHOUT_INDEX}"
-    fields = preview_fields(field_stats(dataset))
-    html = gallery_html(cards(dataset, indices, fields), note)
+    html = _gallery(dataset, indices, field_stats(dataset), note)
     return Gallery(indices, html, f"<Gallery of {count_text(len(indices), 'sample')}: {indices}>")
+
+
+def _gallery(
+    dataset: Browsable, indices: Sequence[int], stats: Iterable[FieldStats], note: str = ""
+) -> str:
+    shown = cards(dataset, indices, [each.field for each in stats])
+    problems = [
+        f"{count_text(count, 'sample')}: {problem}" for problem, count in problems_of(shown).items()
+    ]
+    return gallery_html((card.html for card in shown), note, problems)
 
 
 def _has_index(dataset: Browsable, index: int) -> bool:
@@ -132,7 +142,7 @@ def summary_html(dataset: Browsable) -> str:
     first_samples = ""
     if stats and len(dataset):
         first = range(min(len(dataset), _NUM_FIRST))
-        first_samples = gallery_html(cards(dataset, first, preview_fields(stats)))
+        first_samples = _gallery(dataset, first, stats)
     title = dataset.dataset_name or "dataset"
     return dataset_html(title, _facts(dataset), rows, note, first_samples, _distributions(dataset))
 
@@ -175,7 +185,7 @@ def peek_html(peek: Peekable) -> str:
         note = f"{glimpse.remark()}. " if glimpse.remark() else ""
         note += f"The samples are not counted yet: {peek.create_command} makes an index."
     first = range(num_affordable(peek, 0, min(len(peek), _NUM_FIRST)))
-    samples = gallery_html(cards(peek, first, preview_fields(stats))) if len(peek) else ""
+    samples = _gallery(peek, first, stats) if len(peek) else ""
     return dataset_html(peek.title, facts, rows, note, samples)
 
 

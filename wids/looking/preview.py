@@ -6,20 +6,22 @@ byte range if the shard is remote. Nothing here downloads a whole shard.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from wids.errors import WidsError, printable
 from wids.looking.field_stats import (
     FieldStats,
+    card_fields,
     compute_field_stats,
     field_sizes,
-    is_small,
-    preview_fields,
 )
 from wids.looking.html import card_html
-from wids.looking.text import shortened
+from wids.looking.pictures import THUMBNAIL_PIXELS
+from wids.looking.text import class_names, shortened
 from wids.opening.glimpse import Glimpse
 from wids.specs.model import DatasetSpec
 from wids.tars.archive import BLOCK_NBYTES
@@ -142,15 +144,14 @@ def num_affordable(
     index, glimpse = peek.reader.index(0), peek.glimpse
     if index is None or (glimpse is None and peek.reader.is_local(0)):
         return count
-    fields = set(preview_fields(compute_field_stats([index])))
+    order = [each.field for each in compute_field_stats([index])]
     stop, nbytes = min(start + count, len(index)), 0
     for local_index in range(start, stop):
+        fields = card_fields(field_sizes(index, local_index), order)
         nbytes += sum(
             size
             for field, size, at in _spans(index, local_index)
-            if field in fields
-            and is_small(field, size)
-            and not (glimpse is not None and glimpse.has(at, at + size))
+            if field in fields and not (glimpse is not None and glimpse.has(at, at + size))
         )
         if nbytes > limit_nbytes and local_index > start:
             return local_index - start
@@ -187,36 +188,68 @@ def _spread_indexes(dataset: Browsable) -> Iterator[ShardIndex]:
             yield index
 
 
-def cards(dataset: Browsable, indices: Sequence[int], fields: Sequence[str]) -> list[str]:
-    """Return samples as cards of HTML, in order.
+@dataclass(frozen=True)
+class Card:
+    """A sample as HTML.
 
-    A card shows those of `fields` that are small in its sample, and names all others. A sample that
-    cannot be read has a card with the error.
+    Attributes:
+        html: The card.
+        problem: Why the sample cannot be read, which the card leaves out; or ``""``.
     """
-    html_of: dict[int, str] = {}
+
+    html: str
+    problem: str = ""
+
+
+def cards(
+    dataset: Browsable,
+    indices: Sequence[int],
+    order: Sequence[str],
+    *,
+    picture: str = "",
+    pixels: int = THUMBNAIL_PIXELS,
+) -> list[Card]:
+    """Return samples as cards, in order. Only what a card shows is read.
+
+    Args:
+        dataset: The dataset.
+        indices: The samples.
+        order: All fields of the dataset, those to prefer first.
+        picture: The picture to prefer to all others.
+        pixels: Maximum width and height of pictures.
+    """
+    card_of: dict[int, Card] = {}
+    classes = class_names(dataset.spec)
     groups: dict[tuple[str, ...], list[int]] = {}
     other_fields: dict[int, dict[str, int]] = {}
     for index in indices:
         try:
-            sizes = _field_sizes(dataset, index)
+            sizes = sample_sizes(dataset, index) or {}
         except WidsError as error:
-            html_of[index] = _problem_card(index, error)
+            card_of[index] = _problem_card(index, error)
             continue
-        shown = tuple(f for f in fields if sizes is None or is_small(f, sizes.get(f, 0)))
-        other_fields[index] = {f: size for f, size in (sizes or {}).items() if f not in shown}
+        shown = tuple(card_fields(sizes, order, picture))
+        other_fields[index] = {f: size for f, size in sizes.items() if f not in shown}
         groups.setdefault(shown, []).append(index)
     # One batch for all samples that show the same fields, so that near ranges are read together.
     for shown, group in groups.items():
         with dataset.only(shown) as selection:
             for index, sample in zip(group, _samples(selection, group), strict=True):
                 if isinstance(sample, Exception):
-                    html_of[index] = _problem_card(index, sample)
+                    card_of[index] = _problem_card(index, sample)
                 else:
-                    html_of[index] = card_html(sample, other_fields[index])
-    return [html_of[index] for index in indices]
+                    html = card_html(sample, other_fields[index], pixels=pixels, classes=classes)
+                    card_of[index] = Card(html)
+    return [card_of[index] for index in indices]
 
 
-def _field_sizes(dataset: Browsable, index: int) -> dict[str, int] | None:
+def problems_of(shown: Iterable[Card]) -> dict[str, int]:
+    """Return the problems of cards, each once, with the number of samples that have it."""
+    return Counter(card.problem for card in shown if card.problem)
+
+
+def sample_sizes(dataset: Browsable, index: int) -> dict[str, int] | None:
+    """Return the fields of a sample with their lengths; None if its shard has no index."""
     number, local_index = dataset.locate(index)
     shard_index = dataset.reader.index(number)
     return None if shard_index is None else field_sizes(shard_index, local_index)
@@ -237,6 +270,6 @@ def sample_or_error(dataset: Browsable, index: int) -> Any:
         return error
 
 
-def _problem_card(index: int, error: Exception) -> str:
-    text = shortened(printable(str(error)), 300)
-    return card_html({"__index__": index}, problem=text)
+def _problem_card(index: int, error: Exception) -> Card:
+    html = card_html({"__index__": index}, problem="cannot be read")
+    return Card(html, shortened(printable(str(error)), 500))

@@ -7,7 +7,7 @@ that a terminal would interpret as a command.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from wids.errors import SampleError, printable
@@ -58,6 +58,18 @@ def value_text(field: str, value: Any) -> str:
     except Exception as error:  # noqa: BLE001 - Pillow raises many types for a corrupt picture
         return printable(f"{size} that cannot be decoded: {type(error).__name__}: {error}")
     return f"{printable(plain_text(decoded))}{_size_suffix(decoded, size)}"
+
+
+def class_names(spec: DatasetSpec) -> list[str]:
+    """Return the names of classes that a spec states, by their numbers; none if it does not."""
+    names = spec.extras.get("classes")
+    return [printable(str(name)) for name in names] if isinstance(names, list) else []
+
+
+def class_name(field: str, number: str, names: Sequence[str]) -> str:
+    """Return the name of a class if a field is one and its number has a name; else ``""``."""
+    is_known = extension(field) == "cls" and number.isdecimal() and len(number) < 10
+    return names[int(number)] if is_known and int(number) < len(names) else ""
 
 
 def plain_text(value: Any) -> str:

@@ -9,26 +9,29 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import Any
+from typing import Any, Final
 
-from wids.errors import printable
-from wids.files.sizes import nbytes_text
-from wids.looking.notebook import known_text
-from wids.looking.pages import (
-    MAX_PAGE,
+from wids.browsing.answers import (
     STATIC_ROUTES,
     Answer,
-    Pages,
+    Query,
     Route,
-    error_answer,
-    field_rows,
     json_answer,
     routed,
 )
+from wids.browsing.conditions import parse_conditions
+from wids.browsing.pages import MAX_PAGE, Pages, field_rows, picture_fields
+from wids.browsing.questions import Questions
+from wids.errors import printable
+from wids.files.sizes import nbytes_text
+from wids.looking.notebook import known_text
 from wids.looking.preview import MAX_PAGE_NBYTES, Peekable, num_affordable
 from wids.looking.text import count_text
 from wids.opening.glimpse import Glimpse
 from wids.transport import urls
+
+_MAX_KEPT: Final = 8
+"""Shards whose searches are kept."""
 
 
 class PeekPages:
@@ -36,10 +39,12 @@ class PeekPages:
 
     Args:
         peek: Any shard of them.
+        python: What names the shards in Python, for people to copy.
     """
 
-    def __init__(self, peek: Peekable) -> None:
+    def __init__(self, peek: Peekable, python: str = "shards") -> None:
         self._peek = peek
+        self._python = python
         self._routes: dict[str, Route] = {
             **STATIC_ROUTES,
             "about": self._about,
@@ -47,26 +52,45 @@ class PeekPages:
         }
         # One at a time: each may download a shard.
         self._indexing = threading.Lock()
+        self._questions: dict[int, Questions] = {}
+        self._lock = threading.Lock()
 
-    def answer(self, path: str, query: dict[str, str]) -> Answer:
+    def answer(self, path: str, query: Query) -> Answer:
         """Return status, media type and body for a path. Every error becomes an answer."""
         return routed(self._routes, path, query)
 
-    def act(self, path: str) -> Answer:
-        """Make the index of the shard that a path such as ``shard/3/index`` names."""
-        kind, _, rest = path.partition("/")
-        digits, _, name = rest.partition("/")
-        if (kind, name) != ("shard", "index"):
-            return error_answer(KeyError("not found"), path)
-        try:
-            peek = self._numbered(digits)
-            with self._indexing:
-                peek.make_index()
-            return self._about_shard(peek)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
-            return error_answer(error, path)
+    def act(self, path: str, query: Query) -> Answer:
+        """Do what a path such as ``shard/3/index`` names, to one shard."""
+        return routed({"shard": self._act}, path, query)
 
-    def _about(self, _: str, __: dict[str, str]) -> Answer:
+    def close(self) -> None:
+        """Stop what was started."""
+        with self._lock:
+            questions = list(self._questions.values())
+        for each in questions:
+            each.close()
+
+    def _act(self, rest: str, query: Query) -> Answer:
+        digits, _, path = rest.partition("/")
+        peek = self._numbered(digits)
+        if path != "index":
+            return self._pages(peek).act(path, query)
+        with self._indexing:
+            peek.make_index()
+        return self._about_shard(peek)
+
+    def _pages(self, peek: Peekable) -> Pages:
+        # Made for each request, since more samples may be known each time.
+        with self._lock:
+            questions = self._questions.pop(peek.number, None) or Questions(peek)
+            self._questions[peek.number] = questions  # as the latest
+            oldest = next(iter(self._questions))
+            forgotten = self._questions.pop(oldest) if len(self._questions) > _MAX_KEPT else None
+        if forgotten is not None:
+            forgotten.close()
+        return Pages(peek, f"shard/{peek.number}/", questions=questions)
+
+    def _about(self, _: str, __: Query) -> Answer:
         """Answer with what is known of all shards, from which nothing is read."""
         peek = self._peek
         return json_answer(
@@ -81,7 +105,7 @@ class PeekPages:
             }
         )
 
-    def _shard(self, rest: str, query: dict[str, str]) -> Answer:
+    def _shard(self, rest: str, query: Query) -> Answer:
         """Answer for one shard, as for a dataset of its samples."""
         digits, _, path = rest.partition("/")
         peek = self._numbered(digits)
@@ -91,32 +115,44 @@ class PeekPages:
         if name == "samples":
             return self._samples(peek, query)
         if name == "sample" and more.isdecimal():
-            peek.read_on(int(more) + 1)
-        return _pages(peek).answer(path, query)
+            return self._sample(peek, int(more), query)
+        return self._pages(peek).answer(path, query)
+
+    def _sample(self, peek: Peekable, index: int, query: Query) -> Answer:
+        """Answer with a sample, after which others may follow that are not known yet."""
+        peek.read_on(index + 1)
+        status, kind, body = self._pages(peek).answer(f"sample/{index}", query)
+        glimpse = peek.glimpse
+        is_last = index == len(peek) - 1 and glimpse is not None and glimpse.can_continue
+        if status != 200 or not isinstance(body, bytes) or not is_last or _selects(query):
+            return status, kind, body
+        return json_answer({**json.loads(body), "next": index + 1})
 
     def _about_shard(self, peek: Peekable) -> Answer:
         """Answer with what is known of a shard, after its beginning was read."""
-        glimpse = peek.glimpse
+        glimpse, stats = peek.glimpse, self._pages(peek).stats
         return json_answer(
             {
                 "url": printable(urls.redact(peek.url)),
                 **_what_is_known(peek),
                 "cost": "" if glimpse is None else cost_text(glimpse),
-                "fields": field_rows(_pages(peek).stats) if peek.is_complete else [],
+                "fields": field_rows(stats) if peek.is_complete else [],
+                "pictures": picture_fields(stats),
+                "python": f"wids.peek({self._python}, {peek.number})",
             }
         )
 
-    def _samples(self, peek: Peekable, query: dict[str, str]) -> Answer:
+    def _samples(self, peek: Peekable, query: Query) -> Answer:
         """Answer with cards from a position on, as many as can be shown without reading much."""
         start = max(int(query.get("start", "0")), 0)
         count = min(max(int(query.get("count", "24")), 1), MAX_PAGE)
         before = peek.num_read_nbytes
         peek.read_on(start + count)
-        if query.get("field"):
-            return _pages(peek).answer("samples", query)
+        if _selects(query):
+            return self._pages(peek).answer("samples", query)
         rest_nbytes = MAX_PAGE_NBYTES - (peek.num_read_nbytes - before)
         shown = max(num_affordable(peek, start, count, rest_nbytes), 1)
-        status, kind, body = _pages(peek).answer("samples", {**query, "count": str(shown)})
+        status, kind, body = self._pages(peek).answer("samples", {**query, "count": str(shown)})
         if status != 200 or not isinstance(body, bytes):
             return status, kind, body
         answer: dict[str, Any] = json.loads(body)
@@ -135,9 +171,9 @@ class PeekPages:
         return self._peek.shard(int(digits))
 
 
-def _pages(peek: Peekable) -> Pages:
-    # Made for each request, since more samples may be known each time.
-    return Pages(peek, f"shard/{peek.number}/")
+def _selects(query: Query) -> bool:
+    """Return whether a query asks for other samples than all, or in another order."""
+    return bool(parse_conditions(query) or query.get("seed"))
 
 
 def _what_is_known(peek: Peekable) -> dict[str, Any]:

@@ -13,12 +13,13 @@ import secrets
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import parse_qs, unquote
 
-from wids.looking.byte_ranges import requested_span
-from wids.looking.pages import Answer, FieldBytes, Pages, error_answer
-from wids.looking.peek_pages import PeekPages
+from wids.browsing.answers import Answer, FieldBytes, Site, error_answer
+from wids.browsing.byte_ranges import requested_span
+from wids.browsing.pages import Pages
+from wids.browsing.peek_pages import PeekPages
 from wids.looking.preview import Browsable
 
 _logger = logging.getLogger("wids")
@@ -36,7 +37,7 @@ _PIECE_NBYTES: Final = 1 << 20
 # No other page may frame or read this one, and it loads nothing from elsewhere.
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; img-src 'self' data:; media-src 'self' data:; "
-    "style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "style-src 'self'; script-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -45,22 +46,13 @@ _HEADERS: Final = {
 }
 
 
-class Site(Protocol):
-    """What is behind the paths of a server."""
-
-    def answer(self, path: str, query: dict[str, str]) -> Answer:
-        """Return status, media type and body for a path, from which nothing changes."""
-
-    def act(self, path: str) -> Answer:
-        """Do what a path stands for, and return the answer."""
-
-
 class Browser:
     """A dataset behind a loopback address.
 
     Args:
         dataset: The dataset, which is not a view; or pages of another kind. It has to stay open.
         port: The port to listen on; 0 for a free one.
+        python: What opens the dataset in Python, for people to copy.
 
     Attributes:
         url: The address of the page, with the token.
@@ -69,12 +61,12 @@ class Browser:
         ValueError: The dataset is a view.
     """
 
-    def __init__(self, dataset: Browsable | PeekPages, port: int = 0) -> None:
-        site: Site = dataset if isinstance(dataset, PeekPages) else _pages_of(dataset)
+    def __init__(self, dataset: Browsable | PeekPages, port: int = 0, python: str = "") -> None:
+        self._site: Site = dataset if isinstance(dataset, PeekPages) else _pages_of(dataset, python)
         # SEC-13: loopback alone is no protection, since every user of the machine can connect to
         # it.
         self._token = secrets.token_urlsafe(16)
-        self._server = _Server(("127.0.0.1", port), site, self._token)
+        self._server = _Server(("127.0.0.1", port), self._site, self._token)
         self._is_serving = False
         self.url = f"http://127.0.0.1:{self._server.server_port}/{self._token}/"
 
@@ -92,14 +84,15 @@ class Browser:
         if self._is_serving:
             self._server.shutdown()
         self._server.server_close()
+        self._site.close()
 
 
-def _pages_of(dataset: Browsable) -> Pages:
+def _pages_of(dataset: Browsable, python: str) -> Pages:
     if dataset.is_view:
         raise ValueError(
             "dataset: expected a complete dataset, found a view; use the view's show()"
         )
-    return Pages(dataset)
+    return Pages(dataset, python=python)
 
 
 class _Server(ThreadingHTTPServer):
@@ -207,7 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
         origin = self.headers.get("Origin")
         if origin is not None and not self.server.is_own_origin(origin):
             return HTTPStatus.NOT_FOUND, "text/plain", b"not found\n"
-        return self.server.site.act(path)
+        return self.server.site.act(path, values)
 
     def log_message(self, *_: Any) -> None:
         """Log nothing, because the path contains the token."""

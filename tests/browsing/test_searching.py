@@ -1,0 +1,382 @@
+"""Searches, filters and counts of a page, requested without a browser: results, progress, cost."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from conftest import raises, write_tar
+from looks import Client, browsing, peeking, search, serving
+from loopback import Server
+
+import wids
+from wids.browsing import hits as hits_module
+from wids.browsing.conditions import Filter, parse_conditions
+from wids.browsing.scans import Scan, Scans
+from wids.cli.main import main
+
+SEASONS = ["spring", "summer", "autumn", "winter"]
+
+
+def members(start: int, stop: int) -> Any:
+    """Yield samples of a caption, a class and JSON."""
+    for number in range(start, stop):
+        key = f"dir/s{number:04d}"
+        yield f"{key}.txt", f"Caption {number} in {SEASONS[number % 4].title()}".encode()
+        yield f"{key}.cls", str(number % 4).encode()
+        facts = {
+            "n": number,
+            "score": number / 10,
+            "note": "caf\u00e9" if number % 9 == 0 else None,
+        }
+        yield f"{key}.json", json.dumps(facts).encode()
+        if number % 5 == 0:
+            yield f"{key}.npy", b"x"
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The spec of 100 samples in three shards, with names of classes."""
+    folder = tmp_path_factory.mktemp("seasons")
+    edges = [0, 40, 80, 100]
+    shards = [
+        write_tar(folder / f"s-{number}.tar", members(*edges[number : number + 2]))
+        for number in range(3)
+    ]
+    path = folder / "seasons.json"
+    wids.build_spec(shards, name="seasons", pack=folder / "seasons.index").save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "classes": SEASONS}))
+    return path
+
+
+def query_of(q: str = "", where: Any = (), **others: Any) -> str:
+    return urlencode({"q": q, "where": json.dumps(list(where)), **others})
+
+
+def found(client: Client, query: str, prefix: str = "") -> list[int]:
+    """Return the samples that a search finds."""
+    answer = search(client, query, prefix)
+    assert (answer["state"], answer["problem"]) == ("done", "")
+    page = client.json(f"{prefix}samples?count=120&{query}")
+    assert page["num_found"] == answer["found"]
+    return [card["index"] for card in page["cards"]]
+
+
+@pytest.mark.parametrize(
+    ("q", "wanted"),
+    [
+        ("s0012", [12]),  # a key
+        ("CAPTION 7", [n for n in range(100) if "7" in str(n)]),
+        ('"caption 7"', [7, *range(70, 80)]),
+        ("autumn s001", [10, 14, 18]),  # one word in the caption, one in the key
+        ("café", list(range(0, 100, 9))),  # which JSON writes as an escape
+        ("nowhere", []),
+    ],
+)
+def test_search(spec: Path, q: str, wanted: list[int]) -> None:
+    """All words occur in key or texts, in any case; quotes keep words together (LOOK-3)."""
+    with browsing(spec) as client:
+        assert found(client, query_of(q)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("where", "wanted"),
+    [
+        ([{"column": ".cls", "value": "2"}], list(range(2, 100, 4))),
+        ([{"column": ".json/score", "low": 9.5, "high": None}], [95, 96, 97, 98, 99]),
+        ([{"column": ".json/n", "low": 3, "high": 5}], [3, 4, 5]),
+        ([{"column": ".json/note", "value": "café"}], list(range(0, 100, 9))),
+        (
+            [{"column": ".json/note", "value": None}, {"column": ".json/n", "low": 0, "high": 3}],
+            [1, 2, 3],
+        ),
+        ([{"column": ".json/none", "value": "1"}], []),
+    ],
+)
+def test_filters(spec: Path, where: list[Any], wanted: list[int]) -> None:
+    """Samples have the value of a column, or a number in a range, or none (LOOK-4)."""
+    with browsing(spec) as client:
+        assert found(client, query_of(where=where)) == wanted
+
+
+def test_conditions_together(spec: Path) -> None:
+    """All conditions hold at once, and a seed orders what they find (LOOK-7)."""
+    where = [{"column": ".cls", "value": "0"}]
+    with browsing(spec) as client:
+        query = query_of("spring", where, field=".npy")
+        assert found(client, query) == [0, 20, 40, 60, 80]
+        shuffled = client.json(f"samples?count=9&seed=3&{query}")
+        order = [card["index"] for card in shuffled["cards"]]
+        assert sorted(order) == [0, 20, 40, 60, 80] != order
+        place = client.json(f"sample/{order[2]}?seed=3&{query}")
+        assert (place["position"], place["previous"], place["next"]) == (2, order[1], order[3])
+
+
+@pytest.mark.parametrize(
+    "where", ["x", "{}", "[1]", '[{"value": 1}]', '[{"column": "a", "low": "NaN"}]', "[" * 5000]
+)
+def test_malformed_filters_are_answers(spec: Path, where: str) -> None:
+    """Filters that nobody can read are an error that shows their form."""
+    with browsing(spec) as client:
+        status, _, body = client.get(f"samples?{urlencode({'where': where})}")
+        assert (status, "expected a list such as" in json.loads(body)["error"]) == (404, True)
+
+
+def test_nothing_is_searched_unasked(spec: Path) -> None:
+    """The address of a search starts nothing: only a POST does, with the token (SEC-56)."""
+    with browsing(spec) as client:
+        query = query_of("caption")
+        assert client.json(f"hits?{query}")["state"] == "new"
+        assert client.json(f"samples?{query}")["cards"] == []
+        path = f"/{'x' * 22}/hits?{query}"
+        assert client.request("POST", path)[0] == 404
+        assert client.request("POST", f"hits?{query}", Origin="http://evil.example")[0] == 404
+        assert client.json(f"hits?{query}")["state"] == "new"
+        assert search(client, query)["found"] == 100
+
+
+def test_a_search_is_stopped_and_continued(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hits so far are shown, and a stopped search continues where it stopped (LOOK-5)."""
+    monkeypatch.setattr("wids.browsing.scans._BLOCK", 10)
+    stopped, seen = threading.Event(), []
+    visit, stop = hits_module.Hits.visit, Scan.stop
+
+    def visit_until_stopped(self: Any, start: int, shard: Any, rows: Any) -> bool:
+        seen.append(start + int(rows[0]))
+        if len(seen) == 4:
+            assert stopped.wait(20)
+        return visit(self, start, shard, rows)
+
+    def stop_early(self: Any) -> None:
+        self._stopped.set()  # as `stop` does at first, to know when it has
+        stopped.set()
+        stop(self)
+
+    monkeypatch.setattr(hits_module.Hits, "visit", visit_until_stopped)
+    monkeypatch.setattr(Scan, "stop", stop_early)
+    with browsing(spec) as client:
+        query = query_of("caption")
+        client.request("POST", f"hits?{query}")
+        while len(seen) < 4:
+            time.sleep(0.001)
+        progress = client.json(f"hits?{query}")
+        assert (progress["state"], progress["found"], progress["total"]) == ("running", 30, 100)
+        assert len(client.json(f"samples?count=120&{query}")["cards"]) == 30
+        # The block that is being read is read to its end.
+        client.request("POST", "stop/hits")
+        progress = client.json(f"hits?{query}")
+        assert (progress["state"], progress["searched"]) == ("stopped", 40)
+        assert search(client, query)["found"] == 100
+        assert seen == list(range(0, 100, 10))
+
+
+def test_a_new_search_stops_the_one_before(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One search runs at a time, and few are kept (LOOK-5)."""
+    started, gate = threading.Event(), threading.Event()
+
+    class Endless:
+        def wanted(self, start: int, rows: Any) -> Any:  # noqa: ARG002 - as a visitor
+            return rows
+
+        def visit(self, *_: Any) -> bool:
+            started.set()
+            gate.wait()
+            return False
+
+    monkeypatch.setattr("wids.browsing.scans._BLOCK", 5)
+    with wids.ShardListDataset(spec) as dataset:
+        scans = Scans()
+        first = scans.start("hits", "a", lambda: Scan(dataset, Endless()))
+        started.wait()
+        threading.Timer(0.05, gate.set).start()
+        second = scans.start("hits", "b", lambda: Scan(dataset, Endless()))
+        assert not first.is_running
+        assert first.progress()["searched"] < 100
+        scans.stop()
+        assert not second.is_running
+        for number in range(20):
+            scans.run("hits", number, lambda: Scan(dataset, Endless()))
+        assert scans.get("hits", "a") is None
+        assert scans.get("hits", 19) is not None
+
+
+def test_a_search_that_nobody_follows_ends(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that was closed leaves no search behind (LOOK-5)."""
+    monkeypatch.setattr("wids.browsing.scans._PATIENCE_S", -1)
+    with browsing(spec) as client:
+        answer = search(client, query_of("caption"))
+    assert (answer["state"], answer["searched"]) == ("stopped", 0)
+
+
+def test_damaged_fields_do_not_end_a_search(tmp_path: Path) -> None:
+    """They are counted, and all others are searched (LOOK-5)."""
+    shard = write_tar(tmp_path / "a.tar", [*members(0, 6)])
+    wids.build_spec([shard], pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    data = shard.read_bytes()
+    shard.write_bytes(data.replace(b'{"n": 3', b'["n": 3'))
+    with browsing(tmp_path / "a.json") as client:
+        where = [{"column": ".json/n", "low": 0, "high": 9}]
+        assert found(client, query_of(where=where)) == [0, 1, 2, 4, 5]
+        assert search(client, query_of(where=where))["unreadable"] == 1
+
+
+def test_a_shard_that_cannot_be_searched_is_an_error(tmp_path: Path) -> None:
+    """A search ends with the reason, and keeps what it found (LOOK-12)."""
+    shards = [write_tar(tmp_path / f"{n}.tar", [*members(n * 6, n * 6 + 6)]) for n in range(2)]
+    wids.build_spec(shards, pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    with browsing(tmp_path / "a.json") as client:
+        shards[1].write_bytes(b"?" * 2048)
+        answer = search(client, query_of("caption"))
+    assert (answer["state"], answer["found"], "1.tar" in answer["problem"]) == ("stopped", 6, True)
+
+
+# Columns.
+
+
+def test_columns_are_those_of_the_first_samples(spec: Path) -> None:
+    """Plain values in their small structures; what is named like a class comes first (LOOK-6)."""
+    with browsing(spec) as client:
+        answer = client.json("columns")
+    names = [column["name"] for column in answer["columns"]]
+    assert sorted(names) == [".cls", ".json/n", ".json/note", ".json/score"]
+    assert (answer["first"], answer["problem"]) == (".cls", "")
+
+
+def test_values_are_counted(spec: Path) -> None:
+    """Values with counts and names of classes, or a histogram; None apart (LOOK-6)."""
+    with browsing(spec) as client:
+        classes = client.json("column?name=.cls")
+        scores = client.json(f"column?{urlencode({'name': '.json/score'})}")
+        notes = client.json(f"column?{urlencode({'name': '.json/note'})}")
+        assert "no parts" in client.json(f"column?{urlencode({'name': '.txt/a'})}")["error"]
+    assert classes["values"] == [
+        {"label": str(n), "count": 25, "name": SEASONS[n]} for n in range(4)
+    ]
+    assert (scores["low"], scores["high"], sum(scores["bins"])) == (0.0, 9.9, 100)
+    assert scores["values"] == []
+    assert notes["values"] == [{"label": "café", "count": 12}]
+    assert notes["num_nulls"] == 88
+
+
+def test_many_samples_are_counted_on_request(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond 10,000 samples nothing is counted before it is asked for (LOOK-6)."""
+    monkeypatch.setattr("wids.browsing.questions._MAX_UNASKED", 99)
+    monkeypatch.setattr("wids.browsing.hits.MAX_TALLIED", 50)
+    monkeypatch.setattr("wids.browsing.scans._BLOCK", 10)
+    with browsing(spec) as client:
+        assert client.json("column?name=.cls") == {"name": ".cls", "state": "new", "total": 100}
+        answer = json.loads(client.request("POST", "column?name=.cls")[2])
+        while answer["state"] == "running":
+            answer = client.json("column?name=.cls")
+        assert (answer["state"], answer["searched"], answer["num_values"]) == ("done", 50, 50)
+
+
+def test_a_saved_table_answers_without_a_shard(
+    spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Filters and counts of its columns read no tar; other conditions read what it leaves (LOOK-4).
+
+    The tars are gone.
+    """
+    pytest.importorskip("pyarrow")
+    for path in spec.parent.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    copy = tmp_path / spec.name
+    columns = "label=.cls,score=.json/score,note=.json/note"
+    assert (
+        main(["table", str(copy), "--columns", columns, "--output", f"{tmp_path}/t.parquet"]) == 0
+    )
+    capsys.readouterr()
+    for tar in tmp_path.glob("*.tar"):
+        tar.rename(tar.with_suffix(".gone"))
+    with browsing(copy) as client:
+        answer = client.json("columns")
+        assert [c["name"] for c in answer["columns"] if c["saved"]] == [
+            "label",
+            "score",
+            "note",
+        ]
+        assert answer["first"] == "label"
+        label = client.json("column?name=label")
+        assert [value["count"] for value in label["values"]] == [25] * 4
+        assert label["values"][1]["name"] == "summer"
+        assert sum(client.json("column?name=score")["bins"]) == 100
+        where = [{"column": "label", "value": "1"}, {"column": "score", "low": 9, "high": 9.5}]
+        assert search(client, query_of(where=where))["found"] == 1  # 93
+        where = [{"column": "note", "value": None}]
+        assert search(client, query_of(where=where))["found"] == 88
+        where = [{"column": "score", "low": 4.5, "high": 4.7}]
+        (tmp_path / "s-1.gone").rename(tmp_path / "s-1.tar")
+        assert search(client, query_of("caption", where))["found"] == 3  # in that shard alone
+
+
+def test_a_stale_table_is_not_used(spec: Path, tmp_path: Path) -> None:
+    """The reason is stated beside the columns, which are read from samples instead (LOOK-4)."""
+    document = json.loads(spec.read_text())
+    document["table"] = {"url": "t.parquet", "fingerprint": "0" * 32}
+    document["base"] = str(spec.parent)
+    path = spec.with_name("stale.json")
+    path.write_text(json.dumps(document))
+    with browsing(path) as client:
+        answer = client.json("columns")
+        assert "wids table" in answer["problem"]
+        assert ".cls" in [column["name"] for column in answer["columns"]]
+        assert found(client, query_of(where=[{"column": ".cls", "value": "3"}]))[:2] == [3, 7]
+    assert not (tmp_path / "t.parquet").exists()
+
+
+def test_a_remote_search_reads_texts_alone(server: Server, tmp_path: Path) -> None:
+    """Of remote shards the fields that are searched are read by range (LOOK-5)."""
+    big = [*members(0, 30), *((f"dir/s{n:04d}.bin", bytes(50_000)) for n in range(30))]
+    shard = write_tar(tmp_path / "a.tar", big)
+    wids.build_spec([shard], pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    for path in (shard, tmp_path / "a.index", tmp_path / "a.json"):
+        server.page(f"/{path.name}", path.read_bytes())
+    with browsing(f"{server.url}/a.json") as client:
+        assert client.json("column?name=.cls")["state"] == "new"
+        before = server.num_sent
+        assert found(client, query_of("summer")) == list(range(1, 30, 4))
+        assert server.num_sent - before < 200_000
+    assert not [r for r in server.log if r.path.endswith(".tar") and r.range is None]
+
+
+def test_known_samples_of_a_shard_are_searched(server: Server, tmp_path: Path) -> None:
+    """Without an index those are searched that were found so far; then the others (LOOK-16)."""
+    body = write_tar(
+        tmp_path / "a.tar",
+        [m for n in range(60) for m in (*members(n, n + 1), (f"dir/s{n:04d}.bin", bytes(60_000)))],
+    )
+    url = server.page("/a.tar", body.read_bytes())
+    with peeking(url) as client:
+        client.json("shard/0/samples?count=8")
+        first = search(client, query_of("caption"), "shard/0/")
+        assert 0 < first["found"] == first["total"] < 60
+        client.request("POST", "shard/0/index")
+        later = client.json(f"shard/0/hits?{query_of('caption')}")
+        assert (later["state"], later["total"]) == ("stopped", 60)
+        assert search(client, query_of("caption"), "shard/0/")["found"] == 60
+        assert client.json("shard/0/column?name=.cls")["state"] == "new"
+        names = [column["name"] for column in client.json("shard/0/columns")["columns"]]
+        assert ".cls" in names
+
+
+def test_the_browser_stops_searches_when_it_closes(spec: Path) -> None:
+    """No thread is left behind."""
+    with wids.ShardListDataset(spec) as dataset, serving(dataset) as client:
+        client.request("POST", f"hits?{query_of('caption')}")
+    assert [t for t in threading.enumerate() if t.name == "wids-scan"] == []
+
+
+def test_conditions_have_limits() -> None:
+    """A query is small: twenty words and twenty filters."""
+    assert parse_conditions({"q": 'A "b C" d'}).words == ("a", "b c", "d")
+    with raises(ValueError, "at most 20 words"):
+        parse_conditions({"q": "a " * 21})
+    for value, is_in_range, is_true in ((True, False, True), (1, True, False), ("1", False, False)):
+        assert Filter("n", low=1, high=2).accepts(value) == is_in_range
+        assert Filter("n", label="true").accepts(value) == is_true

@@ -1,0 +1,324 @@
+"""What people do on the page of `wids browse`, in a real browser: search, filter, zoom, copy.
+
+The tests use the system's Chromium and start it once. axe-core finds what a screen reader misses.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import need, write_tar
+from looks import browsing, picture, serving
+from PIL import Image
+from scenery import SEASONS, write_scenery
+from test_chromium import Tab, chromium
+
+import wids
+from wids.browsing.hits import Hits
+
+__all__ = ["chromium"]  # a fixture
+pytestmark = pytest.mark.long
+
+NUM_SAMPLES = 300
+
+
+@pytest.fixture(scope="module")
+def seasons(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_scenery(tmp_path_factory.mktemp("seasons"), NUM_SAMPLES, width=160)
+
+
+@pytest.fixture(scope="module")
+def captions(seasons: Path) -> list[str]:
+    with wids.ShardListDataset(seasons, fields=[".txt"]) as dataset:
+        return [sample[".txt"] for sample in dataset]
+
+
+@pytest.fixture
+def tab(chromium: Any, seasons: Path) -> Iterator[Tab]:
+    with browsing(seasons) as client, Tab(chromium, client.parts.geturl()) as tab:
+        tab.page.wait_for_selector("#values button")
+        yield tab
+
+
+def test_search(tab: Tab, captions: list[str]) -> None:
+    """Hits and progress stand beside the field; hits are marked; the address has it (LOOK-3)."""
+    wanted = [n for n, text in enumerate(captions) if "winter" in text and "firs" in text]
+    tab.page.keyboard.press("/")
+    tab.page.keyboard.type("firs WINTER")
+    tab.page.keyboard.press("Enter")
+    tab.page.wait_for_selector(f"#hits:text('{len(wanted)} hits · {NUM_SAMPLES} searched')")
+    tab.wait_for_first(wanted[0])
+    tab.page.wait_for_selector(f"#grid a:last-child:nth-child({len(wanted)})")
+    assert tab.indices() == wanted
+    assert tab.page.inner_text("#grid mark >> nth=0").lower() in ("firs", "winter")
+    tab.page.click("#grid a:nth-child(2)")
+    tab.page.wait_for_selector(f"#key:text('{wanted[1]} ·')")
+    tab.page.keyboard.press("ArrowRight")  # to the next hit, not to the next sample
+    tab.page.wait_for_selector(f"#key:text('{wanted[2]} ·')")
+    with Tab_of(tab) as other:
+        other.page.wait_for_selector(f"#key:text('{wanted[2]} ·')")
+        assert other.page.input_value("#query") == "firs WINTER"
+    tab.page.keyboard.press("Escape")
+    tab.page.click("#active button")
+    tab.page.wait_for_selector(f"#shown-range:text('of {NUM_SAMPLES}')")
+    assert tab.page.is_hidden("#hits-line")
+
+
+def Tab_of(tab: Tab) -> Tab:  # noqa: N802 - another tab of the same address
+    return Tab(tab.page.context.browser, tab.page.url)
+
+
+def test_a_long_search_is_watched_and_stopped(
+    tab: Tab, monkeypatch: pytest.MonkeyPatch, captions: list[str]
+) -> None:
+    """Hits are shown while the search runs; it is stopped and continued by a button (LOOK-5)."""
+    import threading
+
+    gate = threading.Semaphore(0)
+    visit = Hits.visit
+
+    def slow(self: Any, *arguments: Any) -> bool:
+        gate.acquire()
+        return visit(self, *arguments)
+
+    monkeypatch.setattr(Hits, "visit", slow)
+    monkeypatch.setattr("wids.browsing.scans._BLOCK", 20)
+    gate.release(2)
+    tab.page.fill("#query", "hills")
+    tab.page.keyboard.press("Enter")
+    tab.page.wait_for_selector("#hits:text('40 hits · 13% of 300 searched')")
+    tab.page.wait_for_selector("#grid a:last-child:nth-child(40)")
+    assert tab.page.get_attribute("#hits-progress", "value") == str(40 / 300)
+    tab.page.click("#stop-hits")
+    gate.release(1)
+    tab.page.wait_for_selector("#stop-hits:text('continue')")
+    assert "60 hits" in tab.page.inner_text("#hits")
+    gate.release(1000)
+    tab.page.click("#stop-hits")
+    tab.page.wait_for_selector(f"#hits:text('{len(captions)} hits · 300 searched')")
+
+
+def test_classes_and_ranges(tab: Tab, captions: list[str]) -> None:
+    """Classes have names and counts; a click filters; numbers have a histogram (LOOK-4, LOOK-6)."""
+    counts = {name: sum(name in text for text in captions) for name in SEASONS}
+    shown = tab.page.locator("#values button").all_inner_texts()
+    assert shown == [f"{name}\n{count}" for name, count in counts.items()]
+    tab.page.click("#values button:has-text('autumn')")
+    tab.page.wait_for_selector(f"#shown-range:text('of {counts['autumn']}')")
+    pressed = tab.page.locator("#values button[aria-pressed=true]").all_inner_texts()
+    assert pressed == [f"autumn\n{counts['autumn']}"]
+    tab.page.select_option("#column", ".json/score")
+    tab.page.wait_for_selector("#histogram span")
+    assert tab.page.locator("#histogram").get_attribute("aria-label").startswith("distribution of")
+    tab.page.fill("#low", "6")
+    tab.page.press("#low", "Enter")
+    tab.page.wait_for_selector("#active >> text=.json/score ≥ 6")
+    where = [{"column": ".cls", "value": "2"}, {"column": ".json/score", "low": 6}]
+    table = wids_scores(tab)
+    wanted = [n for n, (label, score) in enumerate(table) if label == 2 and score >= 6]
+    tab.page.wait_for_selector(f"#hits:text('{len(wanted)} hits')")
+    assert tab.indices() == wanted[:48]
+    assert len(where) == tab.page.locator("#active li").count()
+
+
+def wids_scores(tab: Tab) -> list[tuple[int, float]]:
+    found = []
+    for start in range(0, NUM_SAMPLES, 100):
+        for index in range(start, min(start + 100, NUM_SAMPLES)):
+            answer = tab.page.request.get(f"{tab.url}field/{index}/.json")
+            label = tab.page.request.get(f"{tab.url}field/{index}/.cls")
+            found.append((int(label.text()), json.loads(answer.text())["score"]))
+    return found
+
+
+def test_shuffle(tab: Tab) -> None:
+    """The same seed is the same order, also in another tab; another seed is another (LOOK-7)."""
+    tab.page.fill("#seed", "7")
+    tab.page.click("#shuffle")
+    tab.page.wait_for_selector("#active >> text=shuffled by seed 7")
+    tab.page.wait_for_selector("#grid[aria-busy=false] a:first-child:not([data-index='0'])")
+    first = tab.indices()
+    assert sorted(first) != first
+    tab.page.click("#next-page")
+    tab.page.wait_for_selector("#shown-range:text('48 to 95 of 300')")
+    tab.page.wait_for_selector("#grid[aria-busy=false]")
+    assert not set(first) & set(tab.indices())
+    tab.page.go_back()
+    with Tab_of(tab) as other:
+        other.page.wait_for_selector("#shown-range:text('0 to 47 of 300')")
+        assert other.indices() == first
+    tab.page.fill("#seed", "8")
+    tab.page.press("#seed", "Enter")
+    tab.page.wait_for_selector("#active >> text=shuffled by seed 8")
+    tab.page.wait_for_selector(f"#grid a:first-child:not([data-index='{first[0]}'])")
+
+
+def test_zoom(tab: Tab) -> None:
+    """A picture fits its place; keys, buttons and clicks zoom it (LOOK-9)."""
+    tab.page.click("#grid a:first-child")
+    tab.page.wait_for_selector("#stage img")
+    width = "document.querySelector('#stage img').getBoundingClientRect().width"
+    stage = tab.page.locator("#stage").bounding_box()["width"]
+    fitted = tab.page.evaluate(width)
+    assert fitted <= stage
+    assert fitted % 160 == 0  # by a whole number, since it has few pixels
+    tab.page.keyboard.press("+")
+    assert tab.page.evaluate(width) == pytest.approx(fitted * 1.5, rel=0.001)
+    tab.page.click("#zoom-out")
+    tab.page.click("#zoom-out")
+    assert tab.page.evaluate(width) == pytest.approx(fitted / 1.5, rel=0.001)
+    tab.page.keyboard.press("0")
+    assert tab.page.evaluate(width) == fitted
+    tab.page.click("#stage img")
+    assert tab.page.evaluate(width) > stage
+    assert "zoomed" in tab.page.get_attribute("#stage", "class")
+    rendering = "getComputedStyle(document.querySelector('#stage img')).imageRendering"
+    assert tab.page.evaluate(rendering) == "pixelated"
+
+
+def test_size_of_cards(tab: Tab) -> None:
+    """The slider changes the cards, requests sharper pictures, and is remembered (LOOK-9)."""
+    before = tab.page.locator("#grid a").first.bounding_box()["width"]
+    with tab.page.expect_request(lambda request: "pixels=512" in request.url):
+        tab.page.focus("#size")
+        for _ in range(8):
+            tab.page.keyboard.press("ArrowRight")
+    assert tab.page.locator("#grid a").first.bounding_box()["width"] > before + 50
+    tab.page.reload()
+    tab.page.wait_for_selector("#grid a")
+    assert tab.page.input_value("#size") == "340"
+
+
+def test_links_and_python_are_copied(chromium: Any, seasons: Path, tmp_path: Path) -> None:
+    """Address and expression are copied; a field is saved under its key (LOOK-11)."""
+    context = chromium.new_context(accept_downloads=True)
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    with browsing(seasons) as client:
+        page = context.new_page()
+        page.goto(f"{client.parts.geturl()}#sample=123")
+        page.wait_for_selector("#key:text('123 ·')")
+        for button, wanted in (("#copy-python", "dataset[123]"), ("#copy-link", page.url)):
+            page.click(button)
+            page.wait_for_selector(f"{button}:text('copied')")
+            assert page.evaluate("navigator.clipboard.readText()") == wanted
+        with page.expect_download() as download:
+            page.click("#sample a[aria-label='save .txt']")
+        assert download.value.suggested_filename == "000123.txt"
+        download.value.save_as(tmp_path / "saved")
+        assert (tmp_path / "saved").read_text().startswith("Hills in ")
+    context.close()
+
+
+def test_the_picture_of_each_sample_is_shown(chromium: Any, tmp_path: Path) -> None:
+    """Formats and cases are mixed; a mask can be preferred; tiny pictures are sharp (LOOK-8)."""
+    names = ["a.jpg", "b.JPG", "c.png", "d.WebP", "e.mask.png", "e.jpg", "f.jpeg"]
+    forms = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP"}
+    for name in names:
+        path = tmp_path / name
+        colour = (200, 0, 0) if "mask" in name else (0, 0, 200)
+        Image.new("RGB", (16, 12), colour).save(path, forms[path.suffix.lower()])
+    shard = write_tar(tmp_path / "mixed.tar", [(n, (tmp_path / n).read_bytes()) for n in names])
+    with browsing([(shard, 6)]) as client, Tab(chromium, client.parts.geturl()) as tab:
+        images = "images => images.map(i => [i.naturalWidth, getComputedStyle(i).imageRendering])"
+        assert tab.page.eval_on_selector_all("#grid img", images) == [[16, "pixelated"]] * 6
+        first = tab.page.get_attribute("#grid a:nth-child(5) img", "src")
+        tab.page.select_option("#picture", ".mask.png")
+        tab.page.wait_for_selector(f"#grid a:nth-child(5) img:not([src='{first}'])")
+        tab.page.click("#grid a:nth-child(5)")
+        tab.page.wait_for_selector("#strip button")
+        labels = tab.page.locator("#strip button").all_inner_texts()
+        assert labels == [".mask.png", ".jpg"]
+        tab.page.click("#strip button:has-text('.jpg')")
+        tab.page.wait_for_selector("#picture-text:text('.jpg · JPEG 16 x 12')")
+
+
+def test_problems_are_shown_once(chromium: Any, tmp_path: Path) -> None:
+    """A broken shard is one message with its reason; so is a server that is gone (LOOK-12)."""
+    members = [(f"{n}.jpg", picture(n)) for n in range(60)]
+    shards = [write_tar(tmp_path / f"{n}.tar", members) for n in range(2)]
+    wids.build_spec(shards, pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    shards[0].write_bytes(b"?" * 2048)
+    with wids.ShardListDataset(tmp_path / "a.json") as dataset, serving(dataset) as client:
+        tab = Tab(chromium, client.parts.geturl())
+        tab.page.wait_for_selector("#banner-text:text('48 samples')")
+        assert tab.page.inner_text("#banner-text").count("0.tar") == 1
+        assert "0.tar" not in tab.page.inner_text("#grid")
+        tab.page.click("#next-page")
+        tab.wait_for_first(48)
+        tab.page.click("#next-page")
+        tab.wait_for_first(96)
+        assert tab.page.is_hidden("#banner")
+    tab.page.click("#previous-page")
+    tab.page.wait_for_selector("#banner-text:text('`wids browse` does not answer')")
+    tab.page.click("#dismiss")
+    assert tab.page.is_hidden("#banner")
+    tab.page.close()
+
+
+@pytest.mark.parametrize("width", [1300, 360])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_screen_readers_find_everything(
+    scheme: str, width: int, chromium: Any, seasons: Path
+) -> None:
+    """axe-core finds no violation on the page, while it filters, and in a sample (LOOK-13)."""
+    need(importlib.util.find_spec("axe_playwright_python"), "pip install axe-playwright-python")
+    from axe_playwright_python.sync_playwright import Axe
+
+    options = {"viewport": {"width": width, "height": 800}, "color_scheme": scheme}
+    with browsing(seasons) as client, Tab(chromium, client.parts.geturl(), **options) as tab:
+        if width < 800:
+            tab.page.click("#filters > summary")
+        tab.page.wait_for_selector("#values button")
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+        violations(Axe().run(tab.page))
+        tab.page.click("#values button")
+        tab.page.wait_for_selector("#active button")
+        tab.page.select_option("#column", ".json/score")
+        tab.page.wait_for_selector("#histogram span")
+        violations(Axe().run(tab.page))
+        tab.page.click("#grid a")
+        tab.page.wait_for_selector("#stage img")
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+        violations(Axe().run(tab.page))
+
+
+def violations(results: Any) -> None:
+    found = [
+        (each["id"], node["html"][:200], node["failureSummary"][:300])
+        for each in results.response["violations"]
+        for node in each["nodes"]
+    ]
+    assert found == []
+
+
+def test_everything_by_keyboard(chromium: Any, seasons: Path) -> None:
+    """The Tab key reaches every control of the page and of a sample, and each has a name."""
+    with browsing(seasons) as client, Tab(chromium, client.parts.geturl()) as tab:
+        tab.page.wait_for_selector("#values button")
+        for place, others in (("body", "#viewer *"), ("#viewer", "")):
+            if place == "#viewer":
+                tab.page.keyboard.press("Enter")  # on the first sample
+                tab.page.wait_for_selector("#stage img")
+            controls = tab.page.evaluate(
+                """([place, others]) => [
+                    ...document.querySelectorAll(`${place} :is(button, input, select, a)`)
+                ].filter((each) => each.checkVisibility() && !each.disabled
+                    && !(others && each.matches(others))).length""",
+                [place, others],
+            )
+            reached = []
+            for _ in range(controls + 8):
+                tab.page.keyboard.press("Tab")
+                reached.append(
+                    tab.page.evaluate(
+                        "[...document.querySelectorAll('button, input, select, a')]"
+                        ".indexOf(document.activeElement)"
+                    )
+                )
+            assert len({at for at in reached if at >= 0}) >= controls
+            tab.page.focus("#grid a:first-child")

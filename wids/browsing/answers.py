@@ -1,0 +1,106 @@
+"""What a server sends: a status, a media type and a body; and how errors become answers.
+
+This module knows nothing of datasets, connections or headers.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from importlib import resources
+from typing import Any, Final, Protocol
+
+from wids.errors import WidsError, printable
+
+_logger = logging.getLogger("wids")
+
+Query = dict[str, str]
+
+
+@dataclass(frozen=True)
+class FieldBytes:
+    """A field that is read while it is sent.
+
+    Attributes:
+        nbytes: Its length.
+        read: Returns the bytes from a start to a stop.
+    """
+
+    nbytes: int
+    read: Callable[[int, int], bytes]
+
+
+Answer = tuple[int, str, bytes | FieldBytes]
+"""Status, media type and body."""
+Route = Callable[[str, Query], Answer]
+"""Takes the rest of the path, and the query."""
+
+
+class Site(Protocol):
+    """What is behind the paths of a server."""
+
+    def answer(self, path: str, query: Query) -> Answer:
+        """Return status, media type and body for a path, from which nothing changes."""
+
+    def act(self, path: str, query: Query) -> Answer:
+        """Do what a path stands for, and return the answer."""
+
+    def close(self) -> None:
+        """Stop what was started."""
+
+
+def routed(routes: Mapping[str, Route], path: str, query: Query) -> Answer:
+    """Return the answer of the route for a path. Every error becomes an answer."""
+    name, _, rest = path.partition("/")
+    route = routes.get(name)
+    if route is None:
+        return _error(HTTPStatus.NOT_FOUND, "not found")
+    try:
+        return route(rest, query)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
+        return error_answer(error, path)
+
+
+def json_answer(value: Any) -> Answer:
+    """Return a value as the answer to a request."""
+    # ASCII escapes hold lone surrogates too, which names may have and UTF-8 cannot.
+    return 200, "application/json", json.dumps(value).encode("ascii")
+
+
+def error_answer(error: Exception, path: str) -> tuple[int, str, bytes]:
+    """Return the answer to a request that failed, for a path."""
+    if isinstance(error, WidsError | OSError | ModuleNotFoundError):
+        return _error(HTTPStatus.BAD_GATEWAY, str(error))
+    if isinstance(error, ValueError | IndexError | KeyError):
+        return _error(HTTPStatus.NOT_FOUND, str(error.args[0]) if error.args else "not found")
+    _logger.info("%s could not be shown", printable(path), exc_info=error)
+    return _error(HTTPStatus.INTERNAL_SERVER_ERROR, repr(error))
+
+
+def _error(status: HTTPStatus, text: str) -> tuple[int, str, bytes]:
+    document = {"error": printable(text)}
+    return int(status), "application/json", json.dumps(document).encode("ascii")
+
+
+def _static(name: str, kind: str) -> Route:
+    def route(rest: str, _: Query) -> Answer:
+        if rest:
+            return _error(HTTPStatus.NOT_FOUND, "not found")
+        body = resources.files("wids.browsing").joinpath(name).read_bytes()
+        return 200, f"{kind}; charset=utf-8", body
+
+    return route
+
+
+STATIC_ROUTES: Final[dict[str, Route]] = {
+    "": _static("page.html", "text/html"),
+    "page.css": _static("page.css", "text/css"),
+    **{
+        name: _static(name, "text/javascript")
+        for name in ("page.js", "address.js", "samples.js", "filters.js", "viewer.js", "shards.js")
+    },
+}
+"""The page, its style sheet and its scripts, which are the same for all datasets."""

@@ -1,0 +1,165 @@
+"""A dataset → the columns that its page can filter by: of its saved table, or seen in its samples.
+
+A saved table on this machine answers at once, without a shard. Other columns are numbers, texts and
+flags in the small structures of the first samples; their values have to be read by a scan.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from wids.browsing.conditions import Filter
+from wids.columns.column_paths import ColumnPath, codec_of, parse_columns
+from wids.columns.column_values import decoder_of
+from wids.columns.table_file import Tabular, load_table, saved_columns
+from wids.errors import DecodeError, WidsError
+from wids.fields.codecs import extension
+from wids.looking.field_stats import CAPTION_EXTENSIONS, is_small, is_text
+from wids.looking.preview import Browsable, sample_sizes
+from wids.transport import urls
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_NUM_SEEN: Final = 8
+"""Samples that are searched for columns; they are on the first page."""
+_MAX_SEEN: Final = 40
+_MAX_DEPTH: Final = 3
+_MAX_ROWS: Final = 20_000_000
+"""Rows of a saved table of which columns are read; each takes some bytes of memory."""
+_MAX_KEPT: Final = 4
+
+
+@dataclass(frozen=True)
+class SavedTable:
+    """What is known of the saved table of a dataset.
+
+    Attributes:
+        columns: The names of its columns.
+        problem: Why it is not used; ``""`` if it is.
+    """
+
+    columns: tuple[str, ...] = ()
+    problem: str = ""
+
+
+class PageColumns:
+    """The columns of a dataset. Safe to use from any thread.
+
+    Args:
+        dataset: The dataset.
+    """
+
+    def __init__(self, dataset: Browsable) -> None:
+        self._dataset = dataset
+        self._lock = threading.Lock()
+        self._saved: SavedTable | None = None
+        self._seen: tuple[str, ...] | None = None
+        self._kept: dict[str, pa.ChunkedArray] = {}
+
+    @property
+    def saved(self) -> SavedTable:
+        """The saved table, of which the names of columns are read once."""
+        if self._saved is None:
+            self._saved = _saved_table(self._dataset)
+        return self._saved
+
+    @property
+    def seen(self) -> tuple[str, ...]:
+        """Paths of columns in the first samples, which are read once; and all that were asked for.
+
+        Raises:
+            WidsError: The samples cannot be read.
+        """
+        if self._seen is None:
+            self._seen = tuple(dict.fromkeys(_paths_in_samples(self._dataset)))[:_MAX_SEEN]
+        return self._seen
+
+    def is_saved(self, name: str) -> bool:
+        """Return whether the saved table has a column, so that nothing has to be scanned."""
+        return name in self.saved.columns
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Return a column of the saved table."""
+        with self._lock:
+            if name not in self._kept:
+                table = load_table(self._tabular(), [name])
+                self._kept[name] = table[name]
+                while len(self._kept) > _MAX_KEPT:
+                    del self._kept[next(iter(self._kept))]
+            return self._kept[name]
+
+    def mask(self, wanted: Filter) -> npt.NDArray[np.bool_]:
+        """Return which samples a filter accepts, by the saved table."""
+        import pyarrow as pa
+
+        encoded = self.column(wanted.column).dictionary_encode()
+        masks = []
+        for chunk in encoded.chunks:
+            values = chunk.dictionary.to_pylist()
+            accepted = pa.array([wanted.accepts(value) for value in values], pa.bool_())
+            found = accepted.take(chunk.indices).fill_null(wanted.accepts(None))
+            masks.append(np.asarray(found.to_numpy(zero_copy_only=False), bool))
+        return np.concatenate([np.empty(0, bool), *masks])
+
+    def _tabular(self) -> Tabular:
+        assert isinstance(self._dataset, Tabular)  # noqa: S101 - or it has no saved table
+        return self._dataset
+
+
+def path_of(name: str) -> ColumnPath:
+    """Return the path of a column that is read from samples.
+
+    Raises:
+        ValueError: It is not a path to a value.
+    """
+    return parse_columns([name])[0]
+
+
+def _saved_table(dataset: Browsable) -> SavedTable:
+    table = dataset.spec.table
+    if table is None or not isinstance(dataset, Tabular):
+        return SavedTable()
+    if not urls.is_local(table.url):
+        return SavedTable(problem="The saved table is remote, and not fetched for this page.")
+    if len(dataset) > _MAX_ROWS:
+        return SavedTable(problem="The saved table is too long for this page.")
+    try:
+        return SavedTable(tuple(saved_columns(dataset)))
+    except (WidsError, ModuleNotFoundError) as error:
+        return SavedTable(problem=str(error))
+
+
+def _paths_in_samples(dataset: Browsable) -> Iterator[str]:
+    first = range(min(len(dataset), _NUM_SEEN))
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for index in first:
+        sizes = sample_sizes(dataset, index) or {}
+        fields = tuple(f for f, n in sizes.items() if is_text(f) and is_small(f, n))
+        # Captions are searched, and hardly ever equal.
+        fields = tuple(f for f in fields if extension(f) not in CAPTION_EXTENSIONS and codec_of(f))
+        groups.setdefault(fields, []).append(index)
+    for fields, indices in groups.items():
+        if not fields:
+            continue
+        with dataset.only(fields) as selection:
+            for sample in selection.__getitems__(indices):
+                for field in fields:
+                    yield from _paths(field, decoder_of(field)([bytes(sample[field])])[0], ())
+
+
+def _paths(field: str, value: Any, steps: Sequence[str]) -> Iterator[str]:
+    """Yield the paths to plain values in a value."""
+    if isinstance(value, dict) and len(steps) < _MAX_DEPTH:
+        for name, item in value.items():
+            if isinstance(name, str) and name:
+                yield from _paths(field, item, (*steps, name))
+    elif not isinstance(value, dict | list | DecodeError | None):
+        escaped = (step.replace("~", "~0").replace("/", "~1") for step in steps)
+        yield "/".join((field, *escaped))

@@ -1,0 +1,138 @@
+"""The query of a page → its selection of samples; a column → how its values are distributed.
+
+What has to be read for that is read by scans, which a person starts and can stop. The saved table
+of a dataset, and a small dataset on this machine, answer at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from wids.browsing.conditions import Conditions, parse_conditions
+from wids.browsing.hits import ColumnTally, Hits
+from wids.browsing.page_columns import PageColumns
+from wids.browsing.scans import Scan, Scans
+from wids.browsing.selection import Selection
+from wids.browsing.tally import Tally
+from wids.errors import WidsError, printable
+from wids.looking.preview import Browsable
+from wids.looking.text import class_name, class_names
+
+_MAX_UNASKED: Final = 10_000
+"""Samples of a dataset on this machine whose values are counted without being asked for."""
+
+
+class Questions:
+    """What a page asks about all samples of a dataset. Safe to use from any thread.
+
+    Args:
+        dataset: The dataset, which may grow.
+    """
+
+    def __init__(self, dataset: Browsable) -> None:
+        self._dataset = dataset
+        self._columns = PageColumns(dataset)
+        self._scans = Scans()
+
+    def close(self) -> None:
+        """Stop all scans."""
+        self._scans.stop()
+
+    # Which samples.
+
+    def selection(self, query: dict[str, str]) -> Selection:
+        """Return the samples that a query asks for, as far as they are found, in its order."""
+        conditions, seed = parse_conditions(query), query.get("seed", "")
+        scan = self._scans.get("hits", conditions)
+        found = None if not conditions else [] if scan is None else scan.visitor.found
+        # As many as there are now: a scan may find more meanwhile.
+        found = None if found is None else found[: len(found)]
+        return Selection(found, len(self._dataset), int(seed) if seed else None)
+
+    def search(self, query: dict[str, str]) -> dict[str, Any]:
+        """Look for samples, or continue to; return what `hits` does."""
+        conditions = parse_conditions(query)
+        if conditions:
+            self._scans.start("hits", conditions, partial(self._new_hits, conditions))
+        return self.hits(query)
+
+    def hits(self, query: dict[str, str]) -> dict[str, Any]:
+        """Return how many samples were found, and how far the search for them is."""
+        conditions = parse_conditions(query)
+        if not conditions:
+            return {"state": "all", "found": len(self._dataset)}
+        scan = self._scans.get("hits", conditions)
+        if scan is None:
+            return {"state": "new", "found": 0, "total": len(self._dataset)}
+        progress = scan.progress()
+        return {**progress, "found": len(scan.visitor.found)}
+
+    def _new_hits(self, conditions: Conditions) -> Scan[Hits]:
+        return Scan(self._dataset, Hits(conditions, self._columns))
+
+    def stop(self, kind: str) -> dict[str, Any]:
+        """Stop the scans of a kind."""
+        self._scans.stop(kind)
+        return {}
+
+    # Which values.
+
+    def column_names(self) -> dict[str, Any]:
+        """Return the columns to filter by: of the saved table, and those seen in samples."""
+        saved, problem = self._columns.saved, self._columns.saved.problem
+        try:
+            seen = self._columns.seen
+        except (WidsError, ValueError) as error:
+            seen, problem = (), problem or str(error)
+        names = dict.fromkeys((*saved.columns, *seen))
+        first = next((name for name in names if _is_of_classes(name)), None)
+        return {
+            "columns": [
+                {"name": name, "label": printable(name), "saved": name in saved.columns}
+                for name in names
+            ],
+            "first": first or next(iter(names), ""),
+            "problem": printable(problem),
+        }
+
+    def column(self, name: str) -> dict[str, Any]:
+        """Return how the values of a column are distributed, as far as that is known."""
+        if self._columns.is_saved(name):
+            tally = Tally()
+            tally.add_column(self._columns.column(name))
+            total = len(self._dataset)
+            return self._distribution(name, tally, {"state": "done", "total": total})
+        scan = self._scans.get("column", name)
+        if scan is None and self._is_free():
+            scan = self._scans.run("column", name, partial(self._new_tally, name))
+        if scan is None:
+            return {"name": name, "state": "new", "total": len(self._dataset)}
+        return self._distribution(name, scan.visitor.tally, scan.progress())
+
+    def count(self, name: str) -> dict[str, Any]:
+        """Count the values of a column, or continue to; return what `column` does."""
+        if not self._columns.is_saved(name):
+            self._scans.start("column", name, partial(self._new_tally, name))
+        return self.column(name)
+
+    def _new_tally(self, name: str) -> Scan[ColumnTally]:
+        return Scan(self._dataset, ColumnTally(name))
+
+    def _is_free(self) -> bool:
+        """Return whether all samples are near, and few."""
+        is_local: Callable[[int], bool] = self._dataset.reader.is_local
+        lengths = self._dataset.lengths
+        return sum(lengths) <= _MAX_UNASKED and all(map(is_local, range(len(lengths))))
+
+    def _distribution(self, name: str, tally: Tally, progress: dict[str, Any]) -> dict[str, Any]:
+        summary = tally.summary()
+        names = class_names(self._dataset.spec)
+        for value in summary["values"] if _is_of_classes(name) else ():
+            value["name"] = class_name(".cls", value["label"], names)
+        return {"name": name, **progress, **summary}
+
+
+def _is_of_classes(name: str) -> bool:
+    return name.lower().lstrip("_.") in ("cls", "class", "label", "category")

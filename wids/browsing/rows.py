@@ -1,0 +1,157 @@
+"""One open shard → the bytes and values of small fields of some of its samples.
+
+Members that are damaged are left out and counted. What is wanted of them is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from wids.columns.column_paths import ColumnPath
+from wids.columns.column_values import decoder_of, parts_of
+from wids.errors import DecodeError, ShardFormatError
+from wids.looking.preview import Browsable
+from wids.tars.readable_shard import ReadableShard
+
+Rows = npt.NDArray[np.int64]
+"""Positions of samples in a shard, ascending."""
+
+MAX_VALUE_NBYTES: Final = 1_000_000
+"""Longer fields are not read for a filter or a search."""
+_MAX_READ_NBYTES: Final = 8_000_000
+"""Bytes to read at a time."""
+
+
+class ShardRows:
+    """The small fields of the samples of an open shard.
+
+    Args:
+        shard: The shard.
+
+    Attributes:
+        num_unreadable: Fields that were damaged, or could not be decoded, so far.
+    """
+
+    def __init__(self, shard: ReadableShard) -> None:
+        self._shard = shard
+        self._members: dict[str, tuple[Rows, Rows]] = {}
+        self._decoders: dict[str, Callable[[Sequence[bytes]], list[Any]]] = {}
+        self.num_unreadable = 0
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Every field that occurs in the shard."""
+        return self._shard.index.fields
+
+    def key(self, row: int) -> str:
+        """Return the key of a sample."""
+        return self._shard.index.key(row)
+
+    def have(self, field: str, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Return which samples have a field."""
+        return np.isin(rows, self._members_of(field)[0], assume_unique=True)
+
+    def read(
+        self, fields: Sequence[str], rows: Rows, max_nbytes: int
+    ) -> Iterator[tuple[int, str, bytes]]:
+        """Yield the sample, the name and the bytes of fields that are not longer than a limit."""
+        found = [self._members_in(field, rows) for field in fields]
+        samples = np.concatenate([np.empty(0, np.int64), *(each[0] for each in found)])
+        members = np.concatenate([np.empty(0, np.int64), *(each[1] for each in found)])
+        names = np.repeat(np.arange(len(fields)), [len(each[0]) for each in found])
+        sizes = np.asarray(self._shard.index.sizes)[members]
+        # In the order of the shard, so that near fields of a remote one are read together.
+        order = np.argsort(members, kind="stable")
+        order = order[sizes[order] <= max_nbytes]
+        groups = np.cumsum(sizes[order], dtype=np.int64) // _MAX_READ_NBYTES
+        for at in np.split(order, np.flatnonzero(np.diff(groups)) + 1):
+            datas = self._read(members[at]) if len(at) else []
+            for row, name, data in zip(samples[at].tolist(), names[at], datas, strict=True):
+                if data is not None:
+                    yield row, fields[name], data
+
+    def values(self, path: ColumnPath, rows: Rows) -> list[Any]:
+        """Return what a path leads to in samples; None where that is nothing."""
+        decode = self._decoders.setdefault(path.field, decoder_of(path.field))
+        read = self.read([path.field], rows, MAX_VALUE_NBYTES)
+        found = {row: data for row, _, data in read}
+        values = decode(list(found.values()))
+        self.num_unreadable += sum(isinstance(value, DecodeError) for value in values)
+        values = [None if isinstance(value, DecodeError) else value for value in values]
+        by_row = dict(zip(found, parts_of(values, path.steps).values, strict=True))
+        return [by_row.get(row) for row in rows.tolist()]
+
+    def _members_in(self, field: str, rows: Rows) -> tuple[Rows, Rows]:
+        """Return those of some samples that have a field, and the member of each."""
+        samples, members = self._members_of(field)
+        first, last = np.searchsorted(samples, (rows[0], rows[-1] + 1)) if len(rows) else (0, 0)
+        samples, members = samples[first:last], members[first:last]
+        is_wanted = np.isin(samples, rows, assume_unique=True)
+        return samples[is_wanted], members[is_wanted]
+
+    def _members_of(self, field: str) -> tuple[Rows, Rows]:
+        if field not in self._members:
+            self._members[field] = self._shard.index.members_of(field)
+        return self._members[field]
+
+    def _read(self, members: Rows) -> list[bytes | None]:
+        try:
+            return list(self._shard.read_members(members))
+        except ShardFormatError:
+            self._shard.check()  # a shard that has changed has no values at all
+        datas: list[bytes | None] = []
+        for member in members:
+            try:
+                datas += self._shard.read_members(np.array([member]))
+            except ShardFormatError:
+                datas.append(None)
+                self.num_unreadable += 1
+        return datas
+
+
+class OpenRows:
+    """The shard that a scan reads, which stays open until it reads another one.
+
+    Args:
+        dataset: The dataset, of which no shard is downloaded.
+    """
+
+    def __init__(self, dataset: Browsable) -> None:
+        self._dataset = dataset
+        self._open = ExitStack()
+        self._number = -1
+        self._rows: ShardRows | None = None
+        self._num_unreadable = 0
+
+    @property
+    def num_unreadable(self) -> int:
+        """Fields of all shards that could not be read so far."""
+        return self._num_unreadable + (self._rows.num_unreadable if self._rows else 0)
+
+    def of(self, number: int) -> ShardRows:
+        """Return the fields of a shard.
+
+        Raises:
+            ValueError: The shard has no index.
+        """
+        if self._rows is None or number != self._number:
+            self.close()
+            if self._dataset.reader.index(number) is None:
+                raise ValueError(
+                    f"shard {number} has no index to search; `wids create` makes an index"
+                )
+            selection = self._open.enter_context(self._dataset.only(None))
+            self._rows = ShardRows(selection.reader.open(number, local=False))
+            self._number = number
+        return self._rows
+
+    def close(self) -> None:
+        """Release the shard."""
+        self._num_unreadable = self.num_unreadable
+        self._rows = None
+        self._open.close()

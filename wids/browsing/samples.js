@@ -1,0 +1,136 @@
+// A page of samples as cards, and the buttons that turn pages.
+
+import { PAGE_SIZE, counted, dataset, element, hash, isSelective, made, navigate, number, prefix, request, selection,
+  setBanner, setStatus, state } from "./address.js";
+import { describeKnown, knownText } from "./shards.js";
+
+const FIRST = 12; // cards of the first request, so that something is seen early
+let current = ""; // what is shown or being loaded
+let cards = [];
+
+export const forget = () => { current = ""; };
+export const numShown = () => cards.length;
+
+// The least number of pixels that is sharp at the chosen size.
+function pixels() {
+  const wanted = Number(element("size").value) * devicePixelRatio;
+  return wanted <= 256 ? 256 : wanted <= 512 ? 512 : 1024;
+}
+
+export async function showPage(view) {
+  const wanted = JSON.stringify([view.shard, view.start, [...selection(view)], view.picture, pixels()]);
+  if (wanted === current) return;
+  current = wanted;
+  if (!element("grid").children.length) setStatus("loading …");
+  element("grid").ariaBusy = "true";
+  try {
+    await load(view, wanted);
+  } catch (error) {
+    if (current !== wanted) return;
+    current = "";
+    throw error;
+  } finally {
+    if (current === wanted || !current) element("grid").ariaBusy = "false";
+  }
+}
+
+async function load(view, wanted) {
+  // How many cards a shard without an index can afford is decided for a whole page.
+  const counts = view.shard === null ? [FIRST, PAGE_SIZE - FIRST] : [PAGE_SIZE];
+  let shown = [];
+  const problems = new Map(); // how many samples have each
+  for (const count of counts) {
+    const query = selection(view);
+    query.set("start", view.start + shown.length);
+    query.set("count", count);
+    query.set("pixels", pixels());
+    if (view.picture) query.set("picture", view.picture);
+    const answer = await request(`${prefix(view.shard)}samples?${query}`);
+    if (current !== wanted) return; // the user has moved on to another page meanwhile
+    if (!shown.length) scrollTo(0, 0);
+    shown = [...shown, ...answer.cards];
+    for (const [text, times] of Object.entries(answer.problems)) problems.set(text, (problems.get(text) ?? 0) + times);
+    put(view, shown, answer);
+    if (answer.next === null || answer.cards.length < count) break;
+  }
+  setBanner([...problems].map(([text, times]) => `${counted(times, "sample")}: ${text}`).join("\n"));
+}
+
+function put(view, shown, answer) {
+  const kept = shown.slice(0, element("grid").children.length).every((card, at) => card.index === cards[at]?.index
+    && card.html === cards[at].html) ? element("grid").children.length : 0;
+  const links = shown.slice(kept <= shown.length ? kept : 0).map(({ index, html }) => {
+    const link = made("a", "", { href: hash({ ...view, sample: index }), "data-index": index });
+    link.innerHTML = html; // the server has escaped all text of the dataset
+    if (view.q) mark(link, view.q);
+    return link;
+  });
+  if (kept && kept <= shown.length) element("grid").append(...links);
+  else element("grid").replaceChildren(...links);
+  cards = shown;
+  if (view.shard !== null && "known" in answer) describeKnown(answer);
+  element("shown-range").textContent = rangeText(view, shown, answer.num_found);
+  setTargets("previous-page", view.start ? Math.max(0, view.start - PAGE_SIZE) : null);
+  const stop = view.start + PAGE_SIZE; // also while only a part of the page is there
+  setTargets("next-page", view.shard !== null ? answer.next : stop < answer.num_found ? stop : null);
+  setStatus(shown.length ? "" : emptyText(view, answer.next !== null));
+}
+
+function rangeText(view, shown, found) {
+  if (!shown.length) return "";
+  const range = `${number(view.start)} to ${number(view.start + shown.length - 1)}`;
+  if (dataset.numSamples === null && !isSelective(view)) return `${range} · ${knownText()}`;
+  return `${range} of ${number(found)}`;
+}
+
+function emptyText(view, canContinue) {
+  if (isSelective(view)) return "";
+  return `no samples here${canContinue ? " yet; next reads on" : ""}`;
+}
+
+function setTargets(name, start) {
+  for (const button of document.getElementsByClassName(name)) {
+    button.disabled = start === null;
+    button.dataset.start = start === null ? "" : start;
+  }
+}
+
+// Mark what was searched for in the texts of a card.
+function mark(card, query) {
+  const words = [...query.matchAll(/"([^"]+)"|(\S+)/g)].map((found) => (found[1] ?? found[2]).toLowerCase());
+  const walker = document.createTreeWalker(card, NodeFilter.SHOW_TEXT);
+  const texts = [];
+  while (walker.nextNode()) texts.push(walker.currentNode);
+  for (let text of texts) {
+    for (;;) {
+      const content = text.data.toLowerCase();
+      const places = words.map((word) => [content.indexOf(word), word.length]).filter(([at]) => at >= 0);
+      if (!places.length) break;
+      const [at, length] = places.sort((a, b) => a[0] - b[0])[0];
+      const found = text.splitText(at);
+      text = found.splitText(length);
+      const marked = made("mark", found.data);
+      found.replaceWith(marked);
+    }
+  }
+}
+
+export function turn(isForward, show) {
+  const { start } = element(isForward ? "next-page" : "previous-page").dataset;
+  if (!start) return;
+  if (Number(start) !== state().start) { navigate({ start: Number(start) }); return; }
+  current = ""; // nothing was found here yet: read on
+  show();
+}
+
+export function watchSize(show) {
+  const size = element("size");
+  const apply = () => document.documentElement.style.setProperty("--card", `${size.value}px`);
+  try { size.value = localStorage.getItem("wids-size") ?? size.value; } catch { /* not allowed here */ }
+  apply();
+  size.oninput = apply;
+  size.onchange = () => {
+    try { localStorage.setItem("wids-size", size.value); } catch { /* not allowed here */ }
+    show(); // larger pictures, if they are needed
+  };
+}

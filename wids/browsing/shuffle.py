@@ -1,0 +1,73 @@
+"""A number of samples and a seed → a random order of them, without memory for each.
+
+Positions and indices are turned into each other by a Feistel network over the next power of four;
+results beyond the number of samples are passed through it again until they are inside. This order
+is for looking: that of epochs is in `wids.sampling.order`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.uint64]
+
+_NUM_ROUNDS: Final = 6
+_MULTIPLIERS: Final = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
+"""Those of MurmurHash3's last step, which spreads each bit over all others."""
+
+
+class Shuffle:
+    """A random order of some samples. Equal seeds give equal orders on every machine.
+
+    Args:
+        num_samples: How many there are, at most 2**62.
+        seed: Any integer.
+    """
+
+    def __init__(self, num_samples: int, seed: int) -> None:
+        self._num_samples = np.uint64(num_samples)
+        self._shift = np.uint64(max((max(num_samples - 1, 1).bit_length() + 1) // 2, 1))
+        self._mask = (np.uint64(1) << self._shift) - np.uint64(1)
+        sequence = np.random.SeedSequence(abs(seed) * 2 + (seed < 0))
+        self._keys = [np.uint64(word) for word in sequence.generate_state(_NUM_ROUNDS, np.uint64)]
+
+    def indices(self, positions: Sequence[int] | Numbers) -> list[int]:
+        """Return the samples at some positions of the order."""
+        found: list[int] = self._walk(positions, self._forward).tolist()
+        return found
+
+    def positions(self, indices: Sequence[int] | Numbers) -> npt.NDArray[np.int64]:
+        """Return where samples are in the order."""
+        return self._walk(indices, self._backward).astype(np.int64)
+
+    def _walk(self, start: Sequence[int] | Numbers, step: Callable[[Numbers], Numbers]) -> Numbers:
+        values = step(np.asarray(start, np.uint64))
+        while (outside := values >= self._num_samples).any():
+            values[outside] = step(values[outside])
+        return values
+
+    def _forward(self, values: Numbers) -> Numbers:
+        left, right = values >> self._shift, values & self._mask
+        for key in self._keys:
+            left, right = right, left ^ self._mixed(right, key)
+        result: Numbers = (left << self._shift) | right
+        return result
+
+    def _backward(self, values: Numbers) -> Numbers:
+        left, right = values >> self._shift, values & self._mask
+        for key in reversed(self._keys):
+            left, right = right ^ self._mixed(left, key), left
+        result: Numbers = (left << self._shift) | right
+        return result
+
+    def _mixed(self, values: Numbers, key: np.uint64) -> Numbers:
+        mixed = values ^ key
+        for multiplier in _MULTIPLIERS:
+            mixed = mixed ^ (mixed >> np.uint64(33))
+            mixed = mixed * multiplier  # modulo 2**64, as arrays multiply
+        result: Numbers = (mixed ^ (mixed >> np.uint64(33))) & self._mask
+        return result

@@ -1,0 +1,110 @@
+"""The values of a column → how often each occurs, and how numbers are distributed.
+
+Values arrive in parts, in any order. Nothing is read here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from wids.browsing.conditions import is_number, label_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_MAX_DISTINCT: Final = 20_000
+"""Different values that are counted one by one."""
+_MAX_LISTED: Final = 60
+"""Values to list, the most frequent ones."""
+_MAX_CHIPS_OF_NUMBERS: Final = 24
+"""More different numbers than these are shown as a histogram."""
+_NUM_BINS: Final = 32
+
+
+class Tally:
+    """The values of a column, as far as they are known."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._num_values = 0
+        self._num_nulls = 0
+        self._num_uncounted = 0
+        self._is_numeric = True
+        self._numbers: list[npt.NDArray[np.float64]] = []
+
+    def add(self, values: Iterable[Any]) -> None:
+        """Add values of some samples; None is a sample without one."""
+        self._add_counts(Counter(map(label_of, values)).items())
+        values = [value for value in values if value is not None]
+        self._is_numeric = self._is_numeric and all(map(is_number, values))
+        if self._is_numeric:
+            self._numbers.append(np.array(values, np.float64))
+
+    def add_column(self, column: pa.ChunkedArray) -> None:
+        """Add all values of a column of a table."""
+        import pyarrow as pa
+
+        found = column.value_counts()
+        values = found.field("values").to_pylist()
+        self._add_counts(
+            (label_of(value), count)
+            for value, count in zip(values, found.field("counts").to_pylist(), strict=True)
+        )
+        kind = column.type
+        self._is_numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+        if self._is_numeric:
+            numbers = column.drop_null().to_numpy().astype(np.float64)
+            self._numbers.append(numbers[np.isfinite(numbers)])
+
+    def _add_counts(self, counts: Iterable[tuple[str | None, int]]) -> None:
+        for label, count in counts:
+            if label is None:
+                self._num_nulls += count
+                continue
+            self._num_values += count
+            if label in self._counts or len(self._counts) < _MAX_DISTINCT:
+                self._counts[label] += count
+            else:
+                self._num_uncounted += count
+
+    def summary(self) -> dict[str, Any]:
+        """Return what a page shows of the column.
+
+        ``values`` are labels with counts, numbers ascending and others by frequency; ``bins`` is a
+        histogram of numbers that are too many to list.
+        """
+        distinct = len(self._counts)
+        is_numeric = self._is_numeric and self._num_values > 0
+        summary: dict[str, Any] = {
+            "num_values": self._num_values,
+            "num_nulls": self._num_nulls,
+            "num_distinct": distinct,
+            "is_exact": not self._num_uncounted,
+            "is_numeric": is_numeric,
+            "values": [],
+            "bins": [],
+        }
+        numbers = np.concatenate([np.empty(0), *self._numbers]) if is_numeric else np.empty(0)
+        if len(numbers):
+            summary |= {"low": float(numbers.min()), "high": float(numbers.max())}
+        if is_numeric and distinct > _MAX_CHIPS_OF_NUMBERS:
+            return summary | {"bins": _histogram(numbers)}
+        listed = self._counts.most_common(_MAX_LISTED)
+        if is_numeric:
+            listed.sort(key=lambda pair: float(pair[0]))
+        return summary | {"values": [{"label": label, "count": n} for label, n in listed]}
+
+
+def _histogram(numbers: npt.NDArray[np.float64]) -> list[int]:
+    quarters = numbers / 4  # the range of extreme values exceeds any float
+    low, span = quarters.min(), quarters.max() - quarters.min()
+    if not span:
+        return [len(numbers)]
+    bins = ((quarters - low) / span * _NUM_BINS).astype(np.int64)
+    counts: list[int] = np.bincount(np.minimum(bins, _NUM_BINS - 1), minlength=_NUM_BINS).tolist()
+    return counts
