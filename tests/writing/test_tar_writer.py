@@ -139,12 +139,18 @@ def test_failed_publication_leaves_nothing(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_index_of_the_finished_shard(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"user": "é", "mtime": 1.5}, {"mtime": 2**33, "group": "g" * 40}]
+)
+def test_index_of_the_finished_shard(options: dict[str, Any], tmp_path: Path) -> None:
     """A writer has the index of the finished shard: the one that `build_spec` puts into a pack."""
-    writer = write(tmp_path / "a.tar")
+    with TarWriter(tmp_path / "a.tar", **options) as writer:
+        for sample in SAMPLES:
+            writer.write(sample)
+        writer.write({"__key__": "large", "bin": bytes(100_000), "seg.bin": b"", "txt": "x" * 512})
 
     assert writer.index is not None
-    assert [writer.index.key(i) for i in range(len(writer.index))] == ["a", "猫/" + "k" * 120]
+    assert [writer.index.key(i) for i in range(3)] == ["a", "猫/" + "k" * 120, "large"]
     with (tmp_path / "a.index").open("w+b") as file:
         write_pack(file, [("a.tar", writer.nbytes, writer.index)])
     build_spec([tmp_path / "a.tar"], pack=tmp_path / "b.index")
@@ -217,7 +223,7 @@ def test_a_partial_sample_is_not_published() -> None:
 
     class Full(io.BytesIO):
         def write(self, data: Any) -> int:
-            if len(data) == 3000:
+            if len(data) > 3000:
                 raise OSError(28, "No space left on device")
             return super().write(data)
 

@@ -27,6 +27,9 @@ Rename: TypeAlias = Callable[[dict[str, Any]], str]
 """Returns the new key of a sample, from its labels: ``__key__``, ``__index__``, ``__shard__``,
 ``__shardindex__`` and ``__dataset__``."""
 
+Place: TypeAlias = tuple[str, int]
+"""The URL of the shard that a sample is in, and its index in the dataset."""
+
 _LONG_KEY_NBYTES: Final = 60
 """Keys from here on may need three more blocks of headers for each member."""
 
@@ -155,23 +158,20 @@ def _check_distinct(
     """Raise RewriteError for two samples of one key."""
     if len(np.unique(hashes)) == len(hashes):
         return
-    first: dict[str, dict[str, Any]] = {}
+    first: dict[str, Place] = {}
     # Other keys may have the same hash, so the keys themselves decide.
     for position in positions.tolist():
         labels = label(reader, position, name)
         key = labels["__key__"] if rename is None else rename(labels)
-        if key in first:
-            raise repeated_key_error(key, first[key], labels)
-        first[key] = labels
+        place = labels["__shard__"], position
+        if first.setdefault(key, place) is not place:
+            raise repeated_key_error(key, first[key], place)
 
 
-def repeated_key_error(key: str, one: dict[str, Any], other: dict[str, Any]) -> RewriteError:
+def repeated_key_error(key: str, *places: Place) -> RewriteError:
     """Return the error for two samples that would become one."""
-    places = " and ".join(
-        f"{urls.redact(labels['__shard__'])} (index {labels['__index__']})"
-        for labels in (one, other)
-    )
+    found = " and ".join(f"{urls.redact(url)} (index {index})" for url, index in places)
     return RewriteError(
-        f'key "{key}": expected it once in an output shard, found it in {places}; they would '
+        f'key "{key}": expected it once in an output shard, found it in {found}; they would '
         "become one sample: pass rename=, which returns another key for each"
     )

@@ -6,24 +6,22 @@ written, so that memory does not grow with the shard.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from itertools import chain
 from typing import Any, Final, Protocol
 
 from wids.describing.describe import ShardRecord
 from wids.errors import RewriteError
-from wids.rewriting.plan import Rename, repeated_key_error
+from wids.rewriting.plan import Place, Rename, repeated_key_error
 from wids.transport import urls
-from wids.writing.new_shard import published_once, record_of
-from wids.writing.tar_writer import TarWriter
+from wids.writing.new_shard import write_published
+from wids.writing.threaded_tar import ThreadedTar
 
 _BATCH_NBYTES: Final = 32 << 20
 """About how many bytes of samples are read at a time."""
 _MAX_BATCH: Final = 1024
-_ADVANCE_EVERY: Final = 256
-"""Samples between two reports of progress."""
 
 
 class Readable(Protocol):
@@ -66,31 +64,30 @@ def rewrite_shard(
 
     Args:
         task: The shard.
-        is_new: Whether another file of that name is an error; a file of the same bytes, which an
-            interrupted run published, is not.
-        storage_options: As for `ShardListDataset`, for a URL.
-        advance: Called with the number of bytes that were written so far, from time to time.
+        is_new: As for `write_published`.
+        storage_options: The same.
+        advance: The same.
 
     Raises:
         RewriteError: Two samples have the same key, or what a map returned is not a sample.
         WidsError: A sample cannot be read.
     """
-    first: dict[str, dict[str, Any]] = {}
-    samples = _renamed(task, first)
+    samples = _renamed(task)
     head = next(samples, None)
     if head is None:
         return ShardRecord(task.path, "first", None, 0, 0, None, b"", task.source)
-    writer = TarWriter(task.path, is_new=is_new, storage_options=storage_options)
-    with published_once(writer, task.path, storage_options):
-        for number, sample in enumerate(chain((head,), samples)):
-            writer.write(sample)
-            if advance is not None and not number % _ADVANCE_EVERY:
-                advance(writer.nbytes)
-    return record_of(writer, task.path, task.source)
+    return write_published(
+        *(task, chain((head,), samples), ThreadedTar.write),
+        writer_class=ThreadedTar,
+        is_new=is_new,
+        storage_options=storage_options,
+        advance=advance,
+    )
 
 
-def _renamed(task: RewriteTask, first: dict[str, dict[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _renamed(task: RewriteTask) -> Iterator[Mapping[str, Any]]:
     """Yield the samples of a shard under their new keys, each key once."""
+    first: dict[str, Place] = {}
     for sample in _samples(task):
         key = sample.get("__key__") if task.rename is None else task.rename(dict(sample))
         if not isinstance(key, str) or not key:
@@ -98,12 +95,15 @@ def _renamed(task: RewriteTask, first: dict[str, dict[str, Any]]) -> Iterator[Ma
                 f'{urls.redact(task.path)}: expected samples with a text under "__key__", found '
                 f"{key!r:.80}; a map has to keep the key or return a new one"
             )
-        labels = {name: value for name, value in sample.items() if name.startswith("__")}
-        if key in first:
-            raise repeated_key_error(key, first[key], labels)
-        first[key] = labels
-        fields = {name: _stored(value) for name, value in sample.items() if name != "__key__"}
-        yield {"__key__": key, **fields}
+        place = sample.get("__shard__", ""), sample.get("__index__", -1)
+        if first.setdefault(key, place) is not place:
+            raise repeated_key_error(key, first[key], place)
+        # The bytes of a field that nobody decoded, and any other value as it is.
+        yield {"__key__": key} | {
+            name: value.getvalue() if isinstance(value, BytesIO) else value
+            for name, value in sample.items()
+            if not name.startswith("__")
+        }
 
 
 def _samples(task: RewriteTask) -> Iterator[Mapping[str, Any]]:
@@ -129,8 +129,3 @@ def _listed(found: Any) -> Iterable[Any]:
     if isinstance(found, Mapping) or not isinstance(found, Iterable):
         return (found,)
     return found
-
-
-def _stored(value: Any) -> Any:
-    """Return the bytes of a field that nobody decoded, and any other value as it is."""
-    return value.getvalue() if isinstance(value, io.BytesIO) else value

@@ -7,7 +7,7 @@ members are stored.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from wids.errors import printable
@@ -47,15 +47,18 @@ def _members(
     if not isinstance(key, str) or not key:
         raise ValueError(f'a sample: expected its key under "__key__", found {key!r:.80}')
     members: dict[str, bytes] = {}
+    is_storable_key = _is_storable_key(key)
     for name, value in sample.items():
         if name.startswith("_"):
             continue
         field = name if name.startswith(".") else "." + name
-        _check_name(key, field)
-        if key + field in members:
+        member = key + field
+        if not (is_storable_key and _is_storable_field(field)):
+            raise _name_error(key, member)
+        if member in members:
             raise ValueError(f"sample {key!r}: expected the field {field!r} once, found it twice")
         try:
-            members[key + field] = encode_field(field, value)
+            members[member] = encode_field(field, value)
         except (TypeError, ValueError) as error:
             raise type(error)(f"sample {key!r}: {error}") from error
     if not members:
@@ -69,17 +72,27 @@ def _only_bytes(field: str, value: Any) -> bytes:
     return bytes(value)
 
 
-def _check_name(key: str, field: str) -> None:
-    """Refuse a member name that would be read back as another key and field."""
+def _is_storable_key(key: str) -> bool:
+    """Whether the key of a member that is read back can be this one."""
     base = key.rpartition("/")[2]
-    is_split_alike = base and "." not in base and len(field) > 1 and "/" not in field
+    return bool(base) and "." not in base and _is_storable(key)
+
+
+@lru_cache(maxsize=1024)  # there are few fields, and many samples
+def _is_storable_field(field: str) -> bool:
+    """Whether the field of a member that is read back can be this one."""
+    return len(field) > 1 and "/" not in field and _is_storable(field)
+
+
+def _is_storable(text: str) -> bool:
     try:
-        is_storable = b"\0" not in (key + field).encode("utf-8", "surrogateescape")
+        return b"\0" not in text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        is_storable = False
-    if not (is_split_alike and is_storable):
-        raise ValueError(
-            f"sample {key!r}: expected a key without a dot in its last part and a field without a "
-            f"slash, found the member name {key + field!r}, which is read back as another key and "
-            "field"
-        )
+        return False
+
+
+def _name_error(key: str, member: str) -> ValueError:
+    return ValueError(
+        f"sample {key!r}: expected a key without a dot in its last part and a field without a "
+        f"slash, found the member name {member!r}, which is read back as another key and field"
+    )

@@ -1,13 +1,15 @@
-"""A writer of a shard → the shard, published once, and its description.
+"""Samples of a task → its shard, published once, and its description.
 
-Does not know what is written.
+Runs on the workers of an executor. Does not know what is written.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
 
 from wids.describing.describe import ShardRecord
 from wids.files.digests import file_digest
@@ -15,41 +17,86 @@ from wids.tars.index import TarIdentity
 from wids.tars.index_file import dump
 from wids.transport import fetch, upload, urls
 from wids.writing.tar_writer import TarWriter
+from wids.writing.threaded_tar import ThreadedTar
+
+Writer = TypeVar("Writer", bound=ThreadedTar)
+Sample = TypeVar("Sample")
 
 
-@contextmanager
-def published_once(
-    writer: TarWriter, url: str, storage_options: upload.Options = None
-) -> Iterator[TarWriter]:
-    """Open a writer for the block; a shard of the same bytes, published earlier, is no error.
+class ShardTask(Protocol):
+    """One shard to write.
 
-    An interrupted run may have published a shard and not noted it.
+    Attributes:
+        path: Its absolute path, or its URL.
+        nbytes: About its length in bytes.
+        source: Digest of what it is made from.
+    """
+
+    @property
+    def path(self) -> str: ...  # noqa: D102 - above
+    @property
+    def nbytes(self) -> int: ...  # noqa: D102
+    @property
+    def source(self) -> str: ...  # noqa: D102
+
+
+def write_published(
+    task: ShardTask,
+    samples: Iterable[Sample],
+    append: Callable[[Writer, Sample], object],
+    writer_class: type[Writer],
+    *,
+    is_new: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+    advance: Callable[[int], object] | None = None,
+) -> ShardRecord:
+    """Write a shard and return its description.
+
+    Args:
+        task: The shard.
+        samples: Its samples.
+        append: Writes one of them.
+        writer_class: What writes.
+        is_new: Whether another file of that name is an error; a file of the same bytes, which an
+            interrupted run published, is not.
+        storage_options: As for `ShardListDataset`, for a URL.
+        advance: Called with the number of bytes that were written so far, from time to time.
 
     Raises:
         FileExistsError: There is another file under the shard's name.
     """
+    with ThreadPoolExecutor(1, "wids-write") as thread:
+        writer = writer_class(
+            task.path, thread, advance, is_new=is_new, storage_options=storage_options
+        )
+        with _published_once(writer, task.path, storage_options):
+            for sample in samples:
+                append(writer, sample)
+    return _record_of(writer, task)
+
+
+@contextmanager
+def _published_once(writer: TarWriter, url: str, storage_options: upload.Options) -> Iterator[None]:
+    """Open a writer for the block; a shard of the same bytes, published earlier, is no error.
+
+    An interrupted run may have published a shard and not noted it.
+    """
     try:
         with writer:
-            yield writer
+            yield
     except FileExistsError:
         if not _is_same_file(writer, url, storage_options):
             raise
 
 
-def record_of(writer: TarWriter, url: str, source: str) -> ShardRecord:
-    """Return the description of a shard that was written.
-
-    Args:
-        writer: The writer, closed.
-        url: Absolute path or URL of the shard.
-        source: Digest of what it was made from.
-    """
+def _record_of(writer: TarWriter, task: ShardTask) -> ShardRecord:
+    """Return the description of a shard that was written."""
     # There always is an index, except for a stream.
     blob = b"" if writer.index is None else dump(writer.index, TarIdentity(writer.nbytes))
-    mtime_ns = os.stat(url).st_mtime_ns if urls.is_local(url) else None
+    mtime_ns = os.stat(task.path).st_mtime_ns if urls.is_local(task.path) else None
     return ShardRecord(
-        *(url, "first", mtime_ns, writer.num_samples),
-        *(writer.nbytes, writer.sha256, blob, source),
+        *(task.path, "first", mtime_ns, writer.num_samples),
+        *(writer.nbytes, writer.sha256, blob, task.source),
     )
 
 

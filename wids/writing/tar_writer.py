@@ -12,16 +12,23 @@ import os
 import tarfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
+from functools import lru_cache
 from types import TracebackType
 from typing import IO, Any, ClassVar, Final
+from zlib import adler32
 
+from wids.files.checksums import fastest_crc32
+from wids.tars.archive import padded
 from wids.tars.index import ShardIndex, index_tar
+from wids.tars.member_log import MemberLog
+from wids.tars.names import to_bytes
 from wids.transport import upload, urls
 from wids.writing.members import Encoder, member_encoder
 
 _BLOCK: Final = tarfile.BLOCKSIZE
 _ZEROS: Final = bytes(_BLOCK)
 _NAME_NBYTES: Final = 100  # in a header without extensions
+_JOINED_NBYTES: Final = 32 << 10
 _MAX_OCTAL_NBYTES: Final = 8**11  # larger members need another form of header
 
 
@@ -89,6 +96,8 @@ class TarWriter:
         self.index: ShardIndex | None = None
         self._to_members = member_encoder(encoder)
         self._header = header_function(mode, user, group, mtime)
+        self._members = MemberLog()
+        self._crc32 = fastest_crc32()
         self._keys: set[str] = set()
         self._digest = hashlib.sha256()
         self._is_open = True
@@ -132,10 +141,16 @@ class TarWriter:
                 f"sample {key!r}: expected a new key, found one that was already written"
             )
         self._has_partial_sample = True
+        parts: list[bytes] = []
+        at = self.nbytes
         for name, data in members.items():
-            self._put(self._header(name, len(data)))
-            self._put(data)
-            self._put(_ZEROS[: -len(data) % _BLOCK])
+            header = self._header(name, len(data))
+            parts += header, data, _ZEROS[: -len(data) % _BLOCK]
+            self._members.add(to_bytes(name), at, header, len(data), self._crc32(data))
+            at += len(header) + padded(len(data))
+        # A call for each small part would take longer than to join them.
+        for part in [b"".join(parts)] if at - self.nbytes < _JOINED_NBYTES else parts:
+            self._put(part)
         self._has_partial_sample = False
         self._keys.add(key)
         self.num_samples += 1
@@ -173,7 +188,9 @@ class TarWriter:
 
     def _make_index(self) -> ShardIndex:
         """Return the index of the tar that was finished."""
-        return _index_of(self._stream.fileno())
+        if len(self._header("", 0)) > _BLOCK:  # headers of which readers skip a part
+            return _index_of(self._stream.fileno())
+        return self._members.index()
 
     def _check_no_partial_sample(self) -> None:
         if self._has_partial_sample:
@@ -232,18 +249,22 @@ def header_function(mode: int, user: str, group: str, mtime: float) -> Callable[
     is_simple = len(template) == _BLOCK  # an owner or a time may need a header of its own
     # A checksum is the sum of all bytes; that of the template without its length field.
     checksum = int(template[148:154], 8) - sum(template[124:136])
+    between, before, after = template[100:124], template[136:148], template[155:]
+
+    @lru_cache(maxsize=1024)  # fields such as classes have few lengths
+    def length_field(nbytes: int) -> tuple[bytes, int]:
+        field = b"%011o\0" % nbytes
+        return field, sum(field)
 
     def header(name: str, nbytes: int) -> bytes:
         if not (is_simple and fits_one_block(name, nbytes)):
             return full_header(name, nbytes)
-        stored, length = name.encode("ascii"), b"%011o\0" % nbytes
-        digits = b"%06o\0" % (checksum + sum(stored) + sum(length))
-        return b"".join(
-            (
-                *(stored.ljust(_NAME_NBYTES, b"\0"), template[100:124], length),
-                *(template[136:148], digits, template[155:]),
-            )
-        )
+        stored, (length, length_sum) = name.encode("ascii"), length_field(nbytes)
+        # The sum of up to 100 bytes in a quarter of the time that sum() takes.
+        name_sum = (adler32(stored) & 0xFFFF) - 1
+        digits = b"%06o\0" % (checksum + name_sum + length_sum)
+        padded_name = stored.ljust(_NAME_NBYTES, b"\0")
+        return b"".join((padded_name, between, length, before, digits, after))
 
     return header
 

@@ -26,6 +26,7 @@ from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars.names import KeySplit
 from wids.tars.pack_writer import write_pack
 from wids.transport import upload, urls
+from wids.writing.new_shard import ShardTask
 from wids.writing.only_writer import only_writer
 from wids.writing.output import Output
 
@@ -36,23 +37,6 @@ _KEY_SPLIT: Final[KeySplit] = "first"
 NO_SAMPLE: Final = "{}: expected samples to write, found none: no sample is left"
 
 _logger = logging.getLogger("wids")
-
-
-class ShardTask(Protocol):
-    """One shard to write.
-
-    Attributes:
-        path: Its absolute path, or its URL.
-        nbytes: About its length in bytes.
-        source: Digest of what it is made from.
-    """
-
-    @property
-    def path(self) -> str: ...  # noqa: D102 - above
-    @property
-    def nbytes(self) -> int: ...  # noqa: D102
-    @property
-    def source(self) -> str: ...  # noqa: D102
 
 
 class WriteShard(Protocol):
