@@ -139,6 +139,7 @@ def verify_spec(
             problems += found
             if pack is not None and fingerprint is not None:
                 pack_problems += _pack_mismatch(pack, spec, number, fingerprint)
+                pack.release()
             elif fingerprint is not None and fingerprint.record is not None:
                 log.add(fingerprint.record)
                 packed.append(spec.shards[number])

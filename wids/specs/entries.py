@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from wids.errors import SpecError
-from wids.specs.model import SavedTable, ShardSpec
+from wids.specs.model import SavedTable, ShardSpec, shard_spec
 from wids.tars.names import KEY_SPLITS, KeySplit
 
 # Counts become integers of numpy with 64 bits.
@@ -73,15 +73,22 @@ def shard_of(
     url = entry.get("url")
     if type(url) is not str or not url or not url.isascii() or "\0" in url:
         url = _checked_url(url, label)
+    nsamples = entry.get("nsamples", entry.get("num_samples"))
+    filesize = entry.get("filesize", entry.get("size"))
+    # What nearly all entries have is looked at here, and only the rest by calls.
+    if type(nsamples) is not int or not 0 <= nsamples <= _MAX_COUNT:
+        nsamples = _count(nsamples, "nsamples" if "nsamples" in entry else "num_samples", label)
+    if type(filesize) is not int or not 0 <= filesize <= _MAX_COUNT:
+        filesize = _count(filesize, "filesize" if "filesize" in entry else "size", label)
     index = reference(entry, "index", label) if "index" in entry else None
-    return ShardSpec(
+    return shard_spec(
         join(url),
-        _count(entry, "nsamples" if "nsamples" in entry else "num_samples", label),
-        _count(entry, "filesize" if "filesize" in entry else "size", label),
-        text(entry, "md5sum", label),
-        text(entry, "sha256", label),
-        text(entry, "dataset", label),
-        key_split_of(entry, label) or key_split,
+        nsamples,
+        filesize,
+        text(entry, "md5sum", label) if "md5sum" in entry else None,
+        text(entry, "sha256", label) if "sha256" in entry else None,
+        text(entry, "dataset", label) if "dataset" in entry else None,
+        key_split_of(entry, label) or key_split if "key_split" in entry else key_split,
         index and join(index),
         {k: v for k, v in entry.items() if k not in _SHARD_KEYS}
         if not _SHARD_KEYS.issuperset(entry)
@@ -166,11 +173,10 @@ def _check_nameable(value: str, label: str) -> None:
         raise SpecError(f"{label}: expected a path or URL, found {value!r:.80}")
 
 
-def _count(entry: Mapping[str, Any], key: str, label: str) -> int | None:
-    value = entry.get(key)
-    # `type`, not `isinstance`: True and False are ints in Python, and are no counts.
-    if value is None or (type(value) is int and 0 <= value <= _MAX_COUNT):
-        return value
+def _count(value: Any, key: str, label: str) -> int | None:
+    if value is None:
+        return None
+    # True and False are ints in Python, and are no counts.
     try:  # an integer of numpy, from a caller's list
         if not isinstance(value, bool) and 0 <= operator.index(value) <= _MAX_COUNT:
             return operator.index(value)

@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import IO, Any, Final, TypeAlias
 
 from wids.errors import SpecError, WidsError
@@ -28,7 +29,13 @@ from wids.specs.entries import (
 )
 from wids.specs.model import VERSION, DatasetSpec, ShardSpec
 from wids.specs.naming import Folder, is_document, resolve
-from wids.specs.parsing import MAX_DOCUMENT_NBYTES, MAX_VALUES, num_values, parse
+from wids.specs.parsing import (
+    MAX_DOCUMENT_NBYTES,
+    MAX_VALUES,
+    no_collections,
+    num_values,
+    parse,
+)
 from wids.specs.parts import Part, as_component, combined, weight_of, weights_of
 from wids.specs.trust import MAX_DEPTH, Context, base_of, check_local
 from wids.transport import urls
@@ -125,7 +132,8 @@ def load_with(
         return shards
     loader = _Loader(fetcher, allow_pipe, read or fetcher.read)
     try:
-        spec = loader.load(shards, None if base is None else os.fspath(base))
+        with no_collections():
+            spec = loader.load(shards, None if base is None else os.fspath(base))
     except RecursionError as error:  # a value that is nested deeply, where a message shows it
         raise SpecError(f"{_name_of(shards)}: the values are nested too deeply") from error
     if not spec.shards:
@@ -316,7 +324,7 @@ class _Loader:
         base = base_of(document, context)
         name = text(document, "name", label) or ""
         key_split = key_split_of(document, label)
-        join = self.guarded(urls.joiner(base), context)
+        join = urls.joiner(base, partial(self.check, context))
         shards = [
             shard_of(entry, f"{label}: shardlist[{number}]", join, key_split)
             for number, entry in enumerate(list_of(document, "shardlist", label))
@@ -353,24 +361,14 @@ class _Loader:
             spec = self.url(join(source), chain=context.chain)
         return Part(as_component(spec, name, key_split_of(component, label)), weight, label)
 
-    def guarded(self, join: Join, context: Context) -> Join:
-        """Return ``join``, made to refuse what the document may not name (SPEC-12, SPEC-13)."""
-        if context.is_trusted and self.allow_pipe:
-            return join
-
-        def guarded_join(name: str) -> str:
-            url = join(name)
-            if context.is_trusted and url.startswith("/"):  # nearly every reference
-                return url
-            if urls.scheme(url) == "pipe" and not self.allow_pipe:
-                raise SpecError(
-                    f"{context.name}: names the command {urls.redact(url)}; commands in a document "
-                    "run only with allow_pipe=True"
-                )
-            check_local(url, name, context)
-            return url
-
-        return guarded_join
+    def check(self, context: Context, url: str, name: str) -> None:
+        """Refuse what a document may not name (SPEC-12, SPEC-13)."""
+        if urls.scheme(url) == "pipe" and not self.allow_pipe:
+            raise SpecError(
+                f"{context.name}: names the command {urls.redact(url)}; commands in a document "
+                "run only with allow_pipe=True"
+            )
+        check_local(url, name, context)
 
 
 def _is_one_document(name: str) -> bool:

@@ -86,13 +86,18 @@ def join(base: str, reference: str) -> str:
     return joiner(base)(reference)
 
 
-def joiner(base: str) -> Callable[[str], str]:
+def joiner(base: str, check: Callable[[str, str], object] | None = None) -> Callable[[str], str]:
     """Return the function that resolves references against a folder.
 
     The function returns absolute references (another URL, ``pipe:``, an absolute path next to a
     local base) unchanged. A reference without a query takes the query of a remote base. Local
     results are absolute paths. The base is parsed only once, since a dataset has up to 100,000
     references.
+
+    Args:
+        base: Path or URL of the folder.
+        check: Called with each result and its reference, except for names of words, dots and
+            slashes, which are always inside the folder.
 
     Raises:
         SpecError: The base is a command.
@@ -102,22 +107,19 @@ def joiner(base: str) -> Callable[[str], str]:
         raise SpecError(f"{redact(base)}: expected a folder as base, found a pipe")
     if kind in ("", "file"):
         folder = os.path.abspath(local_path(base))
+        prefix = folder + os.sep
 
         def from_local(reference: str) -> str:
-            if _PLAIN.fullmatch(reference):
-                return folder + os.sep + reference
             if scheme(reference) not in ("", "file"):
                 return reference
             return os.path.normpath(os.path.join(folder, local_path(reference)))
 
-        return from_local
+        return _joined(prefix, "", from_local, check)
 
     origin, path, query = _split(base)
     folder = path.rstrip("/")
 
     def from_remote(reference: str) -> str:
-        if _PLAIN.fullmatch(reference):
-            return f"{origin}{folder}/{reference}{query}"
         if scheme(reference):
             return reference
         if reference.startswith("//"):
@@ -126,7 +128,27 @@ def joiner(base: str) -> Callable[[str], str]:
         path = path if path.startswith("/") else f"{folder}/{path}"
         return origin + _without_dots(path) + (own_mark + own_query or query)
 
-    return from_remote
+    return _joined(f"{origin}{folder}/", query, from_remote, check)
+
+
+def _joined(
+    prefix: str,
+    suffix: str,
+    resolve: Callable[[str], str],
+    check: Callable[[str, str], object] | None,
+) -> Callable[[str], str]:
+    """Return the function that puts plain references between two texts, and resolves others."""
+    is_plain = _PLAIN.fullmatch
+
+    def join(reference: str) -> str:
+        if is_plain(reference):
+            return prefix + reference + suffix
+        url = resolve(reference)
+        if check is not None:
+            check(url, reference)
+        return url
+
+    return join
 
 
 def _without_dots(path: str) -> str:
