@@ -49,9 +49,10 @@ class Sizes:
     memory_samples: int = 10_000
     photographs: int = 64
     pictures: int = 3000
+    large_photographs: int = 4
 
 
-TOY = Sizes(20, 3, 100, 200, 12, 20, 130, 10_000, 1000, 100, 2, 200)
+TOY = Sizes(20, 3, 100, 200, 12, 20, 130, 10_000, 1000, 100, 2, 200, 1)
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ class Files:
         return {"work": "decode", "paths": paths, "repeats": 4}
 
     def large_pictures(self) -> Request:
-        paths = write_photographs(self.folder, 1500, 2250, 85, 4)
+        paths = write_photographs(self.folder, 1500, 2250, 85, self.sizes.large_photographs)
         return {"work": "decode", "paths": paths, "repeats": 4, "at_least": [512, 512]}
 
     def picture_epoch(self) -> Request:

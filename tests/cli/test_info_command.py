@@ -30,7 +30,7 @@ def test_info(shards: Path) -> None:
 
     text = run("info", spec)[1]
     assert re.search(r"samples +20\n +shards +3\n", text)
-    assert re.search(r"^\.txt +100% +6 B$", text, re.MULTILINE), "read from the pack"
+    assert re.search(r"^\.txt +6 B +100% +█{10}$", text, re.MULTILINE), "read from the pack"
     found = json.loads(run("info", "--json", spec)[1])
     assert (found["name"], found["num_samples"], found["num_shards"]) == ("train", 20, 3)
     assert found["nbytes"] == sum(path.stat().st_size for path in shards.glob("*.tar"))

@@ -33,8 +33,13 @@ def test_prefetch_and_cache(server: Server, shards: Path, own_cache: Path) -> No
     assert "1 shard does not fit into" in err
     assert run("prefetch", spec)[:2] == (0, "3 shards available locally, 1 fetched now\n")
     assert Path(own_cache).is_dir()
-    shown = run("cache", "show")[1]
+    shown = run("cache", "show", "--files")[1]
     assert shown.count("train-00000") == 6, "each with its index"
+    header, line, total = run("cache")[1].splitlines()
+    assert header.split() == ["copies", "size", "last", "used", "shards"]
+    assert (line.split()[0], line.split()[-1]) == ("3", "train-*.tar")
+    assert " in 6 files in " in total
+    assert run("cache", "show", spec)[1].startswith(f"{spec}: 3 of 3 shards in {own_cache}, ")
 
     assert run("cache", "check", spec)[::2] == (0, "checked copies of 3 of 3 shards\n")
     copy = next(path for path in (own_cache / "shards").iterdir() if path.name.endswith("1.tar"))

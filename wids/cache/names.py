@@ -104,6 +104,16 @@ def is_temporary_name(name: str) -> bool:
     return _TEMPORARY_NAME.fullmatch(name) is not None
 
 
+def dataset_pattern(name: str) -> str:
+    """Return what the names of a dataset's files have in common: ``train-*.tar``, for people.
+
+    It is the end of a name, with a star for its last number, so two datasets may have the same.
+    """
+    tail = name.lstrip(".")[33:] if is_temporary_name(name) or is_own_name(name) else name
+    tail = re.sub(r"(\.[0-9a-f]{16}\.tmp|\.index)+$", "", tail)
+    return re.sub(r"[0-9]+(?=[^0-9]*$)", "*", tail)
+
+
 def _hashed_name(url: str, *parts: object) -> str:
     """Return a hash of the parts, and the end of the URL's path, for people to read."""
     # A NUL occurs in no URL or path, so no two lists of parts make the same text.

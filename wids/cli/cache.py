@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import Any
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from wids.cli.arguments import (
     add_allow_pipe,
@@ -15,6 +17,9 @@ from wids.cli.arguments import (
     loaded_spec,
 )
 
+if TYPE_CHECKING:
+    from wids.cache.eviction import CacheFile
+
 
 def add(commands: Any) -> None:
     """Add the command to the parser."""
@@ -23,10 +28,18 @@ def add(commands: Any) -> None:
         "cache",
         run,
         "show, clear or check the copies of remote shards",
-        "  wids cache show\n  wids cache clear\n  wids cache check train.json --sample 5%",
+        "  wids cache\n  wids cache show train.json\n  wids cache show --files\n"
+        "  wids cache clear\n  wids cache check train.json --sample 5%",
     )
-    parser.add_argument("action", choices=["show", "clear", "check"])
-    parser.add_argument("spec", nargs="?", help="the spec whose copies to check")
+    parser.add_argument(
+        "action",
+        nargs="?",
+        default="show",
+        choices=["show", "clear", "check"],
+        help="(%(default)s)",
+    )
+    parser.add_argument("spec", nargs="?", help="the spec whose copies to show or to check")
+    parser.add_argument("--files", action="store_true", help="show each file")
     parser.add_argument(
         "--sample",
         metavar="SHARE",
@@ -46,20 +59,68 @@ def run(options: argparse.Namespace) -> int:
         return _check(options, folder)
     if options.action == "clear":
         return _clear(folder)
-    return _show(folder)
+    if options.spec is not None:
+        return _show_dataset(options, folder)
+    return _show(folder, options)
 
 
-def _show(folder: str) -> int:
+def _show_dataset(options: argparse.Namespace, folder: str) -> int:
+    """Print how much of one dataset has been fetched."""
+    from wids.cache.store import Cache
+    from wids.files.sizes import nbytes_text
+    from wids.opening.opener import remote_file
+    from wids.transport import fetch
+
+    cache = Cache(folder, fetch.Fetcher())
+    spec = loaded_spec(options.spec, options)
+    copies = [cache.find(remote_file(shard)) for shard in spec.shards]
+    nbytes = sum(os.path.getsize(path) for path in copies if path is not None)
+    num_copies = sum(path is not None for path in copies)
+    print(
+        f"{options.spec}: {num_copies:,} of {counted(len(copies), 'shard')} in {folder}, "
+        f"{nbytes_text(nbytes)}"
+    )
+    return 0
+
+
+def _show(folder: str, options: argparse.Namespace) -> int:
     from wids.cache.eviction import contents
     from wids.errors import printable
     from wids.files.sizes import nbytes_text
 
     files = contents(folder)
-    for file in sorted(files, key=lambda file: file.used_ns):
-        print(f"{nbytes_text(file.nbytes):>8}  {printable(file.name)}")
+    if options.files:
+        for file in sorted(files, key=lambda file: file.used_ns):
+            print(f"{nbytes_text(file.nbytes):>8}  {printable(file.name)}")
+    elif files:
+        print(_table_of_datasets(files))
     total_nbytes = sum(file.nbytes for file in files)
     print(f"{nbytes_text(total_nbytes):>8}  in {counted(len(files), 'file')} in {folder}")
     return 0
+
+
+def _table_of_datasets(files: Iterable[CacheFile]) -> str:
+    """Return a line for the copies of each dataset, as far as names tell: `train-*.tar`."""
+    from wids.cache.names import dataset_pattern
+    from wids.files.sizes import nbytes_text
+    from wids.looking.text import table
+
+    groups: dict[str, list[CacheFile]] = {}
+    for file in files:
+        groups.setdefault(dataset_pattern(file.name), []).append(file)
+    rows = [
+        (
+            sum(not file.is_temporary and not file.name.endswith(".index") for file in group),
+            nbytes_text(sum(file.nbytes for file in group)),
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(max(f.used_ns for f in group) / 1e9)),
+            pattern,
+        )
+        # The one that was used last comes last, beside the prompt.
+        for pattern, group in sorted(
+            groups.items(), key=lambda item: max(file.used_ns for file in item[1])
+        )
+    ]
+    return table(["copies", "size", "last used", "shards"], rows)
 
 
 def _clear(folder: str) -> int:

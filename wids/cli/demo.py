@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import textwrap
 from typing import Any
@@ -52,10 +53,21 @@ def run(options: argparse.Namespace) -> int:
     if not (report.is_complete and report.is_even):
         print("\nThis epoch was not exact: look at the sampler.")
         return 1
-    print(
-        "\nNext, in Python:\n"
+    print(_next_steps(spec_path))
+    return 0
+
+
+def _next_steps(spec_path: str) -> str:
+    """Return what to do with the dataset, as commands and as Python."""
+    spec = shlex.quote(spec_path)
+    return (
+        "\nNext:\n"
+        f"    wids browse {spec}          # look at it in a browser\n"
+        f"    wids info {spec}            # what is in it\n"
+        f"    wids sample {spec} 123      # one sample, by number or key\n"
+        "    wids pack FOLDER -o train    # shards of your own files\n"
+        "\nIn Python:\n"
         "    import wids\n"
         f"    dataset = wids.ShardListDataset({spec_path!r})\n"
         "    dataset[123]"
     )
-    return 0

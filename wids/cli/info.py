@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
 
 from wids.cli.arguments import (
     add_allow_pipe,
@@ -21,6 +23,10 @@ from wids.errors import WidsError
 if TYPE_CHECKING:
     from wids.looking.field_stats import FieldStats
     from wids.specs.model import DatasetSpec
+
+_BAR_WIDTH: Final = 10
+_MAX_TABLE_NBYTES: Final = 20_000_000
+"""A larger table is read only if its columns are asked for."""
 
 
 def add(commands: Any) -> None:
@@ -102,10 +108,13 @@ def _fields_text(spec: DatasetSpec) -> str:
 
 def _table(stats: Iterable[FieldStats]) -> str:
     from wids.files.sizes import nbytes_text
-    from wids.looking.text import share_text, table
+    from wids.looking.text import bar_text, share_text, table
 
-    rows = [(s.field, share_text(s.share), nbytes_text(s.median_nbytes)) for s in stats]
-    return "\n\n" + table(["field", "samples", "typical size"], rows) if rows else ""
+    rows = [
+        (s.field, nbytes_text(s.median_nbytes), share_text(s.share), bar_text(s.share, _BAR_WIDTH))
+        for s in stats
+    ]
+    return "\n\n" + table(["field", "typical size", "samples", ""], rows) if rows else ""
 
 
 def _glimpse_text(path: str, spec: DatasetSpec, options: argparse.Namespace) -> str:
@@ -131,10 +140,31 @@ def _glimpse_text(path: str, spec: DatasetSpec, options: argparse.Namespace) -> 
     return found + _table(stats)
 
 
+def _saved_columns_text(spec: DatasetSpec) -> str:
+    """Return a line for each column of a saved table, if it is local and small, else ``""``."""
+    from wids.transport import urls
+
+    place = spec.table.url if spec.table else ""
+    # Shown without being asked for, so neither a server nor a second is spent on it.
+    if not place or not urls.is_local(place) or not find_spec("pyarrow"):
+        return ""
+    from wids.columns.table_file import load_table
+    from wids.looking.distributions import columns_text
+
+    path = urls.path_of(place)
+    try:
+        if os.path.getsize(path) > _MAX_TABLE_NBYTES:
+            return ""
+        text = columns_text(load_table(spec), output_width())
+    except (OSError, WidsError):  # gone or stale; what the spec says is shown all the same
+        return ""
+    return f"\n\n{text}\n(--columns shows more)"
+
+
 def _columns_text(spec: DatasetSpec, options: argparse.Namespace) -> str:
     """Return the distributions of columns, if they are asked for: of the saved table, else read."""
     if options.columns is None:
-        return ""
+        return _saved_columns_text(spec)
     from wids.cli.arguments import named_columns, storage_options
     from wids.columns.table_file import read_or_load
     from wids.dataset import ShardListDataset

@@ -46,6 +46,10 @@ _COMMANDS: Final = (
     demo,
 )
 _INTERRUPTED: Final = 130
+_EXPECTED: Final = (
+    *(WidsError, OSError, ValueError, IndexError, KeyError, RuntimeError),
+    ImportError,  # of an extra; its text says how to install it
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = options.run(options)
         # Here, so that a reader that has closed the pipe is an error inside the `try`.
         sys.stdout.flush()
-    except (WidsError, OSError, ValueError, IndexError, KeyError, RuntimeError) as error:
+    except _EXPECTED as error:
         return _failed(error)
     except KeyboardInterrupt:
         print("wids: interrupted", file=sys.stderr, flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -29,13 +30,15 @@ def add(commands: Any) -> None:
         "sample",
         run,
         "show a sample",
-        "  wids sample train.json 17\n  wids sample train.json --key n01440764_10026\n"
+        "  wids sample train.json 17\n  wids sample train.json n01440764_10026\n"
         "  wids sample train.json 17 --cat .jpg > 17.jpg\n"
         "  wids sample 's3://bucket/train-{000000..000146}.tar' 17 --shard 3",
     )
     add_spec(parser)
-    parser.add_argument("index", nargs="?", type=int, help="its number; negative from the end")
-    parser.add_argument("-k", "--key", help="its key, instead of the number")
+    parser.add_argument(
+        "sample", nargs="?", help="its number, negative from the end (default: 0), or its key"
+    )
+    parser.add_argument("-k", "--key", help="its key, if that could be a number")
     parser.add_argument(
         "-s", "--shard", type=int, help="number of a shard, whose samples are counted from 0"
     )
@@ -49,15 +52,14 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the sample, or write the bytes of a field."""
-    if options.index is not None and options.key is not None:
-        raise ValueError("expected an index or --key, found both")
+    index, key = _index_or_key(options)
     field = options.cat if options.cat is None or options.cat[:1] == "." else "." + options.cat
     spec, shards = spec_and_peek(options, wanted=options.shard is not None)
     unread: dict[str, int] = {}
     if shards is None:
-        sample = _from_dataset(spec, options, field)
+        sample = _from_dataset(spec, options, index if key is None else key, field)
     else:
-        here, local_index = find_sample(shards, options.index or 0, options.key, options.shard)
+        here, local_index = find_sample(shards, index, key, options.shard)
         fields = None if field is None else [field]
         if field is None and not (options.raw or options.python):
             fields, unread = shown_fields(here, local_index)
@@ -72,8 +74,21 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _index_or_key(options: argparse.Namespace) -> tuple[int, str | None]:
+    """Return the number of the sample that is asked for, or 0 and its key."""
+    text = options.sample
+    if options.key is not None:
+        if text is not None:
+            raise ValueError("expected an index or --key, found both")
+        return 0, options.key
+    # As Python writes integers: "000123" is the key of many a dataset.
+    if text is None or re.fullmatch(r"0|-?[1-9][0-9]*", text):
+        return int(text or 0), None
+    return 0, text
+
+
 def _from_dataset(
-    spec: DatasetSpec, options: argparse.Namespace, field: str | None
+    spec: DatasetSpec, options: argparse.Namespace, wanted: int | str, field: str | None
 ) -> dict[str, Any]:
     from wids.dataset import ShardListDataset
 
@@ -85,10 +100,7 @@ def _from_dataset(
         storage_options=storage_options(options),
     ) as dataset:
         sample: dict[str, Any]
-        if options.key is None:
-            sample = dataset[options.index or 0]
-        else:
-            sample = dataset.get_by_key(options.key)
+        sample = dataset.get_by_key(wanted) if isinstance(wanted, str) else dataset[wanted]
     return sample
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.errors import printable
-from wids.looking.text import count_text, shortened, table
+from wids.looking.text import bar_text, count_text, shortened, table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,6 +26,7 @@ _QUANTILE_NAMES: Final = ("least", "5%", "25%", "median", "75%", "95%", "most")
 _NUM_BINS: Final = 40
 _NUM_EIGHTHS: Final = 8
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
+_NUM_SMALL_BINS: Final = 12
 _BAR_WIDTH: Final = 20
 _VALUE_WIDTH: Final = 40
 
@@ -43,6 +44,40 @@ def distributions_text(columns: pa.Table, width: int = 80) -> str:
         if name not in ("__index__", "__key__")
     ]
     return "\n\n".join(texts)
+
+
+def columns_text(columns: pa.Table, width: int = 80) -> str:
+    """Return one line for each column but ``__index__`` and ``__key__``: its type and a small bar.
+
+    The bar of numbers is their histogram, between the least and the most; that of other values
+    their counts, most frequent first, with how many different ones there are.
+    """
+    rows = [
+        (name, str(columns[name].type), *_ends_and_bar(columns[name].drop_null()))
+        for name in columns.column_names
+        if name not in ("__index__", "__key__")
+    ]
+    text = table(["column", "type", "least", "", "most"], rows)
+    return "\n".join(shortened(line, width) for line in text.splitlines())
+
+
+def _ends_and_bar(values: pa.ChunkedArray) -> tuple[str, str, str]:
+    """Return what stands left of a bar, the bar, and what stands right of it."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_list(values.type):
+        values = pc.list_value_length(values)
+    if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
+        numbers = values.to_numpy()
+        numbers = numbers[np.isfinite(numbers)] if numbers.dtype.kind == "f" else numbers
+        if not len(numbers):
+            return "", "", ""
+        bins = _histogram(numbers.astype(np.float64), _NUM_SMALL_BINS)
+        return _number_text(numbers.min().item()), bins, _number_text(numbers.max().item())
+    counts = np.sort(values.value_counts().field("counts").to_numpy())[::-1]
+    bar = _blocks(counts[:_NUM_SMALL_BINS]) if len(counts) <= _MAX_COUNTED else ""
+    return "", bar, f"{len(counts):,} different" if len(counts) else ""
 
 
 def _lines(name: str, column: pa.ChunkedArray) -> Iterator[str]:
@@ -102,7 +137,7 @@ def _counted(counts: list[tuple[Any, int]], total: int) -> Iterator[str]:
             shortened(printable(str(value)), _VALUE_WIDTH),
             f"{count:,}",
             _percent_text(count, total),
-            "█" * round(count / most * _BAR_WIDTH),
+            bar_text(count / most, _BAR_WIDTH),
         )
         for value, count in counts
     ]
@@ -136,7 +171,7 @@ def _numbers(what: str, values: npt.NDArray[Any]) -> Iterator[str]:
         yield f"  {_number_text(low)} |{bins}| {_number_text(high)}"
 
 
-def _histogram(values: npt.NDArray[np.float64]) -> str:
+def _histogram(values: npt.NDArray[np.float64], num_bins: int = _NUM_BINS) -> str:
     """Return one character for each bin, as high as its share; a filled one is never blank.
 
     Empty if all values are equal as floats.
@@ -145,8 +180,12 @@ def _histogram(values: npt.NDArray[np.float64]) -> str:
     low, span = quarters.min(), quarters.max() - quarters.min()
     if not span:
         return ""
-    bins = ((quarters - low) / span * _NUM_BINS).astype(np.int64)
-    counts = np.bincount(np.minimum(bins, _NUM_BINS - 1), minlength=_NUM_BINS)
+    bins = ((quarters - low) / span * num_bins).astype(np.int64)
+    return _blocks(np.bincount(np.minimum(bins, num_bins - 1), minlength=num_bins))
+
+
+def _blocks(counts: npt.NDArray[Any]) -> str:
+    """Return one character for each count, as high as its share of the highest."""
     heights = -(-counts * _NUM_EIGHTHS // counts.max())
     return "".join(_BLOCKS[height] for height in heights.tolist())
 

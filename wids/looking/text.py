@@ -7,6 +7,8 @@ that a terminal would interpret as a command.
 from __future__ import annotations
 
 import json
+import math
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -27,14 +29,21 @@ PREVIEW_DECODER: Final = Decoder(images="PIL", max_nbytes=MAX_SHOWN_NBYTES)
 _MIN_VALUE_WIDTH: Final = 20
 """Columns that a value always gets, even in a window too narrow for its field name."""
 
+_EIGHTHS: Final = "▏▎▍▌▋▊▉█"
+_NUM_EIGHTHS: Final = len(_EIGHTHS)
+
+_WIDE: Final = ("W", "F")
+_MARKS: Final = ("Mn", "Me", "Cf")
+"""Categories of characters that take no column: accents, joiners."""
+
 
 def sample_text(sample: Mapping[str, Any], width: int = 80) -> str:
     """Return a sample of undecoded fields as text: one line per field, cut at the width."""
     names = [printable(name) for name in sample]
-    column = max(map(len, names), default=0)
+    column = max(map(text_width, names), default=0)
     value_width = max(width - column - 1, _MIN_VALUE_WIDTH)
     return "\n".join(
-        f"{name:{column}} {shortened(value_text(field, value), value_width)}"
+        f"{padded(name, column)} {shortened(value_text(field, value), value_width)}"
         for name, (field, value) in zip(names, sample.items(), strict=True)
     )
 
@@ -137,16 +146,49 @@ def spec_text(rows: Mapping[str, Any], width: int = 80) -> str:
 def table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     """Return rows under a header, in columns as wide as their widest cell."""
     cells = [[printable(str(cell)) for cell in row] for row in (header, *rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths = [max(map(text_width, column)) for column in zip(*cells, strict=True)]
     return "\n".join(
-        "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        "  ".join(padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     )
 
 
+def bar_text(share: float, width: int) -> str:
+    """Return a bar of at most a width, in steps of an eighth; none only for a share of 0."""
+    eighths = math.ceil(share * width * _NUM_EIGHTHS)
+    full, rest = divmod(eighths, _NUM_EIGHTHS)
+    return _EIGHTHS[-1] * full + (_EIGHTHS[rest - 1] if rest else "")
+
+
+def text_width(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    return len(text) if text.isascii() else sum(map(_character_width, text))
+
+
+def _character_width(character: str) -> int:
+    """Return 2 for Chinese, Japanese, Korean and most emoji, 0 for marks on other characters."""
+    if unicodedata.category(character) in _MARKS:
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in _WIDE else 1
+
+
+def padded(text: str, width: int) -> str:
+    """Return text with spaces behind it, up to a number of columns."""
+    return text + " " * (width - text_width(text))
+
+
 def shortened(text: str, width: int) -> str:
-    """Return text cut to a width, with an ellipsis if something was cut."""
-    return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
+    """Return text cut to a number of columns, with an ellipsis if something was cut."""
+    # Most texts are short; only the others are looked at character by character.
+    if 2 * len(text) <= width or text_width(text) <= width:
+        return text
+    kept, columns = 0, 1  # the ellipsis
+    while kept < len(text):
+        columns += _character_width(text[kept])
+        if columns > width:
+            break
+        kept += 1
+    return text[:kept] + "…"
 
 
 def count_text(count: int, noun: str) -> str:
