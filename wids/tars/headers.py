@@ -162,6 +162,9 @@ def describe(head: bytes, *, is_start: bool) -> str:
                 # The text of a page says why the server sent it.
                 text = head.lstrip().decode("utf-8", "replace")
                 return f"{what} that begins with {text[:50]!r}" if magic == b"<" else what
+        text = head.decode("utf-8", "ignore")  # a character may be cut at the end
+        if text and all(character.isprintable() or character in "\t\r\n" for character in text):
+            return f"text (perhaps YAML; a spec is JSON) that begins with {text[:50]!r}"
     return f"bytes that begin with {head[:16]!r}"
 
 

@@ -42,6 +42,10 @@ _EMPTY_TYPES: Final = b"123456"  # hard link, symlink, two kinds of device, fold
 _SKIPPED_TYPES: Final = b"VD"  # GNU: volume label, list of a folder's files
 _EXTENDED_TYPES: Final = b"xXgLK"  # PAX, old Sun PAX, global PAX, GNU long name, GNU long link
 _INCOMPLETE: Final = "it is incomplete: delete it and fetch or write it again"
+_NOT_A_TAR: Final = (
+    "only plain, uncompressed tars can be read in place; if a server sent it, check the URL, and "
+    "whether it wants a token (storage_options)"
+)
 
 _T = TypeVar("_T")
 
@@ -180,10 +184,7 @@ def _read_header(archive: Archive, position: int) -> Header:
             position,
             "the header of a member",
             describe(block[:_DESCRIBED_NBYTES], is_start=position == 0),
-            "only plain, uncompressed tars can be read in place; if a server sent it, check the "
-            "URL, and whether it wants a token (storage_options)"
-            if position == 0
-            else "the tar is damaged there: fetch or write it again",
+            _NOT_A_TAR if position == 0 else "the tar is damaged there: fetch or write it again",
         )
     return _parsed(archive, position, lambda: parse_header(block))
 
@@ -250,7 +251,7 @@ def _read_end(archive: Archive, position: int) -> int:
             position,
             f"a header of {BLOCK_NBYTES} bytes",
             describe(head, is_start=True) if position == 0 else f"{nbytes - position} bytes",
-            "it is incomplete or not a tar: fetch or write it again",
+            _NOT_A_TAR if position == 0 else "it is incomplete: fetch or write it again",
         )
     # One zero block is enough: readers stop there, although packers write two.
     archive.has_end = nbytes - position >= BLOCK_NBYTES
