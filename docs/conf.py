@@ -28,7 +28,7 @@ extensions = [
 
 # Headings are link targets, as on GitHub.
 myst_heading_anchors = 4
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["attrs_inline", "colon_fence"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

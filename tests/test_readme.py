@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import re
@@ -77,6 +78,27 @@ def test_links_lead_to_files(page: Path) -> None:
             assert "." in url.netloc, link
         elif path:
             assert (page.parent / path).exists(), link
+
+
+def test_messages_on_the_page_of_errors_are_raised() -> None:
+    """Each message in its tables is in the code, with anything in place of …."""
+    texts = []
+    for path in (ROOT / "wids").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = [
+                    str(part.value) if isinstance(part, ast.Constant) else "…"
+                    for part in node.values
+                ]
+                texts.append("".join(parts))
+            elif isinstance(node, ast.Constant):
+                texts.append(re.sub("%[sdr]", "…", str(node.value)))
+    page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    messages = re.findall(r"^\| `([^`]*)`", page, re.MULTILINE)
+    assert len(messages) > 10
+    for message in messages:
+        pattern = re.compile(".*".join(map(re.escape, message.split("…"))), re.DOTALL)
+        assert any(pattern.search(text) for text in texts), message
 
 
 def test_old_names_are_all_mapped() -> None:

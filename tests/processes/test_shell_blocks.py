@@ -87,8 +87,8 @@ def environment(folder: Path, bucket: Bucket) -> dict[str, str]:
 
 def pattern_of(expected: str) -> str:
     """Return the pattern of an output in which … stands for any text, and alone for any lines."""
-    lines = expected.rstrip("\n").split("\n")
-    texts = [r"(?:.*\n)*?" if line == "…" else re.escape(line) + "\n" for line in lines]
+    lines = expected.split("\n")[:-1]
+    texts = [r"(?:.*\n)*?" if line == "…" else re.escape(line) + r"\n?" for line in lines]
     return "".join(texts).replace("…", ".*?")
 
 
