@@ -34,11 +34,13 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 napoleon_use_rtype = False
+maximum_signature_line_length = 70
 python_use_unqualified_type_names = True
 # Types of other packages have their documentation on other sites, which are not asked.
 nitpick_ignore_regex = [("py:.*", r"(?!wids\.\w+$).*")]
 default_role = "py:obj"
 
+pygments_style, pygments_dark_style = "tango", "github-dark"
 html_theme = "furo"
 html_title = "wids"
 html_static_path = ["_static"]
@@ -46,9 +48,23 @@ html_css_files = ["site.css"]
 html_extra_path = ["_root"]  # index.html: the site begins at docs/index.html
 html_copy_source = False
 html_show_sphinx = False
+html_logo = html_favicon = "_static/wids.svg"
 html_theme_options = {
-    "footer_icons": [],
     "navigation_with_keys": True,
+    "light_css_variables": {
+        "color-brand-primary": "#0b6e63",
+        "color-brand-content": "#0b6e63",
+        "color-brand-visited": "#0b6e63",
+        "color-api-name": "#0b6e63",
+        "color-api-pre-name": "#5a6672",
+    },
+    "dark_css_variables": {
+        "color-brand-primary": "#5fd3c1",
+        "color-brand-content": "#5fd3c1",
+        "color-brand-visited": "#5fd3c1",
+        "color-api-name": "#5fd3c1",
+        "color-api-pre-name": "#9aa7b3",
+    },
 }
 
 
