@@ -19,7 +19,11 @@ from wids.cli.main import main
 
 HERE = [block for block in PYTHON if block not in ON_CLUSTERS]
 # Processes take seconds to start, so that blocks of docs that start some run in the long run.
-LONG = [block for block in PYTHON if block.page != "README.md" and "num_workers" in block.code]
+LONG = [
+    block
+    for block in PYTHON
+    if block.page != "README.md" and re.search("num_workers|subprocess", block.code)
+]
 LINKING = [*PAGES, *sorted((ROOT / "specs").rglob("*.md")), *sorted(ROOT.glob("C*.md"))]
 
 

@@ -10,11 +10,14 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    from wids.describing.part_journals import Part
     from wids.specs.model import DatasetSpec
     from wids.transport.options import Assignment
+
+Parsed = TypeVar("Parsed")
 
 
 def add_command(
@@ -95,7 +98,7 @@ def _assignment(text: str) -> Assignment:
     return _without_quoting(assignment, text)
 
 
-def _without_quoting(parse: Callable[[str], Assignment], text: str) -> Assignment:
+def _without_quoting(parse: Callable[[str], Parsed], text: str) -> Parsed:
     """Parse an argument; after a plain ValueError, argparse would quote it with its secrets."""
     try:
         return parse(text)
@@ -108,6 +111,28 @@ def add_processes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-j", "--jobs", type=positive, default=None, help="processes (default: one per core)"
     )
+
+
+def add_parts(parser: argparse.ArgumentParser) -> None:
+    """Add the options for one part of the work, and for merging all parts."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--part",
+        metavar="K/N",
+        type=_part,
+        help="do part K of N, such as 3/16, which other machines may do at the same time",
+    )
+    group.add_argument(
+        "--merge",
+        action="store_true",
+        help="publish what all parts have made; give the same arguments as for each part",
+    )
+
+
+def _part(text: str) -> Part:
+    from wids.describing.part_journals import Part
+
+    return _without_quoting(Part.parse, text)
 
 
 def add_columns(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from wids.cli.arguments import (
     add_command,
+    add_parts,
     add_processes,
     add_storage,
     counted,
@@ -39,6 +40,8 @@ def add(commands: Any) -> None:
         "  wids create shards/ -o train.json --base https://example.com/train/\n"
         "  wids create https://example.com/old.json -o train.json   # its shards, with an index\n"
         "  wids create more-*.tar --append -o train.json\n"
+        "  wids create shards/ -o train.json --part 3/16             # on one of 16 machines\n"
+        "  wids create shards/ -o train.json --merge                 # after all 16 parts\n"
         "After an interruption, run it again to resume.",
     )
     parser.add_argument(
@@ -68,6 +71,7 @@ def add(commands: Any) -> None:
         help="read all bytes of remote shards, for digests and checksums; otherwise only headers "
         "are read where members are large",
     )
+    add_parts(parser)
     add_processes(parser)
     add_storage(parser)
     add_yes(parser)
@@ -76,7 +80,9 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Describe the shards and write spec and pack."""
     from wids.describing.build import build_spec
+    from wids.describing.build_parts import merge_parts
     from wids.engines.processes import process_pool
+    from wids.files import abandoned
     from wids.specs.model import check_references, save_document
     from wids.specs.naming import dataset_name
     from wids.transport import upload, urls
@@ -92,11 +98,21 @@ def run(options: argparse.Namespace) -> int:
     info = _text_of(options.info)  # an error now, and not after all shards were read
     # Before anything is read, so that a wrong bound of a pattern costs nothing.
     journal = _journal_path(output)
-    named = _with_lengths(named, journal, options, servers)
+    if options.part is not None or options.merge:
+        _check_not_appending(options)
+    if options.part is not None:
+        return _create_part(options, named, journal, servers)
+    if options.merge:
+        merge_parts(named, journal, key_split=options.key_split, digests=options.digests)
+    else:
+        named = _with_lengths(named, journal, options, servers)
     if options.append:
         return _append(options, output, named)
     stem = os.path.splitext(output)[0]
     problems: list[Problem] = []
+    for path in (output, stem + ".index") if urls.is_local(output) else ():
+        # Whatever its age: the journal lets one process at a time come so far.
+        abandoned.sweep_beside(path, min_age_s=0)
     with process_pool(options.jobs, len(files)) as executor:
         spec = build_spec(
             named,
@@ -121,6 +137,43 @@ def run(options: argparse.Namespace) -> int:
     with suppress(FileNotFoundError):
         os.unlink(journal)
     return _report(options.output, spec, problems)
+
+
+def _check_not_appending(options: argparse.Namespace) -> None:
+    if options.append:
+        name = "merge" if options.part is None else "part"
+        raise ValueError(f"--{name}: expected it without --append; create a dataset of the parts")
+
+
+def _create_part(
+    options: argparse.Namespace, named: DatasetSpec, journal: str, servers: dict[str, Any]
+) -> int:
+    """Describe a part of the shards."""
+    from wids.describing.build_parts import build_part, shards_of
+    from wids.describing.part_journals import path_of_part
+    from wids.engines.processes import process_pool
+    from wids.transport import urls
+
+    part = options.part
+    own = shards_of(named, part, options.key_split)
+    asked = replace(named, shards=tuple(shard for shard in named.shards if shard.url in own))
+    known = _with_lengths(asked, path_of_part(journal, part), options, servers) if own else asked
+    nbytes = {shard.url: shard.nbytes for shard in known.shards}
+    shards = (replace(s, nbytes=nbytes.get(s.url, s.nbytes)) for s in named.shards)
+    with process_pool(options.jobs, len(own)) as executor:
+        records = build_part(
+            replace(named, shards=tuple(shards)),
+            *(part, journal),
+            key_split=options.key_split,
+            digests=options.digests,
+            on_cost=partial(_state_cost, options),
+            executor=executor,
+            storage_options=servers,
+        )
+    num_samples = sum(record.num_samples for record in records)
+    counts = f"{counted(len(records), 'shard')}, {counted(num_samples, 'sample')}"
+    print(f"{urls.redact(options.output)}: part {part}: {counts}")
+    return 0
 
 
 def _append(options: argparse.Namespace, output: str, named: DatasetSpec) -> int:

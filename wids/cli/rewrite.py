@@ -6,13 +6,14 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from wids.cli.arguments import (
     add_allow_pipe,
     add_command,
+    add_parts,
     add_processes,
     add_spec,
     add_storage,
@@ -23,6 +24,9 @@ from wids.cli.arguments import (
 
 if TYPE_CHECKING:
     from wids.dataset import ShardListDataset
+    from wids.describing.describe import ShardRecord
+    from wids.rewriting.rewrite import RewriteJob
+    from wids.specs.model import ShardSpec
 
 
 def add(commands: Any) -> None:
@@ -35,6 +39,8 @@ def add(commands: Any) -> None:
         "  wids rewrite train.json out/train --shuffle 0 --maxsize 500MB\n"
         "  wids rewrite train.json large --where '.json/height >= 256' --fields jpg,cls\n"
         "  wids rewrite train.json small --map mypackage.resize:smaller --jobs 4\n"
+        "  wids rewrite train.json out/train --shuffle 0 --part 3/16   # on one of 16 machines\n"
+        "  wids rewrite train.json out/train --shuffle 0 --merge       # after all 16 parts\n"
         "After an interruption, run it again to resume.",
     )
     add_spec(parser)
@@ -62,6 +68,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--restart", action="store_true", help="write the shards of an interrupted run again"
     )
+    add_parts(parser)
     add_processes(parser)
     add_allow_pipe(parser)
     add_storage(parser)
@@ -70,9 +77,10 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the new dataset and print its counts."""
     from wids.dataset import ShardListDataset
-    from wids.engines.processes import process_pool
-    from wids.rewriting.rewrite import rewrite
+    from wids.rewriting.rewrite import prepare_rewrite
 
+    if options.restart and (options.merge or options.part is not None):
+        raise ValueError("--restart: expected it without --part and --merge; use another output")
     function = None if options.map is None else named_function(options.map)
     fields = None if options.fields is None else options.fields.split(",")
     given = storage_options(options)
@@ -90,21 +98,31 @@ def run(options: argparse.Namespace) -> int:
             from wids.sampling.chunks import permutation
 
             view = view[permutation(len(view), options.shuffle)]
-        with _remarks_shown(), process_pool(options.jobs, len(view)) as executor:
-            spec = rewrite(
-                view,
-                output if "%" in os.path.basename(output) else f"{output}-%06d.tar",
-                maxcount=options.maxcount,
-                maxsize=options.maxsize,
-                map=function,
-                name=options.name,
-                executor=executor,
-                resume=not options.restart,
-                storage_options=given,
-            )
-    num_samples = sum(shard.num_samples or 0 for shard in spec.shards)
-    print(f"{output}: {counted(len(spec.shards), 'shard')}, {counted(num_samples, 'sample')}")
+        job = prepare_rewrite(
+            view,
+            output if "%" in os.path.basename(output) else f"{output}-%06d.tar",
+            *(options.maxcount, options.maxsize, function, None, options.name),
+            resume=not options.restart,
+            storage_options=given,
+        )
+        shards = _written(job, options)
+    num_samples = sum(shard.num_samples or 0 for shard in shards)
+    part = "" if options.part is None else f"part {options.part}: "
+    print(f"{output}: {part}{counted(len(shards), 'shard')}, {counted(num_samples, 'sample')}")
     return 0
+
+
+def _written(job: RewriteJob, options: argparse.Namespace) -> Sequence[ShardSpec | ShardRecord]:
+    """Write all shards, or a part of them, or merge all parts; return what was written."""
+    from wids.engines.processes import process_pool
+
+    if options.merge:
+        return job.merge().shards
+    with _remarks_shown(), process_pool(options.jobs, len(job.tasks)) as executor:
+        if options.part is None:
+            return job.run(executor=executor).shards
+        found = job.run_part(options.part, executor=executor)
+        return [shard for shard in found if shard.num_samples]
 
 
 @contextmanager

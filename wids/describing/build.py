@@ -109,13 +109,9 @@ def build_spec(
     pack_path = None if pack is None else upload.absolute(pack)
     fetcher = fetch.Fetcher(storage_options)
     spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
-    tasks: list[Task] = [
-        (shard.url, key_split or shard.key_split or "first") for shard in spec.shards
-    ]
+    tasks = tasks_of(spec, key_split)
     with Journal(journal) as log:
-        _describe_all(
-            tasks, spec.shards, log, fetcher, executor, progress, on_cost, digests=digests
-        )
+        describe_all(tasks, spec.shards, log, fetcher, executor, progress, on_cost, digests=digests)
         described = tuple(
             _with_facts(shard, log.record(task), key_split, has_pack=pack is not None)
             for shard, task in zip(spec.shards, tasks, strict=True)
@@ -132,8 +128,13 @@ def build_spec(
     )
 
 
-def _describe_all(
-    tasks: list[Task],
+def tasks_of(spec: DatasetSpec, key_split: KeySplit | None) -> list[Task]:
+    """Return what is described for the shards of a spec."""
+    return [(shard.url, key_split or shard.key_split or "first") for shard in spec.shards]
+
+
+def describe_all(
+    tasks: Sequence[Task],
     shards: Sequence[ShardSpec],
     log: Journal,
     fetcher: fetch.Fetcher,
@@ -172,7 +173,7 @@ def _describe_all(
                 bar.finish(record.url)
 
 
-def _missing(tasks: list[Task], log: Journal, *, digests: bool) -> list[Task]:
+def _missing(tasks: Sequence[Task], log: Journal, *, digests: bool) -> list[Task]:
     """Return the shards that the journal does not describe, or not as far as they are wanted."""
     return [
         task

@@ -101,6 +101,12 @@ class Journal:
         """Return the description of a shard, with an empty ``blob``."""
         return self._records[task][0]
 
+    def with_blob(self, task: Task) -> ShardRecord:
+        """Return the description of a shard with its index."""
+        record, start, stop = self._records[task]
+        self._file.seek(start)
+        return replace(record, blob=self._file.read(stop - start))
+
     def add(self, record: ShardRecord) -> None:
         """Append the description of a shard."""
         facts = replace(record, blob=b"")
@@ -117,9 +123,8 @@ class Journal:
     def indexes(self, tasks: Iterable[Task]) -> Iterator[tuple[str, int, ShardIndex]]:
         """Yield base name, length and index of these shards, as a pack takes them."""
         for url, key_split in tasks:
-            record, start, stop = self._records[url, key_split]
-            self._file.seek(start)
-            blob = self._file.read(stop - start)
+            record = self.with_blob((url, key_split))
+            blob = record.blob
             found = index_file.parse(blob, 0, len(blob), TarIdentity(record.nbytes), key_split)
             if found is None:
                 advice = "; delete the journal and run again" if self._path else ""

@@ -10,11 +10,13 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from wids.describing.describe import ShardRecord
+from wids.describing.part_journals import Part
 from wids.errors import RewriteError
 from wids.fields.decode import Decoder
 from wids.files.sizes import parse_nbytes
@@ -27,6 +29,7 @@ from wids.rewriting.shard import RewriteTask, rewrite_shard
 from wids.specs.model import DatasetSpec
 from wids.transport import urls
 from wids.writing.output import Output
+from wids.writing.part_run import merge_parts, run_part
 from wids.writing.task_run import NO_SAMPLE, run_tasks
 
 Map: TypeAlias = Callable[[Any], Any]
@@ -122,6 +125,59 @@ def rewrite(
         >>> list(wids.ShardListDataset("sorted/letters.json").keys())
         ['d', 'b', 'c']
     """
+    job = prepare_rewrite(
+        *(dataset, pattern, maxcount, maxsize, map, rename, name),
+        resume=resume,
+        storage_options=storage_options,
+    )
+    return job.run(executor=executor, progress=progress)
+
+
+@dataclass(frozen=True)
+class RewriteJob:
+    """All that is decided before anything is written.
+
+    Attributes:
+        tasks: The shards.
+        output: Where they are written.
+        extras: Further entries of the spec.
+    """
+
+    tasks: list[RewriteTask]
+    output: Output
+    extras: Mapping[str, Any]
+
+    def run(self, *, executor: Executor | None, progress: bool | None = None) -> DatasetSpec:
+        """Write the dataset, or what is missing of it."""
+        return run_tasks(
+            *(self.tasks, self.output, rewrite_shard),
+            extras=self.extras,
+            executor=executor,
+            progress=progress,
+        )
+
+    def run_part(self, part: Part, *, executor: Executor | None) -> list[ShardRecord]:
+        """Write a part of the shards, or what is missing of it."""
+        return run_part(self.tasks, part, self.output, rewrite_shard, executor=executor)
+
+    def merge(self) -> DatasetSpec:
+        """Publish what all parts have written."""
+        return merge_parts(self.tasks, self.output, rewrite_shard, extras=self.extras)
+
+
+def prepare_rewrite(
+    dataset: Rewritable,
+    pattern: str | os.PathLike[str],
+    maxcount: int | None,
+    maxsize: int | str | None,
+    map: Map | None,  # noqa: A002 - the word for it
+    rename: Rename | None,
+    name: str | None,
+    *,
+    resume: bool,
+    storage_options: Mapping[str, Any] | None,
+) -> RewriteJob:
+    """Decide what to write; the arguments are those of `wids.rewrite`."""
     count, limit = _limits(maxcount, maxsize)
     output = Output.for_pattern(pattern, "rewriting", name=name, storage_options=storage_options)
     _check_not_input(dataset.spec, output)
@@ -155,12 +211,7 @@ def rewrite(
     if not resume:
         output = _starting_over(output)
     extras = {name: value for name, value in dataset.spec.extras.items() if name != "__kind__"}
-    return run_tasks(
-        *(tasks, output, rewrite_shard),
-        extras=extras,
-        executor=executor,
-        progress=progress,
-    )
+    return RewriteJob(tasks, output, extras)
 
 
 def _limits(maxcount: int | None, maxsize: int | str | None) -> tuple[int, int | None]:

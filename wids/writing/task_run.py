@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 
 from wids.describing.describe import ShardRecord
 from wids.describing.journal import Journal, Task
+from wids.describing.part_journals import plan_of
 from wids.engines.results import results_of
 from wids.errors import RewriteError, SpecError
 from wids.files import abandoned
@@ -77,12 +78,15 @@ def run_tasks(
     """
     if output.is_local:
         os.makedirs(output.names.folder, exist_ok=True)
-    with only_writer(output.names, output.spec_path, output.pack_path), _journal(output) as log:
+    with (
+        only_writer(output.names, output.spec_path, output.pack_path),
+        Journal(output.journal_path, mode=journal_mode(output)) as log,
+    ):
         try:
             _begin(tasks, log, output)
-            missing = _missing(tasks, log, output)
+            missing = missing_tasks(tasks, log, output)
             with _spec_aside(output) if missing else nullcontext():
-                _write_all(tasks, missing, write, log, executor, progress, output)
+                write_all(tasks, missing, write, log, executor, progress, output)
                 spec = _publish(tasks, extras or {}, log, output)
         except BaseException:
             # What fails before the first shard, such as a file that is locked, leaves nothing. With
@@ -134,9 +138,20 @@ def _states(output: Output) -> list[tuple[str, int, int]]:
     return states
 
 
-def _journal(output: Output) -> Journal:
-    # Of a URL it has the passwords that are in the URL.
-    return Journal(output.journal_path, mode=0o666 if output.is_local else 0o600)
+def journal_mode(output: Output) -> int:
+    """Return the permissions of journals: of a URL they have the passwords that are in the URL."""
+    return 0o666 if output.is_local else 0o600
+
+
+def plan_record(tasks: Sequence[ShardTask], output: Output) -> ShardRecord:
+    """Return the record of what a journal is a journal of."""
+    source = hashlib.sha256("".join(task.source for task in tasks).encode("ascii")).hexdigest()
+    return plan_of(output.spec_path, source)
+
+
+def place_of(task: ShardTask) -> Task:
+    """Return where a shard is in a journal."""
+    return task.path, _KEY_SPLIT
 
 
 def _begin(tasks: Sequence[ShardTask], log: Journal, output: Output) -> None:
@@ -145,20 +160,20 @@ def _begin(tasks: Sequence[ShardTask], log: Journal, output: Output) -> None:
     Raises:
         FileExistsError: The output exists, or the journal is of other files or options.
     """
-    whole: Task = (output.spec_path, _KEY_SPLIT)
-    source = hashlib.sha256("".join(task.source for task in tasks).encode("ascii")).hexdigest()
-    if whole in log and log.record(whole).source == source:
+    plan = plan_record(tasks, output)
+    place: Task = (plan.url, plan.key_split)
+    if place in log and log.record(place).source == plan.source:
         return
     if output.if_exists == "error":
-        if whole in log and output.existing_shards():
+        if place in log and output.existing_shards():
             raise output.of_another_run()
         output.check_absent()
-    log.add(ShardRecord(*whole, None, 0, 0, "", b"", source))
+    log.add(plan)
 
 
-def _write_all(
+def write_all(
     tasks: Sequence[ShardTask],
-    missing: list[ShardTask],
+    missing: Sequence[ShardTask],
     write_shard: WriteShard,
     log: Journal,
     executor: Executor | None,
@@ -185,7 +200,7 @@ def _write_all(
             done += task.nbytes
 
 
-def _missing(tasks: Sequence[ShardTask], log: Journal, output: Output) -> list[ShardTask]:
+def missing_tasks(tasks: Sequence[ShardTask], log: Journal, output: Output) -> list[ShardTask]:
     """Return the shards that are not in the journal, or were made from something else."""
     # The journal compares the times of local shards only.
     existing = None if output.is_local else set(output.existing_shards())
@@ -201,7 +216,7 @@ def _missing(tasks: Sequence[ShardTask], log: Journal, output: Output) -> list[S
 
 
 def _record(log: Journal, task: ShardTask) -> ShardRecord | None:
-    place: Task = (task.path, _KEY_SPLIT)
+    place = place_of(task)
     return log.record(place) if place in log else None
 
 
@@ -212,7 +227,7 @@ def _advance(bar: Bar, done: int, nbytes: int) -> None:
 def _write_on(
     executor: Executor,
     write: Callable[[Any], ShardRecord],
-    tasks: list[ShardTask],
+    tasks: Sequence[ShardTask],
     log: Journal,
     bar: Bar,
     done: int,
@@ -240,7 +255,7 @@ def _unfinished_nbytes(path: str) -> int:
 def _publish(
     tasks: Sequence[ShardTask], extras: Mapping[str, Any], log: Journal, output: Output
 ) -> DatasetSpec:
-    records = [log.record((task.path, _KEY_SPLIT)) for task in tasks]
+    records = [log.record(place_of(task)) for task in tasks]
     records = [record for record in records if record.num_samples]
     if not records:
         raise RewriteError(NO_SAMPLE.format(urls.redact(output.spec_path)))

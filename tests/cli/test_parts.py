@@ -1,0 +1,259 @@
+"""``--part K/N`` and ``--merge``: the bytes of an undivided run, or an error that says why."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+from command import run
+from conftest import in_child, write_shards
+from hypothesis import given
+from hypothesis import strategies as st
+from loopback import Server
+
+import wids
+from wids.cli.main import main
+from wids.describing.part_journals import Part
+
+LONG = pytest.mark.long
+LENGTHS = [4, 0, 3, 5, 2]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with shards, and a folder each for what a test and an undivided run write."""
+    (tmp_path / "in").mkdir()
+    write_shards(tmp_path / "in", LENGTHS)
+    (tmp_path / "in" / "train.json").rename(tmp_path / "train.json")
+    for name in ("out", "expected"):
+        (tmp_path / name).mkdir()
+    wids.build_spec(tmp_path / "in").save(tmp_path / "train.json")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def create(output: str, *options: str) -> tuple[int, str, str]:
+    """Describe the shards."""
+    return run("create", "in/", "-o", f"{output}/new.json", "-n", "new", "-j", "1", *options)
+
+
+def rewrite(output: str, *options: str) -> tuple[int, str, str]:
+    """Shuffle the samples into new shards."""
+    command = ("rewrite", "train.json", f"{output}/new", "--shuffle", "0", "--maxcount", "3")
+    return run(*command, "-j", "1", *options)
+
+
+WORKS = pytest.mark.parametrize("work", [create, rewrite])
+Work = Callable[..., tuple[int, str, str]]
+
+
+@given(st.integers(0, 40), st.integers(1, 20))
+def test_parts_divide_the_work(num_items: int, count: int) -> None:
+    """Each item is in one part, in order, and parts differ by at most one item (SPEC-40)."""
+    parts = [Part(number, count).of(range(num_items)) for number in range(1, count + 1)]
+    assert [item for part in parts for item in part] == list(range(num_items))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@WORKS
+@pytest.mark.parametrize("count", [3, pytest.param(1, marks=LONG), pytest.param(16, marks=LONG)])
+def test_merged_parts_are_an_undivided_run(work: Work, count: int, folder: Path) -> None:
+    """In any order, and more parts than shards: the same files, byte for byte (SPEC-40)."""
+    undivided = work("expected")
+    assert undivided[0] == 0
+    num_samples = 0
+    for number in reversed(range(1, count + 1)):
+        status, printed, err = work("out", "--part", f"{number}/{count}")
+        assert (status, err) == (0, "")
+        assert f"part {number}/{count}: " in printed
+        num_samples += int(printed.split(", ")[-1].split()[0])
+        assert not {"new.json", "new.index"} & set(os.listdir("out"))
+    assert num_samples == sum(LENGTHS)
+
+    merged = work("out", "--merge")
+
+    assert (merged[0], merged[2]) == (0, undivided[2])
+    assert merged[1] == undivided[1].replace("expected/", "out/")
+    assert contents(folder / "out") == contents(folder / "expected")
+    assert wids.verify_spec("out/new.json") == []
+
+
+@WORKS
+def test_a_part_that_is_run_again(work: Work, folder: Path) -> None:
+    """A complete part is found as it is; a merge that is run again says what is missing."""
+    work("out", "--part", "1/1")
+    before = {path.name: path.stat().st_mtime_ns for path in (folder / "out").glob("*.tar")}
+    assert work("out", "--part", "1/1")[0] == 0
+    after = {path.name: path.stat().st_mtime_ns for path in (folder / "out").glob("*.tar")}
+    assert before == after
+    assert work("out", "--merge")[0] == 0
+    status, _, err = work("out", "--merge")
+    assert (status, "found none; run each part first" in err) == (1, True)
+
+
+@WORKS
+def test_parts_that_do_not_fit(work: Work, folder: Path) -> None:
+    """Missing parts, parts of other divisions, shards or options are named (SPEC-41)."""
+    for part in ("1/3", "3/3"):
+        work("out", "--part", part)
+    before = contents(folder / "out")
+    status, _, err = work("out", "--merge")
+    assert (status, "expected all 3 parts, found 2; missing: 2/3" in err) == (1, True)
+    work("out", "--part", "4/4")
+    status, _, err = work("out", "--merge")
+    assert (status, "found parts of 3 and of 4" in err) == (1, True)
+    next((folder / "out").glob("*-4-of-4")).unlink()
+
+    other = ("--digests",) if work is create else ("--shuffle", "1")
+    status, _, err = work("out", "--part", "3/3", *other)
+    assert (status, "-3-of-3: expected a journal of these" in err) == (1, True)
+    work("out", "--part", "2/3")
+    status, _, err = work("out", "--merge", *other)
+    assert (status, "-1-of-3: expected a journal of these" in err) == (1, True)
+    assert before.items() <= contents(folder / "out").items()
+    assert work("out", "--merge")[0] == 0
+
+
+def test_a_shard_that_changes_between_part_and_merge(folder: Path) -> None:
+    """It is named with its part, and that part can be run again (SPEC-41)."""
+    for part in ("1/2", "2/2"):
+        create("out", "--part", part)
+    shard = folder / "in" / "train-000003.tar"
+    shard.write_bytes((folder / "in" / "train-000002.tar").read_bytes())
+
+    status, _, err = create("out", "--merge")
+
+    assert (status, "train-000003.tar: expected it as part 2/2 found it" in err) == (1, True)
+    assert create("out", "--part", "2/2")[0] == 0
+    assert create("out", "--merge")[0] == 1, "keys in several shards"
+    assert [shard.num_samples for shard in wids.load_spec("out/new.json").shards] == [4, 0, 3, 3, 2]
+
+
+@pytest.mark.parametrize("part", ["0/16", "17/16", "3", "3/", "-1/4", "a/b", "1/0", "1/4/2"])
+@pytest.mark.parametrize("command", ["create", "rewrite"])
+def test_parts_that_do_not_exist(
+    command: str, part: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are wrong usage, and nothing is written."""
+    with pytest.raises(SystemExit, match="2"):
+        main([command, "train.json", f"--part={part}", "-o" if command == "create" else "new"])
+    assert f"expected K/N with K from 1 to N, such as 1/16 to 16/16, found '{part}'" in (
+        capsys.readouterr().err
+    )
+    assert os.listdir(folder / "out") == []
+
+
+def test_options_that_do_not_fit_parts(folder: Path) -> None:
+    """A part neither appends nor starts over, and is not the merge."""
+    assert folder
+    for option in ("--part=1/2", "--merge"):
+        assert "expected it without --append" in create("out", option, "--append")[2]
+        assert "expected it without --part and --merge" in rewrite("out", option, "--restart")[2]
+    assert create("out", "--merge", "--part", "1/2")[0] == 2
+
+
+@WORKS
+def test_what_exists_is_not_overwritten(work: Work, folder: Path) -> None:
+    """A dataset that exists stays as it is; `wids create` may describe it anew, as undivided."""
+    work("out")
+    before = contents(folder / "out")
+    status, _, err = work("out", "--part", "1/1")
+    if work is rewrite:
+        assert (status, "new.json: already exists" in err) == (1, True)
+    else:
+        assert (status, err) == (0, "")
+        assert work("out", "--merge")[0] == 0
+    assert contents(folder / "out") == before
+
+
+@WORKS
+@pytest.mark.parametrize("steps", [[4], pytest.param(range(1, 40), marks=LONG)])
+def test_killed_parts_and_merges(work: Work, steps: Sequence[int], folder: Path) -> None:
+    """Killed wherever they write to a journal or wait for the disk, they resume (SPEC-40)."""
+    work("expected")
+    work("out", "--part", "1/2")
+    begun = folder / "begun"
+    shutil.copytree("out", begun)
+    for option in ("--part=2/2", "--merge"):
+        for number in steps:
+            shutil.rmtree("out")
+            shutil.copytree(begun, "out")
+            if not killed_at(number, partial(work, "out", option)):
+                break
+            assert not list((folder / "out").glob("*-2-of-2")) or option == "--merge"
+            # The next run, whichever command it is, leaves nothing but its files (REWRITE-21).
+            assert work("out", option)[0] == 0
+            if option != "--merge":
+                assert work("out", "--merge")[0] == 0
+            assert contents(folder / "out") == contents(folder / "expected"), number
+        assert 3 < number < 39
+        shutil.rmtree(begun)
+        shutil.copytree("out", begun)
+
+
+def killed_at(number: int, work: Callable[[], object]) -> bool:
+    """Kill a process at one of its steps; return whether it came so far."""
+    from wids.describing.journal import Journal
+
+    steps = 0
+
+    def step() -> None:
+        nonlocal steps
+        if steps == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        steps += 1
+
+    def killing(function: Callable[..., object]) -> Callable[..., object]:
+        def stepping(*args: object, **kwargs: object) -> object:
+            step()
+            return function(*args, **kwargs)
+
+        return stepping
+
+    def killed() -> bool:
+        os.fsync = killing(os.fsync)
+        Journal.add = killing(Journal.add)
+        unlink = os.unlink
+        os.unlink = lambda path: (path.endswith(".lock") or step(), unlink(path))
+        work()
+        return True
+
+    return not in_child(killed)
+
+
+def test_remote_shards(folder: Path, server: Server) -> None:
+    """A part reads its own shards only, and the merge reads none (SPEC-40)."""
+    urls = [server.page(f"/{p.name}", p.read_bytes()) for p in sorted(folder.glob("in/*.tar"))]
+    command = ["create", *urls, "-n", "new", "--base", server.url, "-j", "1"]
+    assert run(*command, "-o", "expected/new.json")[0] == 0
+    server.log.clear()
+    assert run(*command, "-o", "out/new.json", "--part", "2/2")[0] == 0
+    assert {request.path for request in server.log} == {f"/train-00000{n}.tar" for n in (2, 3, 4)}
+    assert run(*command, "-o", "out/new.json", "--part", "1/2")[0] == 0
+    server.log.clear()
+    assert run(*command, "-o", "out/new.json", "--merge")[0] == 0
+    assert server.log == []
+    assert contents(folder / "out") == contents(folder / "expected")
+
+
+@LONG
+def test_parts_at_the_same_time(folder: Path) -> None:
+    """Commands that know nothing of each other write one dataset (REWRITE-22)."""
+    rewrite("expected")
+    command = [sys.executable, "-m", "wids.cli", "rewrite", "train.json", "out/new", "-j", "1"]
+    command += ["--shuffle", "0", "--maxcount", "3"]
+    parts = [subprocess.Popen([*command, "--part", f"{n}/3"]) for n in (1, 2, 3)]
+    assert [part.wait(120) for part in parts] == [0, 0, 0]
+    assert rewrite("out", "--merge")[0] == 0
+    assert contents(folder / "out") == contents(folder / "expected")

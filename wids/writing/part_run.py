@@ -1,0 +1,104 @@
+"""Shard tasks → the shards of one part of them; all parts → what an undivided run publishes.
+
+Parts are written by processes that do not know of each other. Does not know how a shard is written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+from wids.describing.describe import ShardRecord
+from wids.describing.part_journals import Part, collect_parts, part_journal
+from wids.files import abandoned
+from wids.specs.model import DatasetSpec
+from wids.transport import upload
+from wids.writing.new_shard import ShardTask
+from wids.writing.output import Output
+from wids.writing.task_run import (
+    WriteShard,
+    journal_mode,
+    missing_tasks,
+    place_of,
+    plan_record,
+    run_tasks,
+    write_all,
+)
+
+_STEM_LENGTH = 40
+"""Characters of a name that its temporary file has."""
+
+
+def run_part(
+    tasks: Sequence[ShardTask],
+    part: Part,
+    output: Output,
+    write: WriteShard,
+    *,
+    executor: Executor | None = None,
+    progress: bool | None = None,
+) -> list[ShardRecord]:
+    """Write the shards of a part that are missing, and return their descriptions.
+
+    Args:
+        tasks: All shards.
+        part: The part.
+        output: Where they are written.
+        write: Writes one of them.
+        executor: Where to write; None for this thread.
+        progress: Whether to show a progress bar.
+
+    Raises:
+        FileExistsError: The output exists, or the journal of the part is of other tasks.
+    """
+    for path in (output.spec_path, output.pack_path):
+        if upload.exists(path, output.storage_options):
+            raise output.already_exists(path)
+    if output.is_local:
+        os.makedirs(output.names.folder, exist_ok=True)
+    own = part.of(tasks)
+    plan = plan_record(tasks, output)
+    with part_journal(output.journal_path, part, plan, journal_mode(output)) as log:
+        _sweep(own, output)
+        try:
+            missing = missing_tasks(own, log, output)
+            write_all(own, missing, write, log, executor, progress, output)
+        finally:
+            _sweep(own, output)
+        return [log.record(place_of(task)) for task in own]
+
+
+def merge_parts(
+    tasks: Sequence[ShardTask],
+    output: Output,
+    write: WriteShard,
+    *,
+    extras: Mapping[str, Any] | None = None,
+) -> DatasetSpec:
+    """Publish the pack and the spec of the shards that all parts have written.
+
+    Args:
+        tasks: All shards.
+        output: Where they are written.
+        write: Writes one of them, if it is gone since.
+        extras: Further entries of the spec.
+
+    Raises:
+        FileNotFoundError: A part is missing.
+        FileExistsError: The output exists, or a part is of other tasks.
+        ValueError: A shard has changed since it was written.
+    """
+    places = [place_of(task) for task in tasks]
+    collect_parts(output.journal_path, plan_record(tasks, output), places, journal_mode(output))
+    # As after an interruption: nothing is left to write.
+    return run_tasks(tasks, output, write, extras=extras)
+
+
+def _sweep(tasks: Sequence[ShardTask], output: Output) -> None:
+    """Delete what killed workers left unfinished of the shards of a part."""
+    for task in tasks if output.is_local else ():
+        # Nobody else writes these shards. Those of other parts may have the same temporary names.
+        is_own = len(os.path.basename(task.path)) <= _STEM_LENGTH
+        abandoned.sweep_beside(task.path, min_age_s=0 if is_own else None)
