@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import doctest
 import io
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import raises
 from PIL import Image
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 import wids
 from wids.views import collating
@@ -59,3 +61,69 @@ def test_errors_name_the_field(
 def test_example_runs() -> None:
     """The example of the docstring."""
     assert doctest.testmod(collating).failed == 0
+
+
+class Samples:
+    """Samples with values of every kind, for the workers of a loader."""
+
+    def __init__(self, *, as_tuples: bool) -> None:
+        self.as_tuples = as_tuples
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Any:
+        sample = {
+            ".cls": index,
+            ".txt": f"text {index}",
+            ".json": {"height": index / 2},
+            ".npy": np.full((2, 3), index, np.float32),
+            ".half": torch.full((2,), index, dtype=torch.bfloat16),
+            ".jpg": torch.full((3, 150, 150), index, dtype=torch.uint8),
+            ".bool": index % 2 == 0,
+            ".none": np.zeros((0, 2)),
+        }
+        return tuple(sample.values()) if self.as_tuples else sample
+
+
+@pytest.mark.parametrize("as_tuples", [False, True])
+def test_batches_of_workers_are_those_of_the_main_process(as_tuples: bool) -> None:
+    """Sent from a worker, a batch is a plain dict or list, with the same writable tensors."""
+
+    def batches(num_workers: int) -> list[Any]:
+        loader: DataLoader[Any] = DataLoader(
+            Samples(as_tuples=as_tuples),  # type: ignore[arg-type]
+            batch_size=3,
+            num_workers=num_workers,
+            collate_fn=wids.collate,
+        )
+        return list(loader)
+
+    for here, sent in zip(batches(0), batches(1), strict=True):
+        assert type(here) is type(sent) is (list if as_tuples else dict)
+        if not as_tuples:
+            assert list(here) == list(sent)
+            here, sent = list(here.values()), list(sent.values())  # noqa: PLW2901 - as tuples
+        for one, other in zip(here, sent, strict=True):
+            if isinstance(one, dict):
+                assert list(one) == list(other)
+                one, other = one["height"], other["height"]  # noqa: PLW2901 - as the others
+            if isinstance(one, torch.Tensor):
+                assert (one.dtype, one.shape) == (other.dtype, other.shape)
+                assert torch.equal(one, other)
+                other.zero_()
+            else:
+                assert one == other
+
+
+def test_small_tensors_are_sent_without_shared_memory() -> None:
+    """Only the tensor of pictures is shared memory where it arrives; the others came by value."""
+    loader: DataLoader[Any] = DataLoader(
+        Samples(as_tuples=False),  # type: ignore[arg-type]
+        batch_size=3,
+        num_workers=1,
+        collate_fn=wids.collate,
+    )
+    batch = next(iter(loader))
+    shared = [name for name, value in batch.items() if getattr(value, "is_shared", bool)()]
+    assert shared == [".half", ".jpg"]

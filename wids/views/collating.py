@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from wids.views.parcels import parcel
+
 
 def collate(samples: Sequence[Any]) -> Any:
     """Collate samples as torch's ``default_collate`` does; an empty batch becomes ``{}``.
@@ -42,7 +44,7 @@ def collate(samples: Sequence[Any]) -> Any:
     if are_dicts and any(sample.keys() != samples[0].keys() for sample in samples):
         raise _error_of_field(samples)
     try:
-        return default_collate(list(samples))
+        return parcel(default_collate(list(samples)))
     except (TypeError, RuntimeError, KeyError, AttributeError) as error:
         if not are_dicts:
             raise
