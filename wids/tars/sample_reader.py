@@ -77,7 +77,7 @@ def sample_reader(
                 advise(data, "WILLNEED", offset, size)
             if crcs is not None:
                 head = offset - heads[member] * BLOCK_NBYTES
-                if crc32(view[head:offset]) != crcs[member]:
+                if crc32(data[head:offset]) != crcs[member]:
                     raise changed_header_error(path, head, field)
             value = source[offset : offset + size]
             if payload_crcs is not None and crc32(value) != payload_crcs[member]:
