@@ -5,7 +5,7 @@
 ``OLD_PYTHON`` is the interpreter of a virtual environment with ``torch``, ``pillow`` and
 ``wids==0.1.11``. The libraries take turns in each round, and a cell is their ratio of times: median
 (least to most). A machine that is busy changes both sides alike. Bounds are what a row must reach
-and what it aims at.
+and what it aims at. Where nothing is waited for, times are those of the processor.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import columns
+import keys
 from pictures import write_dataset, write_photographs
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -50,9 +52,13 @@ class Sizes:
     photographs: int = 64
     pictures: int = 3000
     large_photographs: int = 4
+    key_shards: int = 1500
+    table_samples: int = 1_000_000
+    join_keys: int = 1_000_000
+    verified_samples: int = 500
 
 
-TOY = Sizes(20, 3, 100, 200, 12, 20, 130, 10_000, 1000, 100, 2, 200, 1)
+TOY = Sizes(20, 3, 100, 200, 12, 20, 130, 10_000, 1000, 100, 2, 200, 1, 20, 200, 200, 130)
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,7 @@ class Row:
         peers: Other libraries that can do it too.
         is_absolute: Whether the bounds are seconds of the new library.
         references: What the ratio is to: the fastest of these in each round.
+        beside: Makes the request of the reference ``"beside"``, which is the new library too.
     """
 
     name: str
@@ -75,6 +82,7 @@ class Row:
     peers: tuple[str, ...] = ()
     is_absolute: bool = False
     references: tuple[str, ...] = ("old",)
+    beside: Callable[[Files], Request] | None = None
 
 
 class Files:
@@ -173,6 +181,46 @@ class Files:
     def loader_epoch(self) -> Request:
         return {"work": "loader_epoch", "spec": self.small(), "chunksize": 2000}
 
+    def find_key(self) -> Request:
+        folder = self.folder / "keys"
+        folder.mkdir(exist_ok=True)
+        spec = keys.write_shards(folder, self.sizes.key_shards, 20)["pack"]
+        wanted = [f"{number:08d}" for number in self.indices(1000, self.sizes.key_shards * 20)]
+        return {"work": "find_key", "spec": spec, "keys": wanted}
+
+    def table_cls(self) -> Request:
+        return self._table(".cls", columns.CLS)
+
+    def table_json(self) -> Request:
+        return self._table(".json", columns.JSON)
+
+    def _table(self, field: str, wanted: dict[str, str]) -> Request:
+        sizes = columns.Sizes(shards=10, samples=self.sizes.table_samples // 10)
+        spec = columns.write_shards(self.folder, f"table{field[1:]}", sizes, field)
+        return {"work": "table", "spec": spec, "columns": wanted}
+
+    def join(self) -> Request:
+        import joins  # which needs pandas
+
+        names = [f"sample{number:08d}" for number in range(self.sizes.join_keys)]
+        left = joins.write_tars(self.folder, "left", names, [".txt"], 1000)
+        right = joins.write_tars(self.folder, "right", joins.shuffled(names), [".cap"], 1250)
+        return {"work": "join", "specs": [left, right], "count": len(names)}
+
+    def verified(self) -> Request:
+        return {**self.unverified(), "verify": "always"}
+
+    def unverified(self) -> Request:
+        from wids import build_spec
+
+        count = self.sizes.verified_samples
+        self.spec("verified", 1, count, 100_000)
+        path, pack = self.folder / "published.json", self.folder / "published.index"
+        document = build_spec([self.folder / "verified-00000.tar"], pack=pack).document()
+        path.write_text(json.dumps({**document, "index": str(pack)}))
+        batches = [self.random.sample(range(count), 64) for _ in range(20)]
+        return {"work": "batched", "spec": str(path), "batches": batches, "verify": "never"}
+
     def load_spec(self) -> Request:
         path = self.folder / "big.json"
         if not path.exists():
@@ -201,19 +249,26 @@ class Files:
 
 
 PILLOW = ("pillow",)
+SECONDS: dict[str, Any] = {"is_absolute": True, "references": ()}
+VERIFY: dict[str, Any] = {"references": ("beside",), "beside": Files.unverified}
 
 ROWS = [
-    Row("dataset[i], random, shards open", Files.single, 0.35, 0.12, ("bagz", "lmdb")),
-    Row("__getitems__, 256 at a time", Files.batched, 0.30, 0.15, ("bagz", "lmdb")),
-    Row("first index of 20,000 members, ustar", Files.first_index, 0.35, 0.15),
+    Row("dataset[i], random, shards open", Files.single, 0.25, 0.2, ("bagz", "lmdb")),
+    Row("__getitems__, 256 at a time", Files.batched, 0.2, 0.15, ("bagz", "lmdb")),
+    Row("first index of 20,000 members, ustar", Files.first_index, 0.3, 0.15),
     Row("first index of 20,000 members, PAX times", Files.first_index_pax, 0.35, 0.15),
-    Row("opening a shard that was indexed before", Files.reopen, 0.02, 0.005),
-    Row("random access, 40 shards, lru_size=10", Files.thrash, 0.01, 0.002),
-    Row("cold random reads, 100 kB, batches of 64", Files.cold, 0.5, 0.05),
+    Row("opening a shard that was indexed before", Files.reopen, 0.006, 0.003),
+    Row("random access, 40 shards, lru_size=10", Files.thrash, 0.01, 0.005),
+    Row("cold random reads, 100 kB, batches of 64", Files.cold, 0.1, 0.05),
     Row("private memory of one more open shard", Files.memory, 0.1, 0.01),
-    Row("ChunkedSampler, 10 million, chunks of 2000", Files.whole_order, 0.25, 0.1),
+    Row("ChunkedSampler, 10 million, chunks of 2000", Files.whole_order, 0.2, 0.1),
     Row("first index, chunks of a million", Files.sample_order, 0.15, 0.02),
-    Row("DataLoader epoch, 2 workers", Files.loader_epoch, 0.6, 0.4),
+    Row("DataLoader epoch, 2 workers", Files.loader_epoch, 0.45, 0.3),
+    Row("find_key, of 1500 shards, seconds", Files.find_key, 5e-5, 1e-5, **SECONDS),
+    Row("table of a million .cls, seconds", Files.table_cls, 2.0, 1.5, **SECONDS),
+    Row("table of a million .json, seconds", Files.table_json, 6.0, 4.0, **SECONDS),
+    Row("first join of a million keys, seconds", Files.join, 2.0, 1.0, **SECONDS),
+    Row("100 kB, verify always to never", Files.verified, 1.3, 1.2, **VERIFY),
     Row("opening 100,000 shards by a spec, seconds", Files.load_spec, 1.0, 0.3, is_absolute=True),
     Row("import wids, seconds", Files.import_library, 0.3, 0.15, is_absolute=True),
     Row(
@@ -276,7 +331,7 @@ def worker(library: str, python: str, folder: Path) -> Iterator[Callable[[Reques
     # This checkout, which the old library must not import in place of itself.
     environment["PYTHONPATH"] = "" if library == "old" else str(Path(__file__).parents[2])
     process = subprocess.Popen(
-        [python, "-W", "ignore", str(WORKER), library],
+        [python, "-W", "ignore", str(WORKER), "new" if library == "beside" else library],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -326,14 +381,14 @@ def readahead(kilobytes: int | None) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Result:
-    """What a row gave: each library's seconds (or bytes), a number for each round."""
+    """The seconds (or bytes) of each library in a row, a number for each round."""
 
     row: Row
     seconds: dict[str, list[float]]
 
     @property
     def ratios(self) -> list[float]:
-        """New to old, or the seconds of the new library where the row is absolute."""
+        """New to the best of the references, or seconds where the row is absolute."""
         if self.row.is_absolute:
             return self.seconds["new"]
         references = [self.seconds[name] for name in self.row.references if name in self.seconds]
@@ -353,7 +408,7 @@ class Result:
             for peer, times in self.seconds.items()
             if peer not in ("new", "old") and self.row.references != (peer,)
         )
-        spread = f"{statistics.median(ratios):8.4f} ({min(ratios):.4f} to {max(ratios):.4f})"
+        spread = f"{statistics.median(ratios):8.4g} ({min(ratios):.4g} to {max(ratios):.4g})"
         absolute = f"{statistics.median(self.seconds['new']):.3g}"
         return (
             f"{self.row.name:43} {spread:32} {self.row.must:6} {self.row.aim:6}  {verdict:7}"
@@ -373,13 +428,15 @@ def measure(
         libraries = ["new", *row.references, *(row.peers if has_peers else ())]
         if not old_python and "old" in libraries:
             libraries.remove("old")
-        request = row.request(files)
+        requests = dict.fromkeys(libraries, row.request(files))
+        if row.beside is not None:
+            requests["beside"] = row.beside(files)
         seconds: dict[str, list[float]] = {library: [] for library in libraries}
-        if request["work"] in ("memory", "cold"):
+        if requests["new"]["work"] in ("memory", "cold"):
             # Alone and once in a process: a page that two processes map is private to neither and
             # stays in the page cache, and memory that was freed is used again.
             for _ in range(rounds):
-                for library in libraries:
+                for library, request in requests.items():
                     with worker(library, _python(library, old_python), folder) as ask:
                         seconds[library].append(ask(request))
         else:
@@ -388,13 +445,13 @@ def measure(
                     library: stack.enter_context(
                         worker(library, _python(library, old_python), folder)
                     )
-                    for library in libraries
+                    for library in requests
                 }
-                for ask in asks.values():
-                    ask(request)  # warm up: imports, page cache, open shards
+                for library, ask in asks.items():
+                    ask(requests[library])  # warm up: imports, page cache, open shards
                 for _ in range(rounds):
                     for library, ask in asks.items():
-                        seconds[library].append(ask(request))
+                        seconds[library].append(ask(requests[library]))
         yield Result(row, seconds)
 
 

@@ -22,7 +22,7 @@ from table import ROWS, main
 
 @pytest.mark.long
 def test_every_row_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each row gives a ratio to the old release, whose interpreter is in ``WIDS_OLD_PYTHON``."""
+    """Rows are compared with the old release (``WIDS_OLD_PYTHON``), another mode, or a limit."""
     old_python = os.environ.get("WIDS_OLD_PYTHON")
     if not old_python:
         miss("set WIDS_OLD_PYTHON to the interpreter of an environment with wids==0.1.11")
