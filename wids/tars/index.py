@@ -12,6 +12,7 @@ import itertools
 import mmap
 import os
 import zlib
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -180,17 +181,15 @@ def build_index(
     """
     if key_split not in KEY_SPLITS:
         raise ValueError(f'key_split: expected "first" or "last", found {key_split!r}')
-    joined, starts, dots, ends = split_names(members.names, key_split)
-    if len(ends) != len(members.names):
+    names = split_names(members.names, key_split)
+    if len(names.ends) != len(members.names):
         raise ShardFormatError(f"{path}: a member name has a NUL in it; pack the shard again")
-    belongs = np.flatnonzero(dots)
-    dot_list = dots[belongs].tolist()
-    keys = [joined[a:b] for a, b in zip(starts[belongs].tolist(), dot_list, strict=True)]
-    fields = [joined[a:b] for a, b in zip(dot_list, ends[belongs].tolist(), strict=True)]
+    belongs = np.flatnonzero(names.dots)
+    keys, extensions = names.parts()
     sample_of, unique_keys = _numbered(keys)
-    field_of, unique_fields = _numbered(fields)
+    field_of, unique_extensions = _numbered(extensions)
 
-    order = _in_samples(sample_of, field_of, len(unique_fields))
+    order = _in_samples(sample_of, field_of, len(unique_extensions))
     text = b"\0" + b"\0".join(unique_keys) + b"\0" if unique_keys else b"\0"
     return ShardIndex(
         text=text,
@@ -204,7 +203,7 @@ def build_index(
         head_blocks=_narrow((members.offsets - members.heads)[belongs][order] // BLOCK_NBYTES),
         head_crcs=np.empty(0, np.uint32),
         payload_crcs=np.empty(0, np.uint32),
-        fields=tuple(map(to_text, unique_fields)),
+        fields=tuple(f".{to_text(extension)}" for extension in unique_extensions),
         key_split=key_split,
         num_files=len(members.names),
     )
@@ -212,8 +211,9 @@ def build_index(
 
 def _numbered(items: list[bytes]) -> tuple[IntArray, list[bytes]]:
     """Return each item's number, by first appearance, and the distinct items."""
-    table = dict(zip(dict.fromkeys(items), itertools.count()))
-    return np.fromiter(map(table.__getitem__, items), np.int64, len(items)), list(table)
+    table: defaultdict[bytes, int] = defaultdict(itertools.count().__next__)
+    numbers = np.fromiter(map(table.__getitem__, items), np.int64, len(items))
+    return numbers, list(table)
 
 
 def _in_samples(sample_of: IntArray, field_of: IntArray, num_fields: int) -> IntArray:

@@ -30,6 +30,17 @@ class SplitNames(NamedTuple):
     dots: IntArray
     ends: IntArray
 
+    def parts(self) -> tuple[list[bytes], list[bytes]]:
+        """Return the keys, and the fields without their first dot, of names that have both."""
+        # One split in C: to slice each name in Python takes four times as long.
+        is_split = self.dots > 0
+        text = np.frombuffer(self.joined, np.uint8).copy()
+        text[self.dots[is_split]] = 0
+        if not is_split.all():
+            text = text[np.repeat(is_split, self.ends + 1 - self.starts)]
+        parts = text.tobytes().split(b"\0")
+        return parts[:-1:2], parts[1::2]
+
 
 def split_names(names: list[bytes], key_split: KeySplit = "first") -> SplitNames:
     """Split member names, which must not contain a NUL, into keys and fields.

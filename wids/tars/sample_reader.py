@@ -32,7 +32,7 @@ from wids.tars.samples import (
 ReadSample: TypeAlias = Callable[[int], RawSample]
 """Returns a sample by its position, which must be 0 or more."""
 
-_LARGE_NBYTES: Final = 16 << 10
+LARGE_NBYTES: Final = 16 << 10
 """Members from this size on get a hint of their own, which costs little beside the copy."""
 
 
@@ -73,7 +73,7 @@ def sample_reader(
             if wanted is not None and field not in wanted:
                 continue
             offset, size = blocks[member] * BLOCK_NBYTES, sizes[member]
-            if size > _LARGE_NBYTES:
+            if size > LARGE_NBYTES:
                 advise(data, "WILLNEED", offset, size)
             if crcs is not None:
                 head = offset - heads[member] * BLOCK_NBYTES
@@ -110,7 +110,7 @@ def uniform_reader(
     fields = _common_fields(index)
     if fields is None or not (wanted is None or wanted.issuperset(fields)):
         return None
-    if len(index.head_crcs) or index.sizes.max(initial=0) > _LARGE_NBYTES:
+    if len(index.head_crcs) or index.sizes.max(initial=0) > LARGE_NBYTES:
         return None
     blocks, sizes, key_starts = index.blocks.data, index.sizes.data, index.key_starts.data
     text, text_start = index.text, index.text_start

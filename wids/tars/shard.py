@@ -25,7 +25,7 @@ from wids.tars.bulk_read import read_spans
 from wids.tars.index import ShardIndex, TarIdentity, index_tar
 from wids.tars.mapped_file import advise, map_file
 from wids.tars.names import KeySplit
-from wids.tars.sample_reader import sample_reader, uniform_reader
+from wids.tars.sample_reader import LARGE_NBYTES, sample_reader, uniform_reader
 from wids.tars.samples import (
     Raw,
     RawSample,
@@ -131,6 +131,8 @@ class Shard:
         if len(self.index.payload_crcs):
             self._read_verified = make(verify=True)
         self._raw: Raw = raw
+        # On average: to hint at all samples of a batch then costs little beside copying them.
+        self._is_large = self.nbytes > len(self.index) * LARGE_NBYTES
         self._is_fresh = True
         self._check_after_s = monotonic() + _CHECK_EVERY_S
 
@@ -168,6 +170,9 @@ class Shard:
         read = self._read_verified if verify else self._read
         samples: list[RawSample] = []
         start, stop = 0, 1
+        if self._is_large:
+            self.hint(local_indices)
+            stop = len(local_indices)
         while start < len(local_indices):
             start_s = monotonic()
             samples += [read(local_index) for local_index in local_indices[start:stop]]
@@ -185,15 +190,16 @@ class Shard:
         names, wanted = self.index.fields, self._fields
         starts, field_ids = self.index.member_starts.data, self.index.field_ids.data
         blocks, sizes = self.index.blocks.data, self.index.sizes.data
+        heads = self.index.head_blocks.data
         for local_index in local_indices:
             start = stop = 0
             for member in range(starts[local_index], starts[local_index + 1]):
                 if wanted is None or names[field_ids[member]] in wanted:
-                    offset = blocks[member] * BLOCK_NBYTES
-                    if offset - stop > mmap.PAGESIZE:  # not next to the previous member
+                    head = (blocks[member] - heads[member]) * BLOCK_NBYTES  # may be compared
+                    if not stop or head - stop > mmap.PAGESIZE:  # not next to the previous member
                         advise(self._map, "WILLNEED", start, stop - start)
-                        start = offset
-                    stop = offset + sizes[member]
+                        start = head
+                    stop = blocks[member] * BLOCK_NBYTES + sizes[member]
             advise(self._map, "WILLNEED", start, stop - start)
 
     def read_members(self, members: IntArray, *, verify: bool = False) -> list[bytes]:
