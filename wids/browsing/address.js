@@ -88,10 +88,19 @@ export function made(tag, text = "", attributes = {}) {
 
 export const setStatus = (text) => { element("status").textContent = text; };
 
-// An error, once and for all parts of the page; "" when there is none any more.
-export function setBanner(text) {
-  element("banner-text").textContent = text;
-  element("banner").hidden = !text;
+const problems = new Map();
+
+// An error of a part of the page, which is shown once above the samples; "" when there is none any more.
+export function setBanner(text, part = "last") {
+  problems.set(part, text);
+  const texts = [...new Set(problems.values())].filter(Boolean).join("\n");
+  element("banner-text").textContent = texts;
+  element("banner").hidden = !texts;
+}
+
+export function dismiss() {
+  problems.clear();
+  setBanner("");
 }
 
 export async function copy(text, button, advice = "select and copy it") {

@@ -17,6 +17,7 @@ export async function search(view, reload) {
   element("query").value = view.q;
   if (!isSelective(view)) {
     asked = "";
+    setBanner("", "search");
     element("hits-line").hidden = true;
     return;
   }
@@ -58,7 +59,7 @@ function describe({ state: kind, found, searched, total, unreadable, problem }) 
   element("hits-progress").value = total ? searched / total : 1;
   element("stop-hits").hidden = isDone;
   element("stop-hits").textContent = kind === "running" ? "stop" : "continue";
-  if (problem) setBanner(problem);
+  setBanner(problem ?? "", "search");
 }
 
 export function watchSearch(show) {
@@ -184,7 +185,7 @@ function showValues(answer) {
     : kind === "running" ? "stop" : "continue";
   element("count-column").dataset.action = kind === "running" ? "stop" : "count";
   if (kind !== undefined) element("column-note").textContent = noteOf(answer);
-  if (problem) setBanner(problem);
+  setBanner(problem ?? "", "column");
   showHistogram(answer, bins);
   const most = Math.max(1, ...values.map(({ count: one }) => one));
   const items = values.map((value) => valueItem(value, most));

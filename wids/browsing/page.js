@@ -1,6 +1,6 @@
 // The page of `wids browse`: what the address states is shown; what people do changes the address.
 
-import { PAGE_SIZE, counted, dataset, element, navigate, number, prefix, request, selection, setBanner, setStatus,
+import { PAGE_SIZE, counted, dataset, dismiss, element, navigate, number, prefix, request, selection, setBanner, setStatus,
   state } from "./address.js";
 import { offerColumns, offerFields, search, showActive, showPython, watchColumns, watchSearch } from "./filters.js";
 import { forget, numShown, showPage, turn, watchSize } from "./samples.js";
@@ -18,6 +18,7 @@ function addHits(found, isEnd) {
 
 async function show() {
   const view = state();
+  setBanner("");
   showActive(view);
   try {
     const about = await showShard(view.shard);
@@ -54,7 +55,7 @@ async function jump(event) {
 for (const button of document.querySelectorAll(".previous-page")) button.onclick = () => turn(false, show);
 for (const button of document.querySelectorAll(".next-page")) button.onclick = () => turn(true, show);
 element("jump").onsubmit = jump;
-element("dismiss").onclick = () => setBanner("");
+element("dismiss").onclick = dismiss;
 watchSearch(show);
 watchColumns();
 watchShards(() => { forget(); return show(); });

@@ -7,6 +7,7 @@ import { describeKnown, knownText } from "./shards.js";
 const FIRST = 12; // cards of the first request, so that something is seen early
 let current = ""; // what is shown or being loaded
 let cards = [];
+let shownPlace = ""; // the page that the cards belong to
 
 export const forget = () => { current = ""; };
 export const numShown = () => cards.length;
@@ -47,33 +48,41 @@ async function load(view, wanted) {
     if (view.picture) query.set("picture", view.picture);
     const answer = await request(`${prefix(view.shard)}samples?${query}`);
     if (current !== wanted) return; // the user has moved on to another page meanwhile
-    if (!shown.length) scrollTo(0, 0);
     shown = [...shown, ...answer.cards];
     for (const [text, times] of Object.entries(answer.problems)) problems.set(text, (problems.get(text) ?? 0) + times);
-    put(view, shown, answer);
-    if (answer.next === null || answer.cards.length < count) break;
+    const isLast = answer.next === null || answer.cards.length < count || count === counts.at(-1);
+    put(view, shown, answer, isLast);
+    if (isLast) break;
   }
-  setBanner([...problems].map(([text, times]) => `${counted(times, "sample")}: ${text}`).join("\n"));
+  setBanner([...problems].map(([text, times]) => `${counted(times, "sample")}: ${text}`).join("\n"), "page");
 }
 
-function put(view, shown, answer) {
-  const kept = shown.slice(0, element("grid").children.length).every((card, at) => card.index === cards[at]?.index
-    && card.html === cards[at].html) ? element("grid").children.length : 0;
-  const links = shown.slice(kept <= shown.length ? kept : 0).map(({ index, html }) => {
-    const link = made("a", "", { href: hash({ ...view, sample: index }), "data-index": index });
-    link.innerHTML = html; // the server has escaped all text of the dataset
-    if (view.q) mark(link, view.q);
-    return link;
-  });
-  if (kept && kept <= shown.length) element("grid").append(...links);
-  else element("grid").replaceChildren(...links);
-  cards = shown;
+function put(view, shown, answer, isLast) {
+  const grid = element("grid");
+  const place = JSON.stringify([view.shard, view.start, [...selection(view)], view.picture]);
+  const isSame = place === shownPlace && grid.children.length === cards.length;
+  if (place !== shownPlace) scrollTo(0, 0);
+  let kept = 0;
+  while (isSame && kept < cards.length && shown[kept]?.index === cards[kept].index
+    && shown[kept].html === cards[kept].html) kept += 1;
+  // When the same page is loaded again, because more was found, its cards stay where they are.
+  if (isSame && !isLast && kept === shown.length) return;
+  while (grid.children.length > kept) grid.lastChild.remove();
+  grid.append(...shown.slice(kept).map((card) => linkTo(view, card)));
+  [cards, shownPlace] = [shown, place];
   if (view.shard !== null && "known" in answer) describeKnown(answer);
   element("shown-range").textContent = rangeText(view, shown, answer.num_found);
   setTargets("previous-page", view.start ? Math.max(0, view.start - PAGE_SIZE) : null);
   const stop = view.start + PAGE_SIZE; // also while only a part of the page is there
   setTargets("next-page", view.shard !== null ? answer.next : stop < answer.num_found ? stop : null);
   setStatus(shown.length ? "" : emptyText(view, answer.next !== null));
+}
+
+function linkTo(view, { index, html }) {
+  const link = made("a", "", { href: hash({ ...view, sample: index }), "data-index": index });
+  link.innerHTML = html; // the server has escaped all text of the dataset
+  if (view.q) mark(link, view.q);
+  return link;
 }
 
 function rangeText(view, shown, found) {
