@@ -406,16 +406,16 @@ class ComposableDataset(MapStyleDataset):
         seed: int | None = None,
         where: Callable[[Any], Any] | None = None,
     ) -> Gallery:
-        """Return a gallery, which displays itself in a notebook.
+        """Return a gallery, which displays itself in a notebook; its ``next()`` is the next page.
 
         Only small pictures and texts are read, by range where shards are remote. With ``where``,
         whole samples are read until enough of them match.
 
         Args:
             num_samples: Most samples to show.
-            seed: None for the first samples, a number for random ones.
+            seed: None for the first samples, a number for random ones, as `wids browse` shows them.
             where: Takes a sample, and returns whether to show it. It is called for at most a
-                thousand samples; samples that cannot be read are skipped.
+                thousand samples for each page; samples that cannot be read are skipped.
 
         Example:
             >>> gallery = dataset[1:].show(where=lambda sample: sample[".cls"] == 2)

@@ -1,5 +1,7 @@
 """The example notebook, executed by a real kernel, and what its cells show.
 
+``python tests/processes/test_notebook.py`` writes the outputs that are committed.
+
 nbclient starts the kernel of ipykernel; headless Chromium renders the output.
 """
 
@@ -7,8 +9,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +25,7 @@ from test_chromium import chromium
 from wids import demo
 
 __all__ = ["chromium"]  # a fixture
+pytestmark = pytest.mark.long
 
 
 EXECUTE = """
@@ -32,18 +38,34 @@ nbformat.write(notebook, sys.argv[2])
 
 
 @pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The output of each code cell, by media type."""
+def executed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example after all of its cells were run."""
+    return run_example(tmp_path_factory.mktemp("notebook"))
+
+
+def run_example(folder: Path) -> Path:
+    """Run the example in a folder, and return the notebook with its outputs."""
     for package in ("nbclient", "ipykernel"):
         need(importlib.util.find_spec(package), f"pip install {package}")
-    folder = tmp_path_factory.mktemp("notebook")
     demo.write_dataset(str(folder / "wids-demo"))
     done = folder / "done.ipynb"
     command = [sys.executable, "-c", EXECUTE, str(jobs.EXAMPLES / "look.ipynb"), str(done)]
     # In a separate process, because the kernel client leaves threads running.
-    subprocess.run(command, cwd=folder, check=True, timeout=200)
+    environment = {name: text for name, text in os.environ.items() if name != "WIDS_CACHE"}
+    subprocess.run(command, cwd=folder, env=environment, check=True, timeout=200)
+    return done
+
+
+@pytest.fixture(scope="module")
+def outputs(executed: Path) -> list[dict[str, Any]]:
+    """The output of each code cell, by media type."""
+    return outputs_of(executed)
+
+
+def outputs_of(notebook: Path) -> list[dict[str, Any]]:
+    """Return the output of each code cell of a notebook, by media type."""
     found = []
-    for cell in json.loads(done.read_text(encoding="utf-8"))["cells"]:
+    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
         if cell["cell_type"] == "code":
             data = cell["outputs"][-1].get("data", {})
             shown = {kind: "".join(parts) for kind, parts in data.items()}
@@ -52,22 +74,39 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return found
 
 
-def test_notebook_is_committed_without_outputs() -> None:
-    """Only the source is committed; running the notebook makes the outputs."""
-    cells = json.loads((jobs.EXAMPLES / "look.ipynb").read_text(encoding="utf-8"))["cells"]
-    assert [cell for cell in cells if cell.get("outputs")] == []
+def as_committed(notebook: Path) -> str:
+    """Return a notebook that was run without what differs between machines and runs."""
+    text = notebook.read_text(encoding="utf-8").replace(str(notebook.parent), "/data")
+    document = json.loads(re.sub(r" at 0x[0-9A-Fa-f]+", "", text))
+    document["metadata"].pop("language_info", None)
+    for cell in document["cells"]:
+        cell["metadata"] = {}
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
+def test_the_notebook_is_committed_with_its_outputs(executed: Path) -> None:
+    """What it shows is what running it makes, but for the bytes of pictures."""
+    committed = (jobs.EXAMPLES / "look.ipynb").read_text(encoding="utf-8")
+
+    def without_pictures(text: str) -> list[str]:
+        return re.sub(r"base64,[\w+/=]+", "", text).splitlines()
+
+    assert without_pictures(committed) == without_pictures(as_committed(executed))
+    assert len(committed) < 400_000
+    assert committed.count("base64,") >= 6 + 1 + 24
 
 
 def test_datasets_and_samples_display_themselves(outputs: list[dict[str, Any]]) -> None:
-    """The cells show a summary, a sample, three galleries and a table."""
-    summary, sample, sliced, random, chosen, cost = outputs
+    """The cells show a summary, a sample, four galleries and a table."""
+    summary, sample, sliced, random, following, chosen, cost = outputs
     assert "<h3>shapes</h3>" in summary["text/html"]
     assert "1,000" in summary["text/html"]
     assert "a yellow circle" in sample["text/html"]
-    assert "data:image/jpeg" in sample["text/html"]
+    assert "data:image/png" in sample["text/html"]
     assert sample["text/plain"].startswith("{'.jpg': <PIL.")
     assert sliced["text/html"].count('class="card"') == 6
-    assert random["text/plain"] != sliced["text/plain"]
+    assert len({page["text/plain"] for page in (random, following, sliced)}) == 3
+    assert "samples 6 to 11 of 1,000; next() shows more" in following["text/html"]
     assert chosen["text/html"].count("purple") == 6
     assert "the most that one of 4 ranks reads, and one of 2 nodes" in cost["text"]
 
@@ -93,3 +132,9 @@ def test_output_looks_right(
     assert colors[0] != colors[1]
     (tmp_path / f"{scheme}.png").write_bytes(page.screenshot(full_page=True))  # for a human reader
     page.close()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as name:
+        fresh = as_committed(run_example(Path(name)))
+    (jobs.EXAMPLES / "look.ipynb").write_text(fresh, encoding="utf-8")

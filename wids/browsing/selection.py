@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wids.browsing.shuffle import Shuffle
+from wids.looking.shuffle import Shuffle
 
 
 class Place(NamedTuple):

@@ -20,7 +20,7 @@ from wids.fields.codecs import IMAGE_EXTENSIONS, extension
 from wids.files.sizes import nbytes_text
 from wids.looking.field_stats import CAPTION_EXTENSIONS
 from wids.looking.pictures import MAX_PIXELS, THUMBNAIL_PIXELS, thumbnail
-from wids.looking.style import STYLE
+from wids.looking.style import style
 from wids.looking.text import (
     MAX_SHOWN_NBYTES,
     PREVIEW_DECODER,
@@ -55,7 +55,7 @@ def sample_html(sample: Mapping[str, Any]) -> str:
         for name, value in sample.items()
         if not str(name).startswith("__")
     )
-    return f'{STYLE}<div class="wids"><table>{rows}</table>{_provenance(sample)}</div>'
+    return f'{style()}<div class="wids"><table>{rows}</table>{_provenance(sample)}</div>'
 
 
 def field_html(field: str, value: Any, pixels: int = THUMBNAIL_PIXELS) -> str:
@@ -144,9 +144,9 @@ def _larger_picture(fields: Mapping[str, int]) -> str:
 def gallery_html(cards: Iterable[str], note: str = "", problems: Iterable[str] = ()) -> str:
     """Return cards as a grid, below problems that several of them have, and above a note."""
     bad = "".join(f'<p class="bad">{escaped(problem)}</p>' for problem in problems)
-    text = f"<p><small>{escaped(note)}</small></p>" if note else ""
+    text = f'<p class="note"><small>{escaped(note)}</small></p>' if note else ""
     grid = f'<div class="grid">{"".join(cards)}</div>'
-    return f'{STYLE}<div class="wids">{bad}{grid}{text}</div>'
+    return f'{style()}<div class="wids">{bad}{grid}{text}</div>'
 
 
 def dataset_html(
@@ -168,7 +168,7 @@ def dataset_html(
         distributions: Text about the columns of the saved table; may be empty.
     """
     items = "".join(
-        f"<div><dt>{escaped(name)}</dt><dd>{escaped(text)}</dd></div>"
+        f'<div role="listitem"><small>{escaped(name)}</small><span>{escaped(text)}</span></div>'
         for name, text in facts.items()
     )
     rows = "".join(
@@ -177,14 +177,16 @@ def dataset_html(
         for name, share, size in fields
     )
     table_ = (
-        f"<table><tr><th>field</th><th>samples</th><th>typical size</th></tr>{rows}</table>"
+        f'<table><tr><th>field</th><th class="n">samples</th>'
+        f'<th class="n">typical size</th></tr>{rows}</table>'
         if rows
         else ""
     )
-    text = f"<p><small>{escaped(note)}</small></p>" if note else ""
+    text = f'<p class="note"><small>{escaped(note)}</small></p>' if note else ""
     text += f"<pre>{escaped(distributions)}</pre>" if distributions else ""
     return (
-        f'{STYLE}<div class="wids"><h3>{escaped(title)}</h3><dl>{items}</dl>{table_}{text}</div>'
+        f'{style()}<div class="wids"><h3>{escaped(title)}</h3>'
+        f'<div class="facts" role="list">{items}</div>{table_}{text}</div>'
         f"{gallery}"
     )
 

@@ -6,9 +6,10 @@ imported here; it is used only if the process already runs it.
 
 from __future__ import annotations
 
-import random
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from wids.errors import WidsError
@@ -25,6 +26,7 @@ from wids.looking.preview import (
     problems_of,
     sample_or_error,
 )
+from wids.looking.shuffle import Shuffle
 from wids.looking.text import count_text, share_text
 from wids.transport import urls
 
@@ -47,16 +49,90 @@ class Gallery:
         indices: The samples, as indices of the dataset or view whose `show` was called.
     """
 
-    def __init__(self, indices: list[int], html: str, text: str) -> None:
+    def __init__(
+        self, page: _Page, indices: list[int], html: str, previous: Gallery | None = None
+    ) -> None:
         self.indices = indices
+        self._page = page
         self._html = html
-        self._text = text
+        self._previous = previous
+
+    def next(self) -> Gallery:
+        """Return the gallery of the next samples; it is empty after the last one.
+
+        Example:
+            >>> dataset.show(2).next().indices
+            [2]
+        """
+        return self._page.gallery(self._page.stop, self)
+
+    def previous(self) -> Gallery:
+        """Return the gallery before this one; the first one returns itself.
+
+        Example:
+            >>> dataset.show(2).next().previous().indices
+            [0, 1]
+        """
+        return self._previous or self
 
     def _repr_html_(self) -> str:
         return self._html
 
     def __repr__(self) -> str:
-        return self._text
+        return f"<Gallery of {count_text(len(self.indices), 'sample')}: {self.indices}>"
+
+
+@dataclass(frozen=True)
+class _Page:
+    """What a gallery shows: some of the candidates in an order.
+
+    Attributes:
+        dataset: The dataset or view.
+        num_samples: Most samples of a page.
+        shuffle: The order of the candidates; None for theirs.
+        where: Whether to show a sample; None for all.
+        stop: How many candidates this page and those before it have used.
+    """
+
+    dataset: Browsable
+    num_samples: int
+    shuffle: Shuffle | None
+    where: Callable[[Any], Any] | None
+    stop: int = 0
+
+    def candidates(self, start: int, count: int) -> Sequence[int]:
+        """Return samples from a position on."""
+        positions = range(start, min(start + count, len(self.dataset)))
+        return positions if self.shuffle is None else self.shuffle.indices(positions)
+
+    def gallery(self, start: int, previous: Gallery | None = None) -> Gallery:
+        """Return the gallery of the candidates from a start on."""
+        dataset, total = self.dataset, len(self.dataset)
+        if self.where is None:
+            indices = list(self.candidates(start, self.num_samples))
+            stop, note = start + len(indices), ""
+            if indices and total > len(indices):
+                is_first = not start and self.shuffle is None
+                last = stop - 1
+                note = f"{stop:,} of {count_text(total, 'sample')}"
+                note = note if is_first else f"samples {start:,} to {last:,} of {total:,}"
+        else:
+            tested = self.candidates(start, _MAX_TESTED)
+            indices, num_tested = _accepted(dataset, tested, self.num_samples, self.where)
+            stop = start + num_tested
+            note = f"{len(indices)} of {count_text(num_tested, 'sample')} tested"
+        if start and start >= total:
+            note = "no more samples"
+        elif note and self.num_samples and stop < total:
+            note += "; next() shows more"
+        shown = [index for index in indices if _has_index(dataset, index)]
+        if len(shown) < len(indices):
+            # One sentence, and not the same error on each card.
+            unread = count_text(len(indices) - len(shown), "sample")
+            missing = f"{unread} not shown: no index of the shard is available; {_WITHOUT_INDEX}"
+            note = f"{note}; {missing}" if self.where is not None else missing
+        html = _gallery(dataset, shown, field_stats(dataset), note)
+        return Gallery(replace(self, stop=stop), shown, html, previous)
 
 
 def gallery(
@@ -66,28 +142,8 @@ def gallery(
     where: Callable[[Any], Any] | None,
 ) -> Gallery:
     """Return a gallery of the first samples, of random ones, or of those a predicate accepts."""
-    num_samples = max(num_samples, 0)
-    candidates: Sequence[int] = range(len(dataset))
-    if seed is not None:
-        count = min(len(candidates), num_samples if where is None else _MAX_TESTED)
-        # A generator of its own: the global one belongs to the program, whose random numbers must
-        # not depend on what somebody looked at.
-        candidates = random.Random(seed).sample(candidates, count)  # noqa: S311 - no secret
-    note = ""
-    if where is None:
-        indices = list(candidates[:num_samples])
-    else:
-        indices, num_tested = _accepted(dataset, candidates[:_MAX_TESTED], num_samples, where)
-        note = f"{len(indices)} of {count_text(num_tested, 'sample')} tested"
-    num_wanted = len(indices)
-    indices = [index for index in indices if _has_index(dataset, index)]
-    if len(indices) < num_wanted:
-        # One sentence, and not the same error on each card.
-        unread = count_text(num_wanted - len(indices), "sample")
-        note = f"{note}; " if note else ""
-        note += f"{unread} not shown: no index of the shard is available; {_WITHOUT_INDEX}"
-    html = _gallery(dataset, indices, field_stats(dataset), note)
-    return Gallery(indices, html, f"<Gallery of {count_text(len(indices), 'sample')}: {indices}>")
+    shuffle = None if seed is None else Shuffle(len(dataset), seed)
+    return _Page(dataset, max(num_samples, 0), shuffle, where).gallery(0)
 
 
 def _gallery(
@@ -205,9 +261,15 @@ def _facts(dataset: Browsable) -> dict[str, str]:
         "shards": f"{len(shards):,}",
         "size": nbytes_text(sum(nbytes)) if len(nbytes) == len(shards) else "not stated",
         "available locally": _amount(num_local, num_checked, len(shards)),
-        "cache": dataset.reader.cache_folder,
+        "cache": _from_home(dataset.reader.cache_folder),
         "index": "published" if dataset.spec.index else "none published",
     }
+
+
+def _from_home(path: str) -> str:
+    """Return a path as people write it."""
+    home = os.path.expanduser("~")
+    return f"~{path[len(home) :]}" if path.startswith(home + os.sep) else path
 
 
 def _amount(num_local: int, num_checked: int, total: int) -> str:
