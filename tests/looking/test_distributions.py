@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from wids import ShardListDataset
 from wids.cli.main import main
 from wids.looking.distributions import distributions_text
+from wids.looking.text import text_width
 
 
 def shown(values: Any, width: int = 100) -> str:
@@ -79,7 +80,7 @@ def test_any_values_are_shown_on_printable_lines(values: list[Any], width: int) 
     """TABLE-20, SEC-52: nothing that a terminal obeys, no line wider than the window, no crash."""
     lines = distributions_text(pa.table({"name\x1b[2J": pa.array(values)}), width).split("\n")
     assert all(line.isprintable() for line in lines)
-    assert max(map(len, lines)) <= width
+    assert max(map(text_width, lines)) <= width
 
 
 @pytest.mark.parametrize("is_stale", [False, True])
