@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from wids.files.checksums import fastest_crc32
 from wids.tars.archive import BLOCK_NBYTES
 from wids.tars.index import NO_TIME, Column, ShardIndex, TarIdentity
 from wids.tars.mapped_file import FileBytes, read_or_map
@@ -170,7 +171,7 @@ def _checked_header(
     if KEY_SPLITS[header.key_split : header.key_split + 1] != (key_split,):
         return None
     with memoryview(data) as view, view[start + _CRC_START : stop] as rest:
-        return header if zlib.crc32(rest) == header.crc else None
+        return header if fastest_crc32()(rest) == header.crc else None
 
 
 def _parse_columns(
