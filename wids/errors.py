@@ -41,6 +41,14 @@ class WidsError(Exception):
     """Any error that wids raises on purpose.
 
     Its message is printable: members, specs and servers choose names that a terminal would obey.
+
+    Example:
+        >>> import wids
+        >>> try:
+        ...     wids.ShardListDataset("missing.json")
+        ... except wids.WidsError as error:  # or FileNotFoundError
+        ...     print(type(error).__name__)
+        NotFoundError
     """
 
     def __init__(self, *args: object) -> None:
@@ -110,6 +118,16 @@ class SampleError(WidsError, ValueError):
         key: Key of the sample, or None if it is not known.
         field: Field with its leading dot, or None if the error is not about one field.
         index: Index in the full dataset, or None if it is not known.
+
+    Example:
+        >>> import wids
+        >>> with wids.TarWriter("bad.tar") as writer:
+        ...     _ = writer.write({"__key__": "000017", "jpg": b"no picture"})
+        >>> try:
+        ...     wids.ShardListDataset("bad.tar")[0]
+        ... except wids.SampleError as error:
+        ...     print(type(error).__name__, error.key, error.field, error.index)
+        DecodeError 000017 .jpg 0
     """
 
     def __init__(

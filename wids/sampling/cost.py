@@ -49,6 +49,14 @@ class SamplingCost:
             again and again.
         num_mixed: Number of samples from which the next batch of the job is drawn: the chunks that
             all runs are reading at the same time, on average.
+
+    Example:
+        >>> import wids
+        >>> shards = [wids.ShardSpec(f"/{i}.tar", 1000, 5_000_000) for i in range(8)]
+        >>> sampler = wids.ShardListSampler(range(8000), lengths=[1000] * 8)
+        >>> cost = wids.sampling_cost(wids.DatasetSpec(tuple(shards)), sampler)
+        >>> cost.node_nbytes[0].tolist(), cost.new_nbytes[1].tolist()  # the cache has all of them
+        ([40000000.0], [0.0])
     """
 
     epochs: tuple[int, ...]

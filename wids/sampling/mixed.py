@@ -66,7 +66,7 @@ class MixedSampler(DistributedChunkedSampler):
         >>> dataset = wids.ShardListDataset(shards)
         >>> sampler = wids.MixedSampler(dataset, {"a": 3, "b": 1}, num_samples=8)
         >>> list(sampler)  # 0 to 5 are a's, 6 to 11 are b's
-        [1, 2, 12, 3, 0, 3, 11, 1]
+        [0, 4, 9, 2, 1, 5, 7, 3]
         >>> sampler.weights["b"]
         Fraction(1, 4)
     """

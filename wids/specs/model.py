@@ -37,7 +37,8 @@ class ShardSpec:
         extras: Everything else in the shard's entry, preserved but not interpreted.
 
     Example:
-        >>> shard = ShardSpec("/data/train-000000.tar", num_samples=1000)
+        >>> import wids
+        >>> shard = wids.ShardSpec("/data/train-000000.tar", num_samples=1000)
         >>> shard.entry("/data")
         {'url': 'train-000000.tar', 'nsamples': 1000}
     """
@@ -146,7 +147,9 @@ class DatasetSpec:
         table: The table that `load_table` reads, or None.
 
     Example:
-        >>> spec = DatasetSpec((ShardSpec("/data/train-000000.tar", 1000),), name="train")
+        >>> import wids
+        >>> shards = (wids.ShardSpec("/data/train-000000.tar", 1000),)
+        >>> spec = wids.DatasetSpec(shards, name="train")
         >>> spec.document("/data")["shardlist"]
         [{'url': 'train-000000.tar', 'nsamples': 1000}]
     """
