@@ -1,0 +1,94 @@
+"""The documentation site is built without a warning, is complete, and loads nothing else."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from conftest import need
+from pages import ROOT
+from test_chromium import chromium  # noqa: F401 - a fixture
+
+import wids
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the site as CONTRIBUTING says, where a warning is an error."""
+    need(find_spec("furo") and find_spec("myst_parser"), "the extra docs: pip install '.[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (options,) = re.findall(r"^sphinx-build (.*) -c docs \. site", text, re.MULTILINE)
+    command = ["-m", "sphinx", *options.split(), "-d", str(folder / "tmp"), "-c", "docs", "."]
+    done = subprocess.run(
+        [sys.executable, *command, str(folder / "site")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, str]:
+    """Return the text of each page."""
+    return {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+
+
+def test_links_and_anchors_of_the_site_exist(site: Path, pages: dict[Path, str]) -> None:
+    """Each link inside the site leads to a file of it, and to an element if it names one."""
+    ids = {page: set(re.findall(r'\sid="([^"]+)"', text)) for page, text in pages.items()}
+    wrong = []
+    for page, text in pages.items():
+        for link in re.findall(r'\s(?:href|src)="([^"]*)"', text):
+            url = urlsplit(link)
+            if url.scheme or url.netloc:
+                continue
+            target = (page.parent / unquote(url.path)).resolve() if url.path else page
+            anchor = unquote(url.fragment)
+            is_there = target.is_relative_to(site) and target.exists()
+            if not is_there or (anchor and anchor not in ids.get(target, {anchor})):
+                wrong.append((page.name, link))
+    assert len(pages) > 60
+    assert wrong == []
+
+
+def test_every_public_name_is_in_the_reference(pages: dict[Path, str]) -> None:
+    """The reference has each name of ``wids.__all__``, and every page is in the navigation."""
+    text = "".join(text for page, text in pages.items() if page.parent.name == "api")
+    assert [name for name in wids.__all__ if f'id="wids.{name}"' not in text] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_pages_fit_the_window_and_load_nothing_else(
+    site: Path,
+    chromium: Any,  # noqa: F811 - the fixture
+    width: int,
+    scheme: str,
+) -> None:
+    """No page is wider than a desktop or a phone, and no request leaves the site."""
+    size = {"width": width, "height": 844}
+    context = chromium.new_context(viewport=size, color_scheme=scheme)
+    page = context.new_page()
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    for name in ("docs/index", "docs/start", "docs/tables", "docs/api/samplers", "specs/cache"):
+        page.goto(f"file://{site}/{name}.html")
+        wider = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert page.evaluate(wider) <= 0, name
+        color = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        is_dark = sum(map(int, re.findall(r"\d+", color)[:3])) < 300
+        assert is_dark == (scheme == "dark"), color
+    context.close()
+    assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
