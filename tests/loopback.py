@@ -282,9 +282,9 @@ class Server:
 def main(folder: str, rate_nbytes: str | None = None) -> None:
     """Serve a folder in a process of its own, for measurements."""
     server = Server(None if rate_nbytes is None else float(rate_nbytes))
-    for path in Path(folder).iterdir():
+    for path in Path(folder).rglob("*"):
         if path.is_file():
-            server.page(f"/{path.name}", path.read_bytes())
+            server.page(f"/{path.relative_to(folder).as_posix()}", path.read_bytes())
     print(server.url, flush=True)  # noqa: T201 - read by the parent process
     for _ in sys.stdin:
         print(json.dumps([(r.path, r.num_sent) for r in server.log]), flush=True)  # noqa: T201

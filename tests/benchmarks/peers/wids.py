@@ -1,0 +1,126 @@
+"""This library."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+from peers.peer import BATCH_SIZE, PICTURES_AT_A_TIME, Data, Peer
+from peers.states import load_json, save_json
+
+
+class Wids(Peer):
+    """Plain tars, with their index in a file."""
+
+    modules = ("wids",)
+
+    def convert(self, data: Data) -> None:
+        import wids
+
+        wids.ShardListDataset(list(data.shards), cache_dir=data.folder)
+
+    def dataset(self, data: Data, **options: Any) -> Any:
+        import wids
+
+        options = {"transformations": [], "raw": "bytes", **options}
+        return wids.ShardListDataset(list(data.shards), cache_dir=data.folder, **options)
+
+    def reader(self, data: Data) -> Callable[[int], Any]:
+        return self.dataset(data).__getitem__
+
+    def batch_reader(self, data: Data) -> Callable[[list[int]], list[Any]]:
+        return self.dataset(data).__getitems__
+
+    def epoch(self, data: Data, num_workers: int) -> Iterator[list[Any]]:
+        from torch.utils.data import DataLoader
+
+        import wids
+
+        dataset = self.dataset(data)
+        sampler = wids.ChunkedSampler(dataset)
+        return iter(
+            DataLoader(
+                dataset, BATCH_SIZE, sampler=sampler, num_workers=num_workers, collate_fn=list
+            )
+        )
+
+    def pictures(self, data: Data, num_workers: int) -> Iterator[Any]:
+        from torch.utils.data import DataLoader
+
+        import wids
+
+        dataset = self.dataset(data, transformations="numpy", fields=[".jpg"]).to_tuple(".jpg")
+        sampler = wids.ChunkedSampler(dataset)
+        loader = DataLoader(dataset, PICTURES_AT_A_TIME, sampler=sampler, num_workers=num_workers)
+        return (batch for (batch,) in loader)
+
+    def publish(self, data: Data, folder: str) -> None:
+        import wids
+
+        spec = wids.build_spec(list(data.shards), pack=f"{folder}/train.index")
+        spec.save(f"{folder}/train.json")
+
+    def remote_epoch(self, data: Data, url: str, cache: str) -> Iterator[list[Any]]:
+        from torch.utils.data import DataLoader
+
+        import wids
+
+        dataset = wids.ShardListDataset(
+            f"{url}/train.json", cache_dir=cache, transformations=[], raw="bytes"
+        )
+        sampler = wids.Prefetcher(wids.ChunkedSampler(dataset), dataset)
+        return iter(
+            DataLoader(dataset, BATCH_SIZE, sampler=sampler, num_workers=1, collate_fn=list)
+        )
+
+    def remote_first(self, data: Data, url: str, cache: str) -> Any:
+        import wids
+
+        dataset = wids.ShardListDataset(
+            f"{url}/train.json", cache_dir=cache, transformations=[], raw="bytes"
+        )
+        return dataset[len(dataset) // 2]
+
+    def loader(self, data: Data) -> tuple[Any, Any]:
+        from torch.utils.data import DataLoader
+
+        import wids
+
+        dataset = self.dataset(data)
+        sampler = wids.ChunkedSampler(dataset)
+        return sampler, DataLoader(
+            dataset, BATCH_SIZE, sampler=sampler, num_workers=2, collate_fn=list
+        )
+
+    def pause(self, data: Data, path: str, num_batches: int) -> list[Any]:
+        sampler, loader = self.loader(data)
+        batches = iter(loader)
+        for _ in islice(batches, num_batches):
+            pass
+        save_json(path, sampler.state_dict(num_consumed=num_batches * BATCH_SIZE))
+        return next(batches)
+
+    def resume(self, data: Data, path: str) -> list[Any]:
+        sampler, loader = self.loader(data)
+        sampler.load_state_dict(load_json(path))
+        return next(iter(loader))
+
+    def order(self, num_samples: int) -> Iterator[int]:
+        import wids
+
+        return iter(wids.ChunkedSampler(range(num_samples)))
+
+    def plain(self, sample: Any, payload: str) -> tuple[bytes, int]:
+        return sample[f".{payload}"], int(sample[".cls"])
+
+
+class WithPillow(Wids):
+    """The same without the extra that decodes JPEG."""
+
+    def before_import(self) -> None:
+        sys.modules["simplejpeg"] = None  # type: ignore[assignment] - as if not installed
+
+
+VARIANTS = {"": Wids, "pillow": WithPillow}

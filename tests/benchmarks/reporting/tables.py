@@ -1,0 +1,380 @@
+"""Results → the Markdown of the report: tables, goals, what is lost, and the machine."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from reporting.environments import CONTESTANTS, Contestant
+from reporting.runs import Results
+
+OWN = "wids"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A row of the report, which stands in a column of its table.
+
+    Attributes:
+        row: Its name in the results.
+        title: Its head, with the unit.
+        scale: What a number is multiplied by before it is shown.
+        is_more_better: Whether the largest number wins.
+        what: What is compared, as part of a sentence.
+    """
+
+    row: str
+    title: str
+    scale: float
+    what: str
+    is_more_better: bool = False
+
+    def better(self, a: float, b: float) -> bool:
+        """Return whether ``a`` is better than ``b``."""
+        return a > b if self.is_more_better else a < b
+
+
+@dataclass(frozen=True)
+class Group:
+    """A table."""
+
+    title: str
+    columns: tuple[Column, ...]
+
+
+GROUPS = (
+    Group(
+        "Reading samples",
+        (
+            Column("single", "one at a time, µs", 1e6, "single random samples"),
+            Column("batch", "256 at a time, µs each", 1e6, "batches of random samples"),
+            Column("cold", "cold, 64 at a time, ms each", 1e3, "cold random samples"),
+        ),
+    ),
+    Group(
+        "Before the first sample",
+        (
+            Column("convert", "index or convert 10 MB, s", 1, "the first index or conversion"),
+            Column("convert_nbytes", "written, MB", 1e-6, "bytes written before reading"),
+            Column("import", "import, s", 1, "import"),
+            Column("start", "start, s", 1, "the start of a program"),
+            Column("open", "open, ms", 1e3, "opening a dataset"),
+            Column("memory", "memory, MB", 1e-6, "memory"),
+        ),
+    ),
+    Group(
+        "An epoch of small samples",
+        (
+            Column("epoch_0", "in the process, µs each", 1e6, "an epoch without workers"),
+            Column("epoch_2", "2 workers, µs each", 1e6, "an epoch with 2 workers"),
+            Column(
+                "epoch_2_cpu",
+                "2 workers, processor µs each",
+                1e6,
+                "processor time of an epoch with 2 workers",
+            ),
+        ),
+    ),
+    Group(
+        "An epoch of pictures, decoded",
+        (
+            *(
+                Column(
+                    f"pictures_{n}",
+                    f"{title}, per second",
+                    1,
+                    f"pictures decoded {title}",
+                    is_more_better=True,
+                )
+                for n, title in enumerate(("in the process", "by 1 worker", "by 2 workers"))
+            ),
+            Column(
+                "pictures_2_cpu",
+                "2 workers, processor ms each",
+                1e3,
+                "processor time of a picture",
+            ),
+        ),
+    ),
+    Group(
+        "Over a network of 8 MB/s",
+        (
+            Column("remote_epoch", "epoch, s", 1, "a remote epoch"),
+            Column("remote_first", "first sample, s", 1, "the first remote sample"),
+            Column(
+                "remote_first_nbytes", "fetched for it, MB", 1e-6, "bytes fetched for one sample"
+            ),
+        ),
+    ),
+    Group(
+        "Resuming, and the order of a billion samples",
+        (
+            Column("resume", "resume, s", 1, "resuming"),
+            Column("order", "first index, s", 1, "the first index of a billion"),
+            Column("order_each", "next ones, µs each", 1e6, "further indices of a billion"),
+        ),
+    ),
+)
+COLUMNS = {column.row: column for group in GROUPS for column in group.columns}
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A bound that a ratio of two numbers of one run has to keep.
+
+    Attributes:
+        text: What has to hold.
+        ratio: Returns the ratios, one for each turn; None if they were not measured.
+        bound: The bound.
+        is_least: Whether the ratio has to be at least the bound, instead of at most.
+    """
+
+    text: str
+    ratio: Callable[[Results], list[float] | None]
+    bound: float
+    is_least: bool = False
+
+    def line(self, results: Results) -> str:
+        """Return the row of the table of goals."""
+        ratios = self.ratio(results)
+        sign = "≥" if self.is_least else "≤"
+        if not ratios:
+            return f"| {self.text} | {sign} {self.bound:g} | not measured | |"
+        middle = statistics.median(ratios)
+        is_met = middle >= self.bound if self.is_least else middle <= self.bound
+        spread = f"{middle:.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
+        return (
+            f"| {self.text} | {sign} {self.bound:g} | {spread} | {'yes' if is_met else '**no**'} |"
+        )
+
+
+def ratios(results: Results, row: str, names: list[str], *, of: str = OWN) -> list[float] | None:
+    """Return one library's numbers by those of the best of others, turn by turn."""
+    values = results.values.get(row, {})
+    others = [values[name] for name in names if name in values and name != of]
+    if of not in values or not others:
+        return None
+    pick = max if COLUMNS[row].is_more_better else min
+    best = min(others, key=statistics.median) if pick is min else max(others, key=statistics.median)
+    return [own / other for own, other in zip(values[of], best, strict=False)]
+
+
+def names(condition: Callable[[Contestant], bool] = lambda _: True) -> list[str]:
+    """Return the names of the libraries that compete."""
+    return [c.name for c in CONTESTANTS if not c.is_limit and condition(c)]
+
+
+def _remote_ratio(results: Results) -> list[float] | None:
+    seconds = results.values.get("remote_epoch", {}).get(OWN)
+    best_s = results.about.get("remote_best_s")
+    return [s / best_s for s in seconds] if seconds and best_s else None
+
+
+def goals() -> tuple[Goal, ...]:
+    """Return the bounds that the project set itself."""
+    return (
+        *(
+            Goal(
+                f"Pictures decoded {where}, to the best other library",
+                lambda results, n=n: ratios(results, f"pictures_{n}", names()),
+                1.2,
+                is_least=True,
+            )
+            for n, where in enumerate(("in the process", "by 1 worker", "by 2 workers"))
+        ),
+        Goal(
+            "Batches of small samples, to LMDB with samples",
+            lambda results: ratios(results, "batch", ["LMDB"]),
+            1.5,
+        ),
+        Goal(
+            "Cold random reads, to `pread` with the same queue",
+            lambda results: ratios(results, "cold", ["pread"]),
+            1.3,
+        ),
+        Goal("Remote epoch, to bytes / rate", _remote_ratio, 1.1),
+    )
+
+
+def number(value: float) -> str:
+    """Return a number with three digits."""
+    if value < 0.001:
+        return "0" if value < 1e-5 else f"{value:.1g}"
+    if value >= 100:
+        return f"{value:,.0f}"
+    if value >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+
+
+def best(results: Results, column: Column, among: list[str]) -> str | None:
+    """Return the library with the best median."""
+    values = results.values.get(column.row, {})
+    medians = {name: statistics.median(values[name]) for name in among if name in values}
+    if not medians:
+        return None
+    pick = max if column.is_more_better else min
+    return pick(medians, key=lambda name: medians[name])
+
+
+def ranked(results: Results, column: Column) -> list[tuple[str, float]]:
+    """Return the medians of the libraries in a row, best first."""
+    values = results.values.get(column.row, {})
+    medians = [
+        (name, statistics.median(values[name]) * column.scale) for name in names() if name in values
+    ]
+    return sorted(medians, key=lambda item: item[1], reverse=column.is_more_better)
+
+
+def cell(results: Results, column: Column, name: str, first: str | None) -> str:
+    """Return a cell: the median, and least to most."""
+    values = [value * column.scale for value in results.values.get(column.row, {}).get(name, [])]
+    if not values:
+        return "–"
+    middle = number(statistics.median(values))
+    text = f"**{middle}**" if name == first else middle
+    low, high = number(min(values)), number(max(values))
+    return text if low == high else f"{text} ({low}–{high})"
+
+
+def table(results: Results, group: Group, contestants: list[Contestant]) -> str:
+    """Return a table: libraries below each other, its rows beside each other."""
+    firsts = {column: best(results, column, names()) for column in group.columns}
+    lines = [
+        "| | reads | " + " | ".join(column.title for column in group.columns) + " |",
+        "|---|---|" + "---|" * len(group.columns),
+    ]
+    for contestant in contestants:
+        name = contestant.name
+        cells = [cell(results, column, name, firsts[column]) for column in group.columns]
+        if contestant.is_limit and all(text == "–" for text in cells):
+            continue
+        shown = f"*{name}*" if contestant.is_limit else name
+        lines.append(f"| {shown} | {contestant.reads} | " + " | ".join(cells) + " |")
+    return f"### {group.title}\n\n" + "\n".join(lines)
+
+
+def losses(results: Results) -> list[str]:
+    """Return where another library is better, and by how much."""
+    lines = []
+    plain = names(lambda contestant: contestant.reads == "tars")
+    for column in COLUMNS.values():
+        values = results.values.get(column.row, {})
+        if OWN not in values:
+            continue
+        own = statistics.median(values[OWN])
+        better = {
+            name: statistics.median(values[name])
+            for name in names()
+            if name in values and column.better(statistics.median(values[name]), own)
+        }
+        if not better:
+            continue
+        unit = column.title.rpartition(", ")[2]
+        parts = []
+        for name, value in ranked(results, column):
+            if name in better:
+                factor = (
+                    better[name] / own if column.is_more_better else own / max(better[name], 1e-12)
+                )
+                size = f", {factor:.2f} ×" if factor < 100 else ""
+                note = " (plain tars too)" if name in plain else ""
+                parts.append(f"{name}{note} {number(value)}{size}")
+        shown = number(own * column.scale)
+        lines.append(f"- **{column.what}**, {unit}: wids {shown}; {'; '.join(parts)}.")
+    return lines
+
+
+def reasons(results: Results, contestants: list[Contestant]) -> list[str]:
+    """Return why cells are empty."""
+    lines = []
+    limits = {contestant.name for contestant in contestants if contestant.is_limit}
+    for name in [contestant.name for contestant in contestants]:
+        by_reason: dict[str, list[str]] = {}
+        for row, missing in results.reasons.items():
+            if name in missing and row in COLUMNS and name not in limits:
+                by_reason.setdefault(missing[name], []).append(COLUMNS[row].what)
+        lines += [f"- {name}, {', '.join(whats)}: {reason}." for reason, whats in by_reason.items()]
+    return lines
+
+
+def exactness(results: Results) -> str:
+    """Return which libraries resume with exactly the next batch."""
+    exact = results.values.get("exact", {})
+    yes = [name for name in names() if name in exact and all(exact[name])]
+    no = [name for name in names() if name in exact and not all(exact[name])]
+    text = f"The first batch after resuming is exactly the next one: {', '.join(yes)}."
+    return text + (f" It is another one: {', '.join(no)}." if no else "")
+
+
+def machine(results: Results) -> str:
+    """Return the paragraph about the machine and the versions."""
+    about = results.about
+    rounds = "1 round" if about["rounds"] == 1 else f"{about['rounds']} rounds"
+    versions = "; ".join(
+        f"{name}: " + ", ".join(f"{package} {version}" for package, version in found.items())
+        for name, found in results.versions.items()
+        if name in names()
+    )
+    return (
+        f"{about['machine']}. {rounds} on {about['date']} of commit "
+        f"`{about['commit']}`; load average {about['load']}, {about['priority']} (the machine was "
+        f"{'shared with other work' if about['is_shared'] else 'otherwise idle'}).\n\n"
+        f"Versions: {versions}."
+    )
+
+
+def report(results: Results) -> str:
+    """Return the generated part of the page."""
+    contestants = [c for c in CONTESTANTS if c.name in results.versions]
+    parts = ["## Goals", _goals(results), "## What is lost"]
+    parts.append("\n".join(losses(results)) or "Nothing.")
+    parts.append("## Tables")
+    for group in GROUPS:
+        parts.append(table(results, group, contestants))
+        if group.columns[0].row == "resume" and "exact" in results.values:
+            parts.append(exactness(results))
+    parts.append("### Empty cells")
+    parts.append("\n".join(reasons(results, contestants)) or "None.")
+    parts += ["### Machine and versions", machine(results)]
+    return "\n\n".join(parts)
+
+
+def _goals(results: Results) -> str:
+    lines = ["| | bound | measured | kept |", "|---|---|---|---|"]
+    plain = names(lambda contestant: contestant.reads == "tars")
+    rows = [row for row in COLUMNS if OWN in results.values.get(row, {})]
+    behind = [
+        COLUMNS[row].what for row in rows if best(results, COLUMNS[row], plain) not in (OWN, None)
+    ]
+    verdict = f"**no**: {', '.join(behind)}" if behind else "yes"
+    lines.append(
+        f"| First among all that read plain tars, in each of {len(rows)} rows | {len(rows)} | "
+        f"{len(rows) - len(behind)} | {verdict} |"
+    )
+    lines += [goal.line(results) for goal in goals()]
+    return "\n".join(lines)
+
+
+def summary(results: Results) -> str:
+    """Return six numbers for a front page, with the plot."""
+    lines = [
+        "---",
+        "orphan: true",
+        "---",
+        "",
+        "# Six numbers",
+        "",
+        "`tests/benchmarks/report.py` makes this page of [the report](../performance.md).",
+        "",
+        "![Overview](overview-light.svg)",
+        "",
+    ]
+    for row in ("pictures_2", "batch", "cold", "convert", "remote_first", "resume"):
+        column = COLUMNS[row]
+        if OWN not in results.values.get(row, {}):
+            continue
+        shown = ", ".join(f"{name} {number(value)}" for name, value in ranked(results, column))
+        lines.append(f"- **{column.what}**, {column.title}: {shown}.")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,164 @@
+"""The report measures what is installed, shows what is lost, and the page is what was measured."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+import report
+from conftest import need
+from reporting import plots, tables
+from reporting.environments import CONTESTANTS, ENVIRONMENTS, interpreters
+from reporting.runs import Results
+
+ROOT = Path(__file__).parents[2]
+VERSIONS = {"python": "3.11.7"}
+
+
+def results(**values: dict[str, list[float]]) -> Results:
+    """Return results of rows, of whatever libraries they name."""
+    names = {name for row in values.values() for name in row}
+    return Results(
+        values=values,
+        versions=dict.fromkeys(names, VERSIONS),
+        about={
+            "machine": "one",
+            "rounds": 3,
+            "date": "2026-01-02",
+            "commit": "abc",
+            "load": "1.0 to 2.0",
+            "priority": "niceness 0",
+            "is_shared": False,
+            "remote_best_s": 4.0,
+        },
+    )
+
+
+def test_what_is_lost_is_listed() -> None:
+    """A row in which another library is better says so, with the factor, before the tables."""
+    found = results(
+        batch={"wids": [3e-6, 4e-6, 5e-6], "LMDB": [2e-6, 2e-6, 2e-6], "bagz": [9e-6]},
+        pictures_2={"wids": [300.0], "files": [450.0], "webdataset": [100.0]},
+        single={"wids": [1e-6], "LMDB": [2e-6]},
+    )
+
+    text = tables.report(found)
+
+    lost = text.partition("## What is lost")[2].partition("## Tables")[0]
+    assert "- **batches of random samples**, µs each: wids 4.00; LMDB 2.00, 2.00 ×." in lost
+    assert "wids 300; files 450, 1.50 ×." in lost
+    assert "bagz" not in lost
+    assert "single random samples" not in lost
+
+
+def test_goals_have_a_verdict_by_neighbouring_turns() -> None:
+    """A goal is kept if the median of the ratios of turns keeps its bound, and not otherwise."""
+    found = results(
+        batch={"wids": [3e-6, 30e-6, 1e-6], "LMDB": [2e-6, 20e-6, 1e-6]},
+        cold={"wids": [4e-3, 4e-3, 4e-3], "pread": [3e-3, 3e-3, 3e-3]},
+        remote_epoch={"wids": [4.2, 4.3, 4.4], "webdataset": [5.0]},
+    )
+
+    lines = tables.report(found).splitlines()
+
+    assert (
+        "| Batches of small samples, to LMDB with samples | ≤ 1.5 | 1.50 (1.00–1.50) | yes |"
+        in lines
+    )
+    (cold,) = [line for line in lines if line.startswith("| Cold random reads")]
+    assert cold.endswith("| ≤ 1.3 | 1.33 (1.33–1.33) | **no** |")
+    (remote,) = [line for line in lines if line.startswith("| Remote epoch")]
+    assert remote.endswith("| ≤ 1.1 | 1.07 (1.05–1.10) | yes |")
+    assert sum("not measured" in line for line in lines) == 3, "of pictures"
+
+
+def test_cells_show_median_and_spread_and_empty_ones_their_reason() -> None:
+    """The best number of a column is bold; a limit is never the best; a reason is listed."""
+    found = results(
+        batch={"wids": [3e-6, 4e-6, 5e-6], "webdataset": [9e-6], "pread": [1e-6]},
+        cold={"wids": [1e-3]},
+    )
+    found.reasons["cold"] = {"webdataset": "it reads samples in their order only"}
+
+    text = tables.report(found)
+
+    assert "| wids | tars | – | **4.00** (3.00–5.00) | **1.00** |" in text
+    assert "| webdataset | tars | – | 9.00 | – |" in text
+    assert "| *pread* | tars | – | 1.00 | – |" in text
+    assert "- webdataset, cold random samples: it reads samples in their order only." in text
+
+
+def test_plots_are_drawings_of_the_medians(tmp_path: Path) -> None:
+    """Bars are as long as the medians, best first, in a light and a dark file for each figure."""
+    found = results(batch={"wids": [2e-6, 4e-6, 6e-6], "bagz": [8e-6], "files": [1e-6]})
+
+    paths = plots.write(found, tmp_path)
+
+    assert [path.name for path in paths] == [
+        *("overview-light.svg", "overview-dark.svg"),
+        *("single-light.svg", "single-dark.svg"),
+    ]
+    for path in paths:
+        drawing = ET.parse(path).getroot()  # noqa: S314 - written by this test
+        bars = [
+            float(bar.get("width", "")) for bar in drawing.iter("{http://www.w3.org/2000/svg}rect")
+        ]
+        files, own, bagz = bars[:3]
+        assert own / bagz == pytest.approx(0.5, abs=0.01)
+        assert files / bagz == pytest.approx(0.125, abs=0.01)
+        texts = [text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
+        assert texts.index("files") < texts.index("wids") < texts.index("bagz")
+
+
+def test_every_contestant_has_its_module_and_environment() -> None:
+    """No library is named without the program that drives it, and what it needs is pinned."""
+    for contestant in CONTESTANTS:
+        module = importlib.import_module(f"peers.{contestant.module}")
+        assert contestant.variant in module.VARIANTS
+        wanted = ENVIRONMENTS[contestant.environment]
+        assert all("==" in name or name == "-e" or "turbo" in name for name in wanted)
+
+
+def test_what_is_not_installed_has_a_reason() -> None:
+    """Without environments, what this interpreter has takes part, and the rest says why not."""
+    found, reasons = interpreters(None, None)
+
+    assert found["wids"]
+    assert set(found) | set(reasons) == set(ENVIRONMENTS)
+    assert not set(found) & set(reasons)
+    assert reasons["wids-0.1.11"] == "it is not installed in this environment"
+
+
+def test_the_page_shows_the_numbers_that_were_kept(tmp_path: Path) -> None:
+    """Tables and plots of the documentation are made from the numbers beside them."""
+    folder = ROOT / "docs" / "performance"
+    kept = Results(**json.loads((folder / "results.json").read_text(encoding="utf-8")))
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+
+    generated = page.partition(report.BEGIN)[2].partition(report.END)[0].strip()
+
+    assert generated == tables.report(kept)
+    assert (folder / "summary.md").read_text(encoding="utf-8") == tables.summary(kept)
+    for path in plots.write(kept, tmp_path):
+        assert (folder / path.name).read_text(encoding="utf-8") == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.long
+def test_a_quick_report_measures_what_is_installed(tmp_path: Path) -> None:
+    """All rows have a number of this library, of another one or a reason; none has failed."""
+    keep = tmp_path / "numbers.json"
+    arguments = ["--quick", "--rounds", "1", "--keep", str(keep), "--only"]
+    need(importlib.util.find_spec("webdataset"), "pip install webdataset")
+    need(importlib.util.find_spec("lmdb"), "pip install lmdb")
+
+    found = report.main([*arguments, "wids", "webdataset", "LMDB", "pread"])
+
+    assert [row for row in tables.COLUMNS if "wids" not in found.values[row]] == []
+    reasons = [reason for row in found.reasons.values() for reason in row.values()]
+    assert [reason for reason in reasons if "failed" in reason or "ended" in reason] == []
+    assert found.values["exact"]["wids"] == [1.0]
+    assert found.values["remote_epoch"]["wids"][0] >= 0.95 * found.about["remote_best_s"]
+    assert json.loads(keep.read_text(encoding="utf-8"))["values"].keys() == found.values.keys()
