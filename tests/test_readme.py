@@ -120,3 +120,28 @@ def test_old_names_are_all_mapped() -> None:
     assert [
         name for name in old.split() if f"{name}`" not in table and f"{name}(" not in table
     ] == []
+
+
+ROWS = {
+    "pictures decoded by 2 workers": "pictures per second, 2 workers",
+    "batches of random samples": "random samples, 256 at a time, µs each",
+    "cold random samples": "cold random samples, ms each",
+    "the first index or conversion": "index or convert 10 MB, s",
+    "the first remote sample": "first sample of a remote dataset, s",
+    "resuming": "resume in the middle of an epoch, s",
+}
+
+
+def test_numbers_of_readme_are_those_of_the_report() -> None:
+    """The rows of README are those of the report's last run."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    summary = (ROOT / "docs" / "performance" / "summary.md").read_text(encoding="utf-8")
+    header = next(line for line in readme.split("\n") if line.startswith("| | wids | wids 0.1.11"))
+    names = [cell.strip() for cell in header.strip("|").split("|")[1:]]
+    for name, label in ROWS.items():
+        row = next(line for line in summary.split("\n") if line.startswith(f"- **{name}**"))
+        # "name value, name value, …" after the last colon
+        parts = [part.rpartition(" ") for part in row.rpartition(": ")[2].rstrip(".").split(", ")]
+        values = {part[0]: part[2] for part in parts}
+        cells = " | ".join(values.get(column, "no") for column in names)
+        assert f"| {label} | {cells} |" in readme
