@@ -88,7 +88,7 @@ class Samples:
 
 @pytest.mark.parametrize("as_tuples", [False, True])
 def test_batches_of_workers_are_those_of_the_main_process(as_tuples: bool) -> None:
-    """Sent from a worker, a batch is a plain dict or list, with the same writable tensors."""
+    """Sent from a worker, a batch is a plain dict or list, with the same writable tensors (VIEW-21)."""
 
     def batches(num_workers: int) -> list[Any]:
         loader: DataLoader[Any] = DataLoader(
@@ -117,7 +117,7 @@ def test_batches_of_workers_are_those_of_the_main_process(as_tuples: bool) -> No
 
 
 def test_small_tensors_are_sent_without_shared_memory() -> None:
-    """Only the tensor of pictures is shared memory where it arrives; the others came by value."""
+    """Only long tensors, and those that numpy lacks, arrive as shared memory (VIEW-21)."""
     loader: DataLoader[Any] = DataLoader(
         Samples(as_tuples=False),  # type: ignore[arg-type]
         batch_size=3,
