@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from copy import copy
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from wids.mapstyle import MapStyleDataset
 from wids.reading.positions import Positions, counts_per_shard, index_of, select
@@ -32,6 +32,13 @@ if TYPE_CHECKING:
     from wids.sampling.fit import Limits
     from wids.specs.model import DatasetSpec
     from wids.views.augmentation import SharedEpoch
+
+
+_FOR_THE_LIBRARY: Final = (
+    *("is_overridden", "is_view", "locate", "only", "own_sample", "reader", "shard_number"),
+    *("transformed", "undecoded"),
+)
+"""What packages of wids ask of a dataset; tab completion shows what is for its users."""
 
 
 class ComposableDataset(MapStyleDataset):
@@ -71,7 +78,31 @@ class ComposableDataset(MapStyleDataset):
         view.transformations.append(transformation)
         return view
 
-    # Datasets in it.
+    def __repr__(self) -> str:
+        from wids.looking.reprs import dataset_repr
+
+        return dataset_repr(self)
+
+    def __dir__(self) -> list[str]:
+        hidden = _FOR_THE_LIBRARY
+        return [n for n in super().__dir__() if n not in hidden and (n[:1] != "_" or n[:2] == "__")]
+
+    # What is in it.
+
+    @property
+    def fields(self: Any) -> list[str]:
+        """Names of the fields of the samples, those that most samples have first.
+
+        As the indexes of some shards state them, spread over the dataset. No sample is read and no
+        shard is fetched; the list is empty if all shards are remote and have no index.
+
+        Example:
+            >>> dataset.fields
+            ['.txt', '.cls']
+        """
+        from wids.looking.preview import field_stats
+
+        return list(self.reader.field_names([stats.field for stats in field_stats(self)]))
 
     @property
     def sources(self) -> dict[str, npt.NDArray[np.int64]]:

@@ -449,10 +449,6 @@ class ShardListDataset(ComposableDataset):
         """Whether these are not all samples of the shards in their order."""
         return not isinstance(self._positions, range) or len(self) != len(self.reader)
 
-    def __repr__(self) -> str:
-        name = f" {self.dataset_name!r}" if self.dataset_name else ""
-        return f"<ShardListDataset{name}: {len(self)} samples, {len(self.spec.shards)} shards>"
-
     def own_sample(self, index: int) -> Any:
         """Return ``dataset[index]``, and not what a subclass makes of it."""
         return ShardListDataset.__getitem__(self, index)

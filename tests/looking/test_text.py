@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from wids.fields.encode import encode
-from wids.files.sizes import nbytes_text
-from wids.looking.text import count_text, sample_text, share_text, table, value_text
+from wids.files.sizes import count_text, nbytes_text
+from wids.looking.text import sample_text, share_text, table, value_text
 
 
 def picture() -> bytes:

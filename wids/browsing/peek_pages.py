@@ -23,10 +23,9 @@ from wids.browsing.conditions import parse_conditions
 from wids.browsing.pages import MAX_PAGE, Pages, field_rows, picture_fields
 from wids.browsing.questions import Questions
 from wids.errors import printable
-from wids.files.sizes import nbytes_text
+from wids.files.sizes import count_text, nbytes_text
 from wids.looking.notebook import known_text
 from wids.looking.preview import MAX_PAGE_NBYTES, Peekable, num_affordable
-from wids.looking.text import count_text
 from wids.opening.glimpse import Glimpse
 from wids.transport import urls
 

@@ -51,10 +51,15 @@ class RayExecutor(Executor):
                 name="ray",
             ) from error
         self._ray: Any = ray
+        self._options = options
         self._run = ray.remote(**options)(_called) if options else ray.remote(_called)
         self._running: dict[Future[Any], Future[Any]] = {}  # those of Ray, and those returned
         self._lock = threading.Lock()
         self._is_shut_down = False
+
+    def __repr__(self) -> str:
+        stated = ", ".join(f"{name}={value!r}" for name, value in self._options.items())
+        return f"RayExecutor({stated})"
 
     def submit(
         self, fn: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs

@@ -111,7 +111,13 @@ class Decoder:
         }
 
     def __repr__(self) -> str:
-        return f"Decoder(images={self.images!r})"
+        options = {
+            "at_least": self.at_least,
+            "allow_pickle": self.allow_pickle or None,
+            "max_nbytes": self.max_nbytes,
+        }
+        stated = (f", {name}={value}" for name, value in options.items() if value is not None)
+        return f"Decoder(images={self.images!r}{''.join(stated)})"
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         """Decode the fields of a sample in place and return it."""

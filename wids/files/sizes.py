@@ -43,6 +43,11 @@ def nbytes_text(nbytes: float) -> str:
     return f"{value:.1f} {prefix}B" if prefix else f"{value:.0f} B"
 
 
+def count_text(count: int, noun: str) -> str:
+    """Return a count with its noun: ``1 shard``, ``1,000 shards``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def percent_text(count: int, total: int) -> str:
     """Return a share as ``99.95 %``, rounded down: only all are 100 %, and only none are 0 %."""
     hundredths = 10_000 * count // total if total else 0

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.errors import printable
-from wids.looking.text import bar_text, count_text, shortened, table
+from wids.files.sizes import count_text
+from wids.looking.text import bar_text, shortened, table
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -17,7 +17,7 @@ import numpy as np
 
 from wids.errors import SampleError
 from wids.fields.codecs import IMAGE_EXTENSIONS, extension
-from wids.files.sizes import nbytes_text
+from wids.files.sizes import count_text, nbytes_text
 from wids.looking.field_stats import CAPTION_EXTENSIONS
 from wids.looking.pictures import MAX_PIXELS, THUMBNAIL_PIXELS, thumbnail
 from wids.looking.style import style
@@ -25,7 +25,6 @@ from wids.looking.text import (
     MAX_SHOWN_NBYTES,
     PREVIEW_DECODER,
     class_name,
-    count_text,
     plain_text,
     shortened,
     value_text,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from wids.errors import WidsError
-from wids.files.sizes import nbytes_text
+from wids.files.sizes import count_text, nbytes_text
 from wids.looking.field_stats import FieldStats
 from wids.looking.html import dataset_html, gallery_html, sample_html
 from wids.looking.preview import (
@@ -27,7 +27,7 @@ from wids.looking.preview import (
     sample_or_error,
 )
 from wids.looking.shuffle import Shuffle
-from wids.looking.text import count_text, share_text
+from wids.looking.text import share_text
 from wids.transport import urls
 
 _MAX_TESTED: Final = 1000

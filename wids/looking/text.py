@@ -191,11 +191,6 @@ def shortened(text: str, width: int) -> str:
     return text[:kept] + "…"
 
 
-def count_text(count: int, noun: str) -> str:
-    """Return a count with its noun: ``1 shard``, ``1,000 shards``."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
 def share_text(share: float) -> str:
     """Return a share as a percentage that is 0% or 100% only if that is exact."""
     percent = round(share * 100)

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from torch.utils.data import BatchSampler, DistributedSampler, Sampler
 
-from wids.files.sizes import parse_nbytes
+from wids.files.sizes import nbytes_text, parse_nbytes
 from wids.prefetching.fetch_window import FetchWindow
 from wids.prefetching.look_ahead import has_state, indices_of, look_ahead, with_method
 from wids.prefetching.shard_map import ShardMap
@@ -101,6 +101,10 @@ class Prefetcher(Sampler[T]):
         """Whether an item is an index, as far as is known; otherwise it is a batch."""
         is_torchs = isinstance(self.sampler, BatchSampler)
         return bool(getattr(self.sampler, "yields_indices", not is_torchs))
+
+    def __repr__(self) -> str:
+        inner, nbytes = type(self.sampler).__name__, nbytes_text(self.ahead_nbytes)
+        return f"<Prefetcher of {inner}: {nbytes} ahead, {self.num_threads} threads>"
 
     def __len__(self) -> int:
         return len(self.sampler)  # type: ignore[arg-type]  # a sampler without a length raises

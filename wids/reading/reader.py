@@ -100,6 +100,9 @@ class ShardReader:
         self.edges: IntArray = np.concatenate(([0], np.cumsum(np.array(counts, np.int64))))
         self._bind()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self):,} samples in {len(self.shards):,} shards>"
+
     def _bind(self) -> None:
         """Set what every read of a sample looks up, in the form that is fastest to look up."""
         # Bisecting a list takes a third of the time that bisecting a memoryview takes.

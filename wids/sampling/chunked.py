@@ -62,6 +62,7 @@ class ChunkedSampler(EpochSampler[int]):
     """
 
     _stated_length: int | None = None
+    _shown: tuple[str, ...] = ("seed", "shuffle")
 
     def __init__(
         self,
@@ -107,6 +108,20 @@ class ChunkedSampler(EpochSampler[int]):
             self.chunksize = min(chunksize, 1 << 62)  # numpy's integers end at 1 << 63
         self.dataset_length = len(dataset)
         self._set_up_passes()
+
+    def __repr__(self) -> str:
+        """Return the settings that are not those by default, the epoch and the rank."""
+        rank, num_replicas = self.replica()
+        start, stop = self._range
+        parts = [
+            f"{self.dataset_length:,} samples",
+            f"indices {start:,} to {stop:,}" if stop - start != self.dataset_length else "",
+            "" if self.chunksize is None else f"chunksize={self.chunksize}",
+            *(f"{name}={getattr(self, name)!r}" for name in self._shown),
+            f"epoch {self.epoch}",
+            f"rank {rank} of {num_replicas}" if num_replicas > 1 else "",
+        ]
+        return f"<{type(self).__name__}: {', '.join(filter(None, parts))}>"
 
     def _fitting_chunksize(self, settings: order.Order) -> int:
         limits = getattr(self._dataset, "limits", None)

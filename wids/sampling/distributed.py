@@ -58,6 +58,8 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         [[0, 2, 1, 0], [6, 4, 3, 5]]
     """
 
+    _shown: tuple[str, ...] = ("seed", "shuffle", "drop_last", "even", "redeal")
+
     # Without a call of DistributedSampler's own, which needs a process group at once.
     def __init__(
         self,

@@ -71,6 +71,8 @@ class MixedSampler(DistributedChunkedSampler):
         Fraction(1, 4)
     """
 
+    _shown: tuple[str, ...] = ("seed", "shuffle", "weights", "num_samples")
+
     def __init__(
         self,
         dataset: Sized,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from wids.errors import FetchError
+from wids.files.sizes import count_text
 from wids.tars.names import KeySplit
 from wids.transport import upload, urls
 
@@ -161,6 +162,12 @@ class DatasetSpec:
     origin: str = field(default="", compare=False, repr=False)
     weights: Mapping[str, float] = field(default_factory=dict)
     table: SavedTable | None = None
+
+    def __repr__(self) -> str:
+        """Return its name, and the first and last of its shards, of which there may be many."""
+        ends = [repr(urls.redact(shard.url)) for shard in (*self.shards[:1], *self.shards[1:][-1:])]
+        shards = count_text(len(self.shards), "shard")
+        return f"<DatasetSpec {self.name!r}: {shards}, {' to '.join(ends)}>"
 
     def without_counts(self) -> DatasetSpec:
         """Return the same spec with the number of samples of every shard unknown.

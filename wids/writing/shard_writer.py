@@ -21,6 +21,7 @@ from wids.describing.journal import Journal
 from wids.describing.new_packs import new_pack
 from wids.describing.published import published
 from wids.files.progress import Bar
+from wids.files.sizes import count_text
 from wids.specs.loader import load_spec
 from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars.index import TarIdentity
@@ -107,6 +108,7 @@ class ShardWriter:
     ) -> None:
         check_target(pattern, compress)
         self._names = ShardNames.from_pattern(pattern)
+        self._title = urls.redact(os.fspath(pattern))
         _check_options(if_exists, maxcount, maxsize)
         self.maxcount = maxcount
         self.maxsize = maxsize
@@ -290,6 +292,12 @@ class ShardWriter:
             name = os.path.splitext(os.path.basename(path))[0]
         spec = DatasetSpec(tuple(self.shards), name, pack_path(path), self._extras)
         spec.save(path, storage_options=self._storage_options)
+
+    def __repr__(self) -> str:
+        state = "open" if self._is_open else "closed"
+        samples, shards = count_text(self.num_samples, "sample"), len(self.shards)
+        counts = f"{samples}, {count_text(shards, 'complete shard')}"
+        return f"<ShardWriter {self._title!r}: {counts}, {state}>"
 
     def __enter__(self) -> ShardWriter:
         return self

@@ -18,6 +18,7 @@ from typing import IO, Any, ClassVar, Final
 from zlib import adler32
 
 from wids.files.checksums import fastest_crc32
+from wids.files.sizes import count_text, nbytes_text
 from wids.tars.archive import padded
 from wids.tars.index import ShardIndex, index_tar
 from wids.tars.member_log import MemberLog
@@ -90,6 +91,9 @@ class TarWriter:
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_target(target, compress)
+        self._title = type(target).__name__
+        if isinstance(target, str | os.PathLike):
+            self._title = urls.redact(os.fsdecode(target))
         self.num_samples = 0
         self.nbytes = 0
         self.sha256 = ""
@@ -203,6 +207,11 @@ class TarWriter:
         self._put(bytes(-self.nbytes % tarfile.RECORDSIZE))
         self._drain()
         self.sha256 = self._digest.hexdigest()
+
+    def __repr__(self) -> str:
+        state = "open" if self._is_open else "closed"
+        counts = f"{count_text(self.num_samples, 'sample')}, {nbytes_text(self.nbytes)}"
+        return f"<TarWriter {self._title!r}: {counts}, {state}>"
 
     def __enter__(self) -> TarWriter:
         return self
