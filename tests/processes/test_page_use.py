@@ -101,6 +101,8 @@ def test_a_long_search_is_watched_and_stopped(
     gate.release(1000)
     tab.page.click("#stop-hits")
     tab.page.wait_for_selector(f"#hits:text('{len(captions)} hits · 300 searched')")
+    # The page is complete before the server of its samples is closed.
+    tab.page.wait_for_selector("#grid[aria-busy=false] a:last-child:nth-child(48)")
 
 
 def test_classes_and_ranges(tab: Tab, captions: list[str]) -> None:

@@ -117,6 +117,7 @@ class Scan(Generic[AnyVisitor]):
 
     def _run(self, open_rows: OpenRows) -> None:
         starts = [0, *accumulate(self._dataset.lengths)]
+        before = self._num_unreadable  # of the part before it was stopped
         while self._next < starts[-1] and not self._is_enough and not self._stopped.is_set():
             if time.monotonic() - self._asked_s > _PATIENCE_S:
                 return
@@ -125,7 +126,7 @@ class Scan(Generic[AnyVisitor]):
             rows = self.visitor.wanted(start, np.arange(self._next - start, stop - start))
             if len(rows):  # or the shard is not even opened
                 self._is_enough = self.visitor.visit(start, open_rows.of(number), rows)
-                self._num_unreadable = open_rows.num_unreadable
+                self._num_unreadable = before + open_rows.num_unreadable
             self._next = stop
 
 
