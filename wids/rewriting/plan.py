@@ -30,8 +30,10 @@ Rename: TypeAlias = Callable[[dict[str, Any]], str]
 Place: TypeAlias = tuple[str, int]
 """The URL of the shard that a sample is in, and its index in the dataset."""
 
-_LONG_KEY_NBYTES: Final = 60
-"""Keys from here on may need three more blocks of headers for each member."""
+_MAX_NAME_NBYTES: Final = 100
+"""Longer names, and those that are not ASCII, have a header of their own before the member's."""
+_NAME_HEADER_NBYTES: Final = 64
+"""Most bytes of such a header besides the name itself."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def _columns(reader: ShardReader, positions: IntArray) -> tuple[IntArray, Hashes
         places = order[edges[number] : edges[number + 1]]
         index = _index(reader, number)
         local = positions[places] - reader.starts[number]
-        nbytes[places] = _tar_nbytes(index)[local]
+        nbytes[places] = _tar_nbytes(index, reader.fields)[local]
         hashes[places] = key_hashes(index)[local]
     return nbytes, hashes
 
@@ -119,17 +121,40 @@ def _index(reader: ShardReader, number: int) -> ShardIndex:
     return index
 
 
-def _tar_nbytes(index: ShardIndex) -> IntArray:
-    """Return the length of each sample of a shard in a tar, shape ``(num_samples,)``."""
+def _tar_nbytes(index: ShardIndex, wanted: frozenset[str] | None) -> IntArray:
+    """Return the length of each sample of a shard in a tar, shape ``(num_samples,)``.
+
+    Args:
+        index: The samples.
+        wanted: The only fields that are written; None for all.
+    """
     if not len(index):
         return np.empty(0, np.int64)
-    sizes = index.sizes.astype(np.int64)
-    members = BLOCK_NBYTES + sizes + -sizes % BLOCK_NBYTES
+    sizes, fields = index.sizes.astype(np.int64), index.field_ids
+    members = BLOCK_NBYTES + sizes + -sizes % BLOCK_NBYTES + _name_headers(index)
+    if wanted is not None:
+        members *= np.array([field in wanted for field in index.fields])[fields]
     starts = index.member_starts.astype(np.int64)
-    totals = np.add.reduceat(np.append(members, 0), starts[:-1])
-    is_long = np.diff(index.key_starts.astype(np.int64)) > _LONG_KEY_NBYTES
-    extended: IntArray = totals + is_long * np.diff(starts) * 3 * BLOCK_NBYTES
-    return extended
+    totals: IntArray = np.add.reduceat(np.append(members, 0), starts[:-1])
+    return totals
+
+
+def _name_headers(index: ShardIndex) -> IntArray:
+    """Return what long names of members take in a tar, in bytes; shape ``(num_members,)``."""
+    starts = index.key_starts.astype(np.int64)
+    nbytes = index.text_stop - index.text_start
+    text = np.frombuffer(index.text, np.uint8, nbytes, index.text_start)
+    is_foreign = np.add.reduceat(text[starts[0] :] >= 128, starts[:-1] - starts[0]) > 0
+    num_members = np.diff(index.member_starts).astype(np.int64)
+    fields = [to_bytes(field) for field in index.fields]
+    lengths = np.repeat(np.diff(starts) - 1, num_members)
+    lengths += np.array([len(field) for field in fields])[index.field_ids]
+    is_long = lengths > _MAX_NAME_NBYTES
+    is_long |= np.repeat(is_foreign, num_members)
+    is_long |= np.array([not field.isascii() for field in fields])[index.field_ids]
+    blocks = 1 - (-(lengths + _NAME_HEADER_NBYTES) // BLOCK_NBYTES)
+    headers: IntArray = is_long * blocks * BLOCK_NBYTES
+    return headers
 
 
 def _cuts(nbytes: IntArray, maxcount: int, maxsize: int | None) -> Iterator[Cut]:
