@@ -17,9 +17,9 @@ def described(value: Any) -> str:
     """Return a text for simple values, tuples of values, functions and other callables.
 
     A function is described by its name, its code with the code inside it, its constants, the names
-    that it uses, its defaults, and the simple values and functions of its closure. Another object
-    by its class, the code of its ``__call__``, functions that are its attributes, and its ``repr``
-    where its class has one.
+    that it uses, its defaults, and the simple values and functions of its closure; a ``partial`` by
+    its function and arguments. Another object by its class, the code of its ``__call__``, the
+    functions and simple values that are its attributes, and its ``repr`` where its class has one.
     """
     return _text(value, ())
 
@@ -41,14 +41,23 @@ def _parts(value: Any) -> tuple[Any, ...]:
     if isinstance(value, CodeType):
         return value.co_name, value.co_code, value.co_consts, value.co_names, value.co_varnames
     if isinstance(value, FunctionType):
-        keywords = tuple(sorted((value.__kwdefaults__ or {}).items()))
-        parts = (_name(value), value.__code__, value.__defaults__, keywords)
+        keywords = _settings(value.__kwdefaults__ or {})
+        parts = (_name(value), value.__code__, _settings(value.__defaults__), keywords)
         return *parts, *map(_content, value.__closure__ or ())
     if isinstance(value, MethodType):
         return value.__func__, value.__self__
     if isinstance(value, partial):
-        return value.func, value.args, tuple(sorted(value.keywords.items()))
+        return value.func, _settings(value.args), _settings(value.keywords)
     return _of_object(value)
+
+
+def _settings(value: Any) -> Any:
+    """Return defaults or arguments with the items of containers, which are settings here."""
+    if isinstance(value, dict):
+        return tuple((_settings(name), _settings(held)) for name, held in value.items())
+    if isinstance(value, set):
+        return frozenset(map(_settings, value))
+    return tuple(map(_settings, value)) if isinstance(value, list | tuple) else value
 
 
 def _content(cell: Any) -> Any:
@@ -65,8 +74,9 @@ def _of_object(value: Any) -> tuple[Any, ...]:
     # The function itself, which an instance would bind to itself.
     call = next((vars(k)["__call__"] for k in kind.__mro__ if "__call__" in vars(k)), None)
     held = vars(value).items() if hasattr(value, "__dict__") else ()
-    functions = tuple(sorted((n, v) for n, v in held if isinstance(v, FunctionType | MethodType)))
-    parts = (_name(kind), call if isinstance(call, FunctionType) else None, functions)
+    compared = (FunctionType, MethodType, *_SIMPLE)
+    attributes = tuple(sorted((n, v) for n, v in held if isinstance(v, compared)))
+    parts = (_name(kind), call if isinstance(call, FunctionType) else None, attributes)
     # Containers may collect what a run has done, and an address says nothing.
     text = "" if isinstance(value, list | dict | set) else repr(value)
     return parts if " at 0x" in text else (*parts, text)
