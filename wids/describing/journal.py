@@ -97,6 +97,18 @@ class Journal:
     def __contains__(self, task: Task) -> bool:
         return task in self._records
 
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self._records)
+
+    def clear(self) -> None:
+        """Delete all records."""
+        self._file.seek(len(_MAGIC))
+        self._file.truncate()
+        self._records.clear()
+
     def record(self, task: Task) -> ShardRecord:
         """Return the description of a shard, with an empty ``blob``."""
         return self._records[task][0]

@@ -10,7 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -141,17 +141,20 @@ class RewriteJob:
         tasks: The shards.
         output: Where they are written.
         extras: Further entries of the spec.
+        resume: Whether complete shards of an interrupted run are kept.
     """
 
     tasks: list[RewriteTask]
     output: Output
     extras: Mapping[str, Any]
+    resume: bool
 
     def run(self, *, executor: Executor | None, progress: bool | None = None) -> DatasetSpec:
         """Write the dataset, or what is missing of it."""
         return run_tasks(
             *(self.tasks, self.output, rewrite_shard),
             extras=self.extras,
+            resume=self.resume,
             executor=executor,
             progress=progress,
         )
@@ -205,13 +208,12 @@ def prepare_rewrite(
             rename,
             cut.nbytes,
             sources.digest(positions[cut.start : cut.stop]),
+            map is not None,
         )
         for number, cut in enumerate(cuts)
     ]
-    if not resume:
-        output = _starting_over(output)
     extras = {name: value for name, value in dataset.spec.extras.items() if name != "__kind__"}
-    return RewriteJob(tasks, output, extras)
+    return RewriteJob(tasks, output, extras, resume)
 
 
 def _limits(maxcount: int | None, maxsize: int | str | None) -> tuple[int, int | None]:
@@ -224,24 +226,22 @@ def _limits(maxcount: int | None, maxsize: int | str | None) -> tuple[int, int |
     return count, limit
 
 
-def _starting_over(output: Output) -> Output:
-    """Return the output that overwrites what an interrupted run has left, if there was one."""
-    try:
-        os.unlink(output.journal_path)
-    except FileNotFoundError:
-        return output
-    return replace(output, if_exists="replace")
-
-
 def _check_not_input(spec: DatasetSpec, output: Output) -> None:
     """Raise RewriteError if shards of the input could be overwritten."""
     for shard in spec.shards:
         folder, _, file_name = shard.url.rpartition("/")
-        if folder == output.names.folder and output.names.number_of(file_name) is not None:
+        if output.names.number_of(file_name) is None:
+            continue
+        if _real(folder) == _real(output.names.folder):
             raise RewriteError(
                 f"{urls.redact(shard.url)}: expected another output than the input, found its "
                 "names in the pattern; choose another folder or another name"
             )
+
+
+def _real(folder: str) -> str:
+    """Return the name that a folder has whatever links lead to it; a URL as it is."""
+    return os.path.realpath(folder) if urls.is_local(folder) else folder
 
 
 def _check_stored(dataset: Rewritable) -> None:

@@ -16,12 +16,15 @@ from wids.describing.describe import ShardRecord
 from wids.errors import RewriteError
 from wids.rewriting.plan import Place, Rename, repeated_key_error
 from wids.transport import urls
+from wids.writing.members import member_encoder
 from wids.writing.new_shard import write_published
 from wids.writing.threaded_tar import ThreadedTar
 
 _BATCH_NBYTES: Final = 32 << 20
 """About how many bytes of samples are read at a time."""
 _MAX_BATCH: Final = 1024
+
+_stored_members = member_encoder(False)  # noqa: FBT003 - as for TarWriter: bytes as they are
 
 
 class Readable(Protocol):
@@ -44,6 +47,8 @@ class RewriteTask:
         rename: Returns the new key of a sample; None to keep its key.
         nbytes: Length of the shard in bytes, or a little more.
         source: Digest of what it is made from.
+        is_mapped: Whether values may have to be encoded. Stored bytes are copied, also those under
+            ``.gz`` that are not gzip data.
     """
 
     path: str
@@ -51,6 +56,7 @@ class RewriteTask:
     rename: Rename | None
     nbytes: int
     source: str
+    is_mapped: bool = True
 
 
 def rewrite_shard(
@@ -77,12 +83,16 @@ def rewrite_shard(
     if head is None:
         return ShardRecord(task.path, "first", None, 0, 0, None, b"", task.source)
     return write_published(
-        *(task, chain((head,), samples), ThreadedTar.write),
+        *(task, chain((head,), samples), ThreadedTar.write if task.is_mapped else _append_stored),
         writer_class=ThreadedTar,
         is_new=is_new,
         storage_options=storage_options,
         advance=advance,
     )
+
+
+def _append_stored(writer: ThreadedTar, sample: Mapping[str, Any]) -> None:
+    writer.append(*_stored_members(sample))
 
 
 def _renamed(task: RewriteTask) -> Iterator[Mapping[str, Any]]:

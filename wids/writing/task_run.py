@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -60,6 +61,7 @@ def run_tasks(
     write: WriteShard,
     *,
     extras: Mapping[str, Any] | None = None,
+    resume: bool = True,
     executor: Executor | None = None,
     progress: bool | None = None,
 ) -> DatasetSpec:
@@ -70,6 +72,7 @@ def run_tasks(
         output: Where they are written.
         write: Writes one of them.
         extras: Further entries of the spec.
+        resume: False to write again what an interrupted run has left.
         executor: Where to write; None for this thread.
         progress: Whether to show a progress bar.
 
@@ -83,6 +86,8 @@ def run_tasks(
         Journal(output.journal_path, mode=journal_mode(output)) as log,
     ):
         try:
+            # Under the locks, so that a run that is not interrupted keeps its journal.
+            output = output if resume else _starting_over(log, output)
             _begin(tasks, log, output)
             missing = missing_tasks(tasks, log, output)
             with _spec_aside(output) if missing else nullcontext():
@@ -152,6 +157,23 @@ def plan_record(tasks: Sequence[ShardTask], output: Output) -> ShardRecord:
 def place_of(task: ShardTask) -> Task:
     """Return where a shard is in a journal."""
     return task.path, _KEY_SPLIT
+
+
+def _starting_over(log: Journal, output: Output) -> Output:
+    """Delete the shards of an interrupted run; return the output that overwrites any others of it.
+
+    A new run may have fewer shards, and those of the interrupted one would stay among them.
+    """
+    if not len(log):
+        return output
+    # With the spec, all of them are a dataset, which is moved aside before its shards change.
+    is_published = upload.exists(output.spec_path, output.storage_options)
+    existing = set() if is_published else set(output.existing_shards())
+    for path, _ in log:
+        if path in existing:
+            upload.remove(path, output.storage_options)
+    log.clear()
+    return replace(output, if_exists="replace")
 
 
 def _begin(tasks: Sequence[ShardTask], log: Journal, output: Output) -> None:

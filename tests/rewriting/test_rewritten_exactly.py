@@ -1,0 +1,149 @@
+"""`rewrite`: bytes, limits and what is kept, where names, values and settings are unusual."""
+
+from __future__ import annotations
+
+import gzip
+import tarfile
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import raises, write_shards, write_tar
+
+import wids
+from wids import ShardListDataset
+from wids.rewriting.made_from import described
+
+
+def test_compressed_fields_are_copied(tmp_path: Path) -> None:
+    """Bytes under ``.gz`` are copied, gzip data or not, and empty ones (REWRITE-1)."""
+    stored = [("a.json.gz", gzip.compress(b"1")), ("b.json.gz", b"1"), ("c.json.gz", b"")]
+    source = write_tar(tmp_path / "old.tar", stored)
+    with ShardListDataset(source) as dataset:
+        wids.rewrite(dataset, tmp_path / "new-%06d.tar")
+    with tarfile.open(tmp_path / "new-000000.tar") as archive:
+        assert [(m.name, archive.extractfile(m).read()) for m in archive] == stored  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "name", ["{:03}é.txt", "{:03}.é", "{:050}." + "x" * 80, "d/" * 600 + "{:03}.txt", "{:090}.txt"]
+)
+def test_names_count_in_limits(tmp_path: Path, name: str) -> None:
+    """Shards keep to ``maxsize`` and are filled, whatever headers their names need (REWRITE-2)."""
+    source = write_tar(tmp_path / "old.tar", [(name.format(n), b"1") for n in range(60)])
+    with ShardListDataset(source) as dataset:
+        spec = wids.rewrite(dataset, tmp_path / "new-%06d.tar", maxsize=40_960)
+    assert {shard.nbytes for shard in spec.shards[:-1]} == {40_960}
+    assert (spec.shards[-1].nbytes or 0) <= 40_960
+
+
+def test_fields_that_are_left_out_do_not_count(tmp_path: Path) -> None:
+    """Shards of some fields are filled with these (REWRITE-2)."""
+    names = [(f"{n:03}.{field}", bytes(size)) for n in range(90) for field, size in FIELDS]
+    with ShardListDataset(write_tar(tmp_path / "old.tar", names), fields=["txt"]) as dataset:
+        spec = wids.rewrite(dataset, tmp_path / "new-%06d.tar", maxsize=102_400)
+    assert [shard.num_samples for shard in spec.shards] == [90]
+
+
+FIELDS = [("jpg", 10_000), ("txt", 10)]
+
+
+def test_starting_over_leaves_a_running_run_alone(tmp_path: Path) -> None:
+    """``resume=False`` is an error while another run works, which then ends well (REWRITE-8)."""
+    begun, told = threading.Event(), threading.Event()
+    found: list[Any] = []
+
+    def waiting(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__index__"] == 2:
+            begun.set()
+            told.wait(30)
+        return sample
+
+    def run(dataset: ShardListDataset) -> None:
+        found.append(wids.rewrite(dataset, pattern, maxcount=2, map=waiting))
+
+    pattern = tmp_path / "out" / "new-%06d.tar"
+    with ShardListDataset(write_shards(tmp_path, [4])) as dataset:
+        thread = threading.Thread(target=run, args=[dataset])
+        thread.start()
+        assert begun.wait(30)
+        try:
+            with raises(OSError, "expected to be the only writer"):
+                wids.rewrite(dataset, pattern, maxcount=3, resume=False)
+        finally:
+            told.set()
+            thread.join()
+    assert [shard.num_samples for shard in found[0].shards] == [2, 2]
+
+
+def test_starting_over_leaves_no_other_shards(tmp_path: Path) -> None:
+    """A new run of fewer shards has none of the interrupted one among them (REWRITE-8)."""
+
+    def failing(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__index__"] == 5:
+            raise KeyboardInterrupt
+        return sample
+
+    pattern = tmp_path / "out" / "new-%06d.tar"
+    with ShardListDataset(write_shards(tmp_path, [6])) as dataset:
+        with pytest.raises(KeyboardInterrupt):
+            wids.rewrite(dataset, pattern, maxcount=1, map=failing)
+        assert len(list((tmp_path / "out").glob("*.tar"))) == 5
+        wids.rewrite(dataset, pattern, maxcount=4, resume=False)
+    found = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert found == ["new-000000.tar", "new-000001.tar", "new.index", "new.json"]
+
+
+def test_the_input_is_found_through_links(tmp_path: Path) -> None:
+    """The input is not overwritten under another name of its folder (REWRITE-6)."""
+    (tmp_path / "in").mkdir()
+    write_shards(tmp_path / "in", [2])
+    (tmp_path / "link").symlink_to("in")
+    with (
+        ShardListDataset(tmp_path / "in" / "train.json") as dataset,
+        raises(wids.RewriteError, "expected another output than the input"),
+    ):
+        wids.rewrite(dataset, tmp_path / "link" / "train-%06d.tar")
+
+
+def resized(sample: dict[str, Any], sizes: list[int], **_: Any) -> dict[str, Any]:
+    """Return the same."""
+    return {**sample, ".txt": str(sizes)}
+
+
+class Resize:
+    """Like many callables, without a ``repr`` of its own."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """Return the same."""
+        return {**sample, ".txt": str(self.size)}
+
+
+def by_default(size: int) -> Any:
+    """Return a function whose default has a list."""
+
+    def function(sample: dict[str, Any], sizes: list[int] = [size]) -> dict[str, Any]:  # noqa: B006 - the point
+        return {**sample, ".txt": str(sizes)}
+
+    return function
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda size: partial(resized, sizes=[size]),
+        lambda size: partial(resized, sizes=[], options={"size": {size}}),
+        Resize,
+        lambda size: Resize(size).__call__,
+        by_default,
+    ],
+)
+def test_maps_with_other_settings_do_not_resume(make: Any) -> None:
+    """Arguments, defaults and simple attributes are compared, in containers too (REWRITE-8)."""
+    assert described(make(256)) == described(make(256))
+    assert described(make(256)) != described(make(512))
