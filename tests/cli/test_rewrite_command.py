@@ -33,6 +33,22 @@ def test_shuffled_and_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["verify", str(tmp_path / "again" / "x.json")]) == 0
 
 
+def test_outputs_and_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The output may have the name of the spec; a folder or a negative seed is an error."""
+    spec = str(write_shards(tmp_path, [3]))
+    assert main(["rewrite", spec, str(tmp_path / "new.json")]) == 0
+    assert sorted(path.name for path in tmp_path.glob("new*")) == [
+        "new-000000.tar",
+        "new.index",
+        "new.json",
+    ]
+    assert main(["rewrite", spec, f"{tmp_path}/"]) == 1
+    assert "expected the beginning of file names" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["rewrite", spec, str(tmp_path / "x"), "--shuffle", "-1"])
+    assert "--shuffle: expected at least 0, found -1" in capsys.readouterr().err
+
+
 def test_filtered_with_some_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Conditions are on paths, or on columns of the saved table."""
     pytest.importorskip("pyarrow")

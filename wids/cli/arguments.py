@@ -163,9 +163,18 @@ def named_columns(texts: list[str]) -> dict[str, str]:
 
 def positive(text: str) -> int:
     """Return the number in an argument; it has to be at least 1."""
+    return _at_least(1, text)
+
+
+def not_negative(text: str) -> int:
+    """Return the number in an argument; it has to be at least 0."""
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
     number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, found {number}")
+    if number < least:
+        raise argparse.ArgumentTypeError(f"expected at least {least}, found {number}")
     return number
 
 

@@ -18,6 +18,7 @@ from wids.cli.arguments import (
     add_spec,
     add_storage,
     counted,
+    not_negative,
     positive,
     storage_options,
 )
@@ -50,7 +51,7 @@ def add(commands: Any) -> None:
         "out/train.json; or a pattern, out/train-%%06d.tar",
     )
     parser.add_argument("-n", "--name", help="name of the new dataset (default: from the output)")
-    parser.add_argument("--shuffle", type=int, metavar="SEED", help="shuffle all samples")
+    parser.add_argument("--shuffle", type=not_negative, metavar="SEED", help="shuffle all samples")
     parser.add_argument("--maxcount", type=positive, help="most samples in a shard")
     parser.add_argument("--maxsize", metavar="SIZE", help="largest shard, such as 500MB (1GB)")
     parser.add_argument("--fields", metavar="LIST", help="the only fields, separated by commas")
@@ -78,13 +79,16 @@ def run(options: argparse.Namespace) -> int:
     """Write the new dataset and print its counts."""
     from wids.dataset import ShardListDataset
     from wids.rewriting.rewrite import prepare_rewrite
+    from wids.writing.output import Output
 
     if options.restart and (options.merge or options.part is not None):
         raise ValueError("--restart: expected it without --part and --merge; use another output")
     function = None if options.map is None else named_function(options.map)
     fields = None if options.fields is None else options.fields.split(",")
     given = storage_options(options)
-    output = options.output
+    output = pattern = options.output
+    if "%" not in os.path.basename(output):
+        pattern = Output.for_prefix(output, "rewriting").prefix + "-%06d.tar"
     with ShardListDataset(
         options.spec,
         fields=fields,
@@ -100,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
             view = view[permutation(len(view), options.shuffle)]
         job = prepare_rewrite(
             view,
-            output if "%" in os.path.basename(output) else f"{output}-%06d.tar",
+            pattern,
             *(options.maxcount, options.maxsize, function, None, options.name),
             resume=not options.restart,
             storage_options=given,
