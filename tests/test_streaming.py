@@ -246,6 +246,9 @@ def test_other_loaders_and_samplers_are_refused(dataset: wids.ShardListDataset) 
         other.load_state_dict(state)
     with raises(StateError, "consumed"):
         other.load_state_dict({"sampler": sampler(dataset).state_dict(), "consumed": "x"})
+    for damaged in (None, 5, {**state, "shares": 5}):
+        with raises(StateError, "state: expected"):
+            other.load_state_dict(damaged)  # type: ignore[arg-type]
     with raises(TypeError, "sampler: expected one of wids' samplers of indices", "found range"):
         wids.stream(dataset, range(3))  # type: ignore[arg-type]
     buckets = wids.BucketBatchSampler(sampler(dataset), [0] * 500, 4)

@@ -262,12 +262,14 @@ class SampleStream(IterableDataset[Any]):
             StateError: The state is damaged, or belongs to another dataset, other settings or
                 another number of workers.
         """
+        if not isinstance(state, Mapping):
+            raise StateError(f"state: expected that of a stream or sampler, found {state!r:.80}")
         own: Mapping[str, Any] = state
         if "sampler" not in state:
             own = {"sampler": state, "consumed": (0, 0)}
         number, num_workers = worker()
         shares = own.get("shares", [number, num_workers, self.batch_size])
-        if shares[1:] != [num_workers, self.batch_size]:
+        if not isinstance(shares, list) or shares[1:] != [num_workers, self.batch_size]:
             raise StateError(
                 f"state: expected number of workers and batch_size {[num_workers, self.batch_size]}"
                 f", found {shares!r:.80}; resume with the same loader, or save "
@@ -275,11 +277,12 @@ class SampleStream(IterableDataset[Any]):
             )
         try:
             num_groups, num_returned = (at_least(0, n, "consumed") for n in own["consumed"])
-            self._share = at_least(0, shares[0], "shares")
+            share = at_least(0, shares[0], "shares")
         except (TypeError, ValueError, KeyError) as error:
             raise StateError(f"state: expected consumed to be two numbers: {error}") from error
         set_number = self.epochs.own_number if self.epochs.num_set else None
         self.sampler.load_state_dict(own["sampler"])
+        self._share = share
         self._restored_after = self.epochs.num_passes
         self._resume, self._pass = (num_groups, num_returned), None
         if get_worker_info() is None:
