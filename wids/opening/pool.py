@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from wids.files.shared_number import SharedNumber
 from wids.tars.readable_shard import ReadableShard
+from wids.tars.shard import Shard
 
 MAX_OPEN_SHARDS: Final = 256
 """Default limit, where the process may open four times as many files."""
@@ -70,6 +71,12 @@ class ShardPool:
         self.num_misses = 0
         self.opened: SharedNumber | None = None
         self._entries: dict[int, _Entry] = {}
+
+    def announce(self, number: int, local_indices: list[int]) -> None:
+        """Have samples of large members read from the disk, if their shard is open and local."""
+        entry = self._entries.get(number)
+        if entry is not None and isinstance(entry.shard, Shard):
+            entry.shard.announce(local_indices)
 
     def get(self, number: int, local: bool = True) -> ReadableShard:
         """Return the open shard of a number, and open it if necessary; see `OpenShard`."""

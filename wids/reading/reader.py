@@ -138,7 +138,11 @@ class ShardReader:
         # Lists, since small slices of them cost a fraction of those of arrays.
         indices, local_indices = order.tolist(), (ascending - self.edges[numbers]).tolist()
         stops = [*starts[1:], len(indices)]
-        for number, start, stop in zip(numbers[starts].tolist(), starts, stops, strict=True):
+        cuts = list(zip(numbers[starts].tolist(), starts, stops, strict=True))
+        if len(cuts) > 1:  # one alone is announced when it is read
+            for number, start, stop in cuts:
+                self.pool.announce(number, local_indices[start:stop])
+        for number, start, stop in cuts:
             yield number, indices[start:stop], local_indices[start:stop]
 
     def of_batch(self, positions: IntArray) -> ShardReader:  # noqa: ARG002 - for readers of joins

@@ -185,6 +185,11 @@ class Shard:
                 start, stop = stop, stop + _TIMED_TOGETHER
         return samples
 
+    def announce(self, local_indices: Iterable[int]) -> None:
+        """Advise the system of samples that will be read soon, if the wait is worth a call."""
+        if self._is_large:
+            self.hint(local_indices)
+
     def hint(self, local_indices: Iterable[int]) -> None:
         """Advise the system that these samples will be read soon, so it can read them together."""
         names, wanted = self.index.fields, self._fields
