@@ -212,7 +212,9 @@ class ComposableDataset(MapStyleDataset):
             index = index_of(self._positions, position)
             if index >= 0:  # the view has the sample
                 return index
-        name = repr(self) if number is None else urls.redact(self.spec.shards[number].url)
+        # No `repr`, which looks for fields: a key that no sample has must cost little.
+        own = f"{type(self).__name__} {self.dataset_name!r}"
+        name = own if number is None else urls.redact(self.spec.shards[number].url)
         raise KeyError(f"{name}: no sample has the key {key!r}")
 
     def _number(self, shard: int | str) -> int:

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from conftest import in_child, raises
 from join_shards import fields, shards, shuffled, write_side
-from looks import serving
+from looks import search, serving
 from loopback import Server
 from remote_site import Site
 from torch.utils.data import DataLoader
@@ -246,7 +246,10 @@ def test_pages_show_fields_of_all_sides(joined: wids.ShardListDataset) -> None:
             assert client.get(f"field/9/{field}?save=1")[2] == str(value).encode(), field
         assert client.get("field/9/.nope?save=1")[0] == 404
         assert client.json("find?key=s00009")["index"] == 9
-        assert client.json("samples?start=0&count=3&field=.b.score")["next"] == 3
+        found = search(client, "field=.b.score")["found"]
+        assert found == sum(".b.score" in expected(n) for n in range(len(joined)))
+        page = client.json("samples?start=0&count=3&field=.b.score")
+        assert (page["num_found"], page["next"]) == (found, 3)
 
 
 def test_tables_have_columns_of_both_datasets(joined: wids.ShardListDataset) -> None:

@@ -85,6 +85,10 @@ class JoinedReader(ShardReader):
             return joined
         return self._indexes[number]
 
+    def known_index(self, number: int) -> ShardIndex | None:
+        """Return the index of a shard of the dataset if it is at hand."""
+        return self._side.reader.known_index(number)
+
     def key_index(self, number: int) -> ShardIndex:
         """Return an index of a shard of the dataset for its keys."""
         return self._side.reader.key_index(number)

@@ -42,7 +42,7 @@ def _known_fields(dataset: Any) -> list[str]:
             if reader.pool.peek(number) is not None:
                 return list(reader.index(number).fields)
         if spec.index is not None and urls.is_local(spec.index):
-            index = reader.index(0)
+            index = reader.known_index(0)
             return [] if index is None else list(index.fields)
     return []
 

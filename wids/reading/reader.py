@@ -206,6 +206,11 @@ class ShardReader:
             shard = self.pool.get(number, local=False)
         return None if shard is None else shard.index
 
+    def known_index(self, number: int) -> ShardIndex | None:
+        """Return the index of a shard if it is at hand: of the open shard, or in a pack."""
+        shard = self.pool.peek(number)
+        return self._opener.known_index(number) if shard is None else shard.index
+
     def key_index(self, number: int) -> ShardIndex:
         """Return an index of a shard for its keys: of the open shard, or what would be opened.
 
