@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import tarfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,17 @@ def test_the_input_is_found_through_links(tmp_path: Path) -> None:
         wids.rewrite(dataset, tmp_path / "link" / "train-%06d.tar")
 
 
+@pytest.mark.parametrize("key", ["", None, 5])
+def test_a_rename_has_to_return_a_key(tmp_path: Path, key: Any) -> None:
+    """Another value is an error that names the sample, before anything is written (REWRITE-5)."""
+    with (
+        ShardListDataset(write_shards(tmp_path, [2])) as dataset,
+        raises(wids.RewriteError, 'train-000000.tar: sample "s00000"', f"found {key!r}"),
+    ):
+        wids.rewrite(dataset, tmp_path / "out" / "new-%06d.tar", rename=lambda _: key)
+    assert not (tmp_path / "out").exists()
+
+
 def resized(sample: dict[str, Any], sizes: list[int], **_: Any) -> dict[str, Any]:
     """Return the same."""
     return {**sample, ".txt": str(sizes)}
@@ -147,3 +159,15 @@ def test_maps_with_other_settings_do_not_resume(make: Any) -> None:
     """Arguments, defaults and simple attributes are compared, in containers too (REWRITE-8)."""
     assert described(make(256)) == described(make(256))
     assert described(make(256)) != described(make(512))
+
+
+def test_the_state_of_what_a_map_holds_is_not_compared() -> None:
+    """An executor in a closure that was shut down is no other setting (REWRITE-8)."""
+    executor = ThreadPoolExecutor(1)
+
+    def function(sample: dict[str, Any]) -> Any:
+        return executor.submit(dict, sample).result()
+
+    before = described(function)
+    executor.shutdown()
+    assert described(function) == before

@@ -18,8 +18,9 @@ def described(value: Any) -> str:
 
     A function is described by its name, its code with the code inside it, its constants, the names
     that it uses, its defaults, and the simple values and functions of its closure; a ``partial`` by
-    its function and arguments. Another object by its class, the code of its ``__call__``, the
-    functions and simple values that are its attributes, and its ``repr`` where its class has one.
+    its function and arguments. Another object by its class, the code of its ``__call__``, its
+    attributes that are functions, or simple values if it can be called, and its ``repr`` where its
+    class has one.
     """
     return _text(value, ())
 
@@ -74,7 +75,8 @@ def _of_object(value: Any) -> tuple[Any, ...]:
     # The function itself, which an instance would bind to itself.
     call = next((vars(k)["__call__"] for k in kind.__mro__ if "__call__" in vars(k)), None)
     held = vars(value).items() if hasattr(value, "__dict__") else ()
-    compared = (FunctionType, MethodType, *_SIMPLE)
+    # Those of a callable are its settings; an executor or a session in a closure has a state.
+    compared = (FunctionType, MethodType, *(_SIMPLE if call is not None else ()))
     attributes = tuple(sorted((n, v) for n, v in held if isinstance(v, compared)))
     parts = (_name(kind), call if isinstance(call, FunctionType) else None, attributes)
     # Containers may collect what a run has done, and an address says nothing.

@@ -172,9 +172,19 @@ def _cuts(nbytes: IntArray, maxcount: int, maxsize: int | None) -> Iterator[Cut]
 
 
 def _renamed_hashes(reader: ShardReader, positions: IntArray, rename: Rename, name: str) -> Hashes:
-    keys = [to_bytes(rename(label(reader, position, name))) for position in positions.tolist()]
+    keys = [_new_key(rename, label(reader, place, name)) for place in positions.tolist()]
     starts = np.cumsum([0, *(len(key) + 1 for key in keys)])
     return text_hashes(np.frombuffer(b"\0".join(keys) + b"\0", np.uint8), starts)
+
+
+def _new_key(rename: Rename, labels: dict[str, Any]) -> bytes:
+    key: Any = rename(labels)
+    if not isinstance(key, str) or not key:
+        raise RewriteError(
+            f'{urls.redact(labels["__shard__"])}: sample "{labels["__key__"]}": expected rename to '
+            f"return a key, found {key!r:.80}"
+        )
+    return to_bytes(key)
 
 
 def _check_distinct(
