@@ -62,6 +62,7 @@ def test_ray(tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "RAY_AUTH_MODE": "disabled",  # on loopback, and for this test
+        "RAY_raylet_start_wait_time_s": "120",  # where other work is done too
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),  # for its workers
     }
     program = Path(__file__).with_name("on_ray.py")

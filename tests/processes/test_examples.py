@@ -18,6 +18,7 @@ import pytest
 from conftest import need
 from loopback import Server
 
+import wids
 from wids import DistributedChunkedSampler, ShardListDataset
 
 DDP = jobs.EXAMPLES / "train_ddp.py"
@@ -300,6 +301,21 @@ def test_transformers(num_replicas: int, tmp_path: Path) -> None:
                 if step.rank == rank:
                     at = (step.number - 51) * 24
                     assert list(step.indices) == order[at : at + 24]
+
+
+@pytest.mark.long
+def test_ray_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a local Ray of two workers, killed with all its processes, each sample is used once."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # on this machine, and for this test
+    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "120")  # where other work is done too
+    monkeypatch.setenv("PYTHONPATH", str(Path(wids.__file__).parents[1]))  # for Ray's workers
+    spec = jobs.write_pictures(tmp_path, [700, 3, 700, 997])
+    script = program("train_ray.py", "ray")
+    command = [sys.executable, str(script), str(spec), "--num-workers", "0"]
+
+    before, after = killed_and_restarted(tmp_path, command, "--storage", 65)
+
+    check_exact(before, after, 2400, 50)
 
 
 def test_every_example_has_a_test() -> None:
