@@ -172,23 +172,37 @@ def test_a_killed_worker_is_an_error_that_names_a_shard(
     assert doomed.contents(output) == doomed.contents(other)
 
 
+RUNNING: list[Executor] = []
+
+
+def copied(sample: dict[str, Any]) -> dict[str, Any]:
+    """Shut the executor down. Not by a closure, whose values a run that resumes compares."""
+    RUNNING[-1].shutdown(wait=False, cancel_futures=True)
+    return sample
+
+
 def test_a_cancelled_task(folders: tuple[Path, Path, Path]) -> None:
-    """An executor that is shut down while it has tasks loses them; a second run resumes."""
+    """An executor that is shut down loses tasks, begun or not; a second run resumes."""
     spec, output, other = folders
     executor = ThreadPoolExecutor(1)
 
-    def copied(sample: dict[str, Any]) -> dict[str, Any]:
-        executor.shutdown(wait=False, cancel_futures=True)
-        return sample
-
+    RUNNING.append(executor)
     with wids.ShardListDataset(spec, transformations=[], raw="bytes") as dataset:
-        with raises(LostTaskError, "out-1.tar: ", "CancelledError", "complete shards are kept"):
+        with raises(LostTaskError, ".tar: expected", "lost it: ", "complete shards are kept"):
             wids.rewrite(dataset, output / "out-%d.tar", maxcount=10, map=copied, executor=executor)
         executor.shutdown()  # the first task was running, and is published now
         assert set(doomed.contents(output)) == {"out-0.tar", "out.rewriting"}
         wids.rewrite(dataset, output / "out-%d.tar", maxcount=10, map=copied)
         wids.rewrite(dataset, other / "out-%d.tar", maxcount=10, map=copied)
     assert doomed.contents(output) == doomed.contents(other)
+
+
+def test_an_executor_that_was_shut_down() -> None:
+    """It is as good as one that loses tasks: the error names the first."""
+    executor = ThreadPoolExecutor(1)
+    executor.shutdown()
+    with raises(LostTaskError, "a.tar: expected the result", "cannot schedule new futures"):
+        list(results_of(executor, square, [3], lambda _: "a.tar"))
 
 
 KILLING_MAP = """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
+from concurrent.futures import CancelledError, Executor, Future
 from functools import partial
 from itertools import islice, takewhile
 from queue import Empty, SimpleQueue
@@ -71,7 +71,7 @@ def results_of(
         for task in islice(waiting, count):
             try:
                 future = executor.submit(call, task)
-            except BrokenExecutor as error:
+            except RuntimeError as error:  # it is broken, or was shut down
                 raise _lost(name_of(task), error, advice) from error
             pending[future] = task
             if not in_order:
