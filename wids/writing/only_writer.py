@@ -40,9 +40,10 @@ def only_writer(names: ShardNames, *others: str) -> Iterator[None]:
         _sweep(names, others, 0 if is_held else None)
         try:
             yield
+            if is_held:  # after an error, a task on an executor may still be writing
+                _sweep(names, others, 0)
         finally:
             if is_held:
-                _sweep(names, others, 0)
                 with suppress(OSError):
                     os.unlink(lock_path)
 

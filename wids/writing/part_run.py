@@ -62,11 +62,9 @@ def run_part(
     plan = plan_record(tasks, output)
     with part_journal(output.journal_path, part, plan, journal_mode(output)) as log:
         _sweep(own, output)
-        try:
-            missing = missing_tasks(own, log, output)
-            write_all(own, missing, write, log, executor, progress, output)
-        finally:
-            _sweep(own, output)
+        missing = missing_tasks(own, log, output)
+        write_all(own, missing, write, log, executor, progress, output)
+        _sweep(own, output)
         return [log.record(place_of(task)) for task in own]
 
 
