@@ -21,7 +21,7 @@ def test_error_is_built_from_one_string(kind: type[Exception]) -> None:
 def test_error_is_a_builtin_too(kind: type[Exception]) -> None:
     """Code that catches the natural built-in catches these errors."""
     assert issubclass(kind, errors.WidsError)
-    assert issubclass(kind, ValueError | OSError)
+    assert issubclass(kind, ValueError | OSError | RuntimeError)
 
 
 def test_sample_error_keeps_its_facts_when_pickled() -> None:

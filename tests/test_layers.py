@@ -117,3 +117,9 @@ def test_modules_have_no_vague_names() -> None:
 def test_module_opens_with_a_docstring(module: str) -> None:
     """A module says first what it turns into what."""
     assert len(ast.get_docstring(ast.parse(MODULES[module])) or "") > 40
+
+
+def test_test_modules_have_names_of_their_own() -> None:
+    """No two test modules share a name: pytest imports them by name alone."""
+    names = [path.name for path in ROOT.parent.glob("tests/**/*.py")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []

@@ -116,11 +116,11 @@ def test_cost_prints_as_a_table() -> None:
     assert lines[5].endswith(" 0 B")
 
 
-def test_table_of_the_readme_is_computed() -> None:
-    """The numbers in README's table of options are those that are computed."""
+def test_table_of_the_page_is_computed() -> None:
+    """The numbers in the table of options of the page on samplers are computed."""
     spec = wids.DatasetSpec(tuple(ShardSpec(f"/{i}.tar", 8716, 950_000_000) for i in range(147)))
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(.*?)`.*? \| (\d.*?) \| [^|]* \|$", readme, re.MULTILINE)
+    page = (Path(__file__).parents[2] / "docs" / "samplers.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(.*?)`.*? \| (\d.*?) \| [^|]* \|$", page, re.MULTILINE)
     assert len(rows) == 6
     for options, numbers in rows:
         arguments = eval(f"dict({options})")  # noqa: S307 - of our own page
