@@ -1,0 +1,106 @@
+"""Rewriting on a full or broken disk, and killed with all its processes, and resumed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from conftest import write_shards
+from faults import failing_calls
+
+import wids
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Iterator[wids.ShardListDataset]:
+    (tmp_path / "in").mkdir()
+    spec = write_shards(tmp_path / "in", [3, 4])
+    with wids.ShardListDataset(spec, transformations=[], raw="bytes") as found:
+        _ = found[0], found[6]  # both shards are open, so that what is opened below is written
+        yield found
+
+
+def rewritten(dataset: wids.ShardListDataset, folder: Path) -> None:
+    wids.rewrite(dataset[::-1], folder / "new-%06d.tar", maxcount=3, progress=False)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_full_disk_leaves_complete_files(
+    code: int, step: int, dataset: wids.ShardListDataset, tmp_path: Path
+) -> None:
+    """After any call that fails, what has its name is complete, and the same call does the rest.
+
+    The input is as it was (REWRITE-6, REWRITE-8).
+    """
+    whole = tmp_path / "whole"
+    with failing_calls(0) as count:
+        rewritten(dataset, whole)
+    complete, source = contents(whole), contents(tmp_path / "in")
+    assert len(complete) == 5
+
+    for number in range(1, count.reached + 1, step):
+        folder = tmp_path / f"{number}"
+        with suppress(OSError), failing_calls(number, code):
+            rewritten(dataset, folder)
+            # A lock that fails is done without, as are hard links.
+            assert "new.json" in contents(folder), f"call {number}"
+        left = contents(folder) if folder.exists() else {}
+        final = {name for name in left if name.startswith("new-") or name == "new.json"}
+        assert all(left[name] == complete[name] for name in final), f"call {number}: a part"
+        assert not [name for name in left if name.endswith(".tmp")], f"call {number}: {set(left)}"
+        if "new.json" not in final or "new.rewriting" in left:
+            rewritten(dataset, folder)
+        assert {n: d for n, d in contents(folder).items() if not n.endswith(".lock")} == complete
+    assert contents(tmp_path / "in") == source
+
+
+@pytest.mark.long
+def test_killed_ten_times_with_all_workers(tmp_path: Path) -> None:
+    """``kill -9`` of the program and its workers, ten times: the bytes are those of one run."""
+    (tmp_path / "in").mkdir()
+    spec = write_shards(tmp_path / "in", [300, 301])
+    (tmp_path / "slowly.py").write_text(
+        "import time\ndef same(sample):\n    time.sleep(0.004)\n    return sample\n"
+    )
+
+    def start(folder: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "wids.cli", "rewrite", str(spec), f"{folder}/new"]
+        options = ["--shuffle", "0", "--maxcount", "10", "--map", "slowly:same", "-j", "2"]
+        return subprocess.Popen(
+            [*command, *options], cwd=tmp_path, start_new_session=True, stderr=subprocess.DEVNULL
+        )
+
+    with start("whole") as job:
+        assert job.wait(120) == 0
+    folder = tmp_path / "killed"
+    kills = 0
+    for _ in range(10):
+        with start("killed") as job:
+            before = len(list(folder.glob("new-*.tar")))
+            until_s = time.monotonic() + 60
+            while len(list(folder.glob("new-*.tar"))) <= before and job.poll() is None:
+                assert time.monotonic() < until_s
+                time.sleep(0.002)
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGKILL)
+                kills += 1
+        assert not (folder / "new.json").exists()
+    with start("killed") as job:
+        assert job.wait(120) == 0
+
+    assert kills == 10
+    assert contents(folder) == contents(tmp_path / "whole")
+    assert wids.verify_spec(folder / "new.json") == []
