@@ -7,6 +7,7 @@ nothing of how samples were found, or how a shard is written.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -82,6 +83,7 @@ def run_tasks(
     if output.is_local:
         os.makedirs(output.names.folder, exist_ok=True)
     with (
+        _full_disk_explained(output),
         only_writer(output.names, output.spec_path, output.pack_path),
         Journal(output.journal_path, mode=journal_mode(output)) as log,
     ):
@@ -105,6 +107,21 @@ def run_tasks(
         if output.if_exists == "replace" and upload.exists(_aside(output), output.storage_options):
             upload.remove(_aside(output), output.storage_options)
     return spec
+
+
+@contextmanager
+def _full_disk_explained(output: Output) -> Iterator[None]:
+    """Name the output in the system's error about a full disk, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not output.is_local:
+            raise
+        raise OSError(
+            error.errno,
+            f"{output.names.folder}: expected space for all shards, found none; complete shards "
+            "are kept: make space, and run the same again to resume",
+        ) from error
 
 
 def _aside(output: Output) -> str:
