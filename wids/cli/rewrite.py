@@ -42,7 +42,9 @@ def add(commands: Any) -> None:
         "  wids rewrite train.json small --map mypackage.resize:smaller --jobs 4\n"
         "  wids rewrite train.json out/train --shuffle 0 --part 3/16   # on one of 16 machines\n"
         "  wids rewrite train.json out/train --shuffle 0 --merge       # after all 16 parts\n"
-        "After an interruption, run it again to resume.",
+        "  wids rewrite 'old-{000..009}.tgz' out/train\n"
+        "After an interruption, run it again to resume. Compressed tars (.tgz, .tar.zst) and\n"
+        "concatenated MessagePack or CBOR (.msgpack, .cbor) become plain tars.",
     )
     add_spec(parser)
     parser.add_argument(
@@ -78,20 +80,18 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the new dataset and print its counts."""
     from wids.dataset import ShardListDataset
+    from wids.rewriting.old_streams import is_old_stream
     from wids.rewriting.rewrite import prepare_rewrite
-    from wids.writing.output import Output
 
+    if is_old_stream(options.spec):
+        return _run_streams(options)
     if options.restart and (options.merge or options.part is not None):
         raise ValueError("--restart: expected it without --part and --merge; use another output")
     function = None if options.map is None else named_function(options.map)
-    fields = None if options.fields is None else options.fields.split(",")
     given = storage_options(options)
-    output = pattern = options.output
-    if "%" not in os.path.basename(output):
-        pattern = Output.for_prefix(output, "rewriting").prefix + "-%06d.tar"
     with ShardListDataset(
         options.spec,
-        fields=fields,
+        fields=_fields(options),
         transformations=[],
         raw="bytes",
         allow_pipe=options.allow_pipe,
@@ -104,16 +104,60 @@ def run(options: argparse.Namespace) -> int:
             view = view[permutation(len(view), options.shuffle)]
         job = prepare_rewrite(
             view,
-            pattern,
+            _pattern(options.output),
             *(options.maxcount, options.maxsize, function, None, options.name),
             resume=not options.restart,
             storage_options=given,
         )
         shards = _written(job, options)
+    _print_counts(shards, options)
+    return 0
+
+
+def _run_streams(options: argparse.Namespace) -> int:
+    """Write the samples of files without random access into plain tars."""
+    from wids.rewriting.rewrite_streams import rewrite_streams
+    from wids.specs.naming import tar_urls
+    from wids.transport.fetch import Fetcher
+
+    for name in ("shuffle", "where", "map", "part", "merge"):
+        if getattr(options, name) not in (None, False):
+            raise ValueError(
+                f"--{name}: expected a dataset with random access, found {options.spec}; write it "
+                f"into plain tars without --{name} first, and rewrite these"
+            )
+    given = storage_options(options)
+    spec = rewrite_streams(
+        tar_urls([options.spec], Fetcher(given)),
+        _pattern(options.output),
+        maxcount=options.maxcount,
+        maxsize=options.maxsize,
+        fields=_fields(options),
+        name=options.name,
+        resume=not options.restart,
+        storage_options=given,
+    )
+    _print_counts(spec.shards, options)
+    return 0
+
+
+def _fields(options: argparse.Namespace) -> list[str] | None:
+    return None if options.fields is None else options.fields.split(",")
+
+
+def _pattern(output: str) -> str:
+    from wids.writing.output import Output
+
+    if "%" in os.path.basename(output):
+        return output
+    return Output.for_prefix(output, "rewriting").prefix + "-%06d.tar"
+
+
+def _print_counts(shards: Sequence[ShardSpec | ShardRecord], options: argparse.Namespace) -> None:
     num_samples = sum(shard.num_samples or 0 for shard in shards)
     part = "" if options.part is None else f"part {options.part}: "
-    print(f"{output}: {part}{counted(len(shards), 'shard')}, {counted(num_samples, 'sample')}")
-    return 0
+    counts = f"{counted(len(shards), 'shard')}, {counted(num_samples, 'sample')}"
+    print(f"{options.output}: {part}{counts}")
 
 
 def _written(job: RewriteJob, options: argparse.Namespace) -> Sequence[ShardSpec | ShardRecord]:

@@ -13,16 +13,19 @@ from typing import IO
 
 
 @contextmanager
-def unnamed_file() -> Iterator[tuple[IO[bytes], str]]:
+def unnamed_file(folder: str | None = None) -> Iterator[tuple[IO[bytes], str]]:
     """Yield a temporary file and a path to it; without a name, where that is possible.
 
-    A file without a name is gone when its process is, even killed. It is in the system's folder for
-    temporary files, which ``TMPDIR`` names.
+    A file without a name is gone when its process is, even killed.
+
+    Args:
+        folder: Where it is; None for the system's folder for temporary files, which ``TMPDIR``
+            names.
     """
-    with tempfile.TemporaryFile() as file:
+    with tempfile.TemporaryFile(dir=folder) as file:
         path = f"/proc/self/fd/{file.fileno()}"
         if os.path.exists(path):
             yield file, path
             return
-    with tempfile.NamedTemporaryFile(prefix="wids-") as named:
+    with tempfile.NamedTemporaryFile(prefix="wids-", dir=folder) as named:
         yield named, named.name

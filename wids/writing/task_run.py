@@ -11,7 +11,7 @@ import errno
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -89,8 +89,9 @@ def run_tasks(
     ):
         try:
             # Under the locks, so that a run that is not interrupted keeps its journal.
-            output = output if resume else _starting_over(log, output)
-            _begin(tasks, log, output)
+            if not resume:
+                output = _starting_over([path for path, _ in log], log, output)
+            _begin(plan_record(tasks, output), log, output)
             missing = missing_tasks(tasks, log, output)
             with _spec_aside(output) if missing else nullcontext():
                 write_all(tasks, missing, write, log, executor, progress, output)
@@ -176,7 +177,7 @@ def place_of(task: ShardTask) -> Task:
     return task.path, _KEY_SPLIT
 
 
-def _starting_over(log: Journal, output: Output) -> Output:
+def _starting_over(written: Iterable[str], log: Journal, output: Output) -> Output:
     """Delete the shards of an interrupted run; return the output that overwrites any others of it.
 
     A new run may have fewer shards, and those of the interrupted one would stay among them.
@@ -186,20 +187,53 @@ def _starting_over(log: Journal, output: Output) -> Output:
     # With the spec, all of them are a dataset, which is moved aside before its shards change.
     is_published = upload.exists(output.spec_path, output.storage_options)
     existing = set() if is_published else set(output.existing_shards())
-    for path, _ in log:
+    for path in written:
         if path in existing:
             upload.remove(path, output.storage_options)
     log.clear()
     return replace(output, if_exists="replace")
 
 
-def _begin(tasks: Sequence[ShardTask], log: Journal, output: Output) -> None:
+@contextmanager
+def unfinished_run(output: Output, source: str, *, resume: bool) -> Iterator[Output]:
+    """Note in a journal what a run is made from, until the block ends and the dataset is complete.
+
+    For runs whose shards are written one after another, so that those that exist are a beginning.
+
+    Args:
+        output: Where it writes.
+        source: Digest of what the dataset is made from.
+        resume: False to delete the shards of an interrupted run.
+
+    Yields:
+        The output, which overwrites what an interrupted run has left if it is not resumed.
+
+    Raises:
+        FileExistsError: The output exists, or is of an interrupted run on other samples.
+    """
+    with (
+        _full_disk_explained(output),
+        Journal(output.journal_path, mode=journal_mode(output)) as log,
+    ):
+        try:
+            if not resume:
+                output = _starting_over(output.existing_shards(), log, output)
+            _begin(plan_of(output.spec_path, source), log, output)
+            yield output
+        except BaseException:
+            with suppress(OSError):
+                if not output.existing_shards():
+                    os.unlink(output.journal_path)
+            raise
+        os.unlink(output.journal_path)
+
+
+def _begin(plan: ShardRecord, log: Journal, output: Output) -> None:
     """Note in the journal what it is a journal of, before the first shard.
 
     Raises:
         FileExistsError: The output exists, or the journal is of other files or options.
     """
-    plan = plan_record(tasks, output)
     place: Task = (plan.url, plan.key_split)
     if place in log and log.record(place).source == plan.source:
         return
