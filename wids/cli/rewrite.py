@@ -121,7 +121,7 @@ def _run_streams(options: argparse.Namespace) -> int:
     from wids.transport.fetch import Fetcher
 
     for name in ("shuffle", "where", "map", "part", "merge"):
-        if getattr(options, name) not in (None, False):
+        if getattr(options, name) is not None and getattr(options, name) is not False:
             raise ValueError(
                 f"--{name}: expected a dataset with random access, found {options.spec}; write it "
                 f"into plain tars without --{name} first, and rewrite these"

@@ -120,8 +120,8 @@ def _full_disk_explained(output: Output) -> Iterator[None]:
             raise
         raise OSError(
             error.errno,
-            f"{output.names.folder}: expected space for all shards, found none; complete shards "
-            "are kept: make space, and run the same again to resume",
+            f"{output.names.folder}: expected space for all shards, found: {error.strerror}; "
+            "complete shards are kept: make space, and run the same again to resume",
         ) from error
 
 
