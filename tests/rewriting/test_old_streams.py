@@ -155,6 +155,25 @@ def test_an_interrupted_run_is_resumed(tmp_path: Path, monkeypatch: pytest.Monke
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
 
 
+def test_starting_over_leaves_nothing_of_the_interrupted_run(tmp_path: Path) -> None:
+    """With ``resume=False`` its shards are deleted, also where the new run has fewer."""
+    source = write_old(tmp_path / "old.tar.gz", KEYS)
+    broken = write_old(tmp_path / "z.tar.gz", KEYS)
+    broken.write_bytes(broken.read_bytes()[:-9])
+    pattern = tmp_path / "new-%06d.tar"
+    with raises(wids.ShardFormatError, "z.tar.gz"):
+        rewrite_streams([str(source), str(broken)], pattern, maxcount=10)
+    assert len(list(tmp_path.glob("new-*.tar"))) > 2
+
+    with raises(FileExistsError, "--restart"):
+        rewrite_streams([str(source)], pattern, maxcount=25)
+    spec = rewrite_streams([str(source)], pattern, maxcount=25, resume=False)
+
+    assert [shard.num_samples for shard in spec.shards] == [25, 25]
+    assert len(list(tmp_path.glob("new-*.tar"))) == 2
+    assert not (tmp_path / "new.rewriting").exists()
+
+
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An extra that is not installed is an error with the command that installs it."""
     (tmp_path / "a.cbor").write_bytes(b"\xa0")
