@@ -180,3 +180,16 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "cbor2", None)
     with raises(ModuleNotFoundError, "pip install 'wids[cbor]'"):
         rewrite_streams([str(tmp_path / "a.cbor")], tmp_path / "new-%06d.tar")
+
+
+def test_bytes_are_copied_whatever_their_field(tmp_path: Path) -> None:
+    """Bytes of a compressed tar are not encoded, also where their extension names an encoding."""
+    members = [("a.json.gz", gzip.compress(b"{}")), ("b.json.gz", b"not compressed")]
+    tar = write_tar(tmp_path / "old.tar", members)
+    (tmp_path / "old.tgz").write_bytes(gzip.compress(tar.read_bytes()))
+
+    rewrite_streams([str(tmp_path / "old.tgz")], tmp_path / "new-%06d.tar")
+
+    with wids.ShardListDataset(tmp_path / "new.json", transformations=None) as dataset:
+        found = [(f"{sample['__key__']}.json.gz", sample[".json.gz"].read()) for sample in dataset]
+    assert found == members

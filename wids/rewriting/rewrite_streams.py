@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 from wids.errors import RewriteError
+from wids.fields.encode import encode
 from wids.files.sizes import parse_nbytes
 from wids.rewriting.old_streams import stream_samples
 from wids.specs.model import DatasetSpec
@@ -74,6 +75,7 @@ def rewrite_streams(
             maxcount=maxcount or 100_000,
             maxsize=limit or 1 << 62,
             name=output.name,
+            encoder=_encoded,
             if_exists="resume" if output.if_exists == "error" else "replace",
             storage_options=storage_options,
         )
@@ -84,6 +86,16 @@ def rewrite_streams(
             if not writer.num_samples:
                 raise RewriteError(NO_SAMPLE.format(urls.redact(output.spec_path)))
     return DatasetSpec(tuple(writer.shards), output.name, output.pack_path)
+
+
+def _encoded(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return a sample with values as bytes; bytes are copied as they are, whatever their field."""
+    return {
+        field: value
+        if field.startswith("_") or isinstance(value, bytes)
+        else encode("." + field.lstrip("."), value)
+        for field, value in sample.items()
+    }
 
 
 def _identity(name: str) -> tuple[Any, ...]:
