@@ -269,6 +269,35 @@ def test_problems_are_shown_once(chromium: Any, tmp_path: Path) -> None:
     tab.page.close()
 
 
+def test_hits_are_marked_in_any_language(chromium: Any, tmp_path: Path) -> None:
+    """Texts whose length changes in lower case, and words with signs, are marked too (LOOK-3)."""
+    texts = ["İİİİ (dog)+", "a DOG, and a (dog)+", "cat"]
+    members = [(f"{n}.txt", text.encode()) for n, text in enumerate(texts)]
+    with browsing(write_tar(tmp_path / "a.tar", members)) as client:
+        tab = Tab(chromium, client.parts.geturl())
+        for query, wanted in (("dog", ["dog", "DOG", "dog"]), ("(DOG)+", ["(dog)+"] * 2)):
+            tab.page.fill("#query", query)
+            tab.page.keyboard.press("Enter")
+            tab.page.wait_for_selector("#hits:text('2 hits · 3 searched')")
+            tab.page.wait_for_selector(f"#grid mark:text-is('{wanted[-1]}')")
+            assert tab.page.locator("#grid mark").all_inner_texts() == wanted
+            assert tab.page.inner_text("#grid a:nth-child(1)").startswith(texts[0])
+        tab.page.close()
+
+
+def test_a_sample_that_cannot_be_shown_states_why(chromium: Any, tmp_path: Path) -> None:
+    """The reason stands in the dialog, which covers the page, and nothing of the sample before (LOOK-12)."""
+    spec = write_scenery(tmp_path, 3, width=40)
+    with browsing(spec) as client:
+        tab = Tab(chromium, f"{client.parts.geturl()}#sample=1")
+        tab.page.wait_for_selector("#sample-python:text('dataset[1]')")
+        tab.page.evaluate("location.hash = '#sample=7'")
+        tab.page.wait_for_selector("#sample [role=alert]:text('from 0 to 2, found 7')")
+        assert tab.page.inner_text("#place") == ""
+        assert tab.page.inner_text("#sample-python") == "dataset[7]"
+        tab.page.close()
+
+
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1300), ("dark", 1300), ("dark", 360)])
 def test_screen_readers_find_everything(
     scheme: str, width: int, chromium: Any, seasons: Path

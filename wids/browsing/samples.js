@@ -106,21 +106,22 @@ function setTargets(name, start) {
 
 // Mark what was searched for in the texts of a card.
 function mark(card, query) {
-  const words = [...query.matchAll(/"([^"]+)"|(\S+)/g)].map((found) => (found[1] ?? found[2]).toLowerCase());
+  const words = [...query.matchAll(/"([^"]+)"|(\S+)/g)].map((found) => found[1] ?? found[2]);
+  if (!words.length) return;
+  // A pattern, since texts change their length in lower case: "İ" has two characters there.
+  const escaped = words.sort((a, b) => b.length - a.length).map((word) => word.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&"));
+  const pattern = new RegExp(escaped.join("|"), "giu");
   const walker = document.createTreeWalker(card, NodeFilter.SHOW_TEXT);
   const texts = [];
   while (walker.nextNode()) texts.push(walker.currentNode);
-  for (let text of texts) {
-    for (;;) {
-      const content = text.data.toLowerCase();
-      const places = words.map((word) => [content.indexOf(word), word.length]).filter(([at]) => at >= 0);
-      if (!places.length) break;
-      const [at, length] = places.sort((a, b) => a[0] - b[0])[0];
-      const found = text.splitText(at);
-      text = found.splitText(length);
-      const marked = made("mark", found.data);
-      found.replaceWith(marked);
+  for (const text of texts) {
+    const parts = [];
+    let end = 0;
+    for (const { 0: found, index } of text.data.matchAll(pattern)) {
+      parts.push(text.data.slice(end, index), made("mark", found));
+      end = index + found.length;
     }
+    if (end) text.replaceWith(...parts, text.data.slice(end));
   }
 }
 

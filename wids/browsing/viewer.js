@@ -1,7 +1,6 @@
 // One sample in a dialog: its pictures, which can be zoomed, and all of its fields.
 
-import { copy, dataset, element, isSelective, made, navigate, number, prefix, request, selection, setBanner,
-  state } from "./address.js";
+import { copy, dataset, element, isSelective, made, navigate, number, prefix, request, selection, state } from "./address.js";
 
 const STEP = 1.5;
 let current = null; // what is shown: the answer of the server
@@ -29,9 +28,11 @@ export async function showSample(view) {
     if (state().sample !== view.sample) return;
     current = { index: view.sample, previous: null, next: null };
     element("key").textContent = `${view.sample}`;
-    element("sample").textContent = "cannot be shown";
+    // Not as a banner, which the dialog covers.
+    element("sample").replaceChildren(made("p", `cannot be shown: ${error.message}`, { role: "alert" }));
+    element("place").textContent = "";
+    element("sample-python").textContent = `${name()}[${view.sample}]`;
     showPictures([]);
-    setBanner(error.message);
   }
   element("previous-sample").disabled = neighbour(-1) === null;
   element("next-sample").disabled = neighbour(1) === null;
