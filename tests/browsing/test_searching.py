@@ -263,6 +263,25 @@ def test_values_are_counted(spec: Path) -> None:
     assert notes["num_nulls"] == 88
 
 
+def test_numbers_that_no_histogram_can_hold(tmp_path: Path) -> None:
+    """NaN, infinities and integers beyond any float leave the others their histogram (LOOK-6)."""
+    odd = ["NaN", "Infinity", "-Infinity", "1" + "0" * 400]
+    texts = [*odd, *map(str, range(36))]
+    members = [
+        (f"{n}.json", f'{{"some": {text}, "all": {odd[n % 4]}}}'.encode())
+        for n, text in enumerate(texts)
+    ]
+    with browsing(write_tar(tmp_path / "a.tar", members)) as client:
+        some = client.json(f"column?{urlencode({'name': '.json/some'})}")
+        every = client.json(f"column?{urlencode({'name': '.json/all'})}")
+        indices = found(client, query_of(where=[{"column": ".json/some", "low": 30}]))
+    assert (some["low"], some["high"], sum(some["bins"])) == (0.0, 35.0, 36)
+    assert (some["num_values"], some["num_distinct"]) == (40, 40)
+    assert indices == [1, 3, *range(34, 40)]
+    assert not every["is_numeric"]
+    assert [value["count"] for value in every["values"]] == [10] * 4
+
+
 def test_many_samples_are_counted_on_request(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond 10,000 samples nothing is counted before it is asked for (LOOK-6)."""
     monkeypatch.setattr("wids.browsing.questions._MAX_UNASKED", 99)

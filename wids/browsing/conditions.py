@@ -115,9 +115,8 @@ def label_of(value: Any) -> str | None:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a finite number."""
-    is_one = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_one and (isinstance(value, int) or math.isfinite(value))
+    """Return whether a value is a number; it may be infinite, or exceed any float."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def matching(

@@ -5,6 +5,7 @@ Values arrive in parts, in any order. Nothing is read here.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
@@ -43,7 +44,7 @@ class Tally:
         values = [value for value in values if value is not None]
         self._is_numeric = self._is_numeric and all(map(is_number, values))
         if self._is_numeric:
-            self._numbers.append(np.array(values, np.float64))
+            self._numbers.append(np.array([*filter(_is_finite, values)], np.float64))
 
     def add_column(self, column: pa.ChunkedArray) -> None:
         """Add all values of a column of a table."""
@@ -79,7 +80,8 @@ class Tally:
         histogram of numbers that are too many to list.
         """
         distinct = len(self._counts)
-        is_numeric = self._is_numeric and self._num_values > 0
+        numbers = np.concatenate([np.empty(0), *self._numbers]) if self._is_numeric else np.empty(0)
+        is_numeric = len(numbers) > 0
         summary: dict[str, Any] = {
             "num_values": self._num_values,
             "num_nulls": self._num_nulls,
@@ -89,15 +91,18 @@ class Tally:
             "values": [],
             "bins": [],
         }
-        numbers = np.concatenate([np.empty(0), *self._numbers]) if is_numeric else np.empty(0)
-        if len(numbers):
+        if is_numeric:
             summary |= {"low": float(numbers.min()), "high": float(numbers.max())}
         if is_numeric and distinct > _MAX_CHIPS_OF_NUMBERS:
             return summary | {"bins": _histogram(numbers)}
         listed = self._counts.most_common(_MAX_LISTED)
         if is_numeric:
-            listed.sort(key=lambda pair: float(pair[0]))
+            listed.sort(key=lambda pair: (pair[0] == "NaN", float(pair[0])))
         return summary | {"values": [{"label": label, "count": n} for label, n in listed]}
+
+
+def _is_finite(number: float) -> bool:
+    return abs(number) <= sys.float_info.max  # an integer may exceed it, which isfinite refuses
 
 
 def _histogram(numbers: npt.NDArray[np.float64]) -> list[int]:
