@@ -119,6 +119,12 @@ def test_datasets_name_their_fields(tmp_path: Path) -> None:
     with wids.ShardListDataset(path, fields=["cls"], transformations=None) as dataset:
         assert repr(dataset) == f"{start}20 samples, 3 shards, fields .cls>"
         assert dataset.fields == [".cls"]
+    with (
+        wids.ShardListDataset(path, fields=["cls"], transformations=None) as dataset,
+        wids.ShardListDataset(path, fields=["txt"]) as texts,
+    ):
+        assert repr(dataset.join(texts)) == f"{start}20 samples, 3 shards, fields .cls .txt>"
+    assert repr(dataset.reader) == "<ShardReader: 20 samples, 3 shards>"
     remote = wids.ShardListDataset([("http://127.0.0.1:9/a-000000.tar", 5)])
     assert remote.fields == []
     assert repr(remote).startswith("<ShardListDataset: 5 samples, 1 shard, through")

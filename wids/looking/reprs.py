@@ -35,7 +35,7 @@ def dataset_repr(dataset: Any) -> str:
 def _known_fields(dataset: Any) -> list[str]:
     reader, spec = dataset.reader, dataset.spec
     if reader.fields is not None:
-        return sorted(reader.fields)
+        return list(reader.field_names(sorted(reader.fields)))
     # Whatever is wrong with a shard is reported when it is read.
     with suppress(WidsError, OSError):
         for number in range(min(len(spec.shards), _MAX_SHARDS)):

@@ -19,6 +19,7 @@ import numpy as np
 from wids.cache.store import BackgroundFetch, Cache
 from wids.errors import ShardFormatError, SpecError, WidsError
 from wids.files.shared_number import SharedNumber
+from wids.files.sizes import count_text
 from wids.opening.opener import ShardOpener
 from wids.opening.options import ReadOptions
 from wids.opening.pool import ShardPool, default_size
@@ -101,7 +102,8 @@ class ShardReader:
         self._bind()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {len(self):,} samples in {len(self.shards):,} shards>"
+        samples = count_text(len(self), "sample")
+        return f"<{type(self).__name__}: {samples}, {count_text(len(self.shards), 'shard')}>"
 
     def _bind(self) -> None:
         """Set what every read of a sample looks up, in the form that is fastest to look up."""
