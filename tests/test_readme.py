@@ -145,3 +145,7 @@ def test_numbers_of_readme_are_those_of_the_report() -> None:
         values = {part[0]: part[2] for part in parts}
         cells = " | ".join(values.get(column, "no") for column in names)
         assert f"| {label} | {cells} |" in readme
+    report = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    num_rows = re.search(r"in each of (\d+) rows", report)
+    assert num_rows is not None
+    assert f"has {num_rows[1]} rows with ranges" in readme
