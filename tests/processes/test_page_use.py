@@ -286,7 +286,7 @@ def test_hits_are_marked_in_any_language(chromium: Any, tmp_path: Path) -> None:
 
 
 def test_a_sample_that_cannot_be_shown_states_why(chromium: Any, tmp_path: Path) -> None:
-    """The reason stands in the dialog, which covers the page, and nothing of the sample before (LOOK-12)."""
+    """The reason stands in the dialog, with nothing of the sample before (LOOK-12)."""
     spec = write_scenery(tmp_path, 3, width=40)
     with browsing(spec) as client:
         tab = Tab(chromium, f"{client.parts.geturl()}#sample=1")
