@@ -3,8 +3,8 @@
     python tests/benchmarks/large_packs.py [--samples 1e6 1e7 1e8] [--repeated] [--folder DIR]
 
 The indexes are those that a worker returns for shards of 10,000 samples with two members; the
-shards themselves are not there. Each step is a process of its own, whose peak of memory is that of
-the system (``ru_maxrss``): `create` keeps the indexes in a journal, writes the pack, looks for
+shards themselves are not there. Each step is a process of its own, which states its peak of memory:
+`create` keeps the indexes in a journal, writes the pack, looks for
 repeated keys and partial fields, and saves the spec, as `build_spec` and `rewrite` do; `append`
 adds one shard. With ``--repeated`` each shard has the keys of the first one.
 """
@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -33,6 +35,7 @@ from wids.tars.index import ShardIndex, TarIdentity
 from wids.tars.index_file import dump
 
 PER_SHARD = 10_000
+_PEAK = "peak"
 _KEY_LENGTH = 12
 _TAR_NBYTES = 2 * PER_SHARD * 3 * 512 + 10240
 
@@ -113,13 +116,18 @@ def run_step(name: str, folder: str, num_samples: int, *options: str) -> Step:
     """Run a step in a process of its own."""
     command = [sys.executable, __file__, "--step", name, "--folder", folder]
     start = time.perf_counter()
-    process = subprocess.Popen([*command, "--samples", str(num_samples), *options])
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"{command} failed")
-    unit = 1 if sys.platform == "darwin" else 1024
-    return Step(time.perf_counter() - start, usage.ru_maxrss * unit)
+    subprocess.run([*command, "--samples", str(num_samples), *options], check=True)
+    return Step(time.perf_counter() - start, int(Path(folder, _PEAK).read_text()))
+
+
+def own_peak_nbytes() -> int:
+    """Return the most memory that this process has had."""
+    # Not `ru_maxrss` where this is there: that of a new process begins at the size of its parent.
+    if sys.platform == "linux":
+        found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+        assert found
+        return int(found[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def measure(num_samples: int, folder: str, *options: str) -> dict[str, Step]:
@@ -146,11 +154,12 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Step]]:
     parser.add_argument("--step", choices=("create", "append"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     sizes = [int(size) // PER_SHARD * PER_SHARD for size in options.samples]
-    if options.step == "create":
-        create(options.folder, sizes[0], repeated=options.repeated)
-        return []
-    if options.step == "append":
-        append(options.folder, sizes[0])
+    if options.step:
+        if options.step == "create":
+            create(options.folder, sizes[0], repeated=options.repeated)
+        else:
+            append(options.folder, sizes[0])
+        Path(options.folder, _PEAK).write_text(str(own_peak_nbytes()))
         return []
     found = []
     for size in sizes:
