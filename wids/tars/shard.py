@@ -165,8 +165,7 @@ class Shard:
 
     def read_many(self, local_indices: Sequence[int], *, verify: bool = False) -> list[RawSample]:
         """Return samples, fastest in ascending order; cold ones are read from the disk together."""
-        if monotonic() > self._check_after_s:
-            self.check()
+        self.check()
         read = self._read_verified if verify else self._read
         samples: list[RawSample] = []
         start, stop = 0, 1
