@@ -87,6 +87,7 @@ def test_samples_after_a_slow_one_are_requested_together(
 ) -> None:
     """A batch that begins warm and comes from the disk later is announced soon after that."""
     with Shard(write_tar(tmp_path / "a.tar", sample_members(0, 400))) as shard:
+        shard.check()  # which replaces the function that reads, once
         hinted: list[list[int]] = []
         clock = [0.0]
         read = shard._read
