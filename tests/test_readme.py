@@ -62,8 +62,8 @@ def test_python_block_runs(
     for path in (folder / "wids-demo").iterdir():
         server.page(f"/{path.name}", path.read_bytes())
     code = block.code.replace("https://example.com", server.url)
-    has_accelerate = importlib.util.find_spec("accelerate")
-    need("accelerate" not in code or has_accelerate, "pip install accelerate")
+    for package in re.findall(r"^\s*(?:import|from) (\w+)", code, re.MULTILINE):
+        need(importlib.util.find_spec(package), f"pip install {package}")
     # A fresh namespace, as if the block were typed into a new file.
     exec(compile(code, f"{block.page}:{block.line}", "exec"), {"__name__": "readme"})  # noqa: S102
 
