@@ -30,6 +30,7 @@ joining
 looking
 browsing
 mapstyle views
+contents
 composition
 dataset peeking
 streaming trainers demo
