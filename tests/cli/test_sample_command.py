@@ -86,3 +86,20 @@ def test_secrets_of_a_url_are_not_shown(train: Path, server: Server) -> None:
         assert (status, err) == (0, "")
         assert f"{server.url}/train-000000.tar?" in out
         assert "secret" not in out
+
+
+@pytest.mark.parametrize("arguments", [[3], ["s00003"], [3, "--shard", 0], [3, "--raw"]])
+def test_damaged_bytes_are_shown_with_a_remark(arguments: list[object], shards: Path) -> None:
+    """Fields that are not as the index describes them are named; the status is 1 (LOOK-17)."""
+    spec, tar = shards / "train.json", shards / "train-000000.tar"
+    run("create", shards, "-o", spec)
+    assert run("sample", spec, *arguments)[::2] == (0, "")
+
+    tar.write_bytes(tar.read_bytes().replace(b"text 3", b"tent 3"))
+    status, out, err = run("sample", spec, *arguments)
+    assert (status, "tent 3" in out, len(err.splitlines())) == (1, True, 1)
+    assert 'train-000000.tar: sample "s00003": the bytes of .txt are not those' in err
+    assert "wids verify" in err
+    assert run("sample", spec, *arguments, "--cat", "cls") == (0, "3", "")
+    status, out, err = run("sample", spec, *arguments, "--cat", "txt")
+    assert (status, out, "the bytes of .txt" in err) == (1, "tent 3", True)

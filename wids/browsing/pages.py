@@ -19,11 +19,12 @@ from wids.browsing.answers import (
     routed,
 )
 from wids.browsing.questions import Questions
-from wids.browsing.sample_rows import field_row, link_of, picture_entry
+from wids.browsing.sample_rows import field_row, link_of, picture_entry, problem_html
 from wids.errors import printable
 from wids.fields.codecs import IMAGE_EXTENSIONS, extension
 from wids.files.sizes import nbytes_text
 from wids.looking import preview
+from wids.looking.damage import damage_text, damaged_fields
 from wids.looking.field_stats import FieldStats, field_sizes
 from wids.looking.html import media_type
 from wids.looking.pictures import THUMBNAIL_PIXELS, thumbnail
@@ -166,12 +167,13 @@ class Pages:
             )
             for field, nbytes in sizes.items()
         )
+        damage = problem_html(damage_text(damaged_fields(shard_index, local_index, sample)))
         place = self._questions.selection(query).place(index)
         return json_answer(
             {
                 "index": index,
                 "key": key,
-                "html": f'<table class="fields">{rows}</table>',
+                "html": f'{damage}<table class="fields">{rows}</table>',
                 "pictures": [
                     picture_entry(
                         field, sample.get(field), sizes[field], self._zoom_link(index, field)

@@ -20,6 +20,7 @@ from wids.cli.arguments import (
 from wids.cli.unindexed import find_sample, shown_fields, spec_and_peek
 
 if TYPE_CHECKING:
+    from wids.looking.preview import Browsable
     from wids.specs.model import DatasetSpec
 
 
@@ -51,27 +52,30 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the sample, or write the bytes of a field."""
+    """Print the sample, or write the bytes of a field; return 1 if they are damaged."""
     index, key = _index_or_key(options)
     field = options.cat if options.cat is None or options.cat[:1] == "." else "." + options.cat
     spec, shards = spec_and_peek(options, wanted=options.shard is not None)
     unread: dict[str, int] = {}
     if shards is None:
-        sample = _from_dataset(spec, options, index if key is None else key, field)
+        sample, damage = _from_dataset(spec, options, index if key is None else key, field)
     else:
         here, local_index = find_sample(shards, index, key, options.shard)
         fields = None if field is None else [field]
         if field is None and not (options.raw or options.python):
             fields, unread = shown_fields(here, local_index)
         sample = here.only(fields)[local_index]
+        damage = _damage(here, local_index, sample)
     if field is None:
         print(_text(sample, options, unread))
-        return 0
-    if field not in sample:
+    elif field in sample:
+        # Past the text layer, which would encode the bytes, and on Windows change line ends.
+        sys.stdout.buffer.write(sample[field])
+    else:
         raise KeyError(f'{options.spec}: sample "{sample["__key__"]}": it has no field {field}')
-    # The bytes alone, past the text layer: it would encode them, and on Windows change line ends.
-    sys.stdout.buffer.write(sample[field])
-    return 0
+    if damage:
+        print(f"wids: {damage}", file=sys.stderr)
+    return 1 if damage else 0
 
 
 def _index_or_key(options: argparse.Namespace) -> tuple[int, str | None]:
@@ -89,7 +93,8 @@ def _index_or_key(options: argparse.Namespace) -> tuple[int, str | None]:
 
 def _from_dataset(
     spec: DatasetSpec, options: argparse.Namespace, wanted: int | str, field: str | None
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], str]:
+    """Return a sample, and what is damaged in it."""
     from wids.dataset import ShardListDataset
 
     with ShardListDataset(
@@ -101,7 +106,19 @@ def _from_dataset(
     ) as dataset:
         sample: dict[str, Any]
         sample = dataset.get_by_key(wanted) if isinstance(wanted, str) else dataset[wanted]
-    return sample
+        return sample, _damage(dataset, sample["__index__"], sample)
+
+
+def _damage(dataset: Browsable, index: int, sample: dict[str, Any]) -> str:
+    """Return which fields of a sample are not as its index states, in a sentence; else ``""``."""
+    from wids.errors import printable
+    from wids.looking.damage import damage_text
+    from wids.looking.preview import damage_of
+    from wids.transport import urls
+
+    damage = damage_text(damage_of(dataset, index, sample))
+    place = f'{urls.redact(sample["__shard__"])}: sample "{sample["__key__"]}"'
+    return f"{printable(place)}: {damage}" if damage else ""
 
 
 def _text(sample: dict[str, Any], options: argparse.Namespace, unread: Mapping[str, int]) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from wids.errors import WidsError, printable
+from wids.looking.damage import damage_text, damaged_fields
 from wids.looking.field_stats import (
     FieldStats,
     card_fields,
@@ -194,7 +195,8 @@ class Card:
 
     Attributes:
         html: The card.
-        problem: Why the sample cannot be read, which the card leaves out; or ``""``.
+        problem: Why the sample cannot be read, or what is damaged, in a sentence that the card
+            leaves out; or ``""``.
     """
 
     html: str
@@ -237,10 +239,24 @@ def cards(
             for index, sample in zip(group, _samples(selection, group), strict=True):
                 if isinstance(sample, Exception):
                     card_of[index] = _problem_card(index, sample)
-                else:
-                    html = card_html(sample, other_fields[index], pixels=pixels, classes=classes)
-                    card_of[index] = Card(html)
+                    continue
+                damaged = damage_of(dataset, index, sample)
+                html = card_html(
+                    sample,
+                    other_fields[index],
+                    f"damaged: {', '.join(damaged)}" if damaged else "",
+                    pixels=pixels,
+                    classes=classes,
+                )
+                card_of[index] = Card(html, damage_text(damaged))
     return [card_of[index] for index in indices]
+
+
+def damage_of(dataset: Browsable, index: int, sample: Any) -> list[str]:
+    """Return the fields of an undecoded sample that are not as the index of its shard states."""
+    number, local_index = dataset.locate(index)
+    shard_index = dataset.reader.index(number)
+    return [] if shard_index is None else damaged_fields(shard_index, local_index, sample)
 
 
 def problems_of(shown: Iterable[Card]) -> dict[str, int]:
