@@ -282,6 +282,41 @@ def test_numbers_that_no_histogram_can_hold(tmp_path: Path) -> None:
     assert [value["count"] for value in every["values"]] == [10] * 4
 
 
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_long_texts_that_begin_alike_stay_apart(tmp_path: Path, is_saved: bool) -> None:
+    """Values that are too long for a label have one each, by which they are found (LOOK-6)."""
+    if is_saved:
+        pytest.importorskip("pyarrow")
+    start = "once upon a time " * 20
+    texts = [start + "a fox", start + "a hen", start + "a hen", start]
+    members = [(f"{n}.json", json.dumps({"tale": text}).encode()) for n, text in enumerate(texts)]
+    spec = tmp_path / "tales.json"
+    tar = write_tar(tmp_path / "tales.tar", members)
+    wids.build_spec([tar], pack=tmp_path / "tales.index").save(spec)
+    if is_saved:
+        columns = "--columns", "tale=.json/tale"
+        assert main(["table", str(spec), *columns, "-o", str(tmp_path / "t.parquet")]) == 0
+    name = "tale" if is_saved else ".json/tale"
+    with browsing(spec) as client:
+        values = client.json(f"column?{urlencode({'name': name})}")["values"]
+        assert [value["count"] for value in values] == [2, 1, 1]
+        assert all(value["label"].startswith(start[:200] + "… (") for value in values)
+        indices = [
+            found(client, query_of(where=[{"column": name, "value": value["label"]}]))
+            for value in values
+        ]
+    assert indices == [[1, 2], [0], [3]]
+
+
+def test_integers_that_are_too_long_for_a_label(tmp_path: Path) -> None:
+    """They are listed in order beside other numbers, and those that differ stay apart (LOOK-6)."""
+    texts = ["1" + "0" * 400, "-1" + "0" * 400, "5", "1" + "0" * 399 + "1"]
+    members = [(f"{n}.json", f'{{"n": {text}}}'.encode()) for n, text in enumerate(texts)]
+    with browsing(write_tar(tmp_path / "a.tar", members)) as client:
+        values = client.json(f"column?{urlencode({'name': '.json/n'})}")["values"]
+    assert [value["label"][:2] for value in values] == ["-1", "5", "10", "10"]
+
+
 def test_many_samples_are_counted_on_request(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond 10,000 samples nothing is counted before it is asked for (LOOK-6)."""
     monkeypatch.setattr("wids.browsing.questions._MAX_UNASKED", 99)

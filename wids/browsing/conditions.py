@@ -5,6 +5,7 @@ A condition is a text in key or captions, a field, or the value of a column.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -104,14 +105,21 @@ def _parsed(item: dict[str, Any]) -> Filter:
 
 
 def label_of(value: Any) -> str | None:
-    """Return a value as text that equal values share; None for nothing."""
+    """Return a value as text that equal values share, and no others; None for nothing.
+
+    A long text is cut. Its length and a digest follow, which keep it apart from others that begin
+    alike.
+    """
     if value is None or isinstance(value, str):
         text = value
     elif isinstance(value, bytes):
         text = value.decode("utf-8", "backslashreplace")
     else:
         text = json.dumps(value, ensure_ascii=False, default=str, separators=(",", ":"))
-    return None if text is None else text[:_MAX_LABEL]
+    if text is None or len(text) <= _MAX_LABEL:
+        return text
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return f"{text[:_MAX_LABEL]}… ({len(text):,} characters, {digest})"
 
 
 def is_number(value: Any) -> bool:

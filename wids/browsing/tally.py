@@ -5,6 +5,7 @@ Values arrive in parts, in any order. Nothing is read here.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -97,8 +98,14 @@ class Tally:
             return summary | {"bins": _histogram(numbers)}
         listed = self._counts.most_common(_MAX_LISTED)
         if is_numeric:
-            listed.sort(key=lambda pair: (pair[0] == "NaN", float(pair[0])))
+            listed.sort(key=lambda pair: (pair[0] == "NaN", _number(pair[0])))
         return summary | {"values": [{"label": label, "count": n} for label, n in listed]}
+
+
+def _number(label: str) -> float:
+    """Return the number that a label states; one that is cut exceeds any float."""
+    digits, _, is_cut = label.partition("…")
+    return math.copysign(math.inf, float(digits)) if is_cut else float(label)
 
 
 def _is_finite(number: float) -> bool:
