@@ -225,6 +225,34 @@ def test_damaged_fields_do_not_end_a_search(tmp_path: Path) -> None:
         assert search(client, query_of(where=where))["unreadable"] == 1
 
 
+def test_what_is_too_long_to_be_searched_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So are texts of more than 16 kB, and values of more than 1 MB, across shards (LOOK-5)."""
+    monkeypatch.setattr("wids.browsing.rows.MAX_VALUE_NBYTES", 20_000)
+    tale = b"once upon a time " * 1000  # 17 kB
+    notes = {n: json.dumps({"a": "b" * length}) for n, length in enumerate((10, 30_000, 10, 10))}
+    shards = [
+        write_tar(
+            tmp_path / f"{at}.tar",
+            [
+                member
+                for n in (at, at + 1)
+                for member in ((f"{n}.txt", tale[: 20_000 * n]), (f"{n}.json", notes[n].encode()))
+            ],
+        )
+        for at in (0, 2)
+    ]
+    wids.build_spec(shards, pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    with browsing(tmp_path / "a.json") as client:
+        answer = search(client, query_of("upon"))
+        assert (answer["found"], answer["too_long"]) == (0, 4)  # three tales and a note
+        assert search(client, query_of("1"))["too_long"] == 2  # not what a key already decides
+        name = urlencode({"name": ".json/a"})
+        counts = client.json(f"column?{name}")
+        assert (counts["num_values"], counts["num_nulls"], counts["too_long"]) == (3, 1, 1)
+
+
 def test_a_shard_that_cannot_be_searched_is_an_error(tmp_path: Path) -> None:
     """A search ends with the reason, and keeps what it found (LOOK-12)."""
     shards = [write_tar(tmp_path / f"{n}.tar", [*members(n * 6, n * 6 + 6)]) for n in range(2)]

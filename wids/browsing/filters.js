@@ -1,7 +1,7 @@
 // What is searched and filtered for: the search field with its hits, the values of a column, the fields, the
 // order. Searches that have to read samples run on the server; their progress is asked for while they run.
 
-import { copy, dataset, element, isSelective, made, navigate, number, prefix, request, selection, setBanner,
+import { copy, counted, dataset, element, isSelective, made, navigate, number, prefix, request, selection, setBanner,
   state } from "./address.js";
 
 const POLL_MS = 300;
@@ -48,13 +48,14 @@ async function follow(view, wanted, reload, first) {
 
 const share = (part, whole) => (whole ? Math.min(Math.floor((part / whole) * 100), 100) : 100);
 
-function describe({ state: kind, found, searched, total, unreadable, problem }) {
+function describe({ state: kind, found, searched, total, unreadable, too_long: tooLong, problem }) {
   element("hits-line").hidden = false;
   const hits = `${number(found)} hit${found === 1 ? "" : "s"}`;
-  const bad = unreadable ? ` · ${number(unreadable)} fields could not be read` : "";
+  const bad = unreadable ? ` · ${counted(unreadable, "field")} could not be read` : "";
+  const long = tooLong ? ` · ${counted(tooLong, "field")} too long to be searched (texts over 16 kB, values over 1 MB)` : "";
   const isDone = kind === "done";
   const progress = isDone ? `${number(searched)} searched` : `${share(searched, total)}% of ${number(total)} searched`;
-  element("hits").textContent = `${hits} · ${progress}${bad}`;
+  element("hits").textContent = `${hits} · ${progress}${bad}${long}`;
   element("hits-progress").hidden = isDone;
   element("hits-progress").value = total ? searched / total : 1;
   element("stop-hits").hidden = isDone;
@@ -200,7 +201,7 @@ function showValues(answer) {
 }
 
 function noteOf({ state: kind, searched, total, num_values: count, num_nulls: nulls, num_distinct: distinct, values,
-  bins, is_exact: isExact, unreadable }) {
+  bins, is_exact: isExact, unreadable, too_long: tooLong }) {
   const notes = [];
   if (kind === "running" || kind === "stopped") notes.push(`${share(searched, total)}% counted`);
   if (kind === "done" && !count) notes.push("no sample has a value here");
@@ -210,6 +211,7 @@ function noteOf({ state: kind, searched, total, num_values: count, num_nulls: nu
   if (nulls && bins.length) notes.push(`${number(nulls)} without a value`);
   if (kind === "done" && searched !== undefined && searched < total) notes.push(`of the first ${number(searched)} samples`);
   if (unreadable) notes.push(`${number(unreadable)} could not be read`);
+  if (tooLong) notes.push(`${number(tooLong)} of more than 1 MB not counted`);
   return notes.join(" · ");
 }
 

@@ -1,10 +1,12 @@
 """One open shard → the bytes and values of small fields of some of its samples.
 
-Members that are damaged are left out and counted. What is wanted of them is not known here.
+Members that are damaged or too long are left out and counted. What is wanted of the others is not
+known here.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
@@ -34,14 +36,15 @@ class ShardRows:
         shard: The shard.
 
     Attributes:
-        num_unreadable: Fields that were damaged, or could not be decoded, so far.
+        left_out: How many fields were left out so far: ``"unreadable"``, which were damaged or
+            could not be decoded, and ``"too_long"``.
     """
 
     def __init__(self, shard: ReadableShard) -> None:
         self._shard = shard
         self._members: dict[str, tuple[Rows, Rows]] = {}
         self._decoders: dict[str, Callable[[Sequence[bytes]], list[Any]]] = {}
-        self.num_unreadable = 0
+        self.left_out: Counter[str] = Counter()
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -68,6 +71,7 @@ class ShardRows:
         # In the order of the shard, so that near fields of a remote one are read together.
         order = np.argsort(members, kind="stable")
         order = order[sizes[order] <= max_nbytes]
+        self.left_out["too_long"] += len(members) - len(order)
         groups = np.cumsum(sizes[order], dtype=np.int64) // _MAX_READ_NBYTES
         for at in np.split(order, np.flatnonzero(np.diff(groups)) + 1):
             datas = self._read(members[at]) if len(at) else []
@@ -81,7 +85,7 @@ class ShardRows:
         read = self.read([path.field], rows, MAX_VALUE_NBYTES)
         found = {row: data for row, _, data in read}
         values = decode(list(found.values()))
-        self.num_unreadable += sum(isinstance(value, DecodeError) for value in values)
+        self.left_out["unreadable"] += sum(isinstance(value, DecodeError) for value in values)
         values = [None if isinstance(value, DecodeError) else value for value in values]
         by_row = dict(zip(found, parts_of(values, path.steps).values, strict=True))
         return [by_row.get(row) for row in rows.tolist()]
@@ -110,7 +114,7 @@ class ShardRows:
                 datas += self._shard.read_members(np.array([member]))
             except ShardFormatError:
                 datas.append(None)
-                self.num_unreadable += 1
+                self.left_out["unreadable"] += 1
         return datas
 
 
@@ -126,12 +130,12 @@ class OpenRows:
         self._open = ExitStack()
         self._number = -1
         self._rows: ShardRows | None = None
-        self._num_unreadable = 0
+        self._left_out: Counter[str] = Counter()
 
     @property
-    def num_unreadable(self) -> int:
-        """Fields of all shards that could not be read so far."""
-        return self._num_unreadable + (self._rows.num_unreadable if self._rows else 0)
+    def left_out(self) -> Counter[str]:
+        """How many fields of all shards were left out so far; see `ShardRows`."""
+        return self._left_out + (self._rows.left_out if self._rows else Counter())
 
     def of(self, number: int) -> ShardRows:
         """Return the fields of a shard.
@@ -152,6 +156,6 @@ class OpenRows:
 
     def close(self) -> None:
         """Release the shard."""
-        self._num_unreadable = self.num_unreadable
+        self._left_out = self.left_out
         self._rows = None
         self._open.close()

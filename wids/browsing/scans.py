@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Hashable
 from itertools import accumulate
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -58,7 +59,7 @@ class Scan(Generic[AnyVisitor]):
         self.visitor = visitor
         self.problem = ""
         self._next = 0
-        self._num_unreadable = 0
+        self._left_out: Counter[str] = Counter()
         self._is_enough = False
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -101,7 +102,8 @@ class Scan(Generic[AnyVisitor]):
             "state": state,
             "searched": searched,
             "total": total,
-            "unreadable": self._num_unreadable,
+            "unreadable": self._left_out["unreadable"],
+            "too_long": self._left_out["too_long"],
             "problem": self.problem,
         }
 
@@ -117,7 +119,7 @@ class Scan(Generic[AnyVisitor]):
 
     def _run(self, open_rows: OpenRows) -> None:
         starts = [0, *accumulate(self._dataset.lengths)]
-        before = self._num_unreadable  # of the part before it was stopped
+        before = self._left_out  # of the part before it was stopped
         while self._next < starts[-1] and not self._is_enough and not self._stopped.is_set():
             if time.monotonic() - self._asked_s > _PATIENCE_S:
                 return
@@ -126,7 +128,7 @@ class Scan(Generic[AnyVisitor]):
             rows = self.visitor.wanted(start, np.arange(self._next - start, stop - start))
             if len(rows):  # or the shard is not even opened
                 self._is_enough = self.visitor.visit(start, open_rows.of(number), rows)
-                self._num_unreadable = before + open_rows.num_unreadable
+                self._left_out = before + open_rows.left_out
             self._next = stop
 
 
