@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -202,6 +203,33 @@ def test_an_executor_that_was_shut_down() -> None:
     executor.shutdown()
     with raises(LostTaskError, "a.tar: expected the result", "cannot schedule new futures"):
         list(results_of(executor, square, [3], lambda _: "a.tar"))
+
+
+class Counting(ThreadPoolExecutor):
+    """Takes two tasks, like an executor with a limit."""
+
+    left = 2
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if not self.left:
+            raise RuntimeError("the quota of this account is used up")
+        self.left -= 1
+        return super().submit(fn, *args, **kwargs)
+
+
+def test_what_an_executor_refuses_for_reasons_of_its_own() -> None:
+    """Its error is raised as it is: no task is lost, and there are no logs of workers to read."""
+    with Counting(1) as executor, pytest.raises(RuntimeError, match=r"^the quota") as caught:
+        list(results_of(executor, square, range(3), str))
+    assert not isinstance(caught.value, LostTaskError)
+
+
+def test_an_executor_that_is_broken() -> None:
+    """The next run on it is an error that names its first task (REWRITE-20)."""
+    with ProcessPoolExecutor(1) as executor:
+        executor.submit(os._exit, 1).exception()
+        with raises(LostTaskError, "a.tar: expected the result", "BrokenProcessPool"):
+            list(results_of(executor, square, [3], lambda _: "a.tar"))
 
 
 KILLING_MAP = """

@@ -71,7 +71,7 @@ class RayExecutor(Executor):
         """
         with self._lock:
             if self._is_shut_down:
-                raise RuntimeError("RayExecutor: expected tasks before shutdown(), not after it")
+                raise RuntimeError("RayExecutor: cannot schedule new futures after shutdown()")
             reference = self._run.remote(fn, args, kwargs)
             done = reference.future()
             future: Future[Result] = Future()

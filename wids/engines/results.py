@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import CancelledError, Executor, Future
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from functools import partial
 from itertools import islice, takewhile
 from queue import Empty, SimpleQueue
@@ -55,8 +55,8 @@ def results_of(
 
     Raises:
         LostTaskError: The executor lost a task.
-        Exception: Whatever a task raised; with the worker's traceback as its cause. What finished
-            together with it was yielded first.
+        Exception: Whatever a task raised, with the worker's traceback as its cause. What finished
+            together with it was yielded first. Also what ``submit`` raised for another reason.
     """
     if executor is None:
         for task in tasks:
@@ -71,7 +71,9 @@ def results_of(
         for task in islice(waiting, count):
             try:
                 future = executor.submit(call, task)
-            except RuntimeError as error:  # it is broken, or was shut down
+            except RuntimeError as error:
+                if not _is_of_executor(error):
+                    raise
                 raise _lost(name_of(task), error, advice) from error
             pending[future] = task
             if not in_order:
@@ -133,6 +135,13 @@ def _result(future: Future[Any], name: str, advice: str) -> Any:
     if isinstance(result, _Raised):
         raise result.error
     return result
+
+
+def _is_of_executor(error: RuntimeError) -> bool:
+    """Whether an executor takes no more tasks: it is broken, or was shut down."""
+    # The second has no class of its own; Python and Dask state it in these words.
+    closed = "cannot schedule new futures after"
+    return isinstance(error, BrokenExecutor) or closed in str(error)
 
 
 def _lost(name: str, error: BaseException, advice: str) -> LostTaskError:
