@@ -130,9 +130,7 @@ def test_maps_that_fail_or_return_something_else(tmp_path: Path) -> None:
         with raises(wids.TransformError, '"s00002" (index 2)', "ZeroDivisionError"):
             wids.rewrite(dataset, tmp_path / "a" / "new-%06d.tar", map=picky)
         assert os.listdir(tmp_path / "a") == []
-        with raises(RewriteError, "expected a map to return a sample", "found int 3"):
-            wids.rewrite(dataset, tmp_path / "b" / "new-%06d.tar", map=lambda _: 3)
-        with raises(RewriteError, '"__key__"', "keep the key"):
+        with raises(wids.TransformError, 'train-000000.tar: sample "s00000"', "keep the key"):
             wids.rewrite(dataset, tmp_path / "c" / "new-%06d.tar", map=lambda _: {".txt": "x"})
         with raises(RewriteError, 'key "k"', "(index 0)", "(index 1)"):
             wids.rewrite(
@@ -142,6 +140,78 @@ def test_maps_that_fail_or_return_something_else(tmp_path: Path) -> None:
         with pytest.warns(UserWarning, match="left out"):
             wids.rewrite(dataset, tmp_path / "e" / "new-%06d.tar", map=picky)
     assert numbers(members(tmp_path / "e")) == [[0, 1, 3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("returned", "found"),
+    [
+        (5, "found int 5;"),
+        ("text", "found str 'text';"),
+        ([{"__key__": "a", ".txt": "a"}, 5], "found int 5 in a list;"),
+        ([{".txt": "a"}], '"__key__", found None;'),
+    ],
+)
+def test_what_is_not_a_sample_is_an_error_of_its_input(
+    tmp_path: Path, returned: Any, found: str
+) -> None:
+    """Sample and shard are named, and ``on_error`` decides, as where a map raises (REWRITE-4)."""
+
+    def odd(sample: dict[str, Any]) -> Any:
+        return returned if sample["__index__"] == 2 else sample
+
+    with ShardListDataset(write_shards(tmp_path, [5])) as dataset:
+        place = 'train-000000.tar: sample "s00002" (index 2): expected map= to return'
+        with raises(wids.TransformError, place, found):
+            wids.rewrite(dataset, tmp_path / "a" / "new-%06d.tar", map=odd)
+        dataset.on_error = "skip"
+        with pytest.warns(UserWarning, match="left out"):
+            wids.rewrite(dataset, tmp_path / "b" / "new-%06d.tar", map=odd)
+    assert numbers(members(tmp_path / "b")) == [[0, 1, 3, 4]]
+
+
+def test_a_generator_that_raises_is_an_error_of_its_input(tmp_path: Path) -> None:
+    """What a map yields is a sample each; what it raises meanwhile names the input (REWRITE-4)."""
+
+    def several(sample: dict[str, Any]) -> Any:
+        yield {"__key__": sample["__key__"], ".txt": sample[".txt"]}
+        if sample["__index__"] == 2:
+            raise ZeroDivisionError
+
+    with (
+        ShardListDataset(write_shards(tmp_path, [5])) as dataset,
+        raises(wids.TransformError, 'sample "s00002" (index 2)', "ZeroDivisionError"),
+    ):
+        wids.rewrite(dataset, tmp_path / "new-%06d.tar", map=several)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "found"),
+    [
+        ("s1.cls", {"fields": ["txt"]}, 'sample "s1": expected at least one field to write'),
+        ("s1.a.cls", {"key_split": "last"}, "sample 's1.a': expected a key without a dot"),
+    ],
+)
+def test_samples_that_cannot_be_stored(tmp_path: Path, name: str, options: Any, found: str) -> None:
+    """The error names the shard of the input and the index of the sample (REWRITE-42)."""
+    source = write_tar(tmp_path / "old.tar", [("s0.txt", b"0"), (name, b"1")])
+    with (
+        ShardListDataset(source, **options) as dataset,
+        raises(RewriteError, "old.tar (index 1): ", found),
+    ):
+        wids.rewrite(dataset, tmp_path / "new-%06d.tar")
+
+
+def test_a_value_without_an_encoding_names_its_input(tmp_path: Path) -> None:
+    """Also where the map returns a sample without any labels (REWRITE-42)."""
+
+    def odd(sample: dict[str, Any]) -> Any:
+        return {"__key__": "k", ".cls": object()} if sample["__index__"] == 2 else None
+
+    with (
+        ShardListDataset(write_shards(tmp_path, [5])) as dataset,
+        raises(RewriteError, "train-000000.tar (index 2): sample 'k': ", ".cls", "object"),
+    ):
+        wids.rewrite(dataset, tmp_path / "new-%06d.tar", map=odd)
 
 
 def test_repeated_keys_are_an_error_unless_renamed(tmp_path: Path) -> None:

@@ -203,9 +203,15 @@ def _check_distinct(
             raise repeated_key_error(key, first[key], place)
 
 
+def place_text(place: Place) -> str:
+    """Return where a sample is, for a message."""
+    url, index = place
+    return urls.redact(url) if index < 0 else f"{urls.redact(url)} (index {index})"
+
+
 def repeated_key_error(key: str, *places: Place) -> RewriteError:
     """Return the error for two samples that would become one."""
-    found = " and ".join(f"{urls.redact(url)} (index {index})" for url, index in places)
+    found = " and ".join(map(place_text, places))
     return RewriteError(
         f'key "{key}": expected it once in an output shard, found it in {found}; they would '
         "become one sample: pass rename=, which returns another key for each"

@@ -24,6 +24,7 @@ from wids.reading.position_array import IntArray
 from wids.reading.positions import Positions
 from wids.reading.reader import ShardReader
 from wids.rewriting.made_from import described
+from wids.rewriting.mapped import CheckedMap
 from wids.rewriting.plan import Rename, plan_shards
 from wids.rewriting.shard import RewriteTask, rewrite_shard
 from wids.specs.model import DatasetSpec
@@ -92,7 +93,7 @@ def rewrite(
             several samples. It has to return the same for the same sample. Values that are not
             bytes are encoded as `ShardWriter` does. With it ``maxcount`` and ``maxsize`` count what
             goes in, and a shard without samples is left out. The dataset's ``on_error`` decides
-            about samples for which it raises.
+            about samples for which it raises or returns something else.
         rename: Takes the labels of a sample (``__key__``, ``__index__``, ``__shard__``,
             ``__shardindex__``, ``__dataset__``), returns its new key. None to keep the keys.
         name: Name of the new dataset; None for the stem of its spec.
@@ -107,8 +108,8 @@ def rewrite(
 
     Raises:
         RewriteError: Two samples of one new shard would have the same key, no sample is left, the
-            output is the input, a map returns something else, or the dataset has transformations
-            and there is no ``map``.
+            output is the input, or the dataset has transformations and there is no ``map``.
+        TransformError: A map raises, or returns something else than samples.
         FileExistsError: Another dataset is there already, or what is there was made from other
             samples or by another ``map``.
         ValueError: An argument is invalid.
@@ -187,7 +188,9 @@ def prepare_rewrite(
     if map is None:
         _check_stored(dataset)
     positions = np.asarray(dataset.positions, np.int64)
-    source = dataset.undecoded() if map is None else dataset.map(map)
+    source = dataset.undecoded()
+    if map is not None:
+        source = dataset.map(CheckedMap(map, needs_key=rename is None))
     cuts = plan_shards(
         dataset.reader,
         positions,

@@ -6,15 +6,17 @@ written, so that memory does not grow with the shard.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from itertools import chain
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from wids.describing.describe import ShardRecord
-from wids.errors import RewriteError
-from wids.rewriting.plan import Place, Rename, repeated_key_error
+from wids.errors import RewriteError, WidsError
+from wids.rewriting.mapped import listed
+from wids.rewriting.plan import Place, Rename, place_text, repeated_key_error
 from wids.transport import urls
 from wids.writing.members import member_encoder
 from wids.writing.new_shard import write_published
@@ -23,6 +25,8 @@ from wids.writing.threaded_tar import ThreadedTar
 _BATCH_NBYTES: Final = 32 << 20
 """About how many bytes of samples are read at a time."""
 _MAX_BATCH: Final = 1024
+
+Sample: TypeAlias = Mapping[str, Any]
 
 _stored_members = member_encoder(False)  # noqa: FBT003 - as for TarWriter: bytes as they are
 
@@ -75,15 +79,16 @@ def rewrite_shard(
         advance: The same.
 
     Raises:
-        RewriteError: Two samples have the same key, or what a map returned is not a sample.
+        RewriteError: Two samples have the same key, or a sample cannot be stored.
         WidsError: A sample cannot be read.
     """
     samples = _renamed(task)
     head = next(samples, None)
     if head is None:
         return ShardRecord(task.path, "first", None, 0, 0, None, b"", task.source)
+    write = ThreadedTar.write if task.is_mapped else _append_stored
     return write_published(
-        *(task, chain((head,), samples), ThreadedTar.write if task.is_mapped else _append_stored),
+        *(task, chain((head,), samples), partial(_append, write)),
         writer_class=ThreadedTar,
         is_new=is_new,
         storage_options=storage_options,
@@ -91,29 +96,51 @@ def rewrite_shard(
     )
 
 
-def _append_stored(writer: ThreadedTar, sample: Mapping[str, Any]) -> None:
+def _append(
+    write: Callable[[ThreadedTar, Sample], object],
+    writer: ThreadedTar,
+    placed: tuple[Place, Sample],
+) -> None:
+    place, sample = placed
+    try:
+        write(writer, sample)
+    except WidsError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise RewriteError(
+            f"{place_text(place)}: {error}; pass rename= for other keys, map= for other fields"
+        ) from error
+
+
+def _append_stored(writer: ThreadedTar, sample: Sample) -> None:
     writer.append(*_stored_members(sample))
 
 
-def _renamed(task: RewriteTask) -> Iterator[Mapping[str, Any]]:
-    """Yield the samples of a shard under their new keys, each key once."""
+def _renamed(task: RewriteTask) -> Iterator[tuple[Place, Sample]]:
+    """Yield the samples of a shard under their new keys, each key once, with their places."""
     first: dict[str, Place] = {}
     for sample in _samples(task):
+        place = sample.get("__shard__", task.path), sample.get("__index__", -1)
         key = sample.get("__key__") if task.rename is None else task.rename(dict(sample))
         if not isinstance(key, str) or not key:
             raise RewriteError(
-                f'{urls.redact(task.path)}: expected samples with a text under "__key__", found '
-                f"{key!r:.80}; a map has to keep the key or return a new one"
+                f'{place_text(place)}: expected a sample with a text under "__key__", found '
+                f"{key!r:.80}; keep the key or return a new one"
             )
-        place = sample.get("__shard__", ""), sample.get("__index__", -1)
         if first.setdefault(key, place) is not place:
             raise repeated_key_error(key, first[key], place)
         # The bytes of a field that nobody decoded, and any other value as it is.
-        yield {"__key__": key} | {
+        fields = {
             name: value.getvalue() if isinstance(value, BytesIO) else value
             for name, value in sample.items()
             if not name.startswith("__")
         }
+        if not fields:
+            raise RewriteError(
+                f'{place_text(place)}: sample "{key}": expected at least one field to write, found '
+                "none; choose fields that all samples have, or leave this one out"
+            )
+        yield place, {"__key__": key} | fields
 
 
 def _samples(task: RewriteTask) -> Iterator[Mapping[str, Any]]:
@@ -123,19 +150,11 @@ def _samples(task: RewriteTask) -> Iterator[Mapping[str, Any]]:
     width = max(1, min(_MAX_BATCH, _BATCH_NBYTES // mean_nbytes))
     for start in range(0, length, width):
         for found in task.samples.__getitems__(list(range(start, min(start + width, length)))):
-            for sample in _listed(found):
+            for sample in listed(found):
                 if not isinstance(sample, Mapping):
                     raise RewriteError(
-                        f"{urls.redact(task.path)}: expected a map to return a sample, None or "
-                        f"several samples, found {type(sample).__name__} {sample!r:.80}"
+                        f"{urls.redact(task.path)}: expected on_error, or a dataset of another "
+                        "class, to return a sample, None or several samples, found "
+                        f"{type(sample).__name__} {sample!r:.80}"
                     )
                 yield sample
-
-
-def _listed(found: Any) -> Iterable[Any]:
-    """Return what was read as a list of samples."""
-    if found is None:
-        return ()
-    if isinstance(found, Mapping) or not isinstance(found, Iterable):
-        return (found,)
-    return found
