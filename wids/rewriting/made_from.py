@@ -6,10 +6,15 @@ same in another process. Calls nothing and reads no sample.
 
 from __future__ import annotations
 
+import hashlib
+import pickle
 from functools import partial
+from operator import itemgetter
 from types import CodeType, FunctionType, MethodType
 from typing import Any
+from uuid import uuid4
 
+_ARRAY_METHODS = ("__array__", "__array_interface__", "__arrow_c_stream__", "__arrow_c_array__")
 _SIMPLE = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 
 
@@ -19,8 +24,10 @@ def described(value: Any) -> str:
     A function is described by its name, its code with the code inside it, its constants, the names
     that it uses, its defaults, and the simple values and functions of its closure; a ``partial`` by
     its function and arguments. Another object by its class, the code of its ``__call__``, its
-    attributes that are functions, or simple values if it can be called, and its ``repr`` where its
-    class has one.
+    attributes that are functions, or simple values, tuples and arrays if it can be called, and its
+    ``repr`` where its class has one. Arrays, tensors, tables, pictures, and others whose ``repr``
+    is shortened, are described by a digest of what they hold; one that cannot be pickled equals
+    nothing, not even itself in a later call.
     """
     return _text(value, ())
 
@@ -49,7 +56,26 @@ def _parts(value: Any) -> tuple[Any, ...]:
         return value.__func__, value.__self__
     if isinstance(value, partial):
         return value.func, _settings(value.args), _settings(value.keywords)
-    return _of_object(value)
+    return (_digest(value),) if _is_array(value) else _of_object(value)
+
+
+def _is_array(value: Any) -> bool:
+    """Whether the ``repr`` of a value shows few of its numbers, and few of their digits."""
+    kind = type(value)
+    return kind is memoryview or any(hasattr(kind, name) for name in _ARRAY_METHODS)
+
+
+def _digest(value: Any) -> str:
+    """Return the digest of what an object holds."""
+    if isinstance(value, memoryview):
+        value = value.tobytes()
+    try:
+        if hasattr(value, "detach"):  # the pickle of a tensor has an address in it
+            value = str(value.dtype), value.detach().cpu().numpy()
+        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except Exception:  # noqa: BLE001 - whatever its class raises
+        return uuid4().hex
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _settings(value: Any) -> Any:
@@ -76,12 +102,19 @@ def _of_object(value: Any) -> tuple[Any, ...]:
     call = next((vars(k)["__call__"] for k in kind.__mro__ if "__call__" in vars(k)), None)
     held = vars(value).items() if hasattr(value, "__dict__") else ()
     # Those of a callable are its settings; an executor or a session in a closure has a state.
-    compared = (FunctionType, MethodType, *(_SIMPLE if call is not None else ()))
-    attributes = tuple(sorted((n, v) for n, v in held if isinstance(v, compared)))
+    functions, settings = (FunctionType, MethodType), (*_SIMPLE, tuple, frozenset)
+    attributes = tuple(
+        (name, value)
+        for name, value in sorted(held, key=itemgetter(0))
+        if isinstance(value, functions)
+        or (call is not None and (isinstance(value, settings) or _is_array(value)))
+    )
     parts = (_name(kind), call if isinstance(call, FunctionType) else None, attributes)
     # Containers may collect what a run has done, and an address says nothing.
     text = "" if isinstance(value, list | dict | set) else repr(value)
-    return parts if " at 0x" in text else (*parts, text)
+    if " at 0x" in text:
+        return parts
+    return (*parts, _digest(value) if "..." in text or "…" in text else text)
 
 
 def _name(value: Any) -> str:
