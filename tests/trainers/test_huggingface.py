@@ -79,3 +79,48 @@ def test_batches_of_buckets_are_trained_on_as_they_are(tmp_path: Path) -> None:
             expected += list(reference)
         assert job.model.seen == expected
         assert own.epoch == 1
+
+
+def test_an_epoch_that_is_stopped_is_not_repeated(tmp_path: Path) -> None:
+    """After a callback has ended an epoch early, the next one has its own order."""
+    need(importlib.util.find_spec("transformers"), "pip install transformers")
+    from transformers import TrainerCallback
+
+    class Stop(TrainerCallback):
+        """Ends the first epoch after its second step."""
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+            control.should_epoch_stop = state.global_step == 2
+
+    with wids.ShardListDataset(write_shards(tmp_path, [9, 7])) as dataset:
+        inputs = dataset.map(lambda sample: {"index": sample["__index__"]})
+        sampler = wids.ChunkedSampler(dataset)
+        job = trainer(tmp_path, inputs, sampler, callbacks=[Stop()])
+        job.train()
+        assert sampler.epoch == 1
+
+        reference, expected = wids.ChunkedSampler(dataset), []
+        for epoch, count in ((0, 8), (1, 16)):
+            reference.set_epoch(epoch)
+            order = list(reference)[:count]
+            expected += [order[at : at + 4] for at in range(0, count, 4)]
+        assert job.model.seen == expected
+
+
+@pytest.mark.parametrize("steps", [3, 10**7])
+def test_the_epoch_of_the_last_steps_of_an_epoch(steps: int) -> None:
+    """A checkpoint one step before the end of an epoch, of however many, belongs to that epoch."""
+    need(importlib.util.find_spec("transformers"), "pip install transformers")
+    from transformers import TrainerState
+
+    from wids.trainers.huggingface import _SetEpoch
+
+    sampler = wids.ChunkedSampler(range(8))
+    for epoch in (0, 1, 10**6):
+        for done, expected in ((steps - 1, epoch), (steps, epoch + 1)):
+            # As the trainer computes it.
+            state = TrainerState(epoch=epoch + done / steps)
+            callback = _SetEpoch(sampler)
+            callback.on_train_begin(None, state, None)
+            callback.on_epoch_begin(None, state, None)
+            assert sampler.epoch == expected

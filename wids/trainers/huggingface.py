@@ -89,8 +89,13 @@ class _SetEpoch(TrainerCallback):
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
+        self._epoch: int | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        self._epoch = None
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        # A fraction after a resume in the middle of an epoch; at its end the sum of fractions is
-        # whole but for rounding.
-        self._sampler.set_epoch(int(state.epoch + 1e-6))
+        # The first is that of the checkpoint, whose fraction stands for its steps; it is whole at
+        # the end of an epoch, exactly. Then they are counted: one that is stopped ends at less.
+        self._epoch = int(state.epoch or 0) if self._epoch is None else self._epoch + 1
+        self._sampler.set_epoch(self._epoch)
