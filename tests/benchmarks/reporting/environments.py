@@ -139,6 +139,8 @@ def variables(contestant: Contestant, folder: Path) -> dict[str, str]:
         "HOME": str(folder),
     }
     settings.pop("PYTHONPATH", None)
+    # pip compiles what it installs; this checkout is compiled when it is first imported.
+    settings.pop("PYTHONDONTWRITEBYTECODE", None)
     if contestant.environment == "wids":
         settings["PYTHONPATH"] = str(ROOT)
     return settings
