@@ -19,7 +19,7 @@ import numpy.typing as npt
 from wids.cache.store import Cache, Localname
 from wids.composition import ComposableDataset
 from wids.errors import WidsError
-from wids.looking import notebook
+from wids.looking.in_notebooks import show_samples_in_notebooks
 from wids.mapstyle import join_torch
 from wids.opening.cache_settings import cache_folder, cache_limits, placed_names
 from wids.opening.options import Access, ReadOptions, Verify, field_set
@@ -206,7 +206,7 @@ class ShardListDataset(ComposableDataset):
         self._positions: Positions = range(len(self.reader))
         self._epoch = SharedEpoch()
         # A notebook that has a dataset has samples to show, and importing wids changes nothing.
-        notebook.show_samples_in_notebooks()
+        show_samples_in_notebooks()
 
     @property
     def on_error(self) -> OnError | Policy | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from wids.cache.store import Cache
 from wids.looking import notebook
+from wids.looking.in_notebooks import show_samples_in_notebooks
 from wids.looking.notebook import Gallery
 from wids.looking.preview import num_affordable
 from wids.opening.cache_settings import cache_folder, cache_limits
@@ -89,7 +90,7 @@ def peek(
     store = Cache(folder, fetcher, limits=limits)
     glimpses = Glimpses(spec, store, ReadOptions("range", key_split=key_split))
     steps = as_transformations(transformations, allow_pickle=allow_pickle)
-    notebook.show_samples_in_notebooks()
+    show_samples_in_notebooks()
     number = position(shard, len(spec.shards), "shards")
     return Peek(glimpses, number, steps, create_command=create_command(shards, spec))
 

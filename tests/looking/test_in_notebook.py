@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from looks import write
 from loopback import Server
 
 import wids
-from wids.looking import notebook
+from wids.looking import in_notebooks
 
 
 @pytest.fixture(scope="module")
@@ -136,5 +137,5 @@ def test_ipython_shows_samples_and_no_other_dicts(
             assert "looks" in shell.display_formatter.format(dataset)[0]["text/html"]
     finally:
         interactive.InteractiveShell.clear_instance()
-    monkeypatch.setitem(notebook.sys.modules, "IPython", None)
-    notebook.show_samples_in_notebooks()
+    monkeypatch.setitem(sys.modules, "IPython", None)
+    in_notebooks.show_samples_in_notebooks()

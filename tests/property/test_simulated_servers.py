@@ -21,7 +21,7 @@ import pytest
 import urllib3
 
 from wids.errors import WidsError
-from wids.transport import retry, schemes
+from wids.transport import http, retry
 from wids.transport.download import Expected
 from wids.transport.fetch import Fetcher
 from wids.transport.http import Http
@@ -192,12 +192,7 @@ class OpenedFile(Body):
 def fetcher_of(site: Site, monkeypatch: pytest.MonkeyPatch) -> Fetcher:
     """Return a fetcher of the site, which is HTTP or what a handler opens."""
     if site.random.random() < 0.8:
-        # The table of schemes is how a transport is added.
-        monkeypatch.setitem(
-            schemes.TRANSPORTS,  # type: ignore[arg-type]
-            "http",
-            lambda *_: SimulatedHttp(site),
-        )
+        monkeypatch.setattr(http, "transport_for", lambda *_: SimulatedHttp(site))
         return Fetcher()
 
     def open_file(_: str) -> IO[bytes]:

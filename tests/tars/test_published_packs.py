@@ -11,7 +11,7 @@ import pytest
 from conftest import raises, sample_members, write_shards, write_tar
 
 from wids import ShardFormatError, ShardListDataset, build_spec, load_spec
-from wids.tars import index
+from wids.tars import scan
 
 
 def stored(folder: Path) -> list[Path]:
@@ -34,7 +34,7 @@ def test_pack_replaces_scans(
     """With a pack nothing is scanned or stored, and missing counts are known (INDEX-5)."""
     with ShardListDataset(packed) as dataset:
         expected = list(dataset)
-    monkeypatch.setattr(index, "scan", None)
+    monkeypatch.setattr(scan, "scan", None)
     document = json.loads(packed.read_text())
     for entry in document["shardlist"]:
         del entry["nsamples"]

@@ -14,7 +14,7 @@ from loopback import Server
 
 import wids
 from wids.looking.field_stats import compute_field_stats
-from wids.opening import packs
+from wids.opening import pack_files
 from wids.tars.archive import TarMembers
 from wids.tars.index import build_index, index_tar
 from wids.tars.pack import key_hash, parse_header
@@ -115,7 +115,7 @@ def test_datasets_read_large_packs_by_range(
     has_ranges: bool, server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sample and a key of a remote dataset, without fetching its pack, if the server can."""
-    monkeypatch.setattr(packs, "_LARGE_PACK_NBYTES", 1000)
+    monkeypatch.setattr(pack_files, "_LARGE_PACK_NBYTES", 1000)
     for path in folder.iterdir():
         ranges = has_ranges or path.suffix != ".index"
         server.page(f"/{path.name}", path.read_bytes(), has_ranges=ranges)
@@ -137,7 +137,7 @@ def test_a_first_page_costs_megabytes_whatever_the_size(server: Server, tmp_path
     with (tmp_path / "big.index").open("w+b") as file:
         write_pack(file, ((name, len(shard), known) for name in names))
     pack = (tmp_path / "big.index").read_bytes()
-    assert len(pack) > packs._LARGE_PACK_NBYTES
+    assert len(pack) > pack_files._LARGE_PACK_NBYTES
     entries = [{"url": n, "nsamples": 2000, "filesize": len(shard)} for n in names]
     server.page("/big.json", {"shardlist": entries, "index": "big.index", "name": "big"})
     server.page("/big.index", pack)

@@ -12,7 +12,7 @@ import pytest
 from conftest import sample_members, settle, write_tar
 
 from wids import Shard, ShardListDataset
-from wids.tars import index, index_file
+from wids.tars import index_file, scan
 from wids.tars.index import ShardIndex, TarIdentity, index_tar
 
 
@@ -32,7 +32,7 @@ def test_index_is_made_once(
     """The second dataset does not scan, and has the same samples (INDEX-1)."""
     with ShardListDataset(shard_path) as dataset:
         expected = list(dataset[:7])
-    monkeypatch.setattr(index, "scan", None)
+    monkeypatch.setattr(scan, "scan", None)
 
     with ShardListDataset(shard_path) as dataset:
         assert list(dataset[:7]) == expected

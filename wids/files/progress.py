@@ -6,7 +6,6 @@ a job, and not in a DataLoader's workers. This module knows nothing of what is i
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import time
@@ -142,6 +141,8 @@ def is_wanted(wanted: bool | None) -> bool:
     stated = os.environ.get("WIDS_PROGRESS")
     if stated:
         return stated.lower() not in ("0", "false", "no", "off")
+    import multiprocessing  # 7 ms, for those only who may see a bar
+
     is_first = os.environ.get("LOCAL_RANK", "0") == "0"  # torchrun sets it
     is_worker = multiprocessing.parent_process() is not None
     return is_first and not is_worker and (_is_terminal() or _is_notebook())

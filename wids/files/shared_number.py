@@ -6,8 +6,6 @@ Does not know what is counted.
 from __future__ import annotations
 
 import os
-from multiprocessing import context
-from multiprocessing.sharedctypes import RawArray
 from typing import Any, Final
 
 _NUM_SLOTS: Final = 509
@@ -31,6 +29,8 @@ class SharedNumber:
     """
 
     def __init__(self, value: int = 0) -> None:
+        from multiprocessing.sharedctypes import RawArray  # 9 ms, and few datasets share a number
+
         self._slots = RawArray("q", _NUM_SLOTS)
         self._slots[0] = value
 
@@ -48,6 +48,8 @@ class SharedNumber:
         self._slots[:] = [value] + [0] * (_NUM_SLOTS - 1)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocessing import context
+
         # multiprocessing can pass shared memory on only while it starts a process.
         if context.get_spawning_popen() is None:
             return SharedNumber, (self.value,)

@@ -1,13 +1,11 @@
 """A dataset → its summary, a gallery and its samples, as a notebook shows them.
 
-What is worth showing comes from `preview`, what it looks like from `html`. IPython is never
-imported here; it is used only if the process already runs it.
+What is worth showing comes from `preview`, what it looks like from `html`.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -15,7 +13,7 @@ from typing import Any, Final
 from wids.errors import WidsError
 from wids.files.sizes import count_text, nbytes_text
 from wids.looking.field_stats import FieldStats
-from wids.looking.html import dataset_html, gallery_html, sample_html
+from wids.looking.html import dataset_html, gallery_html
 from wids.looking.preview import (
     MAX_SHARDS,
     Browsable,
@@ -277,36 +275,3 @@ def _amount(num_local: int, num_checked: int, total: int) -> str:
         return "all shards" if num_local else "no shards"
     approximate = "about " if num_checked < total else ""
     return approximate + count_text(num_local * total // num_checked, "shard")
-
-
-def show_samples_in_notebooks() -> None:
-    """Register a formatter with IPython that shows dicts that are samples as HTML.
-
-    Other dicts look as before. Each dataset calls this when it is made; outside IPython it does
-    nothing.
-    """
-    # Not imported: a program without a notebook should not pay for IPython.
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    if shell is not None:
-        formatter = shell.display_formatter.formatters["text/html"]
-        previous = formatter.lookup_by_type(dict) if dict in formatter else None
-        # Each dataset calls this; formatters must not wrap each other again and again.
-        if not isinstance(previous, _SampleFormatter):
-            formatter.for_type(dict, _SampleFormatter(previous))
-
-
-class _SampleFormatter:
-    """Formats dicts that are samples, and leaves others to the previous formatter."""
-
-    def __init__(self, previous: Callable[[Any], str | None] | None) -> None:
-        self._previous = previous
-
-    def __call__(self, value: dict[Any, Any]) -> str | None:
-        if "__key__" in value and "__shardindex__" in value:
-            return sample_html(value)
-        if self._previous is not None:
-            return self._previous(value)
-        # IPython no longer asks a subclass of dict for its own HTML, so this formatter does.
-        own_html = getattr(value, "_repr_html_", None)
-        return own_html() if callable(own_html) else None

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
 from functools import partial
-from typing import IO, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from wids.cache.names import RemoteFile, copy_path, local_index_path
 from wids.cache.saving import is_settled, save_quietly
@@ -23,7 +23,6 @@ from wids.cache.store import BackgroundFetch, Cache, CachedCopy, Prepare
 from wids.errors import FetchError, MismatchError, ShardFormatError, WidsError, local_error
 from wids.opening.options import ReadOptions
 from wids.opening.packs import Packs
-from wids.opening.range_shard import RemoteShard
 from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars import index_file
 from wids.tars.index import ShardIndex, TarIdentity, index_tar
@@ -32,6 +31,9 @@ from wids.tars.readable_shard import ReadableShard
 from wids.tars.shard import FindIndex, Shard
 from wids.transport import urls
 from wids.transport.rewrite import rewritten
+
+if TYPE_CHECKING:
+    from wids.opening.range_shard import RemoteShard
 
 _ENOUGH: Final = 0.25
 """Part of a remote shard to read by range before all of it is fetched, with access="auto"."""
@@ -309,6 +311,8 @@ class ShardOpener:
         shard_index, nbytes = index_and_nbytes
         if self._options.verify == "never":
             shard_index = shard_index.without_payload_crcs()
+        from wids.opening.range_shard import RemoteShard
+
         shard = RemoteShard(
             urls.redact(shard_spec.url),
             shard_index,

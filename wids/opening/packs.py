@@ -1,7 +1,7 @@
 """The packs that a spec names → the index of a shard, before the shard is opened.
 
 A pack holds the indexes of many shards. A spec can name a pack for the whole dataset, and one for
-a single shard. This module finds packs, fetches them and keeps them open. A pack that is missing,
+a single shard. This module finds packs in a spec and keeps them open. A pack that is missing,
 damaged or outdated is ignored: an index can always be built from its tar. No shard is opened here.
 """
 
@@ -9,27 +9,18 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any
 
-from wids.cache.space import Space, StorageError
 from wids.cache.store import Cache
-from wids.errors import WidsError
-from wids.opening.side_files import versioned_file
 from wids.specs.model import DatasetSpec
 from wids.tars.index import ShardIndex
 from wids.tars.names import KeySplit
-from wids.tars.pack import Pack, load_pack
-from wids.tars.range_pack import RangePack
 from wids.transport import urls
-from wids.transport.fetch import Fetcher
-from wids.transport.range_reader import RangeError
 from wids.transport.rewrite import rewritten
 
-_LARGE_PACK_NBYTES: Final = 16_000_000
-"""Packs beyond this length are read by range instead of being fetched whole."""
+if TYPE_CHECKING:
+    from wids.tars.pack import Pack
 
 _logger = logging.getLogger("wids")
 
@@ -138,7 +129,10 @@ class Packs:
         """Return a pack, opened or fetched at its first use; None if it cannot be used."""
         if url in self._packs:
             return self._packs[url]
-        pack = self._opened(url)
+        from wids.opening.pack_files import open_pack  # packs and their look-ups: 2 ms
+
+        num_shards = len(self.shards) if url == self._dataset_url else 1
+        pack = open_pack(self._store, url, num_shards)
         if pack is None:
             _logger.info("%s: no index that can be used", urls.redact(url))
         # A mapped pack holds a descriptor: affordable for the dataset's pack, not for each shard's.
@@ -146,48 +140,7 @@ class Packs:
             self._packs[url] = pack
         return pack
 
-    def _opened(self, url: str) -> Pack | None:
-        place = rewritten(url)
-        num_shards = len(self.shards) if url == self._dataset_url else 1
-        if urls.is_local(place):
-            return load_pack(urls.local_path(place), None, num_shards)
-        fetcher = self._store.fetcher
-        try:
-            remote_file, nbytes = versioned_file(fetcher, url)
-            is_large = nbytes is not None and nbytes > _LARGE_PACK_NBYTES
-            if nbytes is not None and is_large and not self._store.find(remote_file):
-                with suppress(RangeError):  # a server without ranges: fetch the whole pack
-                    read_range = fetcher.range_reader(url, nbytes)
-                    return RangePack(read_range, nbytes, num_shards)
-            try:
-                copy = self._store.open(remote_file)
-            except StorageError as error:
-                _logger.warning("%s; using it without storing it", str(error))
-                return _load_unstored(fetcher, url, num_shards)
-        except (WidsError, OSError) as error:
-            _logger.warning("%s: %s; going on without it", urls.redact(url), str(error))
-            return None
-        except ValueError as error:  # it can be read, and is damaged or of another version
-            _logger.info("%s: %s", urls.redact(url), str(error))
-            return None
-        # The map made from the handle keeps the copy from being evicted.
-        return load_pack(copy.path, copy.handle, num_shards)
-
     def __getstate__(self) -> dict[str, Any]:
         # The copy of a remote pack may be evicted before this is unpickled.
         local = {url: pack for url, pack in self._packs.items() if urls.is_local(url)}
         return {**self.__dict__, "_packs": local}
-
-
-def _load_unstored(fetcher: Fetcher, url: str, num_shards: int) -> Pack | None:
-    """Fetch a pack into a temporary file without a name, which ends with its map.
-
-    Raises:
-        OSError: There is no space for it.
-        WidsError: It cannot be fetched.
-    """
-    with tempfile.TemporaryFile(prefix="wids-") as file:
-        space = Space(tempfile.gettempdir(), None, None, lambda _: None)
-        fetcher.save(url, file, report=space.cover)
-        file.seek(0)
-        return load_pack(urls.redact(url), os.dup(file.fileno()), num_shards)

@@ -106,11 +106,6 @@ class KeyLookup:
             "found none; make one for the dataset with `wids create`, or fetch the shard"
         )
 
-    def forget(self) -> None:
-        """Look at all shards again when a key is next wanted."""
-        self._known = None
-        self._believes_pack = True
-
     def _matches(self, key: str) -> Iterator[tuple[int, int | None]]:
         """Yield shards that may have a key, ascending, with its index there.
 

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,19 +22,19 @@ from wids.files.shared_number import SharedNumber
 from wids.files.sizes import count_text
 from wids.opening.opener import ShardOpener
 from wids.opening.options import ReadOptions
-from wids.opening.pool import ShardPool, default_size
+from wids.opening.pool import OpenShard, ShardPool, default_size
 from wids.opening.side_files import read_file
-from wids.reading.counting import count_samples
-from wids.reading.field_check import FieldCheck
-from wids.reading.key_lookup import KeyLookup
 from wids.reading.position_array import IntArray
 from wids.reading.positions import Positions, counts_per_shard, is_ascending
-from wids.sampling.fit import Limits
 from wids.specs.model import DatasetSpec
 from wids.tars.index import ShardIndex
 from wids.tars.readable_shard import ReadableShard
 from wids.tars.shard import Shard
 from wids.transport import urls
+
+if TYPE_CHECKING:
+    from wids.reading.key_lookup import KeyLookup
+    from wids.sampling.fit import Limits
 
 
 class ShardReader:
@@ -86,16 +86,13 @@ class ShardReader:
         self._options = options
         self._opener = ShardOpener(spec, store, options)
         limit_nbytes = store.limits.share_nbytes
-        open_shard = FieldCheck(self._opener, options.fields) if options.fields else self._opener
+        open_shard: OpenShard = self._opener
+        if options.fields:
+            from wids.reading.field_check import FieldCheck
+
+            open_shard = FieldCheck(self._opener, options.fields)
         self.pool = ShardPool(open_shard, options.lru_size or default_size(), limit_nbytes)
-        counts = count_samples(
-            self._opener,
-            # Through the pool, so that a dataset of few shards has them open afterwards.
-            lambda number: len(self.pool.get(number, local=self.fetches_for_many)),
-            store,
-            options,
-            progress,
-        )
+        counts = self._counts(progress)
         if sum(counts) >= 1 << 63:
             raise SpecError(f"{spec.name or 'the spec'}: its counts add up to 2**63 or more")
         self.edges: IntArray = np.concatenate(([0], np.cumsum(np.array(counts, np.int64))))
@@ -105,6 +102,22 @@ class ShardReader:
         samples = count_text(len(self), "sample")
         return f"<{type(self).__name__}: {samples}, {count_text(len(self.shards), 'shard')}>"
 
+    def _counts(self, progress: bool | None) -> list[int]:
+        """Return the number of samples of each shard, after counting those that are not stated."""
+        stated = [count for count in self._opener.counts if count is not None]
+        if len(stated) == len(self.shards):
+            return stated
+        from wids.reading.counting import count_samples  # with what asks servers: 1 ms
+
+        return count_samples(
+            self._opener,
+            # Through the pool, so that a dataset of few shards has them open afterwards.
+            lambda number: len(self.pool.get(number, local=self.fetches_for_many)),
+            self._store,
+            self._options,
+            progress,
+        )
+
     def _bind(self) -> None:
         """Set what every read of a sample looks up, in the form that is fastest to look up."""
         # Bisecting a list takes a third of the time that bisecting a memoryview takes.
@@ -112,7 +125,7 @@ class ShardReader:
         self.starts, self.ends = edges[:-1], edges[1:]
         # A method of this class around it would cost one more call for each sample.
         self.open = self.pool.get
-        self._keys = KeyLookup(self._opener, self.pool, self.edges)
+        self._keys: KeyLookup | None = None
 
     # Where samples are.
 
@@ -185,7 +198,7 @@ class ShardReader:
             FetchError: A shard has no index, and would have to be fetched to be searched.
         """
         if number is None:
-            yield from self._keys.find(key)
+            yield from self._key_lookup().find(key)
             return
         local_index = self.pool.get(number, local=False).find(key)
         if local_index >= 0:
@@ -220,7 +233,15 @@ class ShardReader:
             FetchError: The shard would have to be fetched.
             ShardFormatError, MismatchError: The shard is not what the spec says.
         """
-        return self._keys.index(number)
+        return self._key_lookup().index(number)
+
+    def _key_lookup(self) -> KeyLookup:
+        """Return the keys of the shards; what is known of them stays until `close`."""
+        if self._keys is None:  # two threads may both make one, and the later one stays
+            from wids.reading.key_lookup import KeyLookup
+
+            self._keys = KeyLookup(self._opener, self.pool, self.edges)
+        return self._keys
 
     def count_openings(self) -> SharedNumber:
         """Return how often a shard was opened, here and in processes that are started from now on.
@@ -307,6 +328,8 @@ class ShardReader:
             lengths: Number of its samples in each shard; a single number where its order does not
                 follow them, so that all shards are one.
         """
+        from wids.sampling.fit import Limits  # with the orders that samplers have: 4 ms
+
         cache_nbytes = None if self._store.limits.keep else self._store.limits.nbytes
         nbytes = np.zeros(len(self.shards))
         if cache_nbytes is None or not self.fetches_for_many:
@@ -352,7 +375,7 @@ class ShardReader:
     def close(self) -> None:
         """Release all open shards; the next read opens them again."""
         self.pool.close()
-        self._keys.forget()
+        self._keys = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Made again from the edges; and another process looks up keys for itself.

@@ -10,8 +10,6 @@ import math
 import re
 from typing import Final, NamedTuple
 
-from braceexpand import braceexpand
-
 from wids.errors import SpecError
 from wids.transport import urls
 
@@ -36,6 +34,8 @@ def expand(pattern: str) -> list[str]:
         return [pattern]
     try:
         _check(_size_of_pattern(pattern, 0), pattern)
+        from braceexpand import braceexpand  # most datasets have no pattern
+
         # A backslash is a character of a name here, and not an escape as in a shell.
         return list(braceexpand(pattern, escape=False))
     except ValueError as error:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from wids.errors import FetchError
 from wids.files.sizes import count_text
 from wids.tars.names import KeySplit
-from wids.transport import upload, urls
+from wids.transport import urls
 
 VERSION: Final = 1
 KIND: Final = "wids-shard-index-v1"
@@ -215,6 +215,8 @@ class DatasetSpec:
             ValueError: The URL cannot be written, or the spec names local files.
             UploadError: The upload failed.
         """
+        from wids.transport import upload
+
         target = upload.absolute(path)
         document = self.document(urls.parent(target))
         check_references(target, [shard.url for shard in self.shards], self.index)
@@ -243,6 +245,8 @@ def save_document(
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a JSON document atomically, to a path or URL; see `upload.publishing`."""
+    from wids.transport import upload  # readers of a spec, who are many more, never write one
+
     try:
         data = json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:  # names of files need not be UTF-8

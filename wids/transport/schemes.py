@@ -7,38 +7,37 @@ one with a function ``transport_for(options, scratch) -> Transport``, and add on
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeAlias
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Final
 
 from wids.files.sizes import nbytes_text
-from wids.transport import fsspec, http, local, pipe, urls
+from wids.transport import local, urls
 from wids.transport.listing import not_listable
 from wids.transport.local import Opener
 from wids.transport.options import from_environment
 from wids.transport.rewrite import rewritten
 from wids.transport.stream import Entry, Stream, Transport
 
-TransportFor: TypeAlias = Callable[[Mapping[str, Any], "str | None"], Transport]
-"""``(options, scratch) -> Transport``: from the caller's options for a URL, and the folder for
-temporary files (None for the system's)."""
-
 _logger = logging.getLogger("wids")
 
-TRANSPORTS: Final[Mapping[str, TransportFor]] = {
-    "": local.transport_for,
-    "file": local.transport_for,
-    "pipe": pipe.transport_for,
-    "http": http.transport_for,
-    "https": http.transport_for,
+TRANSPORTS: Final[Mapping[str, str]] = {
+    "": "local",
+    "file": "local",
+    "pipe": "pipe",
+    "http": "http",
+    "https": "http",
 }
-"""Schemes in lower case; ``""`` is a path. fsspec opens all others."""
+"""Schemes in lower case, ``""`` for a path, and the modules beside this one that have their
+transports: imported when a URL needs them, for a reader of local shards needs none. fsspec opens
+all others. ``transport_for`` takes the caller's options for a URL, and the folder for temporary
+files (None for the system's)."""
 
 
 class Transports:
     """The transports of one `Fetcher`, made when first needed; see there for the arguments.
 
-    Threads can share it. It can be pickled if the handlers can, since transports can be: their
-    factories are functions of modules.
+    Threads can share it. It can be pickled if the handlers can, since transports can be.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Transports:
         }
         self._scratch = scratch
         self._whole_file_servers: set[str] = set()
-        self._made: dict[tuple[TransportFor, str | None], Transport] = {}
+        self._made: dict[tuple[str, str | None], Transport] = {}
 
     def open(
         self, url: str, start: int = 0, stop: int | None = None, tag: str | None = None
@@ -114,6 +113,8 @@ class Transports:
             return local.entries(urls.local_path(target))
         is_callers = urls.scheme(target) in self._handlers
         transport = None if is_callers else self._transport(folder, target)
+        from wids.transport import fsspec
+
         if not isinstance(transport, fsspec.Fsspec):
             raise not_listable(folder)
         return transport.entries(target)
@@ -130,11 +131,12 @@ class Transports:
 
     def _transport(self, url: str, target: str) -> Transport:
         """Return the transport for a URL, which keeps its connections for the next one."""
-        transport_for = TRANSPORTS.get(urls.scheme(target), fsspec.transport_for)
+        module = TRANSPORTS.get(urls.scheme(target), "fsspec")
         prefix = matching_prefix(url, self._options)
-        key = (transport_for, prefix)
+        key = (module, prefix)
         if key not in self._made:
             options = {} if prefix is None else self._options.get(prefix, {})
+            transport_for = import_module(f"wids.transport.{module}").transport_for
             self._made[key] = transport_for(options, self._scratch)
         return self._made[key]
 

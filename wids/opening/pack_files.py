@@ -1,0 +1,76 @@
+"""The URL of a pack → the open pack: a local file, a copy in the cache, or one read by range.
+
+What it is the pack of is not known here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from contextlib import suppress
+from typing import Final
+
+from wids.cache.space import Space, StorageError
+from wids.cache.store import Cache
+from wids.errors import WidsError
+from wids.opening.side_files import versioned_file
+from wids.tars.pack import Pack, load_pack
+from wids.tars.range_pack import RangePack
+from wids.transport import urls
+from wids.transport.fetch import Fetcher
+from wids.transport.range_reader import RangeError
+from wids.transport.rewrite import rewritten
+
+_LARGE_PACK_NBYTES: Final = 16_000_000
+"""Packs beyond this length are read by range instead of being fetched whole."""
+
+_logger = logging.getLogger("wids")
+
+
+def open_pack(store: Cache, url: str, num_shards: int) -> Pack | None:
+    """Return the pack of a URL; None, with a line in the log, if it cannot be used.
+
+    Args:
+        store: Fetches and keeps remote packs.
+        url: Where the pack is.
+        num_shards: Number of shards that it should have.
+    """
+    place = rewritten(url)
+    if urls.is_local(place):
+        return load_pack(urls.local_path(place), None, num_shards)
+    fetcher = store.fetcher
+    try:
+        remote_file, nbytes = versioned_file(fetcher, url)
+        is_large = nbytes is not None and nbytes > _LARGE_PACK_NBYTES
+        if nbytes is not None and is_large and not store.find(remote_file):
+            with suppress(RangeError):  # a server without ranges: fetch the whole pack
+                read_range = fetcher.range_reader(url, nbytes)
+                return RangePack(read_range, nbytes, num_shards)
+        try:
+            copy = store.open(remote_file)
+        except StorageError as error:
+            _logger.warning("%s; using it without storing it", str(error))
+            return _load_unstored(fetcher, url, num_shards)
+    except (WidsError, OSError) as error:
+        _logger.warning("%s: %s; going on without it", urls.redact(url), str(error))
+        return None
+    except ValueError as error:  # it can be read, and is damaged or of another version
+        _logger.info("%s: %s", urls.redact(url), str(error))
+        return None
+    # The map made from the handle keeps the copy from being evicted.
+    return load_pack(copy.path, copy.handle, num_shards)
+
+
+def _load_unstored(fetcher: Fetcher, url: str, num_shards: int) -> Pack | None:
+    """Fetch a pack into a temporary file without a name, which ends with its map.
+
+    Raises:
+        OSError: There is no space for it.
+        WidsError: It cannot be fetched.
+    """
+    with tempfile.TemporaryFile(prefix="wids-") as file:
+        space = Space(tempfile.gettempdir(), None, None, lambda _: None)
+        fetcher.save(url, file, report=space.cover)
+        file.seek(0)
+        return load_pack(urls.redact(url), os.dup(file.fileno()), num_shards)
