@@ -15,14 +15,16 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from wids.describing.describe import ShardRecord
 from wids.errors import RewriteError, WidsError
+from wids.rewriting.copying_tar import CopyingTar
 from wids.rewriting.mapped import listed
 from wids.rewriting.plan import Place, Rename, place_text, repeated_key_error
+from wids.rewriting.stored import StoredView, stored_members
 from wids.transport import urls
 from wids.writing.members import member_encoder
 from wids.writing.new_shard import write_published
 from wids.writing.threaded_tar import ThreadedTar
 
-_BATCH_NBYTES: Final = 32 << 20
+_BATCH_NBYTES: Final = 8 << 20
 """About how many bytes of samples are read at a time."""
 _MAX_BATCH: Final = 1024
 
@@ -31,8 +33,8 @@ Sample: TypeAlias = Mapping[str, Any]
 _stored_members = member_encoder(False)  # noqa: FBT003 - as for TarWriter: bytes as they are
 
 
-class Readable(Protocol):
-    """What is asked of a view: its samples."""
+class Readable(StoredView, Protocol):
+    """What is asked of a view: its samples, and where they are stored."""
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -82,18 +84,32 @@ def rewrite_shard(
         RewriteError: Two samples have the same key, or a sample cannot be stored.
         WidsError: A sample cannot be read.
     """
-    samples = _renamed(task)
+    first: dict[str, Place] = {}
+    samples: Iterator[Any] = iter(_batches(task))
+    append: Callable[[CopyingTar, Any], object] = partial(_copy, task, first)
+    if task.is_mapped:
+        samples = chain.from_iterable(_renamed(task, batch, first) for batch in samples)
+        append = partial(_append, ThreadedTar.write)
     head = next(samples, None)
     if head is None:
         return ShardRecord(task.path, "first", None, 0, 0, None, b"", task.source)
-    write = ThreadedTar.write if task.is_mapped else _append_stored
     return write_published(
-        *(task, chain((head,), samples), partial(_append, write)),
-        writer_class=ThreadedTar,
+        *(task, chain((head,), samples), append),
+        writer_class=CopyingTar,
         is_new=is_new,
         storage_options=storage_options,
         advance=advance,
     )
+
+
+def _copy(task: RewriteTask, first: dict[str, Place], writer: CopyingTar, batch: range) -> None:
+    """Append stored samples as they are, or, where that is not possible, one by one."""
+    if task.rename is None:
+        stored = stored_members(task.samples, batch.start, batch.stop)
+        if stored is not None and writer.append_stored(stored):
+            return
+    for sample in _renamed(task, batch, first):
+        _append(_append_stored, writer, sample)
 
 
 def _append(
@@ -116,10 +132,17 @@ def _append_stored(writer: ThreadedTar, sample: Sample) -> None:
     writer.append(*_stored_members(sample))
 
 
-def _renamed(task: RewriteTask) -> Iterator[tuple[Place, Sample]]:
-    """Yield the samples of a shard under their new keys, each key once, with their places."""
-    first: dict[str, Place] = {}
-    for sample in _samples(task):
+def _renamed(
+    task: RewriteTask, batch: range, first: dict[str, Place]
+) -> Iterator[tuple[Place, Sample]]:
+    """Yield samples under their new keys, each key once, with their places.
+
+    Args:
+        task: The shard.
+        batch: Which samples of it.
+        first: Where the keys so far come from.
+    """
+    for sample in _samples(task, batch):
         place = sample.get("__shard__", task.path), sample.get("__index__", -1)
         key = sample.get("__key__") if task.rename is None else task.rename(dict(sample))
         if not isinstance(key, str) or not key:
@@ -143,18 +166,22 @@ def _renamed(task: RewriteTask) -> Iterator[tuple[Place, Sample]]:
         yield place, {"__key__": key} | fields
 
 
-def _samples(task: RewriteTask) -> Iterator[Mapping[str, Any]]:
-    """Yield the samples of a shard, a batch at a time."""
+def _batches(task: RewriteTask) -> Iterator[range]:
+    """Yield the samples of a shard, some at a time."""
     length = len(task.samples)
     mean_nbytes = max(task.nbytes // max(length, 1), 1)
     width = max(1, min(_MAX_BATCH, _BATCH_NBYTES // mean_nbytes))
     for start in range(0, length, width):
-        for found in task.samples.__getitems__(list(range(start, min(start + width, length)))):
-            for sample in listed(found):
-                if not isinstance(sample, Mapping):
-                    raise RewriteError(
-                        f"{urls.redact(task.path)}: expected on_error, or a dataset of another "
-                        "class, to return a sample, None or several samples, found "
-                        f"{type(sample).__name__} {sample!r:.80}"
-                    )
-                yield sample
+        yield range(start, min(start + width, length))
+
+
+def _samples(task: RewriteTask, batch: range) -> Iterator[Sample]:
+    for found in task.samples.__getitems__(list(batch)):
+        for sample in listed(found):
+            if not isinstance(sample, Mapping):
+                raise RewriteError(
+                    f"{urls.redact(task.path)}: expected on_error, or a dataset of another class, "
+                    "to return a sample, None or several samples, found "
+                    f"{type(sample).__name__} {sample!r:.80}"
+                )
+            yield sample

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from wids.files.checksums import fastest_crc32
-from wids.tars.archive import TarMembers
+from wids.tars.archive import IntArray, TarMembers
 from wids.tars.index import ShardIndex, build_index
 
 
@@ -35,6 +35,20 @@ class MemberLog:
         """
         self._names.append(name)
         self._places.extend((start, start + len(header), nbytes, self._crc32(header), crc))
+
+    def extend(
+        self,
+        names: list[bytes],
+        starts: IntArray,
+        head_nbytes: int,
+        sizes: IntArray,
+        head_crcs: list[int],
+        crcs: list[int],
+    ) -> None:
+        """Note several members, as `add` does, whose headers have one length."""
+        self._names += names
+        places = np.stack((starts, starts + head_nbytes, sizes, head_crcs, crcs), 1)
+        self._places.frombytes(places.astype(np.int64).tobytes())
 
     def index(self) -> ShardIndex:
         """Return the index of all members, with checksums."""

@@ -231,6 +231,36 @@ class Shard:
                 raise changed_payload_error(self.path, index.member_name(int(members[at])))
         return values
 
+    def views(self, members: IntArray, local_indices: Sequence[int]) -> list[memoryview]:
+        """Return the bytes of members in the file itself; they stay valid, and keep it mapped.
+
+        Args:
+            members: Members of the index, in any order.
+            local_indices: The samples that they belong to.
+
+        Raises:
+            ShardFormatError: The file or its index has changed.
+        """
+        self.check()
+        index, view = self.index, self._view
+        if self._is_large:
+            self.hint(local_indices)
+        bodies = index.blocks[members].astype(np.int64) * BLOCK_NBYTES
+        if len(index.head_crcs):
+            heads = (bodies - index.head_blocks[members].astype(np.int64) * BLOCK_NBYTES).tolist()
+            headers = [view[start:stop] for start, stop in zip(heads, bodies.tolist(), strict=True)]
+            start_s, crc32 = monotonic(), fastest_crc32()
+            crc32(headers[0])
+            # A slow read came from the disk, so the rest is requested at once.
+            if monotonic() - start_s > _COLD_READ_S and not self._is_large:
+                self.hint(local_indices)
+            crcs = list(map(crc32, headers))
+            for at in np.flatnonzero(index.head_crcs[members] != np.array(crcs))[:1]:
+                field = index.fields[index.field_ids[members[at]]]
+                raise changed_header_error(self.path, heads[at], field)
+        stops = (bodies + index.sizes[members].astype(np.int64)).tolist()
+        return [view[start:stop] for start, stop in zip(bodies.tolist(), stops, strict=True)]
+
     def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
         """Return bytes of one field, from a start to a stop; fewer where the field ends.
 

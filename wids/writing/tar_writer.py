@@ -30,7 +30,7 @@ _BLOCK: Final = tarfile.BLOCKSIZE
 _ZEROS: Final = bytes(_BLOCK)
 _NAME_NBYTES: Final = 100  # in a header without extensions
 _JOINED_NBYTES: Final = 32 << 10
-_MAX_OCTAL_NBYTES: Final = 8**11  # larger members need another form of header
+MAX_OCTAL_NBYTES: Final = 8**11  # larger members need another form of header
 
 
 class TarWriter:
@@ -166,7 +166,7 @@ class TarWriter:
             nbytes += len(self._header(name, len(data))) + len(data) + -len(data) % _BLOCK
         return finished_nbytes(nbytes)
 
-    def _put(self, data: bytes) -> None:
+    def _put(self, data: bytes | memoryview) -> None:
         self._stream.write(data)
         self._digest.update(data)
         self.nbytes += len(data)
@@ -280,7 +280,7 @@ def header_function(mode: int, user: str, group: str, mtime: float) -> Callable[
 
 def fits_one_block(name: str, nbytes: int) -> bool:
     """Whether the header of a member is one block, if its owner and its time need no more."""
-    return len(name) <= _NAME_NBYTES and name.isascii() and nbytes < _MAX_OCTAL_NBYTES
+    return len(name) <= _NAME_NBYTES and name.isascii() and nbytes < MAX_OCTAL_NBYTES
 
 
 def finished_nbytes(nbytes: int) -> int:

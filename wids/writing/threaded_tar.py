@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 
 from wids.writing.tar_writer import TarWriter
 
-_PIECE_NBYTES: Final = 1 << 20
+PIECE_NBYTES: Final = 1 << 20
 """How much is written and hashed at a time. Large enough that the thread that does it seldom waits
 for the interpreter, small enough to stay in the processor's cache."""
 
@@ -44,12 +44,12 @@ class ThreadedTar(TarWriter):
     ) -> None:
         self._thread = thread
         self._advance = advance
-        self._buffer, self._other = (memoryview(bytearray(_PIECE_NBYTES)) for _ in range(2))
+        self._buffer, self._other = (memoryview(bytearray(PIECE_NBYTES)) for _ in range(2))
         self._end = 0  # of what is in the buffer
         self._stored: Future[None] | None = None
         super().__init__(target, is_new=is_new, storage_options=storage_options)
 
-    def _put(self, data: bytes) -> None:
+    def _put(self, data: bytes | memoryview) -> None:
         end, limit = self._end + len(data), len(self._buffer)
         if end <= limit:
             self._buffer[self._end : end] = data
