@@ -191,7 +191,15 @@ def test_transformations_are_applied_in_order(dataset: ShardListDataset) -> None
     [
         ({"transformations": "jax"}, ValueError, "transformations: expected a list"),
         ({"transformations": [], "allow_pickle": True}, ValueError, "wids.Decoder(allow_pickle"),
-        ({"transformations": [3]}, TypeError, "transformations: expected callables, found 3"),
+        ({"transformations": [3]}, TypeError, "transformations: expected a callable"),
+        (
+            {"transformations": 3},
+            TypeError,
+            "transformations: expected a list of callables, found 3",
+        ),
+        ({"fields": 3}, TypeError, "fields: expected a list of fields, found 3"),
+        ({"fields": [3]}, TypeError, "fields: expected names of fields as texts, found [3]"),
+        ({"lru_size": "9"}, ValueError, "lru_size: expected at least 1, found '9'"),
         ({"raw": "text"}, ValueError, 'raw: expected "stream", "bytes" or "view", found \'text\''),
         ({"lru_size": 0}, ValueError, "lru_size: expected at least 1, found 0"),
         ({"key_split": "x"}, ValueError, "key_split: expected"),
@@ -203,6 +211,37 @@ def test_bad_arguments_are_refused(
     """The error for a wrong argument says what the argument could be."""
     with raises(kind, message):
         ShardListDataset(train, **arguments)[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda d: d.get_by_key(3), TypeError, "key: expected a text, found int 3"),
+        (lambda d: d.find_key(None), TypeError, "key: expected a text, found NoneType None"),
+        (lambda d: d.get_by_key("a", shard=0.5), ValueError, "shard: expected an integer"),
+        (lambda d: d.fetch_shard("a"), KeyError, "a: no such shard in"),
+        (lambda d: d.fetch_shard(99), IndexError, "shard 99 is out of range for"),
+        (
+            lambda d: d.map(3),
+            TypeError,
+            "function: expected a callable that takes a sample, found 3",
+        ),
+        (lambda d: d.add_transform("PIL"), TypeError, "transformation: expected a callable"),
+        (lambda d: d.split(3), ValueError, "parts: expected fractions or counts, found 3"),
+        (lambda d: d.set_epoch("x"), ValueError, "epoch: expected an integer of at least 0"),
+        (lambda d: d.table(3), TypeError, "columns: expected a dict or a list of paths, found int"),
+        (lambda d: d.show(seed="x"), ValueError, "seed: expected an integer, found 'x'"),
+        (lambda d: d.show(where=3), TypeError, "where: expected a callable that takes a sample"),
+        (lambda d: d.show("a"), ValueError, "num_samples: expected an integer of at least 0"),
+        (lambda d: d.show(-1), ValueError, "num_samples: expected an integer of at least 0"),
+    ],
+)
+def test_errors_of_methods_name_the_argument(
+    dataset: ShardListDataset, call: Any, kind: type[Exception], message: str
+) -> None:
+    """So they say what was expected and what was found."""
+    with raises(kind, message):
+        call(dataset)
 
 
 # Shards and counts

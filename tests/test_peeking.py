@@ -63,10 +63,14 @@ def test_other_shards(server: Server, pattern: str) -> None:
     assert samples.shard(-1).number == 1
     assert (samples.num_shards, len(server.log)) == (2, 2)
     for number in (2, -3):
-        with raises(IndexError, "shards"):
+        with raises(IndexError, f"shard: expected a number from -2 to 1, found {number}"):
             samples.shard(number)
-        with raises(IndexError, "shards"):
+        with raises(IndexError, f"shard: expected a number from -2 to 1, found {number}"):
             wids.peek(pattern, number)
+    with raises(TypeError, "shard: expected a number from -2 to 1, found 'a'"):
+        samples.shard("a")  # type: ignore[arg-type]
+    with raises(TypeError, "<Peek 'train'", "expected an index, found str 'a'"):
+        samples["a"]  # type: ignore[index]
     assert repr(samples) == "<Peek 'train': the beginning of shard 1 of 2>"
 
 

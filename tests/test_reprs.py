@@ -124,6 +124,14 @@ def test_datasets_name_their_fields(tmp_path: Path) -> None:
         wids.ShardListDataset(path, fields=["txt"]) as texts,
     ):
         assert repr(dataset.join(texts)) == f"{start}20 samples, 3 shards, fields .cls .txt>"
+    captions = {f"s{n:05d}": f"a {n}" for n in range(20)}
+    for fields in (["cls"], None):  # once from its list of fields, once from an open shard
+        with wids.ShardListDataset(path, fields=fields, transformations=None) as dataset:
+            joined = dataset.join(captions, prefix="caption")
+            joined[0]
+            assert ".cls .caption>" in repr(joined)
+            assert [*joined.fields][-1] == ".caption"
+            assert len(set(joined.fields)) == len(joined.fields)
     assert repr(dataset.reader) == "<ShardReader: 20 samples, 3 shards>"
     remote = wids.ShardListDataset([("http://127.0.0.1:9/a-000000.tar", 5)])
     assert remote.fields == []

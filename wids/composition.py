@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from wids.contents import DatasetContents
 from wids.reading.positions import Positions, select
-from wids.views.transformations import Transformation
+from wids.views.transformations import Transformation, checked
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,6 +74,7 @@ class ComposableDataset(DatasetContents):
             >>> noisy[2] == noisy[2]
             True
         """
+        checked(function, "function")
         if seed is not None:
             from wids.views.augmentation import Augmentation
 
@@ -145,8 +146,11 @@ class ComposableDataset(DatasetContents):
         Example:
             >>> dataset.set_epoch(1)
         """
-        self._epoch.set(epoch)
-        self.reader.set_epoch(epoch)
+        from wids.sampling.arguments import at_least
+
+        number = at_least(0, epoch, "epoch")
+        self._epoch.set(number)
+        self.reader.set_epoch(number)
 
     # Other data by key.
 

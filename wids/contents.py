@@ -175,6 +175,8 @@ class DatasetContents(MapStyleDataset):
         )
 
     def _find(self, key: str, shard: int | str | None) -> int:
+        if not isinstance(key, str):
+            raise TypeError(f"key: expected a text, found {type(key).__name__} {key!r:.80}")
         number = None if shard is None else self._number(shard)
         for position in self.reader.find(key, number):
             index = index_of(self._positions, position)
@@ -188,8 +190,11 @@ class DatasetContents(MapStyleDataset):
     def _number(self, shard: int | str) -> int:
         """Return the number of a shard that is named by number or URL."""
         if not isinstance(shard, str):
-            if 0 <= shard < len(self.spec.shards):
-                return shard
+            from wids.sampling.arguments import at_least
+
+            number = at_least(0, shard, "shard")
+            if number < len(self.spec.shards):
+                return number
             raise IndexError(f"shard {shard} is out of range for {self!r}")
         for number, shard_spec in enumerate(self.spec.shards):
             if shard_spec.url == shard:

@@ -41,7 +41,7 @@ from wids.transport.local import Opener
 from wids.transport.range_reader import RangeError
 from wids.views.augmentation import SharedEpoch
 from wids.views.failures import Failed, Failures, Policy, as_failures
-from wids.views.transformations import Transformation, as_transformations, locate_error
+from wids.views.transformations import Transformation, as_transformations, checked, locate_error
 
 Sample: TypeAlias = dict[str, Any]
 OnError: TypeAlias = Callable[[WidsError], Any]
@@ -363,7 +363,7 @@ class ShardListDataset(ComposableDataset):
         Example:
             >>> dataset.fetch_shard(0)  # does nothing, as this shard is local
         """
-        self.reader.fetch(number)
+        self.reader.fetch(self._number(number))
 
     def add_transform(self, transformation: Transformation) -> ShardListDataset:
         """Append a transformation to this dataset itself, and return it; `map` returns a view.
@@ -372,7 +372,7 @@ class ShardListDataset(ComposableDataset):
             >>> dataset[:].add_transform(lambda sample: sample[".cls"])[2]
             2
         """
-        self.transformations.append(transformation)
+        self.transformations.append(checked(transformation, "transformation"))
         return self
 
     def close(self) -> None:

@@ -32,12 +32,24 @@ _SHAPES: Final = ("circle", "square", "triangle", "cross")
 
 
 def write_dataset(folder: str) -> str:
-    """Write the demo's shards, index and spec into a folder; return the path of the spec."""
-    os.makedirs(folder, exist_ok=True)
+    """Write the demo's shards, index and spec into a folder; return the path of the spec.
+
+    Raises:
+        OSError: The folder cannot be made or written to.
+    """
     pattern = os.path.join(folder, "shapes-%06d.tar")
-    with ShardWriter(pattern, maxcount=SAMPLES_PER_SHARD, if_exists="replace") as writer:
-        for number in range(NUM_SHARDS * SAMPLES_PER_SHARD):
-            writer.write(_sample(number))
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with ShardWriter(pattern, maxcount=SAMPLES_PER_SHARD, if_exists="replace") as writer:
+            for number in range(NUM_SHARDS * SAMPLES_PER_SHARD):
+                writer.write(_sample(number))
+    except OSError as error:
+        if error.strerror is None:  # one that says it all
+            raise
+        raise OSError(
+            f"{folder or repr(folder)}: expected a folder to write a dataset to, found one that "
+            f"cannot be made or written to ({error.strerror}); name another folder"
+        ) from error
     return os.path.join(folder, "shapes.json")
 
 

@@ -27,6 +27,16 @@ from __future__ import annotations
 import os
 
 
+def message_of(error: BaseException) -> str:
+    """Return what an error says, without what Python adds to it: quotes, the number of an error."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename or repr('')}: {error.strerror}"
+    # str() of a KeyError is the repr() of its message.
+    text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+    # A name alone, as that of a key which a dict lacks, would say nothing.
+    return text if " " in text else f"an unexpected error: {type(error).__name__} {text!r}"
+
+
 def printable(text: str) -> str:
     """Return text on one line, with escapes for the characters that a terminal would obey."""
     if text.isprintable():

@@ -91,8 +91,17 @@ def peek(
     glimpses = Glimpses(spec, store, ReadOptions("range", key_split=key_split))
     steps = as_transformations(transformations, allow_pickle=allow_pickle)
     show_samples_in_notebooks()
-    number = position(shard, len(spec.shards), "shards")
+    number = _shard_number(shard, len(spec.shards))
     return Peek(glimpses, number, steps, create_command=create_command(shards, spec))
+
+
+def _shard_number(number: int, count: int) -> int:
+    """Return the number of a shard counted from the start; a negative one counts from the end."""
+    try:
+        return range(count)[number]
+    except (IndexError, TypeError) as error:
+        text = f"shard: expected a number from {-count} to {count - 1}, found {number!r:.80}"
+        raise type(error)(text) from None
 
 
 def create_command(shards: Shards, spec: DatasetSpec) -> str:
@@ -183,7 +192,7 @@ class Peek:
             3
         """
         other = copy(self)
-        other._turn_to(position(number, self.num_shards, "shards"))  # noqa: SLF001 - its class
+        other._turn_to(_shard_number(number, self.num_shards))  # noqa: SLF001 - its class
         return other
 
     def make_index(self) -> None:

@@ -18,7 +18,7 @@ from looks import HOSTILE, browsing, picture, search, write
 from loopback import Server
 
 import wids
-from wids.browsing.answers import STATIC_ROUTES
+from wids.browsing.answers import STATIC_ROUTES, error_answer
 from wids.browsing.server import Browser, allowed_hosts
 from wids.fields.encode import encode
 
@@ -314,8 +314,24 @@ def test_wrong_addresses_are_answered(path: str, spec: Path) -> None:
     with browsing(spec) as client:
         status, _, body = client.get(path)
         assert status == 404
-        assert json.loads(body)["error"]
+        error = json.loads(body)["error"]
+        assert " " in error
+        assert "int()" not in error
         assert client.get("about")[0] == 200
+
+
+def test_errors_are_sentences() -> None:
+    """Those that only Python words say that they are unexpected, and of which type."""
+    cases = [
+        (KeyError("x"), 404, "an unexpected error: KeyError 'x'"),
+        (KeyError("no such field"), 404, "no such field"),
+        (IndexError(), 404, "an unexpected error: IndexError ''"),
+        (AttributeError("x is y"), 500, "this could not be shown: x is y"),
+        (FileNotFoundError(2, "No such file", "a.tar"), 502, "a.tar: No such file"),
+    ]
+    for error, status, text in cases:
+        found, _, body = error_answer(error, "sample/3")
+        assert (found, json.loads(body)["error"]) == (status, text)
 
 
 def test_odd_requests(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:

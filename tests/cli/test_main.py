@@ -69,9 +69,40 @@ def test_errors_of_the_library_are_one_line(
 
 
 def test_folder_that_cannot_be_written_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """An error of the operating system is one line too."""
-    assert cli.main(["demo", "/proc/nothing"]) == 1
-    assert capsys.readouterr().err.startswith("wids: [Errno ")
+    """An error of the operating system is one line too, which names what was expected."""
+    for folder in ("/proc/nothing", "/proc", "/dev/null/x", ""):
+        assert cli.main(["demo", folder]) == 1
+        error = capsys.readouterr().err
+        assert f"wids: {folder or repr('')}: expected a folder to write a dataset to" in error
+        assert "Errno" not in error
+        assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["info", "create", "sample", "verify", "update", "table", "rewrite", "browse", "prefetch"],
+)
+def test_an_empty_name_is_not_the_current_folder(
+    command: str, train: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable of the shell that is not set is an error, and no dataset (SPEC-24)."""
+    monkeypatch.chdir(train.parent)
+    others = {
+        "create": ["-o", "x.json"],
+        "rewrite": ["out/x"],
+        "table": ["-c", ".cls", "-o", "x.parquet"],
+    }
+    status, out, err = run(command, "", *others.get(command, []))
+    assert (status, out) == (1, "")
+    assert "expected a path, URL or pattern, found an empty text" in err
+    assert not [path for path in train.parent.iterdir() if path.name.startswith(("x", "out"))]
+
+
+@pytest.mark.parametrize("arguments", [["cache", "show", ""], ["pack", "", "-o", "x"]])
+def test_empty_names_of_other_things(arguments: list[str]) -> None:
+    """So are those of a spec whose copies are shown, and of a folder to pack (SPEC-24)."""
+    status, out, err = run(*arguments)
+    assert (status, out, "found an empty text" in err) == (1, "", True)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -194,6 +194,8 @@ def test_places_without_lock_files(tmp_path: Path, path: Path) -> None:
     link = tmp_path / "link.lock"
     link.symlink_to(tmp_path / "target")
     assert held(link) is None
+    if os.path.isdir("/proc"):
+        assert held(Path("/proc/new.lock")) is None
     assert not (tmp_path / "target").exists()
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from importlib import resources
 from typing import Any, Final, Protocol
 
-from wids.errors import WidsError, printable
+from wids.errors import WidsError, message_of, printable
 
 _logger = logging.getLogger("wids")
 
@@ -72,12 +73,29 @@ def json_answer(value: Any) -> Answer:
 
 def error_answer(error: Exception, path: str) -> tuple[int, str, bytes]:
     """Return the answer to a request that failed, for a path."""
+    text = message_of(error)
     if isinstance(error, WidsError | OSError | ModuleNotFoundError):
-        return _error(HTTPStatus.BAD_GATEWAY, str(error))
+        return _error(HTTPStatus.BAD_GATEWAY, text)
     if isinstance(error, ValueError | IndexError | KeyError):
-        return _error(HTTPStatus.NOT_FOUND, str(error.args[0]) if error.args else "not found")
+        return _error(HTTPStatus.NOT_FOUND, text)
     _logger.info("%s could not be shown", printable(path), exc_info=error)
-    return _error(HTTPStatus.INTERNAL_SERVER_ERROR, repr(error))
+    return _error(HTTPStatus.INTERNAL_SERVER_ERROR, f"this could not be shown: {text}")
+
+
+def number_in(query: Query, name: str, default: int) -> int:
+    """Return a number that an address states, or another one if it does not state it."""
+    return parsed_number(query.get(name, str(default)), name)
+
+
+def parsed_number(text: str, name: str) -> int:
+    """Return a number in an address.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if re.fullmatch("-?[0-9]{1,18}", text) is None:
+        raise ValueError(f"{name}: expected an integer, found {text!r:.40}")
+    return int(text)
 
 
 def _error(status: HTTPStatus, text: str) -> tuple[int, str, bytes]:

@@ -16,6 +16,8 @@ from wids.browsing.answers import (
     Query,
     Route,
     json_answer,
+    number_in,
+    parsed_number,
     routed,
 )
 from wids.browsing.questions import Questions
@@ -119,11 +121,11 @@ class Pages:
 
     def _samples(self, _: str, query: Query) -> Answer:
         """Answer with cards from a position on: of all samples, or of those that were found."""
-        start = max(int(query.get("start", "0")), 0)
-        count = min(max(int(query.get("count", "24")), 1), MAX_PAGE)
+        start = max(number_in(query, "start", 0), 0)
+        count = min(max(number_in(query, "count", 24), 1), MAX_PAGE)
         selection = self._questions.selection(query)
         indices = selection.page(start, count)
-        pixels = int(query.get("pixels", THUMBNAIL_PIXELS))
+        pixels = number_in(query, "pixels", THUMBNAIL_PIXELS)
         cards = preview.cards(
             self._dataset,
             indices,
@@ -203,7 +205,7 @@ class Pages:
             raise KeyError(f"sample {index} has no picture {field} to show")
         with self._dataset.only([field]) as selection:
             data = bytes(selection[index][field])
-        pixels = min(max(int(query.get("pixels", _MAX_ZOOM_PIXELS)), 32), _MAX_ZOOM_PIXELS)
+        pixels = min(max(number_in(query, "pixels", _MAX_ZOOM_PIXELS), 32), _MAX_ZOOM_PIXELS)
         picture = thumbnail(data, pixels)
         return 200, picture.media_type, picture.data
 
@@ -244,7 +246,7 @@ class Pages:
         return number, local_index, shard_index
 
     def _index(self, text: str) -> int:
-        index = int(text)
+        index = parsed_number(text, "sample")
         if not 0 <= index < len(self._dataset):
             raise IndexError(f"expected an index from 0 to {len(self._dataset) - 1}, found {index}")
         return index

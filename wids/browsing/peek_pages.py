@@ -17,6 +17,7 @@ from wids.browsing.answers import (
     Query,
     Route,
     json_answer,
+    number_in,
     routed,
 )
 from wids.browsing.conditions import parse_conditions
@@ -143,8 +144,8 @@ class PeekPages:
 
     def _samples(self, peek: Peekable, query: Query) -> Answer:
         """Answer with cards from a position on, as many as can be shown without reading much."""
-        start = max(int(query.get("start", "0")), 0)
-        count = min(max(int(query.get("count", "24")), 1), MAX_PAGE)
+        start = max(number_in(query, "start", 0), 0)
+        count = min(max(number_in(query, "count", 24), 1), MAX_PAGE)
         before = peek.num_read_nbytes
         peek.read_on(start + count)
         if _selects(query):

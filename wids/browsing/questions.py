@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from wids.browsing.answers import parsed_number
 from wids.browsing.conditions import Conditions, parse_conditions
 from wids.browsing.hits import ColumnTally, Hits
 from wids.browsing.page_columns import PageColumns
@@ -49,7 +50,7 @@ class Questions:
         found = None if not conditions else [] if scan is None else scan.visitor.found
         # As many as there are now: a scan may find more meanwhile.
         found = None if found is None else found[: len(found)]
-        return Selection(found, len(self._dataset), int(seed) if seed else None)
+        return Selection(found, len(self._dataset), parsed_number(seed, "seed") if seed else None)
 
     def search(self, query: dict[str, str]) -> dict[str, Any]:
         """Look for samples, or continue to; return what `hits` does."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
-from wids.errors import printable
+from wids.errors import message_of, printable
 from wids.fields.codecs import IMAGE_EXTENSIONS, extension
 from wids.files.sizes import nbytes_text
 from wids.looking.html import data_url, escaped, field_html, media_type
@@ -68,7 +68,7 @@ def _body(field: str, data: bytes | None, link: str, classes: Sequence[str]) -> 
         name = class_name(field, value_text(field, data), classes) if len(data) < 10 else ""
         return field_html(field, data) + (f" · {escaped(name)}" if name else "")
     except Exception as error:  # noqa: BLE001 - one odd field must not hide the others
-        text = shortened(printable(repr(error)), 300)
+        text = shortened(printable(f"cannot be shown: {message_of(error)}"), 300)
         return f'<span class="bad">{escaped(text)}</span>'
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import numpy as np
 
 from wids.browsing.rows import OpenRows, Rows, ShardRows
-from wids.errors import printable
+from wids.errors import message_of, printable
 from wids.looking.preview import Browsable
 
 _BLOCK: Final = 512
@@ -113,7 +113,7 @@ class Scan(Generic[AnyVisitor]):
         try:
             self._run(rows)
         except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
-            self.problem = printable(str(error) or repr(error))
+            self.problem = printable(message_of(error))
         finally:
             rows.close()
 

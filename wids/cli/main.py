@@ -73,16 +73,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _failed(error: Exception) -> int:
     """Print an error on one line and return the exit status."""
-    from wids.errors import printable
+    from wids.errors import message_of, printable
 
     if isinstance(error, BrokenPipeError):
         # The reader of standard output has closed it, as `head` does. Python would complain when
         # it flushes standard output at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    # str() of a KeyError is the repr() of its message.
-    text = error.args[0] if isinstance(error, KeyError) and error.args else error
-    print(f"wids: {printable(str(text))}", file=sys.stderr)
+    print(f"wids: {printable(message_of(error))}", file=sys.stderr)
     return 1
 
 

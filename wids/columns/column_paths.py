@@ -44,11 +44,12 @@ def parse_columns(columns: Columns) -> tuple[ColumnPath, ...]:
     """Return the paths of columns, in order.
 
     Raises:
-        TypeError: ``columns`` is one text, or has something else than texts in it.
+        TypeError: ``columns`` is one text or no list, or has something else than texts in it.
         ValueError: A name is taken, or repeated; or a path leads to no value of a column.
     """
-    if isinstance(columns, str):
-        raise TypeError(f"columns: expected a dict or a list of paths, found the text {columns!r}")
+    if isinstance(columns, str) or not isinstance(columns, Iterable):
+        kind = "the text" if isinstance(columns, str) else type(columns).__name__
+        raise TypeError(f"columns: expected a dict or a list of paths, found {kind} {columns!r}")
     named = columns.items() if isinstance(columns, Mapping) else [(p, p) for p in columns]
     paths = tuple(_parsed(name, text) for name, text in named)
     seen: set[str] = {INDEX, KEY}

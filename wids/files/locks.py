@@ -56,7 +56,8 @@ def lock_file(
     try:
         lock.acquire(timeout=timeout_s, poll_interval=_POLL_S, cancel_check=give_up)
     except Timeout:  # an OSError too, so it comes first
-        is_held = False
+        # In a folder that takes no files, filelock waits as for another process.
+        is_held = False if os.path.lexists(path) else None
     except OSError:  # ENOLCK, ENOSYS, a read-only folder, a symbolic link
         is_held = None
     try:

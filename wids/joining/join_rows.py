@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -143,7 +144,7 @@ class MappingRows:
 
     Attributes:
         mapping: The mapping, which must not change while datasets read it.
-        fields: The fields that its values have; only known where they had to be.
+        fields: The fields that its values have; those of the first one, where no more are needed.
     """
 
     mapping: Mapping[str, Any]
@@ -152,9 +153,9 @@ class MappingRows:
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any], *, with_fields: bool) -> MappingRows:
-        """Return the rows of a mapping; `with_fields` finds out which fields they have."""
+        """Return the rows of a mapping; `with_fields` finds out all fields that they have."""
         names: dict[str, None] = {}
-        for value in mapping.values() if with_fields else ():
+        for value in islice(mapping.values(), None if with_fields else 1):
             names.update(dict.fromkeys(value_fields(value)))
         return cls(mapping, list(names), list(mapping))
 

@@ -95,7 +95,8 @@ class JoinedReader(ShardReader):
 
     def field_names(self, stored: Sequence[str]) -> Sequence[str]:
         """Return the fields of shards, and those joined to them as far as they are known."""
-        return [*self._side.reader.field_names(stored), *self._part.fields()]
+        names = (*self._side.reader.field_names(stored), *self._part.fields())
+        return list(dict.fromkeys(names))  # `stored` may have those that are joined
 
     def identity(self, number: int) -> tuple[Any, ...]:
         """Return what changes when the keys of a shard do."""

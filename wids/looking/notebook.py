@@ -26,6 +26,7 @@ from wids.looking.preview import (
 )
 from wids.looking.shuffle import Shuffle
 from wids.looking.text import share_text
+from wids.sampling.arguments import at_least
 from wids.transport import urls
 
 _MAX_TESTED: Final = 1000
@@ -140,8 +141,11 @@ def gallery(
     where: Callable[[Any], Any] | None,
 ) -> Gallery:
     """Return a gallery of the first samples, of random ones, or of those a predicate accepts."""
+    num_samples = at_least(0, num_samples, "num_samples")
     shuffle = None if seed is None else Shuffle(len(dataset), seed)
-    return _Page(dataset, max(num_samples, 0), shuffle, where).gallery(0)
+    if where is not None and not callable(where):
+        raise TypeError(f"where: expected a callable that takes a sample, found {where!r:.80}")
+    return _Page(dataset, num_samples, shuffle, where).gallery(0)
 
 
 def _gallery(

@@ -43,7 +43,7 @@ def _known_fields(dataset: Any) -> list[str]:
                 return list(reader.index(number).fields)
         if spec.index is not None and urls.is_local(spec.index):
             index = reader.known_index(0)
-            return [] if index is None else list(index.fields)
+            return [] if index is None else list(reader.field_names(index.fields))
     return []
 
 

@@ -7,6 +7,7 @@ is for looking: that of epochs is in `wids.sampling.order`.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -26,9 +27,16 @@ class Shuffle:
     Args:
         num_samples: How many there are, at most 2**62.
         seed: Any integer.
+
+    Raises:
+        ValueError: The seed is something else.
     """
 
     def __init__(self, num_samples: int, seed: int) -> None:
+        try:
+            seed = operator.index(seed)
+        except TypeError:
+            raise ValueError(f"seed: expected an integer, found {seed!r:.80}") from None
         self._num_samples = np.uint64(num_samples)
         self._shift = np.uint64(max((max(num_samples - 1, 1).bit_length() + 1) // 2, 1))
         self._mask = (np.uint64(1) << self._shift) - np.uint64(1)

@@ -5,9 +5,10 @@ Wrong arguments are reported here, before anything is opened or fetched.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from numbers import Integral
+from typing import Any, Literal, get_args
 
 from wids.tars.names import KeySplit
 from wids.tars.samples import Raw, check_raw
@@ -49,8 +50,9 @@ class ReadOptions:
             )
         if self.verify not in get_args(Verify):
             raise ValueError(f'verify: expected "auto", "always" or "never", found {self.verify!r}')
-        if self.lru_size is not None and self.lru_size < 1:
-            raise ValueError(f"lru_size: expected at least 1, found {self.lru_size}")
+        size: Any = self.lru_size
+        if size is not None and not (isinstance(size, Integral) and int(size) >= 1):
+            raise ValueError(f"lru_size: expected at least 1, found {self.lru_size!r}")
 
     def only(self, fields: Collection[str] | None) -> ReadOptions:
         """Return the options that read these fields alone, as bytes, and never a whole shard.
@@ -70,11 +72,17 @@ def field_set(fields: Collection[str] | None) -> frozenset[str] | None:
     ``__key__`` and other labels are left out: every sample has them.
 
     Raises:
-        TypeError: ``fields`` is one text, which would be taken for a collection of letters.
+        TypeError: ``fields`` is one text, which would be taken for a collection of letters, or has
+            something else than texts in it.
     """
     if isinstance(fields, str):
         raise TypeError(f"fields: expected a list of fields, found the text {fields!r}")
     if fields is None:
         return None
+    if not isinstance(fields, Iterable):
+        raise TypeError(f"fields: expected a list of fields, found {fields!r:.80}")
+    fields = list(fields)
+    if not all(isinstance(name, str) for name in fields):
+        raise TypeError(f"fields: expected names of fields as texts, found {fields!r:.80}")
     names = (name for name in fields if not name.startswith("__"))
     return frozenset(name if name.startswith(".") else f".{name}" for name in names)

@@ -106,6 +106,10 @@ def list_folder(folder: str | os.PathLike[str]) -> Listing:
         raise PackError(
             f"{urls.redact(name)}: expected a local folder, found a URL; download the files first"
         )
+    if not name:
+        raise PackError(
+            'folder: expected the path of a folder, found an empty text; the current folder is "."'
+        )
     root = os.path.abspath(urls.local_path(name))
     if not os.path.isdir(root):
         raise _not_a_folder(name, root)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from wids.errors import NotFoundError
+from wids.errors import NotFoundError, SpecError
 from wids.specs.braces import expand
 from wids.transport import listing, urls
 from wids.transport.fetch import Fetcher
@@ -50,12 +50,17 @@ def resolve(name: str, join: Callable[[str], str], fetcher: Fetcher) -> list[Nam
         fetcher: Lists folders.
 
     Raises:
-        SpecError: The braces are unbalanced, or stand for too many names.
+        SpecError: A name is empty; or the braces are unbalanced or stand for too many names.
         NotFoundError: Wildcards match nothing, or a folder has no tars.
         FetchError: A folder cannot be listed.
     """
     found: list[Named | Folder] = []
     for part in expand(name):
+        if not part:  # as a reference, it would be the current folder
+            raise SpecError(
+                "shards: expected a path, URL or pattern, found an empty text; the current folder "
+                'is "."'
+            )
         url = join(part)
         # `join` removes the slash of a path, and a path is asked of the disk.
         if listing.is_pattern(url):

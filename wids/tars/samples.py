@@ -40,7 +40,12 @@ def position(local_index: int, length: int, name: str) -> int:
         length: Samples in the shard.
         name: How messages name the shard.
     """
-    at = operator.index(local_index)
+    try:
+        at = operator.index(local_index)
+    except TypeError:
+        kind = type(local_index).__name__
+        text = f"{name}: expected an index, found {kind} {local_index!r:.80}"
+        raise TypeError(printable(text)) from None
     if not -length <= at < length:
         text = f"{name}: index {local_index} is out of range for {length} samples"
         raise IndexError(printable(text))

@@ -6,7 +6,7 @@ Knows the number of samples in each shard, and nothing else of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -58,7 +58,7 @@ def part_counts(parts: Sequence[float], total: int) -> list[int]:
         ValueError: The parts are neither fractions that add up to 1, nor counts that add up to
             ``total``.
     """
-    given: list[Any] = list(parts)
+    given: list[Any] = list(parts) if isinstance(parts, Iterable) else []
     is_number = [
         isinstance(part, int | float | np.number) and not isinstance(part, bool) and part >= 0
         for part in given

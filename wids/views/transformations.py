@@ -5,7 +5,7 @@ Nothing here reads a sample or calls a transformation; `wids.dataset` does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 from wids.errors import SampleError, TransformError
@@ -16,6 +16,8 @@ Transformation: TypeAlias = Callable[[Any], Any]
 
 def as_transformations(given: Any, *, allow_pickle: bool) -> list[Transformation]:
     """Return the callables of a sample: a decoder for each name, and the caller's own."""
+    if given is not None and not isinstance(given, str | Iterable) and not callable(given):
+        raise TypeError(f"transformations: expected a list of callables, found {given!r:.80}")
     steps = [given] if isinstance(given, str) or callable(given) else list(given or ())
     # Silently ignored, the option would let the caller believe that pickles are decoded.
     if allow_pickle and not any(isinstance(step, str) for step in steps):
@@ -38,9 +40,18 @@ def _as_transformation(step: Any, *, allow_pickle: bool) -> Transformation:
                 f"transformations: expected a list of callables, None, or the name of what "
                 f"pictures become; {error}"
             ) from None
-    if not callable(step):
-        raise TypeError(f"transformations: expected callables, found {step!r:.80}")
-    transformation: Transformation = step
+    return checked(step, "transformations")
+
+
+def checked(function: Any, name: str) -> Transformation:
+    """Return an argument that has to be a callable of a sample.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if not callable(function):
+        raise TypeError(f"{name}: expected a callable that takes a sample, found {function!r:.80}")
+    transformation: Transformation = function
     return transformation
 
 
