@@ -477,8 +477,8 @@ class ShardListDataset(ComposableDataset):
         # A view may have one sample of each shard, so it reads as single samples do.
         return nullcontext() if self.is_view else self.reader.reading_many()
 
-    # The way of one sample. The same labels are set in two places, since a call for each sample
-    # would cost more than setting them does.
+    # The way of one sample. Its labels are set here, where a call for them would cost more than
+    # setting them does, and those of a batch by the shard.
 
     def _sample(self, position: int, number: int, local: bool, is_again: bool = False) -> Any:
         """Read, label and transform one sample.
@@ -522,13 +522,13 @@ class ShardListDataset(ComposableDataset):
     ) -> None:
         """Read, label and transform samples of one shard, into their places in a batch."""
         shard_spec, transformations = self.spec.shards[number], self.transformations
-        url, name = shard_spec.url, shard_spec.dataset or self.dataset_name
         start, local = reader.starts[number], reader.fetches_for_many
         verify = reader.verifies_decoded if transformations else reader.verifies_raw
         shard = None
         try:
             shard = reader.open(number, local)
-            samples = shard.read_many(local_indices, verify=verify)
+            labels = (start, shard_spec.url, shard_spec.dataset or self.dataset_name)
+            samples = shard.read_many(local_indices, verify=verify, labels=labels)
         except WidsError as error:  # names the shard
             for place, local_index in zip(places, local_indices, strict=True):
                 # One by one, so that only those that fail are replaced. A shard that cannot be
@@ -539,11 +539,7 @@ class ShardListDataset(ComposableDataset):
                     else self._sample(start + local_index, number, local)
                 )
             return
-        for place, local_index, sample in zip(places, local_indices, samples, strict=True):
-            sample["__index__"] = start + local_index
-            sample["__shard__"] = url
-            sample["__shardindex__"] = local_index
-            sample["__dataset__"] = name
+        for place, sample in zip(places, samples, strict=True):
             batch[place] = self.transformed(sample) if transformations else sample
 
     def transformed(self, sample: Any) -> Any:

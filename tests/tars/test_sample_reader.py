@@ -28,6 +28,13 @@ def samples_of(shard: Shard) -> list[dict[str, Any]]:
     """Read all samples one by one, and compare them with a batch of them."""
     single = [{k: content(v) for k, v in shard.read(i).items()} for i in range(len(shard))]
     batch = shard.read_many(range(len(shard)))
+    for start, name in ((5, "a"), (7, "b")):  # labels of the same shard in two datasets
+        labelled = shard.read_many(range(len(shard)), labels=(start, "s.tar", name))
+        for local_index, (sample, plain) in enumerate(zip(labelled, batch, strict=True)):
+            labels = (start + local_index, "s.tar", local_index, name)
+            assert [content(v) for v in sample.values()][len(plain) :] == list(labels)
+            names = ["__index__", "__shard__", "__shardindex__", "__dataset__"]
+            assert list(sample) == [*plain, *names]
     assert [{k: content(v) for k, v in sample.items()} for sample in batch] == single
     assert [list(sample) for sample in batch] == [list(sample) for sample in single]
     return single
@@ -90,15 +97,15 @@ def test_samples_after_a_slow_one_are_requested_together(
         shard.check()  # which replaces the function that reads, once
         hinted: list[list[int]] = []
         clock = [0.0]
-        read = shard._read
+        read = shard._read_several
 
-        def slow_read(local_index: int) -> dict[str, Any]:
-            clock[0] += 0 if local_index < num_warm else 1e-3
-            return read(local_index)
+        def slow_read(local_indices: Any, labels: Any) -> list[dict[str, Any]]:
+            clock[0] += 1e-3 * sum(local_index >= num_warm for local_index in local_indices)
+            return read(local_indices, labels)
 
         monkeypatch.setattr("wids.tars.shard.monotonic", lambda: clock[0])
         monkeypatch.setattr(shard, "_check_after_s", 1e9)
-        monkeypatch.setattr(shard, "_read", slow_read)
+        monkeypatch.setattr(shard, "_read_several", slow_read)
         monkeypatch.setattr(shard, "hint", lambda indices: hinted.append(list(indices)))
         samples = shard.read_many(range(400))
 

@@ -17,7 +17,7 @@ from wids.joining.join_sides import Fields, Side
 from wids.reading.reader import ShardReader
 from wids.tars.archive import IntArray
 from wids.tars.index import ShardIndex
-from wids.tars.samples import RawSample, missing_field_error, position
+from wids.tars.samples import Labels, RawSample, label, missing_field_error, position
 from wids.transport import urls
 
 
@@ -113,6 +113,7 @@ class JoinedShard:
         local_indices: Sequence[int],
         *,
         verify: bool = False,  # noqa: ARG002 - each side has a setting of its own
+        labels: Labels | None = None,
     ) -> list[RawSample]:
         """Return samples in the order of ``local_indices``.
 
@@ -128,7 +129,9 @@ class JoinedShard:
             start = self._reader.starts[number]
             positions = [start + local_index for local_index in local_indices]
             found = self._part.read(number, positions, keys, local=self._local)
-        return self._joined(local_indices, keys, samples, found)
+        joined = self._joined(local_indices, keys, samples, found)
+        label(joined, local_indices, labels)
+        return joined
 
     def _joined(
         self,

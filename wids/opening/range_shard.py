@@ -21,12 +21,14 @@ from wids.tars.archive import BLOCK_NBYTES, IntArray
 from wids.tars.index import ShardIndex
 from wids.tars.samples import (
     WRAP,
+    Labels,
     Raw,
     RawSample,
     ReadRange,
     changed_header_error,
     changed_index_error,
     changed_payload_error,
+    label,
     missing_field_error,
     position,
 )
@@ -116,6 +118,7 @@ class RemoteShard:
         local_indices: Sequence[int],
         *,
         verify: bool = True,  # noqa: ARG002 - all that comes over a network is compared
+        labels: Labels | None = None,
     ) -> list[RawSample]:
         """Return samples in the order of ``local_indices``; neighbors share a request.
 
@@ -128,7 +131,9 @@ class RemoteShard:
         members = {i: self._members_of(i) for i in local_indices}
         spans = _joined(sorted({self._span(m) for some in members.values() for m in some}))
         starts, views = [start for start, _ in spans], self._read_spans(spans)
-        return [self._sample(i, members[i], starts, views) for i in local_indices]
+        samples = [self._sample(i, members[i], starts, views) for i in local_indices]
+        label(samples, local_indices, labels)
+        return samples
 
     def read_members(
         self,

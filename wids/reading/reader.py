@@ -149,7 +149,7 @@ class ShardReader:
         order = np.argsort(positions, kind="stable")
         ascending = positions[order]
         numbers = np.searchsorted(self.edges[1:], ascending, side="right")
-        starts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist()]
+        starts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()]
         # Lists, since small slices of them cost a fraction of those of arrays.
         indices, local_indices = order.tolist(), (ascending - self.edges[numbers]).tolist()
         stops = [*starts[1:], len(indices)]

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from wids.tars.archive import IntArray
 from wids.tars.index import ShardIndex
-from wids.tars.samples import RawSample
+from wids.tars.samples import Labels, RawSample
 
 
 class ReadableShard(Protocol):
@@ -54,8 +54,20 @@ class ReadableShard(Protocol):
             ShardFormatError: A member is damaged, or the tar or its index has changed.
         """
 
-    def read_many(self, local_indices: Sequence[int], *, verify: bool = False) -> list[RawSample]:
-        """Return samples in the order of ``local_indices``; fastest where these ascend."""
+    def read_many(
+        self,
+        local_indices: Sequence[int],
+        *,
+        verify: bool = False,
+        labels: Labels | None = None,
+    ) -> list[RawSample]:
+        """Return samples in the order of ``local_indices``; fastest where these ascend.
+
+        Args:
+            local_indices: Their positions.
+            verify: As for `read`.
+            labels: What to add to each of them.
+        """
 
     def read_members(self, members: IntArray, *, verify: bool = False) -> list[bytes]:
         """Return the bytes of members of the index, which ascend.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal, TypeAlias
 
 from wids.errors import ShardFormatError, printable
@@ -15,6 +15,9 @@ from wids.errors import ShardFormatError, printable
 Raw = Literal["stream", "bytes", "view"]
 RawSample: TypeAlias = dict[str, Any]
 """The fields of a sample by their names with the leading dot, and its key under ``"__key__"``."""
+Labels: TypeAlias = tuple[int, str, str]
+"""What a dataset adds to the samples of a shard: the position of the first one in the dataset, path
+or URL of the shard, and the name of the dataset."""
 ReadRange: TypeAlias = Callable[[int, int], bytes]
 """Returns the bytes from a start to a stop."""
 
@@ -24,6 +27,18 @@ WRAP: Final[dict[str, Callable[[Any], Any] | None]] = {
     "stream": io.BytesIO,
 }
 """What turns the bytes or the view of a field into its form; None if they are that already."""
+
+
+def label(samples: list[RawSample], local_indices: Iterable[int], labels: Labels | None) -> None:
+    """Add labels, if there are any, to samples of these positions in their shard."""
+    if labels is None:
+        return
+    start, shard, dataset = labels
+    for local_index, sample in zip(local_indices, samples, strict=True):
+        sample["__index__"] = start + local_index
+        sample["__shard__"] = shard
+        sample["__shardindex__"] = local_index
+        sample["__dataset__"] = dataset
 
 
 def check_raw(raw: str) -> None:

@@ -25,8 +25,9 @@ from wids.tars.bulk_read import read_spans
 from wids.tars.index import ShardIndex, TarIdentity, index_tar
 from wids.tars.mapped_file import advise, map_file
 from wids.tars.names import KeySplit
-from wids.tars.sample_reader import LARGE_NBYTES, sample_reader, uniform_reader
+from wids.tars.sample_reader import LARGE_NBYTES, Readers, sample_reader, uniform_reader
 from wids.tars.samples import (
+    Labels,
     Raw,
     RawSample,
     changed_header_error,
@@ -127,9 +128,7 @@ class Shard:
         make = partial(
             sample_reader, self.path, self._map, self._view, self.index, self._fields, raw
         )
-        self._read = self._read_verified = make()
-        if len(self.index.payload_crcs):
-            self._read_verified = make(verify=True)
+        self._use(readers := make(), make(verify=True) if len(self.index.payload_crcs) else readers)
         self._raw: Raw = raw
         # On average: to hint at all samples of a batch then costs little beside copying them.
         self._is_large = self.nbytes > len(self.index) * LARGE_NBYTES
@@ -163,10 +162,19 @@ class Shard:
             self.check()
         return self._read_verified(local_index) if verify else self._read(local_index)
 
-    def read_many(self, local_indices: Sequence[int], *, verify: bool = False) -> list[RawSample]:
+    def read_many(
+        self,
+        local_indices: Sequence[int],
+        *,
+        verify: bool = False,
+        labels: Labels | None = None,
+    ) -> list[RawSample]:
         """Return samples, fastest in ascending order; cold ones are read from the disk together."""
-        self.check()
-        read = self._read_verified if verify else self._read
+        # What `check` compares, which itself takes twice as long as these two.
+        nbytes = self._map.size()
+        if self._is_fresh or nbytes != self.identity.nbytes or not self.index.is_intact():
+            self.check()
+        read = self._read_several_verified if verify else self._read_several
         samples: list[RawSample] = []
         start, stop = 0, 1
         if self._is_large:
@@ -174,7 +182,7 @@ class Shard:
             stop = len(local_indices)
         while start < len(local_indices):
             start_s = monotonic()
-            samples += [read(local_index) for local_index in local_indices[start:stop]]
+            samples += read(local_indices[start:stop], labels)
             # Slow reads came from the disk, so the rest is requested at once. Hints for warm
             # samples would cost as much as reading them, and so would a clock for each sample.
             if monotonic() - start_s > _COLD_READ_S + (stop - start) * _WARM_READ_S:
@@ -308,10 +316,15 @@ class Shard:
         # Not when the shard is opened: where many shards take turns, that would take a fifth of the
         # time of opening it and reading a sample.
         source = self._view if self._raw == "view" else self._map
-        read = uniform_reader(source, self.index, self._fields, self._raw)
-        if read is not None:
-            is_unverified = self._read_verified is self._read
-            self._read, self._read_verified = read, read if is_unverified else self._read_verified
+        readers = uniform_reader(source, self.index, self._fields, self._raw)
+        if readers is not None:
+            verified = Readers(self._read_verified, self._read_several_verified)
+            self._use(readers, readers if self._read_verified is self._read else verified)
+
+    def _use(self, readers: Readers, verified: Readers) -> None:
+        """Set the functions that read samples; attributes of their own are found soonest."""
+        self._read, self._read_several = readers
+        self._read_verified, self._read_several_verified = verified
 
     def close(self) -> None:
         """Release the file. Memoryviews that were handed out stay valid and keep it mapped."""
