@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import doctest
 import io
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import raises
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader, default_collate
 
@@ -26,6 +29,41 @@ def test_it_is_torchs_function_otherwise() -> None:
     assert (ours[".txt"], ours[".ten"].shape) == (torchs[".txt"], (3, 2))
     assert torch.equal(wids.collate([(1, 2), (3, 4)])[0], torch.tensor([1, 3]))
     assert wids.collate([]) == {}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_pictures_stay_in_the_order_of_their_pixels(num_workers: int) -> None:
+    """A batch of pictures has torch's shape and values, and is channels-last as they are."""
+    pixels = torch.arange(3 * 96 * 96 * 3, dtype=torch.float32).reshape(3, 96, 96, 3)
+    pictures = [{".jpg": picture.permute(2, 0, 1), ".cls": 1} for picture in pixels]
+    (batch,) = DataLoader(pictures, 3, num_workers=num_workers, collate_fn=wids.collate)  # type: ignore[arg-type]
+
+    assert torch.equal(batch[".jpg"], default_collate(pictures)[".jpg"])
+    assert batch[".jpg"].shape == (3, 3, 96, 96)
+    assert batch[".jpg"].is_contiguous(memory_format=torch.channels_last)
+    assert not batch[".jpg"].is_contiguous()
+
+
+@given(
+    shape=st.lists(st.integers(1, 4), min_size=1, max_size=5),
+    data=st.data(),
+    step=st.sampled_from([1, 2]),
+)
+def test_tensors_in_any_order_are_stacked_as_torch_does(
+    shape: list[int], data: st.DataObject, step: int
+) -> None:
+    """Permuted, sliced and expanded tensors become torch's batch, whatever each one is."""
+    tensors = []
+    for number in range(2):
+        order = data.draw(st.permutations(range(len(shape))))
+        stored = torch.arange(math.prod(shape) * step).reshape(
+            [shape[at] for at in order[:-1]] + [-1]
+        )
+        tensor = stored[..., ::step].permute([order.index(at) for at in range(len(shape))])
+        tensors.append(tensor + number if data.draw(st.booleans()) else tensor)
+    ours = wids.collate(tensors)
+    assert torch.equal(ours, default_collate(tensors))
+    assert torch.equal(wids.collate([tensors[0].expand(2, *shape)] * 2)[0][1], tensors[0])
 
 
 @pytest.mark.parametrize(
