@@ -70,6 +70,9 @@ def main() -> None:
             if options.checkpoints and step % options.save_every == 0:
                 save(accelerator, options.checkpoints, step)
         accelerator.print(f"epoch {epoch}: step {step}, loss {loss.item():.3f}")
+    # Until no thread of gloo still holds what it reduced: one that lets go of it while Python ends
+    # aborts the process.
+    accelerator.wait_for_everyone()
     accelerator.end_training()
 
 

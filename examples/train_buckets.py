@@ -100,6 +100,9 @@ def main() -> None:
                 save(options.checkpoint, network, optimizer, state, done)
         if rank == 0:
             print(f"epoch {epoch}: loss {loss.item():.3f}; {batches!r}", flush=True)
+    # Until no thread of gloo still holds what it reduced: one that lets go of it while Python ends
+    # aborts the process.
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -64,6 +64,7 @@ def main() -> None:
                 temporary = saved.with_suffix(".new")
                 temporary.write_text(json.dumps({"sampler": state, "step": step}))
                 os.replace(temporary, saved)
+    dist.barrier()  # as the examples do
     dist.destroy_process_group()
 
 
