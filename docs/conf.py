@@ -6,7 +6,8 @@ specifications and to examples by the same relative paths on the site and in the
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final
 
 import wids
 
@@ -68,6 +69,21 @@ html_theme_options = {
 }
 
 
+_PICTURE: Final = re.compile(
+    r'<picture>\s*<source media="\(prefers-color-scheme: dark\)" srcset="([^"]+)">\s*'
+    r'<img alt="([^"]+)" src="([^"]+)">\s*</picture>'
+)
+
+
+def _in_both_modes(app: Any, name: str, source: list[str]) -> None:  # noqa: ARG001 - an event
+    """Turn a ``<picture>``, as GitHub shows it, into an image for each mode of the theme.
+
+    The theme has a button for its modes, which ``<picture>`` would not follow, and Sphinx copies
+    only the files of images that it knows.
+    """
+    source[0] = _PICTURE.sub(r"![\2](\3){.only-light} ![\2](\1){.only-dark}", source[0])
+
+
 def _public(app: Any, env: Any, node: Any, text: Any) -> Any:
     """Link the full name of a public object, ``wids.errors.WidsError``, to ``wids.WidsError``."""
     name = node.get("reftarget", "").rpartition(".")[2]
@@ -79,5 +95,6 @@ def _public(app: Any, env: Any, node: Any, text: Any) -> Any:
 
 
 def setup(app: Any) -> None:
-    """Connect the handler of references that Sphinx itself does not find."""
+    """Connect what Sphinx itself does not do: pictures for both modes, names of public objects."""
+    app.connect("source-read", _in_both_modes)
     app.connect("missing-reference", _public)

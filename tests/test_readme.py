@@ -84,6 +84,11 @@ def test_links_lead_to_files(page: Path) -> None:
             assert (page.parent / path).exists(), link
 
 
+def test_pages_look_right_on_github_too() -> None:
+    """They have no attributes of images, which GitHub shows as text; the site needs none."""
+    assert [page.name for page in PAGES if "){." in page.read_text(encoding="utf-8")] == []
+
+
 def test_messages_on_the_page_of_errors_are_raised() -> None:
     """Each message in its tables is in the code, with anything in place of …."""
     texts = []

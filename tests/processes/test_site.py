@@ -69,6 +69,23 @@ def test_every_public_name_is_in_the_reference(pages: dict[Path, str]) -> None:
     assert [name for name in wids.__all__ if f'id="wids.{name}"' not in text] == []
 
 
+def test_pictures_follow_the_mode(site: Path, chromium: Any) -> None:  # noqa: F811 - the fixture
+    """Each ``<picture>`` shows the file of the system's colours, or of the mode that is chosen."""
+    shown = "[...document.querySelectorAll('img')].filter((i) => i.offsetWidth && i.src.endsWith"
+    shown += "('g')).map((i) => [i.complete && i.naturalWidth > 0, i.src.split(/[-.]/).at(-2)])"
+    for scheme in ("light", "dark"):
+        page = chromium.new_page(color_scheme=scheme)
+        for name in ("index", "looking", "performance"):
+            page.goto(f"file://{site}/docs/{name}.html")
+            page.wait_for_load_state()
+            assert [True, scheme] in page.evaluate(shown), name
+            for mode in ("dark", "light"):
+                page.evaluate(f"document.body.dataset.theme = '{mode}'")
+                found = [kind for _, kind in page.evaluate(shown)]
+                assert (mode in found, len({"light", "dark"} & {*found})) == (True, 1), name
+        page.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_pages_fit_the_window_and_load_nothing_else(
