@@ -66,6 +66,9 @@ def test_demo_shows_an_exact_epoch(tmp_path: Path) -> None:
         "    dataset = wids.ShardListDataset('wids-demo/shapes.json')",
     ):
         assert line in result.stdout.splitlines()
+    assert " at 0x" not in result.stdout
+    commands = [line for line in result.stdout.splitlines() if line.startswith("    wids ")]
+    assert (len(commands), len({line.index("#") for line in commands})) == (4, 1)
 
 
 @pytest.mark.long

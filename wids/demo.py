@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -87,7 +88,8 @@ def describe_sample(spec_path: str, index: int) -> str:
     with ShardListDataset(spec_path) as dataset:
         sample = dataset[index]
         lines = [f"dataset[{index}] of {len(dataset)}:"]
-    return "\n".join([*lines, *(f"  {name:14} {value!s:.90}" for name, value in sample.items())])
+    texts = {name: re.sub(" at 0x[0-9A-F]+>$", ">", str(value)) for name, value in sample.items()}
+    return "\n".join([*lines, *(f"  {name:14} {text:.90}" for name, text in texts.items())])
 
 
 @dataclass(frozen=True)

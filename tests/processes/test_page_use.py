@@ -282,6 +282,9 @@ def test_hits_are_marked_in_any_language(chromium: Any, tmp_path: Path) -> None:
             tab.page.wait_for_selector(f"#grid mark:text-is('{wanted[-1]}')")
             assert tab.page.locator("#grid mark").all_inner_texts() == wanted
             assert tab.page.inner_text("#grid a:nth-child(1)").startswith(texts[0])
+        tab.page.fill("#query", "bird")
+        tab.page.keyboard.press("Enter")
+        tab.page.wait_for_selector("#status:text-is('no samples match')")
         tab.page.close()
 
 

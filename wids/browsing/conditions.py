@@ -22,7 +22,9 @@ from wids.looking.field_stats import MAX_TEXT_NBYTES, is_text
 _WORD: Final = re.compile(r'"([^"]+)"|(\S+)')
 _MAX_WORDS: Final = 20
 _MAX_FILTERS: Final = 20
-_MAX_LABEL: Final = 200
+_MAX_LABEL: Final = 100
+_START: Final = 60
+_END: Final = 25
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,8 @@ def _parsed(item: dict[str, Any]) -> Filter:
 def label_of(value: Any) -> str | None:
     """Return a value as text that equal values share, and no others; None for nothing.
 
-    A long text is cut. Its length and a digest follow, which keep it apart from others that begin
-    alike.
+    A long text is represented by its beginning and its end, with its length and a digest, which
+    keep it apart from others that begin and end alike.
     """
     if value is None or isinstance(value, str):
         text = value
@@ -119,7 +121,7 @@ def label_of(value: Any) -> str | None:
     if text is None or len(text) <= _MAX_LABEL:
         return text
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-    return f"{text[:_MAX_LABEL]}… ({len(text):,} characters, {digest})"
+    return f"{text[:_START]}…{text[-_END:]} ({len(text):,} characters, {digest})"
 
 
 def is_number(value: Any) -> bool:

@@ -93,7 +93,7 @@ function rangeText(view, shown, found) {
 }
 
 function emptyText(view, canContinue) {
-  if (isSelective(view)) return "";
+  if (isSelective(view)) return element("hits-progress").hidden ? "no samples match" : ""; // or none so far
   return `no samples here${canContinue ? " yet; next reads on" : ""}`;
 }
 

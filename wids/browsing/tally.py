@@ -104,7 +104,7 @@ class Tally:
 
 def _number(label: str) -> float:
     """Return the number that a label states; one that is cut exceeds any float."""
-    digits, _, is_cut = label.partition("…")
+    digits, is_cut, _ = label.partition("…")
     return math.copysign(math.inf, float(digits)) if is_cut else float(label)
 
 

@@ -60,12 +60,16 @@ def run(options: argparse.Namespace) -> int:
 def _next_steps(spec_path: str) -> str:
     """Return what to do with the dataset, as commands and as Python."""
     spec = shlex.quote(spec_path)
+    commands = {
+        f"wids browse {spec}": "look at it in a browser",
+        f"wids info {spec}": "what is in it",
+        f"wids sample {spec} 123": "one sample, by number or key",
+        "wids pack FOLDER -o train": "shards of your own files",
+    }
+    width = max(map(len, commands))
+    lines = (f"    {command:{width}}  # {what}\n" for command, what in commands.items())
     return (
-        "\nNext:\n"
-        f"    wids browse {spec}          # look at it in a browser\n"
-        f"    wids info {spec}            # what is in it\n"
-        f"    wids sample {spec} 123      # one sample, by number or key\n"
-        "    wids pack FOLDER -o train    # shards of your own files\n"
+        f"\nNext:\n{''.join(lines)}"
         "\nIn Python:\n"
         "    import wids\n"
         f"    dataset = wids.ShardListDataset({spec_path!r})\n"
