@@ -243,6 +243,9 @@ def remote_first(data: dict[str, Any], url: str, cache: str, local: dict[str, An
     peer.first(described(local))
     peer.close()
     _import_torch()
+    # The imports of torch leave a full collection of 0.1 s due, which the next few thousand objects
+    # of any library would pay for.
+    gc.collect()
     start = clock()
     sample = peer.remote_first(made, url, cache)
     seconds = clock() - start
