@@ -146,7 +146,7 @@ class ComposableDataset(DatasetContents):
         Example:
             >>> dataset.set_epoch(1)
         """
-        from wids.sampling.arguments import at_least
+        from wids.sampling.arguments import at_least  # not for reading: decision 0057
 
         number = at_least(0, epoch, "epoch")
         self._epoch.set(number)

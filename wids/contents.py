@@ -190,7 +190,7 @@ class DatasetContents(MapStyleDataset):
     def _number(self, shard: int | str) -> int:
         """Return the number of a shard that is named by number or URL."""
         if not isinstance(shard, str):
-            from wids.sampling.arguments import at_least
+            from wids.sampling.arguments import at_least  # not for reading: decision 0057
 
             number = at_least(0, shard, "shard")
             if number < len(self.spec.shards):
