@@ -237,11 +237,12 @@ class ShardReader:
 
     def _key_lookup(self) -> KeyLookup:
         """Return the keys of the shards; what is known of them stays until `close`."""
-        if self._keys is None:  # two threads may both make one, and the later one stays
+        keys = self._keys  # once, since another thread may close the reader
+        if keys is None:  # two threads may both make one, and the later one stays
             from wids.reading.key_lookup import KeyLookup
 
-            self._keys = KeyLookup(self._opener, self.pool, self.edges)
-        return self._keys
+            keys = self._keys = KeyLookup(self._opener, self.pool, self.edges)
+        return keys
 
     def count_openings(self) -> SharedNumber:
         """Return how often a shard was opened, here and in processes that are started from now on.
