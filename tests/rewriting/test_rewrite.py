@@ -12,7 +12,6 @@ import sys
 import tarfile
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ import wids
 from wids import RewriteError, ShardListDataset, rewriting
 from wids.rewriting import rewrite as module
 from wids.rewriting.made_from import described
+from wids.rewriting.orders import Order
 from wids.rewriting.shard import RewriteTask, rewrite_shard
 
 
@@ -513,13 +513,13 @@ def test_errors_hide_passwords(tmp_path: Path) -> None:
         for found in (3, {".txt": "x"}):
             task = RewriteTask(
                 "s3://me:secret@host/x.tar",
-                [found],
+                Order(dataset.map(lambda _, found=found: found)).samples(0, 1),
                 None,
                 10,
-                "",  # type: ignore[arg-type]
+                "",
             )
             with pytest.raises(RewriteError) as caught:
-                rewrite_shard(replace(task, samples=dataset.map(lambda _, found=found: found)))
+                rewrite_shard(task)
             assert "secret" not in str(caught.value)
 
 

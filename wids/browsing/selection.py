@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wids.looking.shuffle import Shuffle
+from wids.sampling.shuffle import Shuffle
 
 
 class Place(NamedTuple):

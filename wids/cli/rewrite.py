@@ -98,16 +98,13 @@ def run(options: argparse.Namespace) -> int:
         storage_options=given,
     ) as dataset:
         view = dataset if options.where is None else _where(dataset, options.where)
-        if options.shuffle is not None:
-            from wids.sampling.chunks import permutation
-
-            view = view[permutation(len(view), options.shuffle)]
         job = prepare_rewrite(
             view,
             _pattern(options.output),
             *(options.maxcount, options.maxsize, function, None, options.name),
             resume=not options.restart,
             storage_options=given,
+            shuffle=options.shuffle,
         )
         shards = _written(job, options)
     _print_counts(shards, options)

@@ -24,9 +24,9 @@ from wids.looking.preview import (
     problems_of,
     sample_or_error,
 )
-from wids.looking.shuffle import Shuffle
 from wids.looking.text import share_text
 from wids.sampling.arguments import at_least
+from wids.sampling.shuffle import Shuffle
 from wids.transport import urls
 
 _MAX_TESTED: Final = 1000

@@ -105,6 +105,14 @@ class Packs:
             and pack.has_key(number, local_index, key, key_split)
         )
 
+    def release(self) -> None:
+        """Return the memory of what was read of mapped packs; see `LocalPack.release`."""
+        from wids.tars.pack import LocalPack
+
+        for pack in list(self._packs.values()):
+            if isinstance(pack, LocalPack):
+                pack.release()
+
     def _dataset_pack(self) -> Pack | None:
         return None if self._dataset_url is None else self._pack(self._dataset_url)
 

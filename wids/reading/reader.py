@@ -226,6 +226,10 @@ class ShardReader:
         shard = self.pool.peek(number)
         return self._opener.known_index(number) if shard is None else shard.index
 
+    def release_packs(self) -> None:
+        """Return the memory of the indexes that were read of packs; they are read again."""
+        self._opener.packs.release()
+
     def key_index(self, number: int) -> ShardIndex:
         """Return an index of a shard for its keys: of the open shard, or what would be opened.
 

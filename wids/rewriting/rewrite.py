@@ -25,6 +25,7 @@ from wids.reading.positions import Positions
 from wids.reading.reader import ShardReader
 from wids.rewriting.made_from import described
 from wids.rewriting.mapped import CheckedMap
+from wids.rewriting.orders import order_of
 from wids.rewriting.plan import Rename, plan_shards
 from wids.rewriting.shard import RewriteTask, rewrite_shard
 from wids.specs.model import DatasetSpec
@@ -180,20 +181,25 @@ def prepare_rewrite(
     *,
     resume: bool,
     storage_options: Mapping[str, Any] | None,
+    shuffle: int | None = None,
 ) -> RewriteJob:
-    """Decide what to write; the arguments are those of `wids.rewrite`."""
+    """Decide what to write.
+
+    The arguments are those of `wids.rewrite`, and the seed of a random order, or None. That order
+    is computed and not kept, so that it takes no memory for each sample.
+    """
     count, limit = _limits(maxcount, maxsize)
     output = Output.for_pattern(pattern, "rewriting", name=name, storage_options=storage_options)
     _check_not_input(dataset.spec, output)
     if map is None:
         _check_stored(dataset)
-    positions = np.asarray(dataset.positions, np.int64)
     source = dataset.undecoded()
     if map is not None:
         source = dataset.map(CheckedMap(map, needs_key=rename is None))
+    order = order_of(source, shuffle)
     cuts = plan_shards(
         dataset.reader,
-        positions,
+        order,
         maxcount=count,
         maxsize=limit,
         # What a map returns has keys of its own, which are compared when they are known.
@@ -207,10 +213,10 @@ def prepare_rewrite(
     tasks = [
         RewriteTask(
             output.names.path(number),
-            source[cut.start : cut.stop],
+            order.samples(cut.start, cut.stop),
             rename,
             cut.nbytes,
-            sources.digest(positions[cut.start : cut.stop]),
+            sources.digest(order.positions(cut.start, cut.stop)),
             map is not None,
         )
         for number, cut in enumerate(cuts)

@@ -17,6 +17,7 @@ from wids.describing.describe import ShardRecord
 from wids.errors import RewriteError, WidsError
 from wids.rewriting.copying_tar import CopyingTar
 from wids.rewriting.mapped import listed
+from wids.rewriting.orders import SomeSamples
 from wids.rewriting.plan import Place, Rename, place_text, repeated_key_error
 from wids.rewriting.stored import StoredView, stored_members
 from wids.transport import urls
@@ -58,7 +59,7 @@ class RewriteTask:
     """
 
     path: str
-    samples: Readable
+    samples: SomeSamples
     rename: Rename | None
     nbytes: int
     source: str
@@ -84,11 +85,12 @@ def rewrite_shard(
         RewriteError: Two samples have the same key, or a sample cannot be stored.
         WidsError: A sample cannot be read.
     """
+    view: Readable = task.samples.view()
     first: dict[str, Place] = {}
-    samples: Iterator[Any] = iter(_batches(task))
-    append: Callable[[CopyingTar, Any], object] = partial(_copy, task, first)
+    samples: Iterator[Any] = iter(_batches(task, len(view)))
+    append: Callable[[CopyingTar, Any], object] = partial(_copy, task, view, first)
     if task.is_mapped:
-        samples = chain.from_iterable(_renamed(task, batch, first) for batch in samples)
+        samples = chain.from_iterable(_renamed(task, view, batch, first) for batch in samples)
         append = partial(_append, ThreadedTar.write)
     head = next(samples, None)
     if head is None:
@@ -102,13 +104,15 @@ def rewrite_shard(
     )
 
 
-def _copy(task: RewriteTask, first: dict[str, Place], writer: CopyingTar, batch: range) -> None:
+def _copy(
+    task: RewriteTask, view: Readable, first: dict[str, Place], writer: CopyingTar, batch: range
+) -> None:
     """Append stored samples as they are, or, where that is not possible, one by one."""
     if task.rename is None:
-        stored = stored_members(task.samples, batch.start, batch.stop)
+        stored = stored_members(view, batch.start, batch.stop)
         if stored is not None and writer.append_stored(stored):
             return
-    for sample in _renamed(task, batch, first):
+    for sample in _renamed(task, view, batch, first):
         _append(_append_stored, writer, sample)
 
 
@@ -133,16 +137,17 @@ def _append_stored(writer: ThreadedTar, sample: Sample) -> None:
 
 
 def _renamed(
-    task: RewriteTask, batch: range, first: dict[str, Place]
+    task: RewriteTask, view: Readable, batch: range, first: dict[str, Place]
 ) -> Iterator[tuple[Place, Sample]]:
     """Yield samples under their new keys, each key once, with their places.
 
     Args:
         task: The shard.
-        batch: Which samples of it.
+        view: Its samples.
+        batch: Which of them.
         first: Where the keys so far come from.
     """
-    for sample in _samples(task, batch):
+    for sample in _samples(task.path, view, batch):
         place = sample.get("__shard__", task.path), sample.get("__index__", -1)
         key = sample.get("__key__") if task.rename is None else task.rename(dict(sample))
         if not isinstance(key, str) or not key:
@@ -166,21 +171,20 @@ def _renamed(
         yield place, {"__key__": key} | fields
 
 
-def _batches(task: RewriteTask) -> Iterator[range]:
+def _batches(task: RewriteTask, length: int) -> Iterator[range]:
     """Yield the samples of a shard, some at a time."""
-    length = len(task.samples)
     mean_nbytes = max(task.nbytes // max(length, 1), 1)
     width = max(1, min(_MAX_BATCH, _BATCH_NBYTES // mean_nbytes))
     for start in range(0, length, width):
         yield range(start, min(start + width, length))
 
 
-def _samples(task: RewriteTask, batch: range) -> Iterator[Sample]:
-    for found in task.samples.__getitems__(list(batch)):
+def _samples(path: str, view: Readable, batch: range) -> Iterator[Sample]:
+    for found in view.__getitems__(list(batch)):
         for sample in listed(found):
             if not isinstance(sample, Mapping):
                 raise RewriteError(
-                    f"{urls.redact(task.path)}: expected on_error, or a dataset of another class, "
+                    f"{urls.redact(path)}: expected on_error, or a dataset of another class, "
                     "to return a sample, None or several samples, found "
                     f"{type(sample).__name__} {sample!r:.80}"
                 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from wids.browsing.selection import Selection
-from wids.looking.shuffle import Shuffle
+from wids.sampling.shuffle import Shuffle
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 3, 4, 5, 16, 17, 1000, 4097])

@@ -2,7 +2,7 @@
 
 Positions and indices are turned into each other by a Feistel network over the next power of four;
 results beyond the number of samples are passed through it again until they are inside. This order
-is for looking: that of epochs is in `wids.sampling.order`.
+is for looking and rewriting: that of epochs is in `wids.sampling.order`.
 """
 
 from __future__ import annotations
@@ -47,6 +47,10 @@ class Shuffle:
         """Return the samples at some positions of the order."""
         found: list[int] = self._walk(positions, self._forward).tolist()
         return found
+
+    def between(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Return the samples at the positions ``start`` to ``stop``."""
+        return self._walk(np.arange(start, stop, dtype=np.uint64), self._forward).astype(np.int64)
 
     def positions(self, indices: Sequence[int] | Numbers) -> npt.NDArray[np.int64]:
         """Return where samples are in the order."""
