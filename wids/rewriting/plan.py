@@ -38,7 +38,7 @@ of all shards, whose indexes are looked up once for each window."""
 _SPARSE: Final = 4
 """Where fewer than one of so many samples of a shard are wanted, its other keys are not hashed."""
 
-_RELEASED_AFTER: Final = 64
+_RELEASED_AFTER: Final = 16
 """Indexes that are read before the memory is returned that the system keeps of their pack."""
 
 _MAX_NAME_NBYTES: Final = 100
