@@ -27,14 +27,20 @@ def test_a_worker_that_ends_while_it_sends_a_result() -> None:
 
 
 FORKED = """
-import os
-from wids.engines.processes import process_pool
+import os, sys
+from wids.engines.processes import process_pool, start_early
 
+start_early(2, ["wids.tars.scan"])
 with process_pool(2, 2) as executor:
     assert executor.submit(os.getppid).result() != os.getpid()
+    assert executor.submit(eval, "'wids.tars.scan' in __import__('sys').modules").result()
+assert "wids.tars.scan" not in sys.modules
 """
 
 
 def test_workers_are_not_forks_of_the_program() -> None:
-    """A driver of fsspec runs threads, and a fork of the program would wait for them for ever."""
+    """A driver of fsspec runs threads, and a fork of the program would wait for them for ever.
+
+    They have the modules that were imported while the program did other work.
+    """
     subprocess.run([sys.executable, "-c", FORKED], timeout=60, check=True)

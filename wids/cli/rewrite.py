@@ -79,14 +79,18 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the new dataset and print its counts."""
-    from wids.dataset import ShardListDataset
+    from wids.engines.processes import start_early
     from wids.rewriting.old_streams import is_old_stream
-    from wids.rewriting.rewrite import prepare_rewrite
 
     if is_old_stream(options.spec):
         return _run_streams(options)
     if options.restart and (options.merge or options.part is not None):
         raise ValueError("--restart: expected it without --part and --merge; use another output")
+    if not options.merge:
+        start_early(options.jobs, ["wids.dataset", "wids.rewriting.shard"])
+    from wids.dataset import ShardListDataset
+    from wids.rewriting.rewrite import prepare_rewrite
+
     function = None if options.map is None else named_function(options.map)
     given = storage_options(options)
     with ShardListDataset(

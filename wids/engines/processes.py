@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from concurrent.futures import Executor, ProcessPoolExecutor
 
+_PRELOADED: Final = ["numpy", __name__]
 _CLEANUP_S: Final = 0.1
 """How long a worker that is told to end has to delete its temporary files."""
 
@@ -42,7 +43,7 @@ def process_pool(num_processes: int | None, num_tasks: int) -> Iterator[Executor
     # Never a fork of this process: the threads of a driver of fsspec are not in it, and what waits
     # for them, waits for ever. Workers start when the first task comes, after the driver has.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["numpy", __name__])  # once, and not in each worker
+    context.set_forkserver_preload(_PRELOADED)  # once, and not in each worker
     executor = ProcessPoolExecutor(num_processes, context, initializer=_prepare_worker)
     previous = signal.signal(signal.SIGTERM, _exit)
     try:
@@ -53,6 +54,23 @@ def process_pool(num_processes: int | None, num_tasks: int) -> Iterator[Executor
     finally:
         executor.shutdown(cancel_futures=True)
         signal.signal(signal.SIGTERM, previous)
+
+
+def start_early(num_processes: int | None, modules: Sequence[str]) -> None:
+    """Start the process that the workers of a later `process_pool` are forked from.
+
+    It imports modules while this one plans the work; workers have them when they start.
+
+    Args:
+        num_processes: As for `process_pool`.
+        modules: What workers import.
+    """
+    if (num_processes or os.cpu_count() or 1) < 2:
+        return
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOADED, *modules])
+    from multiprocessing.forkserver import ensure_running
+
+    ensure_running()
 
 
 def _end_workers(executor: ProcessPoolExecutor) -> None:
