@@ -251,18 +251,16 @@ class Shard:
         """
         self.check()
         index, view = self.index, self._view
-        if self._is_large:
-            self.hint(local_indices)
         bodies = index.blocks[members].astype(np.int64) * BLOCK_NBYTES
+        start_s = monotonic()
+        _ = view[int(bodies[0]) - 1]
+        # A slow read came from the disk, so the rest is requested at once.
+        if self._is_large or monotonic() - start_s > _COLD_READ_S:
+            self.hint(local_indices)
         if len(index.head_crcs):
             heads = (bodies - index.head_blocks[members].astype(np.int64) * BLOCK_NBYTES).tolist()
             headers = [view[start:stop] for start, stop in zip(heads, bodies.tolist(), strict=True)]
-            start_s, crc32 = monotonic(), fastest_crc32()
-            crc32(headers[0])
-            # A slow read came from the disk, so the rest is requested at once.
-            if monotonic() - start_s > _COLD_READ_S and not self._is_large:
-                self.hint(local_indices)
-            crcs = list(map(crc32, headers))
+            crcs = list(map(fastest_crc32(), headers))
             for at in np.flatnonzero(index.head_crcs[members] != np.array(crcs))[:1]:
                 field = index.fields[index.field_ids[members[at]]]
                 raise changed_header_error(self.path, heads[at], field)
