@@ -46,6 +46,14 @@ def test_few_values_have_counts() -> None:
     assert shown([True, False, True]).splitlines()[2].split()[:2] == ["False", "1"]
 
 
+def test_long_texts_show_both_ends() -> None:
+    """Values that begin alike are lines of their own, which differ."""
+    start = "once upon a time there was, in a small house by the sea, "
+    lines = shown([start + "a fox", start + "a hen", start + "a hen"]).splitlines()
+    assert lines[2].split("  ")[1] == "once upon a time there was,…e sea, a hen"
+    assert lines[3].split("  ")[1] == "once upon a time there was,…e sea, a fox"
+
+
 def test_texts_and_lists_have_lengths() -> None:
     """TABLE-20: the most frequent texts, how many there are, and how long they are."""
     text = shown(["often"] * 50 + [f"text {n:03d}" for n in range(50)])

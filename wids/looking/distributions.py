@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from wids.errors import printable
 from wids.files.sizes import count_text
-from wids.looking.text import bar_text, shortened, table
+from wids.looking.text import bar_text, shortened, table, text_width
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,6 +30,7 @@ _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 _NUM_SMALL_BINS: Final = 12
 _BAR_WIDTH: Final = 20
 _VALUE_WIDTH: Final = 40
+_END: Final = 12
 
 
 def distributions_text(columns: pa.Table, width: int = 80) -> str:
@@ -135,7 +136,7 @@ def _counted(counts: list[tuple[Any, int]], total: int) -> Iterator[str]:
     most = max(count for _, count in counts)
     rows = [
         (
-            shortened(printable(str(value)), _VALUE_WIDTH),
+            _both_ends(printable(str(value))),
             f"{count:,}",
             _percent_text(count, total),
             bar_text(count / most, _BAR_WIDTH),
@@ -143,6 +144,13 @@ def _counted(counts: list[tuple[Any, int]], total: int) -> Iterator[str]:
         for value, count in counts
     ]
     yield from (f"  {line}" for line in table(["value", "rows", "share", ""], rows).splitlines())
+
+
+def _both_ends(text: str) -> str:
+    """Return a text with its beginning and its end, since texts that differ often begin alike."""
+    if text_width(text) <= _VALUE_WIDTH:
+        return text
+    return shortened(text, _VALUE_WIDTH - _END) + text[-_END:]
 
 
 def _percent_text(count: int, total: int) -> str:
