@@ -13,7 +13,7 @@ from __future__ import annotations
 import mmap
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -38,12 +38,8 @@ ReadSamples: TypeAlias = Callable[[Sequence[int], "Labels | None"], list[RawSamp
 """Returns samples by their positions, with labels if there are any."""
 
 
-class Readers(NamedTuple):
-    """The functions that read one sample and several ones, which are equal to single ones."""
-
-    one: ReadSample
-    several: ReadSamples
-
+Readers: TypeAlias = tuple[ReadSample, ReadSamples]
+"""The functions that read one sample and several ones, which are equal to single ones."""
 
 LARGE_NBYTES: Final = 16 << 10
 """Members from this size on get a hint of their own, which costs little beside the copy."""
@@ -106,7 +102,7 @@ def sample_reader(
         label(samples, local_indices, labels)
         return samples
 
-    return Readers(read, read_several)
+    return read, read_several
 
 
 def uniform_reader(
@@ -175,7 +171,7 @@ def uniform_reader(
             samples.append(sample)
         return samples
 
-    return Readers(read, read_several)
+    return read, read_several
 
 
 def _blank(fields: tuple[str, ...], labels: Labels | None) -> RawSample:

@@ -316,7 +316,7 @@ class Shard:
         source = self._view if self._raw == "view" else self._map
         readers = uniform_reader(source, self.index, self._fields, self._raw)
         if readers is not None:
-            verified = Readers(self._read_verified, self._read_several_verified)
+            verified = self._read_verified, self._read_several_verified
             self._use(readers, readers if self._read_verified is self._read else verified)
 
     def _use(self, readers: Readers, verified: Readers) -> None:
