@@ -10,12 +10,12 @@ import pytest
 
 @pytest.mark.long
 def test_memory_does_not_grow_with_samples(tmp_path: Path) -> None:
-    """With three million samples more a plan needs at most 15 MB more, in any order (REWRITE-44).
+    """With twice the samples a plan needs at most 30 MB more, in any order (REWRITE-44).
 
-    A position and a length for each sample would be 48 MB.
+    A position and a length for each sample would be 32 MB, and all that is looked at 130 MB.
     """
-    small, large = large_rewrites.main(["--samples", "2e6", "5e6", "--folder", str(tmp_path)])
+    small, large = large_rewrites.main(["--samples", "2e6", "4e6", "--folder", str(tmp_path)])
 
     for order, (_, peak_nbytes) in large.items():
-        assert peak_nbytes < small[order][1] + 15e6, order
+        assert peak_nbytes < small[order][1] + 30e6, order
         assert peak_nbytes < 300e6, order

@@ -61,7 +61,7 @@ def check_protocol(executor: Executor, folder: Path) -> None:
     assert running.cancel()
     executor.shutdown()
     assert (folder / "interrupted").exists()
-    with raises(RuntimeError, "before shutdown()"):
+    with raises(RuntimeError, "after shutdown()"):
         executor.submit(divmod, 1, 1)
 
 
