@@ -51,7 +51,7 @@ def sample_members(start: int, stop: int) -> list[Member]:
 
 
 def write_shards(folder: Path, lengths: Iterable[int]) -> Path:
-    """Write shards of small samples and their spec; give the path of the spec."""
+    """Write shards of small samples and their spec; return the path of the spec."""
     shardlist = []
     start = 0
     for number, length in enumerate(lengths):

@@ -15,9 +15,11 @@ errors
 files
 engines
 fields tars
-transport
+indexes transport
+fetching
 specs
 sampling
+bucketing mixing
 cache
 opening
 reading

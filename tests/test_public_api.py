@@ -96,8 +96,10 @@ READING = """
 cache cache.eviction cache.leases cache.names cache.saving cache.space cache.store cache.sweeping
 cache.turns cache.verified
 composition contents dataset errors
+fetching fetching.download fetching.fetch fetching.range_reader
 files files.abandoned files.checksums files.digests files.locks files.progress files.publish
 files.shared_number files.sizes files.unnamed
+indexes indexes.index_file
 looking looking.in_notebooks
 mapstyle migration
 opening opening.cache_settings opening.opener opening.options opening.packs opening.pool
@@ -105,11 +107,10 @@ opening.side_files
 reading reading.indices reading.position_array reading.positions reading.reader
 specs specs.braces specs.entries specs.loader specs.model specs.naming specs.parsing specs.parts
 specs.trust
-tars tars.archive tars.bulk_read tars.index tars.index_file tars.mapped_file tars.names
+tars tars.archive tars.bulk_read tars.index tars.mapped_file tars.names
 tars.readable_shard tars.sample_reader tars.samples tars.shard
-transport transport.download transport.fetch transport.listing transport.local transport.options
-transport.range_reader transport.retry transport.rewrite transport.schemes transport.stream
-transport.urls
+transport transport.listing transport.local transport.options transport.retry transport.rewrite
+transport.schemes transport.stream transport.urls
 views views.augmentation views.failures views.transformations
 """
 """Modules of wids that a program imports to read undecoded samples of local shards. Each takes half

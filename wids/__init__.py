@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from wids import migration
 
 if TYPE_CHECKING:
+    from wids.bucketing.bucket_sampler import BucketBatchSampler
     from wids.checking.problems import Problem
     from wids.columns.table_file import load_table
     from wids.dataset import ShardListDataset
@@ -39,16 +40,15 @@ if TYPE_CHECKING:
         WidsError,
     )
     from wids.fields.decode import Decoder
+    from wids.mixing.mixed import MixedSampler
     from wids.packing.folder import pack_folder
     from wids.packing.report import PackReport
     from wids.peeking import Peek, peek
     from wids.prefetching.prefetch import Prefetcher
     from wids.rewriting.rewrite import rewrite
-    from wids.sampling.bucket_sampler import BucketBatchSampler
     from wids.sampling.chunked import ChunkedSampler, ShardedSampler, ShardListSampler
     from wids.sampling.cost import SamplingCost, sampling_cost
     from wids.sampling.distributed import DistributedChunkedSampler
-    from wids.sampling.mixed import MixedSampler
     from wids.specs.loader import load_spec
     from wids.specs.model import DatasetSpec, ShardSpec
     from wids.streaming import stream
@@ -115,12 +115,12 @@ _MODULES = {
     "packing.report": ("PackReport",),
     "peeking": ("Peek", "peek"),
     "prefetching.prefetch": ("Prefetcher",),
-    "sampling.bucket_sampler": ("BucketBatchSampler",),
+    "bucketing.bucket_sampler": ("BucketBatchSampler",),
     "rewriting.rewrite": ("rewrite",),
     "sampling.chunked": ("ChunkedSampler", "ShardListSampler", "ShardedSampler"),
     "sampling.cost": ("SamplingCost", "sampling_cost"),
     "sampling.distributed": ("DistributedChunkedSampler",),
-    "sampling.mixed": ("MixedSampler",),
+    "mixing.mixed": ("MixedSampler",),
     "specs.loader": ("load_spec",),
     "specs.model": ("DatasetSpec", "ShardSpec"),
     "streaming": ("stream",),

@@ -19,6 +19,8 @@ import numpy.typing as npt
 from wids.cache.store import Cache, Localname
 from wids.composition import ComposableDataset
 from wids.errors import WidsError
+from wids.fetching.fetch import Fetcher
+from wids.fetching.range_reader import RangeError
 from wids.looking.in_notebooks import show_samples_in_notebooks
 from wids.mapstyle import join_torch
 from wids.opening.cache_settings import cache_folder, cache_limits, placed_names
@@ -36,9 +38,7 @@ from wids.specs.loader import Shards, load_with
 from wids.tars.names import KeySplit
 from wids.tars.samples import Raw
 from wids.tars.shard import Shard
-from wids.transport.fetch import Fetcher
 from wids.transport.local import Opener
-from wids.transport.range_reader import RangeError
 from wids.views.augmentation import SharedEpoch
 from wids.views.failures import Failed, Failures, Policy, as_failures
 from wids.views.transformations import Transformation, as_transformations, checked, locate_error

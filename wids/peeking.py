@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from wids.cache.store import Cache
+from wids.fetching.fetch import Fetcher
 from wids.looking import notebook
 from wids.looking.in_notebooks import show_samples_in_notebooks
 from wids.looking.notebook import Gallery
@@ -31,7 +32,6 @@ from wids.tars.names import KeySplit
 from wids.tars.readable_shard import ReadableShard
 from wids.tars.samples import position
 from wids.transport import urls
-from wids.transport.fetch import Fetcher
 from wids.transport.local import Opener
 from wids.views.transformations import Transformation, as_transformations, locate_error
 

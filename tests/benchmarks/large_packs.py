@@ -30,9 +30,9 @@ from wids.describing.appending import publish_appended
 from wids.describing.describe import ShardRecord
 from wids.describing.journal import Journal
 from wids.describing.new_packs import new_pack
+from wids.indexes.index_file import dump
 from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars.index import ShardIndex, TarIdentity
-from wids.tars.index_file import dump
 
 PER_SHARD = 10_000
 _PEAK = "peak"

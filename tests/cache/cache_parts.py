@@ -14,7 +14,7 @@ from loopback import Server
 from wids.cache import names
 from wids.cache.names import RemoteFile
 from wids.cache.store import Cache, Limits
-from wids.transport import fetch
+from wids.fetching import fetch
 
 DATA = random.Random(1).randbytes(300_000)
 SHA = hashlib.sha256(DATA).hexdigest()

@@ -13,7 +13,8 @@ from loopback import Fault, Server
 from wids.cache.eviction import CacheFile, choose_victims, clear
 from wids.cache.names import RemoteFile
 from wids.errors import FetchError
-from wids.transport import fetch, retry
+from wids.fetching import fetch
+from wids.transport import retry
 
 
 def a_file(name: str, nbytes: int = 100, used_ns: int = 0) -> CacheFile:

@@ -16,7 +16,7 @@ from loopback import Fault, Server
 
 from wids.cache.names import RemoteFile
 from wids.errors import FetchError, MismatchError
-from wids.transport import fetch
+from wids.fetching import fetch
 
 ENDLESS = RemoteFile("endless://host/0.tar")
 

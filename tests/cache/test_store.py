@@ -198,7 +198,7 @@ def test_reading_a_copy_imports_no_filelock(tmp_path: Path, server: Server) -> N
         "import os, sys\n"
         "from wids.cache.names import RemoteFile\n"
         "from wids.cache.store import Cache\n"
-        "from wids.transport.fetch import Fetcher\n"
+        "from wids.fetching.fetch import Fetcher\n"
         f"copy = Cache({str(tmp_path)!r}, Fetcher()).open(RemoteFile({remote_file.url!r}))\n"
         "print(os.fstat(copy.handle).st_size, 'filelock' in sys.modules)"
     )

@@ -87,7 +87,7 @@ def test_a_field_for_every_sample(tmp_path: Path) -> None:
 def test_a_few_numbers_for_each_field(tmp_path: Path) -> None:
     """The memory does not grow with the number of samples (SPEC-34)."""
     from wids.checking.field_remarks import field_remarks
-    from wids.tars.pack import load_pack
+    from wids.indexes.pack import load_pack
 
     peaks = []
     for num_shards in (2, 8):

@@ -11,7 +11,7 @@ import pytest
 from conftest import write_tar
 
 from wids import ShardWriter, build_spec, verify_spec
-from wids.tars import pack_writer
+from wids.indexes import pack_writer
 from wids.tars.index import ShardIndex
 
 

@@ -19,7 +19,7 @@ from s3 import Bucket
 import wids
 from wids import ShardWriter, append_shards
 from wids.cli.main import main
-from wids.transport import upload
+from wids.fetching import upload
 
 ROOT = Path(wids.__file__).parents[1]
 

@@ -15,10 +15,10 @@ from conftest import raises, sample_members, write_tar
 from loopback import Fault, Page, Request, Server
 
 import wids
+from wids.indexes.pack import load_pack
+from wids.indexes.range_pack import RangePack
 from wids.tars.header_scan import HeaderScan
 from wids.tars.index import index_tar
-from wids.tars.pack import load_pack
-from wids.tars.range_pack import RangePack
 
 MB = 1_000_000
 

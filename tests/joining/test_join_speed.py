@@ -16,10 +16,10 @@ from conftest import sample_members, write_tar
 from join_shards import shuffled
 
 import wids
+from wids.indexes.pack_writer import write_pack
 from wids.joining.join_keys import DatasetKeys, match_keys
 from wids.tars.archive import TarMembers
 from wids.tars.index import build_index
-from wids.tars.pack_writer import write_pack
 
 
 def fastest(work: Callable[[], Any], rounds: int) -> float:

@@ -23,8 +23,8 @@ from join_shards import contents, fields, shards, shuffled, write_side
 
 import wids
 from wids.errors import JoinError, MismatchError, TransformError
+from wids.indexes import key_hashes
 from wids.joining import join_keys, joins
-from wids.tars import key_hashes
 
 ALPHABET = [f"k{number:02d}" for number in range(12)]
 RAW = {"transformations": None, "raw": "bytes"}

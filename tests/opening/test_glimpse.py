@@ -15,11 +15,11 @@ from loopback import Fault, Server
 import wids
 from wids.cache.names import RemoteFile, copy_path
 from wids.cache.store import Cache
+from wids.fetching.fetch import Fetcher
 from wids.opening.glimpse import Glimpse
 from wids.opening.glimpses import Glimpses
 from wids.opening.options import ReadOptions
 from wids.tars.index import index_tar
-from wids.transport.fetch import Fetcher
 
 MB = 1_000_000
 

@@ -19,12 +19,12 @@ import pytest
 from conftest import Member, in_child, raises, sample_members, write_tar
 
 from wids.errors import ShardFormatError
+from wids.fetching.fetch import Fetcher
 from wids.opening.range_shard import RemoteShard
 from wids.tars.archive import BLOCK_NBYTES
 from wids.tars.index import index_tar
 from wids.tars.readable_shard import ReadableShard
 from wids.tars.shard import Shard
-from wids.transport.fetch import Fetcher
 
 LARGE = random.Random(1).randbytes(300_000)
 LONG_KEY = "dir/ünïcode-" + "x" * 120

@@ -48,7 +48,7 @@ def test_a_dataset_in_a_bucket(source: Path, bucket: Bucket, tmp_path: Path) -> 
 
 
 def wids_read(bucket: Bucket) -> Any:
-    from wids.transport.fetch import Fetcher
+    from wids.fetching.fetch import Fetcher
 
     return Fetcher(bucket.options).read
 

@@ -25,7 +25,8 @@ from loopback import Fault, Server
 from wids.cache.names import RemoteFile, copy_path
 from wids.cache.store import Cache, CachedCopy, Limits
 from wids.errors import FetchError
-from wids.transport import fetch, retry
+from wids.fetching import fetch
+from wids.transport import retry
 
 SIZE = 20_000
 LIMIT = 5 * SIZE

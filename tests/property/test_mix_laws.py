@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from laws import REPEATS, law
 
 from wids import MixedSampler, StateError
-from wids.sampling import mixing, order
-from wids.sampling.pattern import MAX_PERIOD, checked_weight, draws_per_period, pattern
+from wids.mixing import mixing
+from wids.mixing.pattern import MAX_PERIOD, checked_weight, draws_per_period, pattern
+from wids.sampling import order
 
 GOLDEN = json.loads(
     (Path(__file__).parents[2] / "specs" / "sampler-order.golden.json").read_text(encoding="utf-8")

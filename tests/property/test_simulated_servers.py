@@ -21,9 +21,9 @@ import pytest
 import urllib3
 
 from wids.errors import WidsError
+from wids.fetching.download import Expected
+from wids.fetching.fetch import Fetcher
 from wids.transport import http, retry
-from wids.transport.download import Expected
-from wids.transport.fetch import Fetcher
 from wids.transport.http import Http
 
 _NOW_S = 1_700_000_000

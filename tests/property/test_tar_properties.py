@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wids.errors import FetchError, ShardFormatError
-from wids.tars import index_file
+from wids.indexes import index_file
 from wids.tars.archive import TarData
 from wids.tars.header_scan import HeaderScan
 from wids.tars.index import ShardIndex, TarIdentity, index_tar

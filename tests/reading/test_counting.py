@@ -146,7 +146,7 @@ def test_a_shard_that_cannot_be_downloaded(server: Server, urls: list[str]) -> N
 
 def test_a_spec_of_counts_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """No work for each shard where the counts are stated."""
-    monkeypatch.setattr("wids.transport.fetch.Fetcher.nbytes", lambda *_: sys.exit("asked"))
+    monkeypatch.setattr("wids.fetching.fetch.Fetcher.nbytes", lambda *_: sys.exit("asked"))
     spec = [(f"https://example.invalid/{n}.tar", 10) for n in range(1000)]
     with wids.ShardListDataset(spec) as dataset:
         assert len(dataset) == 10_000

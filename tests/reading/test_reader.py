@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from wids import load_spec
 from wids.cache.store import Cache
+from wids.fetching.fetch import Fetcher
 from wids.opening.options import Access, ReadOptions, field_set
 from wids.reading.positions import select
 from wids.reading.reader import ShardReader
-from wids.transport.fetch import Fetcher
 
 LENGTHS = [8, 0, 5, 7]
 

@@ -26,8 +26,8 @@ from wids.cache import eviction, leases, names, saving, space, store, turns, ver
 from wids.cache.names import RemoteFile
 from wids.cache.store import BackgroundFetch, Cache, CachedCopy, Limits
 from wids.errors import FetchError, MismatchError
+from wids.fetching.download import Download
 from wids.files import abandoned, digests, locks, publish
-from wids.transport.download import Download
 from wids.transport.stream import Stream, TransientError
 
 SIZE = 1000

@@ -14,8 +14,8 @@ from conftest import raises, sample_members, write_shards, write_tar
 from loopback import Server
 
 import wids
+from wids.fetching.fetch import Fetcher
 from wids.specs.naming import tar_urls
-from wids.transport.fetch import Fetcher
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from loopback import Server
 from transfers import answering, saved
 
 from wids.errors import FetchError
-from wids.transport import fetch, http, retry
+from wids.fetching import fetch
+from wids.transport import http, retry
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 

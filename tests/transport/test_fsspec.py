@@ -10,8 +10,8 @@ from conftest import raises
 from transfers import DATA, saved
 
 from wids.errors import FetchError, MismatchError, NotFoundError
-from wids.transport.download import Expected
-from wids.transport.fetch import Fetcher
+from wids.fetching.download import Expected
+from wids.fetching.fetch import Fetcher
 
 
 def test_fsspec_file_systems() -> None:
@@ -36,7 +36,7 @@ def test_missing_drivers_are_errors_that_name_the_extra() -> None:
     code = (
         "import sys; sys.modules['gcsfs'] = None\n"
         "from wids.errors import FetchError\n"
-        "from wids.transport import fetch\n"
+        "from wids.fetching import fetch\n"
         "try:\n    fetch.read('gs://bucket/x', 10)\n"
         "except FetchError as error:\n    print(error)\n"
     )

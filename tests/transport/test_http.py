@@ -11,8 +11,9 @@ from loopback import Fault, Server
 from transfers import DATA, saved
 
 from wids.errors import FetchError
-from wids.transport import fetch, retry
-from wids.transport.fetch import Fetcher
+from wids.fetching import fetch
+from wids.fetching.fetch import Fetcher
+from wids.transport import retry
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 

@@ -10,7 +10,7 @@ import pytest
 from conftest import raises
 
 from wids.errors import FetchError, NotFoundError
-from wids.transport.fetch import Fetcher
+from wids.fetching.fetch import Fetcher
 from wids.transport.listing import is_folder, is_pattern, matching
 from wids.transport.stream import Entry
 

@@ -10,7 +10,7 @@ from loopback import Fault, Server
 from transfers import DATA, saved
 
 from wids.errors import FetchError
-from wids.transport.fetch import Fetcher
+from wids.fetching.fetch import Fetcher
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 

@@ -9,7 +9,7 @@ from conftest import raises
 from loopback import Server
 
 from wids.errors import SpecError
-from wids.transport import fetch
+from wids.fetching import fetch
 from wids.transport.rewrite import rewritten
 
 

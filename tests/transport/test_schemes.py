@@ -11,7 +11,7 @@ from loopback import Server
 from transfers import DATA, saved
 
 from wids.errors import FetchError, NotFoundError
-from wids.transport.fetch import Fetcher
+from wids.fetching.fetch import Fetcher
 
 
 def test_options_are_sent(server: Server) -> None:

@@ -15,8 +15,8 @@ from loopback import Server
 
 import wids
 from wids import ShardWriter, TarWriter
+from wids.fetching.fetch import Fetcher, downloaded
 from wids.files import locks, publish
-from wids.transport.fetch import Fetcher, downloaded
 
 
 def sample(number: int) -> dict[str, Any]:

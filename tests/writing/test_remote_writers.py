@@ -167,7 +167,7 @@ def test_no_permission_for_pack_or_spec(
 
 WRITE = """
 import sys, wids
-from wids.transport import upload
+from wids.fetching import upload
 upload._PART_NBYTES = 5 << 20  # the smallest part that S3 accepts
 with wids.ShardWriter(sys.argv[1] + "/train-%06d.tar", maxcount=12) as writer:
     for number in range(18):

@@ -14,7 +14,7 @@ import pytest
 from conftest import raises
 
 from wids import Shard, ShardWriter, TarWriter, build_spec
-from wids.tars.pack_writer import write_pack
+from wids.indexes.pack_writer import write_pack
 from wids.writing.tar_writer import header_function
 
 SAMPLES: list[dict[str, Any]] = [

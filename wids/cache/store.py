@@ -28,12 +28,12 @@ from wids.cache.space import Space, storage_error
 from wids.cache.turns import turn
 from wids.cache.verified import VerifiedFiles, is_own_file
 from wids.errors import FetchError, MismatchError, ShardFormatError
+from wids.fetching.download import Expected
+from wids.fetching.fetch import Fetcher
 from wids.files import abandoned, locks, publish
 from wids.files.progress import Bar
 from wids.files.sizes import nbytes_text
 from wids.transport import urls
-from wids.transport.download import Expected
-from wids.transport.fetch import Fetcher
 
 Prepare: TypeAlias = Callable[[IO[bytes]], bytes]
 Localname: TypeAlias = Callable[[str], "str | os.PathLike[str] | None"]

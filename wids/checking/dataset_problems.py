@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from wids.checking.field_remarks import field_remarks
 from wids.checking.problems import Problem
 from wids.checking.repeated_keys import find_repeated_keys
+from wids.indexes.pack import LocalPack
 from wids.specs.model import ShardSpec
-from wids.tars.pack import LocalPack
 from wids.transport import urls
 
 

@@ -16,9 +16,9 @@ import numpy as np
 from wids.checking.problems import Problem
 from wids.fields.codecs import IMAGE_EXTENSIONS
 from wids.files.sizes import percent_text
+from wids.indexes.pack import LocalPack
 from wids.specs.model import ShardSpec
 from wids.tars.index import ShardIndex
-from wids.tars.pack import LocalPack
 
 _MAX_FIELDS: Final = 1000
 """Fields of a dataset that are counted; with more, keys have usually been split at a wrong dot."""

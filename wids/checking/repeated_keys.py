@@ -17,10 +17,10 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from wids.errors import printable
+from wids.indexes.key_tables import Hashes
+from wids.indexes.pack import LocalPack
 from wids.specs.model import ShardSpec
 from wids.tars.archive import IntArray
-from wids.tars.key_tables import Hashes
-from wids.tars.pack import LocalPack
 from wids.transport import urls
 
 _MAX_NAMED: Final = 3

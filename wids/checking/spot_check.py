@@ -13,7 +13,7 @@ from functools import partial
 
 from wids.checking.problems import Problem
 from wids.errors import FetchError, ShardFormatError
-from wids.tars import index_file
+from wids.indexes import index_file
 from wids.tars.index import ShardIndex, TarIdentity, index_tar
 from wids.tars.names import KeySplit
 from wids.tars.shard import Shard

@@ -67,9 +67,9 @@ def run(options: argparse.Namespace) -> int:
 def _show_dataset(options: argparse.Namespace, folder: str) -> int:
     """Print how much of one dataset has been fetched."""
     from wids.cache.store import Cache
+    from wids.fetching import fetch
     from wids.files.sizes import nbytes_text
     from wids.opening.opener import remote_file
-    from wids.transport import fetch
 
     cache = Cache(folder, fetch.Fetcher())
     spec = loaded_spec(options.spec, options)
@@ -140,8 +140,8 @@ def _check(options: argparse.Namespace, folder: str) -> int:
     from wids.checking.spot_check import check_copy, parse_share
     from wids.describing.verify import verify_spec
     from wids.errors import printable
+    from wids.fetching import fetch
     from wids.opening.opener import remote_file
-    from wids.transport import fetch
 
     if options.spec is None:
         raise ValueError("wids cache check: expected a spec whose copies to check, found none")

@@ -23,8 +23,8 @@ from wids.cli.consent import add_yes, ask_consent
 if TYPE_CHECKING:
     from wids.checking.problems import Problem
     from wids.describing.by_headers import IndexingCost
+    from wids.fetching.fetch import Fetcher
     from wids.specs.model import DatasetSpec
-    from wids.transport.fetch import Fetcher
 
 
 def add(commands: Any) -> None:
@@ -82,11 +82,12 @@ def run(options: argparse.Namespace) -> int:
     from wids.describing.build import build_spec
     from wids.describing.build_parts import merge_parts
     from wids.engines.processes import process_pool
+    from wids.fetching import upload
+    from wids.fetching.fetch import Fetcher
     from wids.files import abandoned
     from wids.specs.model import check_references, save_document
     from wids.specs.naming import dataset_name
-    from wids.transport import upload, urls
-    from wids.transport.fetch import Fetcher
+    from wids.transport import urls
 
     servers = storage_options(options)
     named = _named_shards(options.files, Fetcher(servers))
@@ -269,10 +270,10 @@ def _with_lengths(
     What a journal has of an interrupted run costs nothing.
     """
     from wids.describing.by_headers import first_look
+    from wids.fetching.fetch import Fetcher
     from wids.reading.cost import DownloadCost, download_cost
     from wids.specs.model import ShardSpec
     from wids.transport import urls
-    from wids.transport.fetch import Fetcher
 
     fetcher = Fetcher(servers)
     fetcher.bind_options(named.origin)

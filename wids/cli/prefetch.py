@@ -41,11 +41,11 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Fetch what is missing; return 1 if the limit left out a shard."""
     from wids.dataset import ShardListDataset
+    from wids.fetching.fetch import Fetcher
     from wids.files.sizes import parse_nbytes
     from wids.prefetching import bulk_fetch
     from wids.reading.cost import download_cost
     from wids.reading.fetch_all import fetch_all
-    from wids.transport.fetch import Fetcher
 
     if (options.rank is None) != (options.num_replicas is None):
         raise ValueError("expected --rank and --num-replicas together")

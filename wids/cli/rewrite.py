@@ -117,9 +117,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _run_streams(options: argparse.Namespace) -> int:
     """Write the samples of files without random access into plain tars."""
+    from wids.fetching.fetch import Fetcher
     from wids.rewriting.rewrite_streams import rewrite_streams
     from wids.specs.naming import tar_urls
-    from wids.transport.fetch import Fetcher
 
     for name in ("shuffle", "where", "map", "part", "merge"):
         if getattr(options, name) is not None and getattr(options, name) is not False:

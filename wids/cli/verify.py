@@ -73,10 +73,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _cost(spec: DatasetSpec, servers: dict[str, Any]) -> DownloadCost:
     """Return what reading the remote shards downloads; those that are missing are problems."""
+    from wids.fetching.fetch import Fetcher
+    from wids.fetching.lengths import lengths_as_known
     from wids.reading.cost import DownloadCost
     from wids.transport import urls
-    from wids.transport.fetch import Fetcher
-    from wids.transport.lengths import lengths_as_known
 
     fetcher = Fetcher(servers)
     fetcher.bind_options(spec.origin)

@@ -20,13 +20,13 @@ from wids.columns.column_paths import ColumnPath
 from wids.columns.column_types import layers_of
 from wids.columns.column_values import Parts, decoder_of, parts_of
 from wids.errors import DecodeError, ShardFormatError, TableError
+from wids.fetching.range_reader import RangeError
 from wids.opening.range_shard import RemoteShard
 from wids.reading.position_array import IntArray
 from wids.reading.reader import ShardReader
 from wids.tars.index import ShardIndex
 from wids.tars.readable_shard import ReadableShard
 from wids.transport import urls
-from wids.transport.range_reader import RangeError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -20,6 +20,7 @@ from wids.cache.store import Cache
 from wids.columns.column_paths import INDEX, KEY
 from wids.columns.table import check_arrow, read_table
 from wids.errors import TableError, WidsError, local_error
+from wids.fetching.fetch import Fetcher
 from wids.files import abandoned, publish
 from wids.opening.cache_settings import cache_folder
 from wids.opening.side_files import local_file
@@ -28,7 +29,6 @@ from wids.reading.reader import ShardReader
 from wids.specs.loader import Shards, load_with
 from wids.specs.model import DatasetSpec
 from wids.transport import urls
-from wids.transport.fetch import Fetcher
 
 if TYPE_CHECKING:
     import pyarrow as pa

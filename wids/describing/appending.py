@@ -24,13 +24,14 @@ from wids.describing.build import build_spec
 from wids.describing.by_headers import IndexingCost
 from wids.describing.published import Published, check_rules, entries, num_fitting, published
 from wids.errors import SpecError
+from wids.fetching import upload
 from wids.files import locks
+from wids.indexes.pack import LocalPack, load_pack
+from wids.indexes.pack_writer import join_packs
 from wids.specs.loader import Shards, load_spec
 from wids.specs.model import DatasetSpec, ShardSpec, save_document
 from wids.tars.names import KeySplit
-from wids.tars.pack import LocalPack, load_pack
-from wids.tars.pack_writer import join_packs
-from wids.transport import upload, urls
+from wids.transport import urls
 
 _MAX_ATTEMPTS: Final = 5
 _WAIT_S: Final = 600.0

@@ -23,13 +23,14 @@ from wids.describing.journal import Journal, Task
 from wids.describing.new_packs import new_pack
 from wids.engines.results import results_of
 from wids.errors import ShardFormatError, printable
+from wids.fetching import fetch, upload
+from wids.fetching.download import Report
+from wids.fetching.lengths import known_lengths
 from wids.files.progress import PartsBar
 from wids.specs.loader import Shards, load_with
 from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars.names import KeySplit
-from wids.transport import fetch, upload, urls
-from wids.transport.download import Report
-from wids.transport.lengths import known_lengths
+from wids.transport import urls
 
 _logger = logging.getLogger("wids")
 

@@ -16,9 +16,9 @@ from wids.describing.by_headers import IndexingCost
 from wids.describing.describe import ShardRecord
 from wids.describing.journal import Task
 from wids.describing.part_journals import Part, collect_parts, part_journal, plan_of
+from wids.fetching import fetch
 from wids.specs.model import DatasetSpec
 from wids.tars.names import KeySplit
-from wids.transport import fetch
 
 
 def build_part(

@@ -18,14 +18,14 @@ from typing import Final, Literal, TypeAlias
 from wids.describing.describe import ShardRecord
 from wids.describing.journal import Task
 from wids.errors import MismatchError
+from wids.fetching.fetch import Fetcher
+from wids.fetching.parts import ENDLESS_NBYTES, open_parts
+from wids.indexes import index_file
 from wids.opening.index_cost import Cost, estimate
 from wids.reading.cost import DownloadCost
-from wids.tars import index_file
 from wids.tars.header_scan import HeaderScan
 from wids.tars.index import TarIdentity, index_tar
 from wids.transport import urls
-from wids.transport.fetch import Fetcher
-from wids.transport.parts import ENDLESS_NBYTES, open_parts
 from wids.transport.retry import CancelledError
 
 FIRST_NBYTES: Final = 1 << 20

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from wids.files.digests import file_digest
-from wids.tars import index_file
+from wids.indexes import index_file
 from wids.tars.archive import TarBytes
 from wids.tars.index import ShardIndex, TarIdentity, index_tar
 from wids.tars.names import KeySplit

@@ -17,7 +17,7 @@ from typing import IO, Final
 
 from wids.describing.describe import ShardRecord
 from wids.files import locks
-from wids.tars import index_file
+from wids.indexes import index_file
 from wids.tars.index import ShardIndex, TarIdentity
 from wids.tars.names import KeySplit
 from wids.transport import urls

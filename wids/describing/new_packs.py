@@ -10,10 +10,11 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from wids.fetching import upload
+from wids.indexes.pack import LocalPack, load_pack
+from wids.indexes.pack_writer import write_pack
 from wids.tars.index import ShardIndex
-from wids.tars.pack import LocalPack, load_pack
-from wids.tars.pack_writer import write_pack
-from wids.transport import upload, urls
+from wids.transport import urls
 
 
 @contextmanager

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wids.errors import SpecError
+from wids.fetching import upload
+from wids.indexes.pack import Pack
 from wids.specs.edit import name_with_query
 from wids.specs.loader import load_spec
 from wids.specs.model import DatasetSpec, ShardSpec, check_references
 from wids.specs.parsing import parse
 from wids.tars.names import KeySplit
-from wids.tars.pack import Pack
-from wids.transport import upload, urls
+from wids.transport import urls
 
 
 @dataclass(frozen=True)

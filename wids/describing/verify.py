@@ -21,21 +21,22 @@ from wids.describing.journal import Journal
 from wids.describing.new_packs import new_pack
 from wids.engines.results import results_of
 from wids.errors import FetchError, SampleError, ShardFormatError
+from wids.fetching import fetch
+from wids.fetching.download import Report
+from wids.fetching.lengths import lengths_as_known
 from wids.fields.decode import Decoder
 from wids.files.digests import file_digest
 from wids.files.progress import PartsBar
+from wids.indexes import index_file
+from wids.indexes.pack import LocalPack, Pack, load_pack
 from wids.specs.loader import Shards, load_with
 from wids.specs.model import DatasetSpec, ShardSpec
-from wids.tars import index_file
 from wids.tars.archive import TarBytes, TarMembers
 from wids.tars.index import ShardIndex, TarIdentity, build_index, with_checksums
 from wids.tars.names import KeySplit, split_names, to_text
-from wids.tars.pack import LocalPack, Pack, load_pack
 from wids.tars.scan import scan
 from wids.tars.shard import Shard
-from wids.transport import fetch, urls
-from wids.transport.download import Report
-from wids.transport.lengths import lengths_as_known
+from wids.transport import urls
 
 _MAX_NAMES: Final = 3
 

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.errors import JoinError
+from wids.indexes import pack
+from wids.indexes.key_hashes import Hashes, key_hashes, text_hashes
 from wids.reading.position_array import IntArray
 from wids.reading.positions import Positions, as_int_array, is_ascending
 from wids.reading.reader import ShardReader
-from wids.tars import pack
-from wids.tars.key_hashes import Hashes, key_hashes, text_hashes
 from wids.tars.names import to_bytes
 from wids.transport import urls
 

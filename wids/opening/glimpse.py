@@ -13,6 +13,9 @@ from contextlib import contextmanager
 from typing import Final
 
 from wids.errors import MismatchError, ShardFormatError
+from wids.fetching.fetch import Fetcher
+from wids.fetching.parts import ENDLESS_NBYTES, open_parts
+from wids.fetching.range_reader import RangeError
 from wids.files.sizes import nbytes_text
 from wids.opening.index_cost import Cost, estimate
 from wids.opening.range_shard import RemoteShard
@@ -22,9 +25,6 @@ from wids.tars.index import ShardIndex
 from wids.tars.names import KeySplit, split_name
 from wids.tars.samples import Raw
 from wids.transport import urls
-from wids.transport.fetch import Fetcher
-from wids.transport.parts import ENDLESS_NBYTES, open_parts
-from wids.transport.range_reader import RangeError
 
 _FIRST_NBYTES: Final = 1 << 20
 _FIRST_NBYTES_OF_WHOLE: Final = 3 << 20

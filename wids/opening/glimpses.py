@@ -13,14 +13,14 @@ from typing import Final
 from wids.cache.saving import save_quietly
 from wids.cache.store import BackgroundFetch, Cache
 from wids.errors import FetchError, MismatchError
+from wids.fetching.range_reader import RangeError
+from wids.indexes import index_file
 from wids.opening.glimpse import Glimpse
 from wids.opening.opener import ShardOpener, remote_file
 from wids.opening.options import ReadOptions
 from wids.specs.model import DatasetSpec
-from wids.tars import index_file
 from wids.tars.index import ShardIndex, TarIdentity
 from wids.tars.readable_shard import ReadableShard
-from wids.transport.range_reader import RangeError
 
 _MAX_KEPT: Final = 8
 """Glimpses and indexes in memory, of the shards that were looked at last."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from wids.fetching.parts import JUMP_NBYTES, MAX_AHEAD_NBYTES, REQUEST_NBYTES, FileParts
 from wids.files.sizes import nbytes_text
 from wids.tars.archive import BLOCK_NBYTES
 from wids.tars.header_scan import HeaderScan
-from wids.transport.parts import JUMP_NBYTES, MAX_AHEAD_NBYTES, REQUEST_NBYTES, FileParts
 
 
 class Cost(NamedTuple):

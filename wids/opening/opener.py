@@ -21,10 +21,10 @@ from wids.cache.names import RemoteFile, copy_path, local_index_path
 from wids.cache.saving import is_settled, save_quietly
 from wids.cache.store import BackgroundFetch, Cache, CachedCopy, Prepare
 from wids.errors import FetchError, MismatchError, ShardFormatError, WidsError, local_error
+from wids.indexes import index_file
 from wids.opening.options import ReadOptions
 from wids.opening.packs import Packs
 from wids.specs.model import DatasetSpec, ShardSpec
-from wids.tars import index_file
 from wids.tars.index import ShardIndex, TarIdentity, index_tar
 from wids.tars.names import KeySplit
 from wids.tars.readable_shard import ReadableShard

@@ -14,12 +14,12 @@ from typing import Final
 from wids.cache.space import Space, StorageError
 from wids.cache.store import Cache
 from wids.errors import WidsError
+from wids.fetching.fetch import Fetcher
+from wids.fetching.range_reader import RangeError
+from wids.indexes.pack import Pack, load_pack
+from wids.indexes.range_pack import RangePack
 from wids.opening.side_files import versioned_file
-from wids.tars.pack import Pack, load_pack
-from wids.tars.range_pack import RangePack
 from wids.transport import urls
-from wids.transport.fetch import Fetcher
-from wids.transport.range_reader import RangeError
 from wids.transport.rewrite import rewritten
 
 _LARGE_PACK_NBYTES: Final = 16_000_000

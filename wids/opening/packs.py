@@ -20,7 +20,7 @@ from wids.transport import urls
 from wids.transport.rewrite import rewritten
 
 if TYPE_CHECKING:
-    from wids.tars.pack import Pack
+    from wids.indexes.pack import Pack
 
 _logger = logging.getLogger("wids")
 
@@ -107,7 +107,7 @@ class Packs:
 
     def release(self) -> None:
         """Return the memory of what was read of mapped packs; see `LocalPack.release`."""
-        from wids.tars.pack import LocalPack
+        from wids.indexes.pack import LocalPack
 
         for pack in list(self._packs.values()):
             if isinstance(pack, LocalPack):

@@ -15,8 +15,8 @@ from wids.cache.names import RemoteFile
 from wids.cache.space import StorageError
 from wids.cache.store import Cache
 from wids.errors import local_error
+from wids.fetching.fetch import Fetcher, downloaded
 from wids.transport import urls
-from wids.transport.fetch import Fetcher, downloaded
 from wids.transport.rewrite import rewritten
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from wids.errors import SpecError
+from wids.fetching.fetch import Fetcher
+from wids.fetching.lengths import known_lengths
 from wids.files.sizes import nbytes_text
 from wids.specs.model import ShardSpec
 from wids.transport import urls
-from wids.transport.fetch import Fetcher
-from wids.transport.lengths import known_lengths
 
 LIMIT_NBYTES: Final = 10**9
 """Most bytes to download without the caller's consent."""

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from wids.cache.store import BackgroundFetch, Cache
+from wids.fetching.lengths import ask_lengths, check_found
 from wids.files.progress import Bar
 from wids.opening.opener import ShardOpener
 from wids.opening.options import ReadOptions
 from wids.reading.cost import download_cost, too_large_error
 from wids.reading.fetch_all import fetch_all
-from wids.transport.lengths import ask_lengths, check_found
 
 _NUM_THREADS: Final = 4
 

@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.errors import FetchError, WidsError
+from wids.indexes.key_hashes import Hashes, key_hash, key_hashes
 from wids.opening.opener import ShardOpener
 from wids.opening.pool import ShardPool
 from wids.reading.position_array import IntArray
 from wids.tars.index import ShardIndex
-from wids.tars.key_hashes import Hashes, key_hash, key_hashes
 from wids.tars.names import to_bytes
 from wids.transport import urls
 

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.errors import RewriteError
+from wids.indexes.key_hashes import Hashes, key_hashes, text_hashes
 from wids.reading.reader import ShardReader
 from wids.rewriting.orders import Order
 from wids.tars.archive import BLOCK_NBYTES
 from wids.tars.index import ShardIndex
-from wids.tars.key_hashes import Hashes, key_hashes, text_hashes
 from wids.tars.names import to_bytes
 from wids.transport import urls
 from wids.writing.tar_writer import finished_nbytes

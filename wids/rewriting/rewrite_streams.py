@@ -12,12 +12,13 @@ from itertools import islice
 from typing import Any
 
 from wids.errors import RewriteError
+from wids.fetching import fetch
 from wids.fields.encode import encode
 from wids.files.sizes import parse_nbytes
 from wids.rewriting.old_streams import stream_samples
 from wids.specs.model import DatasetSpec
 from wids.tars.names import KeySplit
-from wids.transport import fetch, urls
+from wids.transport import urls
 from wids.writing.output import Output
 from wids.writing.shard_writer import ShardWriter
 from wids.writing.task_run import NO_SAMPLE, unfinished_run

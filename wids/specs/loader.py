@@ -16,6 +16,7 @@ from functools import partial
 from typing import IO, Any, Final, TypeAlias
 
 from wids.errors import SpecError, WidsError
+from wids.fetching.fetch import Fetcher
 from wids.specs.braces import expand
 from wids.specs.entries import (
     key_split_of,
@@ -39,7 +40,6 @@ from wids.specs.parsing import (
 from wids.specs.parts import Part, as_component, combined, weight_of, weights_of
 from wids.specs.trust import MAX_DEPTH, Context, base_of, check_local
 from wids.transport import urls
-from wids.transport.fetch import Fetcher
 from wids.transport.listing import Named, is_pattern
 
 MAX_DOCUMENTS: Final = 10_000

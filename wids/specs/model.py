@@ -215,7 +215,7 @@ class DatasetSpec:
             ValueError: The URL cannot be written, or the spec names local files.
             UploadError: The upload failed.
         """
-        from wids.transport import upload
+        from wids.fetching import upload
 
         target = upload.absolute(path)
         document = self.document(urls.parent(target))
@@ -245,7 +245,7 @@ def save_document(
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a JSON document atomically, to a path or URL; see `upload.publishing`."""
-    from wids.transport import upload  # readers of a spec, who are many more, never write one
+    from wids.fetching import upload  # readers of a spec, who are many more, never write one
 
     try:
         data = json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8")

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from wids.errors import NotFoundError, SpecError
+from wids.fetching.fetch import Fetcher
 from wids.specs.braces import expand
 from wids.transport import listing, urls
-from wids.transport.fetch import Fetcher
 from wids.transport.listing import Named
 from wids.transport.stream import Entry
 

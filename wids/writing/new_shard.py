@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 from wids.describing.describe import ShardRecord
+from wids.fetching import fetch, upload
 from wids.files.digests import file_digest
+from wids.indexes.index_file import dump
 from wids.tars.index import TarIdentity
-from wids.tars.index_file import dump
-from wids.transport import fetch, upload, urls
+from wids.transport import urls
 from wids.writing.tar_writer import TarWriter
 from wids.writing.threaded_tar import ThreadedTar
 

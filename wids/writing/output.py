@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
-from wids.transport import upload, urls
+from wids.fetching import upload
+from wids.transport import urls
 from wids.writing.shard_names import ShardNames, pack_path
 from wids.writing.tar_writer import check_target
 

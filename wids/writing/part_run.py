@@ -12,9 +12,9 @@ from typing import Any
 
 from wids.describing.describe import ShardRecord
 from wids.describing.part_journals import Part, collect_parts, part_journal
+from wids.fetching import upload
 from wids.files import abandoned
 from wids.specs.model import DatasetSpec
-from wids.transport import upload
 from wids.writing.new_shard import ShardTask
 from wids.writing.output import Output
 from wids.writing.task_run import (

@@ -11,8 +11,9 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from wids.fetching import upload
 from wids.files import publish
-from wids.transport import upload, urls
+from wids.transport import urls
 
 _NUMBER: Final = r"%0?\d*d"
 

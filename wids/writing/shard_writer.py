@@ -20,13 +20,14 @@ from wids.describing.describe import ShardRecord, describe_shard
 from wids.describing.journal import Journal
 from wids.describing.new_packs import new_pack
 from wids.describing.published import published
+from wids.fetching import fetch, upload
 from wids.files.progress import Bar
 from wids.files.sizes import count_text
+from wids.indexes.index_file import dump
 from wids.specs.loader import load_spec
 from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars.index import TarIdentity
-from wids.tars.index_file import dump
-from wids.transport import fetch, upload, urls
+from wids.transport import urls
 from wids.writing.members import Encoder, member_encoder
 from wids.writing.only_writer import only_writer
 from wids.writing.shard_names import ShardNames, pack_path

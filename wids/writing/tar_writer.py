@@ -17,13 +17,14 @@ from types import TracebackType
 from typing import IO, Any, ClassVar, Final
 from zlib import adler32
 
+from wids.fetching import upload
 from wids.files.checksums import fastest_crc32
 from wids.files.sizes import count_text, nbytes_text
 from wids.tars.archive import padded
 from wids.tars.index import ShardIndex, index_tar
 from wids.tars.member_log import MemberLog
 from wids.tars.names import to_bytes
-from wids.transport import upload, urls
+from wids.transport import urls
 from wids.writing.members import Encoder, member_encoder
 
 _BLOCK: Final = tarfile.BLOCKSIZE

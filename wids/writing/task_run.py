@@ -23,12 +23,13 @@ from wids.describing.journal import Journal, Task
 from wids.describing.part_journals import plan_of
 from wids.engines.results import results_of
 from wids.errors import RewriteError, SpecError
+from wids.fetching import upload
 from wids.files import abandoned
 from wids.files.progress import Bar
+from wids.indexes.pack_writer import write_pack
 from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars.names import KeySplit
-from wids.tars.pack_writer import write_pack
-from wids.transport import upload, urls
+from wids.transport import urls
 from wids.writing.new_shard import ShardTask
 from wids.writing.only_writer import only_writer
 from wids.writing.output import Output
@@ -349,8 +350,8 @@ def _publish(
 
 def _check_same_spec(spec: DatasetSpec, output: Output) -> None:
     """Raise FileExistsError unless the spec that exists is the one that an earlier run saved."""
+    from wids.fetching.fetch import Fetcher
     from wids.specs.loader import load_spec
-    from wids.transport.fetch import Fetcher
 
     try:
         found = load_spec(output.spec_path, read=Fetcher(output.storage_options).read)

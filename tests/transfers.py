@@ -1,0 +1,47 @@
+"""What the tests of transport share: a file of five megabytes, a fetch, and a server of sockets."""
+
+from __future__ import annotations
+
+import io
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from wids.fetching.download import Expected
+from wids.fetching.fetch import Fetcher
+
+DATA = random.Random(1).randbytes(5_000_000)
+
+
+def saved(url: str, expected: Expected | None = None, **arguments: object) -> bytes:
+    """Return what `Fetcher.save` writes; the arguments are those of `Fetcher`."""
+    file = io.BytesIO()
+    Fetcher(**arguments).save(url, file, expected or Expected())
+    return file.getvalue()
+
+
+@contextmanager
+def answering(respond: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Provide the URL of a server that calls ``respond`` after each request on a connection."""
+    ended = threading.Event()
+
+    def serve() -> None:
+        while not ended.is_set():
+            with suppress(TimeoutError):
+                connection, _ = listener.accept()
+                with connection, suppress(OSError):
+                    connection.settimeout(5)
+                    while connection.recv(10_000):
+                        respond(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.05)
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            ended.set()
+            thread.join()

@@ -1,0 +1,403 @@
+"""A complete local file → a file at a path or URL, which appears there complete or not at all.
+
+The counterpart of `fetch`: paths, and every scheme of fsspec whose driver can write. Nothing here
+knows what is in a file, or which files belong together.
+"""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import IO, Any, Final, TypeAlias
+
+from wids.errors import FetchError, UploadError
+from wids.files import abandoned, publish
+from wids.files.unnamed import unnamed_file
+from wids.transport import fsspec, urls
+from wids.transport.retry import with_retries
+from wids.transport.schemes import TRANSPORTS, by_prefix, matching_prefix
+from wids.transport.stream import TransientError, error_text
+
+Options: TypeAlias = "Mapping[str, Any] | None"
+"""As ``storage_options`` of `wids.fetching.fetch.Fetcher`."""
+
+_ATOMIC: Final = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"))
+"""Schemes whose drivers end an upload with one request, and whose servers show nothing before it.
+With all others, a file is written under a temporary name and renamed."""
+
+_COMPARING: Final = frozenset(("s3", "s3a"))
+"""Schemes whose drivers can have a file replaced only if it is still the version that was read."""
+
+_PART_NBYTES: Final = 16 << 20
+_MAX_PARTS: Final = 10_000
+_NUM_CONNECTIONS: Final = 4
+"""Drivers have as many parts in memory as connections: 500 MB for each file by default."""
+
+_REFUSALS: Final = frozenset((errno.EPERM, errno.ENOSYS, errno.EMSGSIZE, errno.ENAMETOOLONG))
+"""Numbers of errors that the next attempt would meet again."""
+
+
+@contextmanager
+def publishing(
+    target: str | os.PathLike[str],
+    mode: int = 0o666,
+    *,
+    is_new: bool = False,
+    replaces: str | None = None,
+    sweeps: bool = True,
+    storage_options: Options = None,
+) -> Iterator[IO[bytes]]:
+    """Yield a file to write, and publish it under a path or URL when the block succeeds.
+
+    For a URL the file is a temporary one on the local disk (``TMPDIR``), which is uploaded at the
+    end. If the block or the upload fails, also by Ctrl-C, what was there before stays.
+
+    Args:
+        target: Path, or URL of a scheme that fsspec can write.
+        mode: Permissions of a local file, less those that the process's umask removes.
+        is_new: Whether to raise FileExistsError, rather than replace what has the name.
+        replaces: The version that may be replaced, as `read` returns it; see `ReplacedError`.
+        sweeps: Whether to delete what killed processes left of this local file.
+        storage_options: As for `ShardListDataset`.
+
+    Raises:
+        ValueError: The URL cannot be written.
+        UploadError: The upload failed.
+    """
+    name = os.fspath(target)
+    if is_local(name):
+        if sweeps:
+            abandoned.sweep_beside(name)
+        with publish.replacing(name, mode, is_new=is_new) as file:
+            yield file
+        return
+    check_writable(name)
+    _file_system(name, storage_options)  # now, since the block may take hours
+    with unnamed_file() as (file, path):
+        try:
+            yield file
+            file.flush()
+        except OSError as error:
+            raise _with_folder(error, name) from None
+        upload(path, name, is_new=is_new, replaces=replaces, storage_options=storage_options)
+
+
+def is_local(target: str) -> bool:
+    """Whether a target is a path; raise ValueError for ``file:``, which no writer takes."""
+    if urls.scheme(target) == "file":
+        raise ValueError(f"{target}: expected a path or a remote URL, found file:; pass the path")
+    return urls.scheme(target) == ""
+
+
+def absolute(target: str | os.PathLike[str]) -> str:
+    """Return an absolute path, or a URL, that can be written.
+
+    Raises:
+        ValueError: It is a URL of a scheme that cannot be written.
+    """
+    name = os.fspath(target)
+    check_writable(name)
+    return os.path.abspath(name) if is_local(name) else name
+
+
+def check_writable(url: str) -> None:
+    """Raise ValueError for a URL with a query, or of a scheme that cannot be written."""
+    if not is_local(url) and urls.scheme(url) in TRANSPORTS:
+        raise ValueError(
+            f"{urls.redact(url)}: expected a path, or a URL that can be written, such as "
+            f"s3://bucket/name, found {urls.scheme(url)}:; write to a local folder and copy the "
+            "complete files"
+        )
+    if not is_local(url) and "?" in url:
+        raise ValueError(f"{urls.redact(url)}: expected a URL without a query to write to")
+
+
+def exists(target: str, storage_options: Options = None) -> bool:
+    """Return whether something has a path or URL.
+
+    Raises:
+        UploadError: The server does not say.
+    """
+    if is_local(target):
+        return os.path.lexists(target)
+    system, path = _file_system(target, storage_options)
+    return bool(_asked(target, lambda: _has(system, path)))
+
+
+def move(source: str, target: str, storage_options: Options = None) -> None:
+    """Move a file to another name in its folder, over any file that is there.
+
+    Raises:
+        UploadError: The server refuses.
+    """
+    if is_local(source):
+        os.replace(source, target)
+        return
+    system, path = _file_system(source, storage_options)
+    _, other = _file_system(target, storage_options)
+    _asked(source, lambda: system.mv(path, other))
+
+
+def remove(target: str, storage_options: Options = None) -> None:
+    """Delete a file.
+
+    Raises:
+        UploadError: The server refuses.
+    """
+    if is_local(target):
+        os.unlink(target)
+        return
+    system, path = _file_system(target, storage_options)
+    _asked(target, lambda: system.rm_file(path))
+
+
+def file_names(folder: str, storage_options: Options = None) -> list[str]:
+    """Return the names in a folder, local or remote; a remote one that does not exist is empty.
+
+    Raises:
+        OSError: The local folder cannot be listed.
+        UploadError: The server does not list it.
+    """
+    if is_local(folder):
+        return os.listdir(folder)
+    system, path = _file_system(folder, storage_options)
+
+    def listed() -> list[str]:
+        system.invalidate_cache()
+        with suppress(FileNotFoundError):
+            return [
+                str(found).rstrip("/").rpartition("/")[2] for found in system.ls(path, detail=False)
+            ]
+        return []
+
+    names: list[str] = _asked(folder, listed)
+    return names
+
+
+class ReplacedError(UploadError):
+    """The file was replaced since it was read, and so it was left as it is."""
+
+
+def read(target: str, storage_options: Options = None) -> tuple[bytes, str | None]:
+    """Return the bytes at a path or URL, as they are there and not where rewriting leads.
+
+    Also returns their version if the server can compare it when it writes; else None.
+
+    Raises:
+        OSError: It cannot be read; FileNotFoundError if there is none.
+    """
+    if is_local(target):
+        with open(target, "rb") as file:
+            return file.read(), None
+    system, path = _file_system(target, storage_options)
+
+    def attempt() -> tuple[bytes, str | None] | None:
+        system.invalidate_cache()
+        try:
+            before = _tag(system, path)
+            data = system.cat_file(path)
+        except FileNotFoundError:
+            return None
+        if _tag(system, path) != before:
+            raise TransientError(f"{urls.redact(target)}: it changed while it was being read")
+        return data, before if urls.scheme(target) in _COMPARING else None
+
+    found: tuple[bytes, str | None] | None = _asked(target, attempt)
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, "not found", urls.redact(target))
+    return found
+
+
+@contextmanager
+def local_copy(target: str, storage_options: Options = None) -> Iterator[str]:
+    """Provide the path of a file: the file itself, or a temporary copy of a remote one.
+
+    Raises:
+        UploadError: The remote one cannot be read.
+    """
+    if is_local(target):
+        yield target
+        return
+    system, path = _file_system(target, storage_options)
+    with unnamed_file() as (_, copy):
+        _asked(target, lambda: system.get_file(path, copy))
+        yield copy
+
+
+def _tag(system: Any, path: str) -> str | None:
+    tag = system.info(path).get("ETag")
+    return None if tag is None else str(tag)
+
+
+def upload(
+    path: str,
+    url: str,
+    *,
+    is_new: bool = False,
+    replaces: str | None = None,
+    storage_options: Options = None,
+) -> None:
+    """Upload a complete local file.
+
+    Args:
+        path: The file.
+        url: Where it appears.
+        is_new: Whether to raise FileExistsError if something has the URL. Two programs that upload
+            at the same time are told apart by servers that can compare (S3, Google); on others a
+            small race remains.
+        replaces: As for `publishing`.
+        storage_options: As for `ShardListDataset`.
+
+    Raises:
+        FileExistsError: Something has the URL.
+        ReplacedError: It is another version than the one to replace.
+        ValueError: The URL cannot be written.
+        UploadError: The upload failed, and was retried if that could help.
+    """
+    check_writable(url)
+    system, target = _file_system(url, storage_options)
+    put = _put_directly if urls.scheme(url) in _ATOMIC else _put_and_rename
+    headers = {} if replaces is None else {"IfMatch": replaces}
+
+    def attempt() -> None:
+        try:
+            if is_new:
+                _check_absent(system, target)
+            put(system, path, target, is_new=is_new, **headers)
+        except FileExistsError:  # the server's own text may quote the URL with its query
+            raise FileExistsError(errno.EEXIST, "already exists", urls.redact(url)) from None
+        except OSError as error:
+            if replaces is not None and _is_refused_version(error):
+                raise ReplacedError(f"{urls.redact(url)}: it was replaced meanwhile") from None
+            raise
+
+    _asked(url, attempt)
+
+
+def _is_refused_version(error: OSError) -> bool:
+    response = getattr(error.__cause__, "response", None) or {}
+    return response.get("Error", {}).get("Code") in ("PreconditionFailed", "412")
+
+
+def _put_directly(system: Any, path: str, target: str, *, is_new: bool, **headers: str) -> None:
+    """Upload to a server that shows nothing before the last request."""
+    part_nbytes = max(_PART_NBYTES, -(-os.path.getsize(path) // _MAX_PARTS))
+    options = {
+        "chunksize": -(-part_nbytes // _PART_NBYTES) * _PART_NBYTES,
+        "max_concurrency": _NUM_CONNECTIONS,
+        **({"mode": "create"} if is_new else {}),
+    }
+    # Not all drivers have all of these, and some take any name for an option of the request.
+    known = inspect.signature(getattr(system, "_put_file", system.put_file)).parameters
+    system.put_file(path, target, **{k: v for k, v in options.items() if k in known}, **headers)
+
+
+def _put_and_rename(
+    system: Any,
+    path: str,
+    target: str,
+    *,
+    is_new: bool,
+    **headers: str,  # noqa: ARG001 - as `_put_directly`
+) -> None:
+    """Upload under a temporary name, compare the length, and rename."""
+    folder, _, name = target.rpartition("/")
+    temporary = f"{folder}/.{name[:40]}.{secrets.token_hex(8)}.tmp"
+    try:
+        system.put_file(path, temporary)
+        _check_length(system, temporary, os.path.getsize(path))
+        if is_new:
+            _check_absent(system, target)
+        system.mv(temporary, target)
+    except BaseException:
+        with suppress(Exception):
+            system.rm_file(temporary)
+        raise
+
+
+def _check_length(system: Any, path: str, nbytes: int) -> None:
+    """Refuse a file that a driver closed after it had written a part."""
+    system.invalidate_cache()
+    found = system.info(path).get("size")
+    if found not in (None, nbytes):
+        raise TransientError(f"{path}: expected {nbytes} bytes after the upload, found {found}")
+
+
+def _check_absent(system: Any, path: str) -> None:
+    if _has(system, path):
+        raise FileExistsError
+
+
+def _has(system: Any, path: str) -> bool:
+    system.invalidate_cache()  # listings are cached, and others write too
+    try:
+        system.info(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _file_system(url: str, storage_options: Options) -> tuple[Any, str]:
+    """Return the file system of the caller's own URL, which gets the caller's options."""
+    options = by_prefix(storage_options)
+    prefix = matching_prefix(url, options)
+    transport = fsspec.transport_for({} if prefix is None else options[prefix], None)
+    try:
+        return transport.file_system(url)
+    except FetchError as error:
+        raise UploadError(str(error)) from error
+
+
+def _asked(url: str, attempt: Callable[[], Any]) -> Any:
+    """Return what an attempt returns, retried; its errors name the URL without its secrets."""
+
+    def translated() -> Any:
+        try:
+            return attempt()
+        except (FileExistsError, FetchError, ReplacedError):
+            raise
+        except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
+            raise _write_error(url, error) from None
+
+    try:
+        return with_retries(translated)
+    except FetchError as error:
+        raise UploadError(str(error)) from error
+
+
+def _write_error(url: str, error: Exception) -> FetchError:
+    """Return the error of wids for one that a driver raised."""
+    name, bucket = urls.redact(url), urls.origin(url)
+    found = error_text(error, url)
+    if isinstance(error, FileNotFoundError):
+        folder = urls.redact(urls.parent(url))
+        return FetchError(
+            f"{name}: expected {bucket} and the folder {folder} to exist, found: {found}; check "
+            "the name, or create it"
+        )
+    if isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
+        return FetchError(
+            f"{name}: expected access to {bucket}, found: {found}; check the keys "
+            "in storage_options or in the environment, and the permissions of the bucket"
+        )
+    permanent = (IsADirectoryError, NotImplementedError, TypeError, AttributeError, LookupError)
+    is_permanent = isinstance(error, permanent) or getattr(error, "errno", None) in _REFUSALS
+    return (FetchError if is_permanent else TransientError)(
+        f"{name}: expected to write it, found: {found}"
+    )
+
+
+def _with_folder(error: OSError, url: str) -> OSError:
+    """Return the error about a full disk, with the folder that a person can change."""
+    if error.errno != errno.ENOSPC or error.filename is not None:
+        return error
+    return OSError(
+        errno.ENOSPC,
+        f"{urls.redact(url)}: expected space for the complete file in {tempfile.gettempdir()}, "
+        "found none; set TMPDIR to a folder with more space",
+    )
