@@ -148,3 +148,25 @@ def test_browsing_imports_no_torch(train: Path) -> None:
     )
 
     assert run_python(code, train.parent).stdout.strip() == ""
+
+
+@pytest.mark.long
+def test_threads_use_names_that_need_torch_at_once(tmp_path: Path) -> None:
+    """Threads may be the first to use samplers and ``collate``, all at once, and import torch."""
+    code = (
+        "import threading, wids\n"
+        "names = ['ChunkedSampler', 'DistributedChunkedSampler', 'Prefetcher', 'stream']\n"
+        "names += ['sampling_cost', 'MixedSampler', 'BucketBatchSampler']\n"
+        "calls = [lambda name=name: getattr(wids, name) for name in names]\n"
+        "calls.append(lambda: wids.collate([{'a': 1}]))\n"
+        "start, used = threading.Barrier(len(calls)), []\n"
+        "def use(call):\n"
+        "    start.wait()\n"
+        "    used.append(call())\n"
+        "threads = [threading.Thread(target=use, args=(call,)) for call in calls]\n"
+        "[thread.start() for thread in threads]\n"
+        "[thread.join() for thread in threads]\n"
+        "print(len(used))"
+    )
+
+    assert run_python(code, tmp_path).stdout == "8\n"

@@ -12,6 +12,7 @@ from itertools import chain, islice
 from threading import Lock
 from typing import Any, Final, Protocol
 
+import torch  # noqa: F401 - whole, before its parts: threads must not import both at once
 from torch.utils.data import IterableDataset, get_worker_info
 
 from wids.errors import StateError

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from threading import Lock
 from typing import Any, Final, TypeVar
 
+import torch  # noqa: F401 - whole, before its parts: threads must not import both at once
 from torch.utils.data import BatchSampler, DistributedSampler, Sampler
 
 from wids.files.sizes import nbytes_text, parse_nbytes

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch  # noqa: F401 - whole, before its parts: threads must not import both at once
 from torch.utils.data import Sampler
 
 from wids.files.sizes import nbytes_text

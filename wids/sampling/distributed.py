@@ -11,6 +11,7 @@ from collections.abc import Sized
 from dataclasses import replace
 from typing import Literal
 
+import torch  # noqa: F401 - whole, before its parts: threads must not import both at once
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Final, Generic, TypeVar
 
+import torch  # noqa: F401 - whole, before its parts: threads must not import both at once
 from torch.utils.data import Sampler
 
 from wids.sampling import callers
