@@ -54,11 +54,13 @@ def main() -> None:
     for epoch in range(sampler.epoch, options.epochs):
         sampler.set_epoch(epoch)
         for num_batches, batch in enumerate(loader, 1):
-            dist.all_reduce(torch.ones(1))  # no rank is more than a step ahead, as in training
             step += 1
             line = {"epoch": epoch, "step": step, "indices": batch["__index__"].tolist()}
             with log.open("a") as file:
                 file.write(json.dumps(line) + "\n")
+            # As in training, no rank is more than a step ahead, and no state has a step that a log
+            # lacks.
+            dist.all_reduce(torch.ones(1))
             if rank == 0 and step % 8 == 0:
                 state = sampler.state_dict(num_consumed=num_batches * loader.batch_size)
                 temporary = saved.with_suffix(".new")
