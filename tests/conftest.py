@@ -19,11 +19,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+import hypothesis
 import pytest
 from loopback import Server
 
 if TYPE_CHECKING:
     from s3 import Bucket
+
+# A case may take any time: on a busy machine one that usually takes 10 ms was over the limit of 200.
+hypothesis.settings.register_profile("wids", deadline=None)
+hypothesis.settings.load_profile("wids")
 
 Member = tuple[str, bytes]
 
