@@ -26,7 +26,7 @@ from loopback import Server
 if TYPE_CHECKING:
     from s3 import Bucket
 
-# A case may take any time: on a busy machine one that usually takes 10 ms was over the limit of 200.
+# A case may take any time: one of 10 ms took more than the 200 allowed, on a busy machine.
 hypothesis.settings.register_profile("wids", deadline=None)
 hypothesis.settings.load_profile("wids")
 
