@@ -269,3 +269,14 @@ def test_signed_checksum_after_an_end_marker_is_read() -> None:
     found = members_of(FILE + END + bytes(block) + FILE[512:] + END)
 
     assert found == [(b"a.txt", b"abc"), ("é.txt".encode(), b"abc")]
+
+
+def test_text_whose_signed_sum_is_zero_is_not_a_header(caplog: pytest.LogCaptureFixture) -> None:
+    """A checksum field of zeros states nothing, whatever the signed sum of its block (TAR-9)."""
+    data = bytearray(build([("a.txt", b"1"), ("./дддя猫猫", b"")], tarfile.PAX_FORMAT))
+    assert data[1024:1038] == b"././@PaxHeader"
+    data[1024:1536] = bytes(512)
+
+    assert members_of(bytes(data)) == [(b"a.txt", b"1")]
+
+    assert "unknown bytes" in caplog.text

@@ -71,7 +71,9 @@ def parse_header(block: bytes) -> Header:
 
 def has_checksum(block: bytes) -> bool:
     """Whether a block is a header: whether it states its own checksum."""
-    stated = parse_number(block[148:156])
+    # An empty field would read as 0, which is the signed sum of some texts, such as names in the
+    # body of an extended header.
+    stated = parse_number(block[148:156]) if block[148:156].strip(b" \0") else None
     # POSIX: the eight bytes of the checksum count as blanks, since it is computed before it is
     # stored.
     unsigned = sum(block) - sum(block[148:156]) + 8 * ord(" ")
