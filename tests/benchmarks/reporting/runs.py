@@ -171,6 +171,7 @@ class Run:
         self.live: dict[str, Process] = {}
         self.expected: dict[str, list[int]] = {}
         self.num_folders = 0
+        self.started: set[str] = set()
 
     # Files and processes.
 
@@ -368,9 +369,16 @@ class Run:
 
     def opening(self, contestant: Contestant) -> float:
         """Import, open a dataset and read a sample."""
+        data = self.data(contestant, self.sizes.small)
+        # Once without a clock: the files of a library and of torch come from the disk for whoever
+        # is first in an environment, which the others would not pay for.
+        if contestant.name not in self.started:
+            with self.fresh(contestant) as process:
+                process.ask("opening", data=data)
+            self.started.add(contestant.name)
         self.try_row("import", contestant, self.importing)
         with self.fresh(contestant) as process:
-            found = process.ask("opening", data=self.data(contestant, self.sizes.small))
+            found = process.ask("opening", data=data)
         self.results.note("memory", contestant.name, found["nbytes"])
         self.results.note("start", contestant.name, found["start_s"])
         return float(found["open_s"])
@@ -435,11 +443,8 @@ class Run:
         cache = self.own(contestant) / f"copies-{self.num_folders}"
         cache.mkdir(parents=True)
         data = self.data(contestant, self.sizes.remote)
-        more: dict[str, Any] = {}
-        if work == "remote_first":
-            more["local"] = self.data(contestant, self.sizes.small)
         with serving(self.published(contestant), self.sizes.rate_nbytes) as (url, asked):
-            seconds = float(process.ask(work, data=data, url=url, cache=str(cache), **more))
+            seconds = float(process.ask(work, data=data, url=url, cache=str(cache)))
             nbytes = sum(sent for _, sent in asked())
         shutil.rmtree(cache)
         return seconds, nbytes
@@ -481,7 +486,7 @@ class Run:
             "pictures_2": (self.pictures(2), 1),
             "cold": (self.cold, 1),
             "convert": (self.convert, 1),
-            "open": (self.opening, 1),
+            "open": (self.opening, 3),
             "remote_epoch": (self.remote, 1),
             "resume": (self.resume, 1),
             "order": (self.order, 1),
