@@ -42,6 +42,17 @@ def test_shard_is_a_sequence(path: Path) -> None:
                 shard[index]
 
 
+def test_negative_indices_of_all_ways_to_read(path: Path) -> None:
+    """No way to read takes a negative index for another sample than ``shard[i]`` does."""
+    with Shard(path) as shard:
+        assert shard.read(-1) == shard.read(-1, verify=True) == shard[4]
+        assert shard.read_many([0, -1, -5]) == [shard[0], shard[4], shard[0]]
+        with raises(IndexError, "index -6 is out of range for 5 samples"):
+            shard.read(-6)
+        with raises(IndexError, "index -6 is out of range for 5 samples"):
+            shard.read_many([0, -6])
+
+
 def test_forms_of_raw_bytes(path: Path) -> None:
     """A field is bytes, a stream or a view as requested, and other fields are not read."""
     with Shard(path, fields=[".txt"], raw="stream") as shard:

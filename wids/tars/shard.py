@@ -157,7 +157,9 @@ class Shard:
             advise(self._map, "RANDOM")
 
     def read(self, local_index: int, verify: bool = False) -> RawSample:
-        """Return one sample by its position, which must be 0 or more; see `ReadableShard.read`."""
+        """Return one sample by its index; see `ReadableShard.read`."""
+        if local_index < 0:
+            local_index = position(local_index, len(self), self.path)
         if monotonic() > self._check_after_s:
             self.check()
         return self._read_verified(local_index) if verify else self._read(local_index)
@@ -170,6 +172,8 @@ class Shard:
         labels: Labels | None = None,
     ) -> list[RawSample]:
         """Return samples, fastest in ascending order; cold ones are read from the disk together."""
+        if min(local_indices, default=0) < 0:
+            local_indices = [position(index, len(self), self.path) for index in local_indices]
         # What `check` compares, which itself takes twice as long as these two.
         nbytes = self._map.size()
         if self._is_fresh or nbytes != self.identity.nbytes or not self.index.is_intact():
