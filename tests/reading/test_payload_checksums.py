@@ -92,6 +92,18 @@ def test_copy_that_is_damaged_while_it_is_open_is_fetched_once_more(
     assert site.asked() == ["/train-0.tar"]
 
 
+def test_rewriting_fetches_a_damaged_copy_once_more(
+    site: Site, first_copy: Path, tmp_path: Path
+) -> None:
+    """Members that are copied as they are stored are compared too (REWRITE-43)."""
+    flip(first_copy)
+    with wids.ShardListDataset(site.spec(), access="download") as dataset:
+        wids.rewrite(dataset, tmp_path / "new-%d.tar")
+    assert site.asked() == ["/train-0.tar"]
+    with wids.ShardListDataset(tmp_path / "new.json") as dataset:
+        assert texts(dataset) == EXPECTED
+
+
 def test_copy_that_is_damaged_again_is_an_error(site: Site, first_copy: Path) -> None:
     """A dataset fetches a damaged copy once; a disk that damages all files is an error."""
     with wids.ShardListDataset(site.spec(), access="download") as dataset:
