@@ -236,6 +236,31 @@ def test_state_by_hand_is_the_samplers(dataset: wids.ShardListDataset, num_worke
         assert resumed.state_dict(num_consumed=30)["epoch"] == 2
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_restore_reaches_workers_that_stay(
+    dataset: wids.ShardListDataset, num_workers: int
+) -> None:
+    """Restored between passes, by stream or sampler, the rest is read, also by workers that stay.
+
+    ``set_epoch`` of another epoch clears the position there too (VIEW-15, ORDER-11).
+    """
+    order = sampler(dataset, num_samples=60)
+    stream = wids.stream(dataset, order, batch_size=20)
+    loader = DataLoader(
+        stream, batch_size=20, num_workers=num_workers, persistent_workers=num_workers > 0
+    )
+    first = batches(loader)
+    reference = sampler(dataset, num_samples=60)
+    state = reference.state_dict(20)
+    for restored in (stream, order):
+        restored.load_state_dict(state)
+        assert batches(loader) == first[1:]
+    stream.load_state_dict(state)
+    stream.set_epoch(1)
+    stream.set_epoch(0)
+    assert batches(loader) == first
+
+
 def test_other_loaders_and_samplers_are_refused(dataset: wids.ShardListDataset) -> None:
     """A state of other workers, a sampler of batches or of torch, a dataset without batches."""
     stream = wids.stream(dataset, sampler(dataset), batch_size=30)

@@ -126,12 +126,10 @@ class SampleStream(IterableDataset[Any]):
         self.sampler = order
         self.prefetcher = sampler if isinstance(sampler, Prefetcher) else None
         if not isinstance(order.epochs, SharedEpochs):
-            order.epochs = SharedEpochs(order.epochs)
+            order.epochs = SharedEpochs(order.epochs, order.resume_position(order.epoch))
         self.epochs: SharedEpochs = order.epochs
         self.batch_size = at_least(1, batch_size, "batch_size")
         self.webdataset = bool(webdataset)
-        # Passes that were complete when a position was restored, which counts for one pass only.
-        self._restored_after = 0
         # Groups of samples that this worker has returned in its pass, and samples of the next one;
         # and those that it returned before the state was saved.
         self._consumed = self._resume = (0, 0)
@@ -166,10 +164,6 @@ class SampleStream(IterableDataset[Any]):
 
     def _begin(self) -> tuple[int, int, tuple[int, int]]:
         """Begin a pass; return its epoch, where it starts, and what was returned before."""
-        if self.epochs.num_passes != self._restored_after:
-            # The pass that started at a restored position is complete.
-            self.sampler.rewind()
-            self._restored_after = self.epochs.num_passes
         epoch, resume, self._share = self.epochs.number, self._resume, worker()[0]
         # A worker that was restored knows its epoch; others may have ended theirs since.
         if self._restored is not None:
@@ -177,7 +171,7 @@ class SampleStream(IterableDataset[Any]):
             if self.epochs.were_restored_complete:
                 epoch, resume = self._restored.next_epoch, (0, 0)
                 self._share = self._restored.next_share
-        start = self.sampler.resume_position(epoch)
+        start = self.epochs.position(epoch)
         self.epochs.begin(epoch, start)
         if self.sampler.tell_epoch is not None:
             self.sampler.tell_epoch(epoch)
@@ -251,7 +245,7 @@ class SampleStream(IterableDataset[Any]):
             if self.epochs.is_kept(epoch, num_set):
                 return epoch, start, self._consumed
         epoch = self.epochs.own_number if self._restored is None else self._restored.epoch
-        return epoch, self.sampler.resume_position(epoch), self._resume
+        return epoch, self.epochs.position(epoch), self._resume
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state, of the stream or of its sampler: the next pass is the rest.
@@ -284,11 +278,10 @@ class SampleStream(IterableDataset[Any]):
         set_number = self.epochs.own_number if self.epochs.num_set else None
         self.sampler.load_state_dict(own["sampler"])
         self._share = share
-        self._restored_after = self.epochs.num_passes
         self._resume, self._pass = (num_groups, num_returned), None
         if get_worker_info() is None:
             epoch = self.epochs.own_number
-            self.epochs.begin(epoch, self.sampler.resume_position(epoch))
+            self.epochs.begin(epoch, self.epochs.position(epoch))
             if set_number is not None:
                 self.sampler.note_skipping()
         else:
@@ -302,7 +295,7 @@ class SampleStream(IterableDataset[Any]):
         """
         number, num_workers = worker()
         epoch = self.epochs.own_number
-        start = self.sampler.resume_position(epoch)
+        start = self.epochs.position(epoch)
         is_complete = self._resume[0] >= self._num_groups(epoch, start)
         # The loader asks the worker for the next batch first that follows the one asked last.
         next_share = (self._own_share - self._num_batches(epoch, start)) % num_workers
@@ -313,7 +306,6 @@ class SampleStream(IterableDataset[Any]):
         # As ORDER-11 has it for samplers: the epoch of a state does not win over one that was set.
         self.epochs.restore(set_number, is_fixed=True)
         self.epochs.note_restored(set_number, is_complete)
-        self.sampler.rewind()
         self.sampler.note_skipping()
         self._resume, self._restored = (0, 0), _Restored(set_number, number, set_number, next_share)
 

@@ -58,6 +58,17 @@ def test_set_epoch_keeps_or_clears_the_position() -> None:
     assert list(sampler) == whole[7:]
 
 
+@pytest.mark.parametrize("num_samples", [0, 20])
+def test_only_a_pass_of_the_set_epoch_waits_for_a_restore(num_samples: int) -> None:
+    """An iterator of an earlier epoch, unread or ended, does not make a restore wait (ORDER-11)."""
+    state = ChunkedSampler(range(num_samples)).state_dict() | {"epoch": 3, "position": num_samples}
+    sampler = ChunkedSampler(range(num_samples))
+    _unread = list(sampler) if not num_samples else iter(sampler)
+    sampler.set_epoch(1)
+    sampler.load_state_dict(state)
+    assert sampler.epoch == 3
+
+
 def test_caller_can_count_consumed_samples() -> None:
     """Workers run ahead, so the caller may count; the last batch may count as full."""
     sampler = ChunkedSampler(DATA)

@@ -57,8 +57,14 @@ class Epochs:
             self._latest, self._latest_since = number, self.num_set
         self.restore(number, is_fixed=True)
 
-    def restore(self, number: int, *, is_fixed: bool) -> None:
-        """Take over the epoch of a state."""
+    def restore(
+        self,
+        number: int,
+        *,
+        is_fixed: bool,
+        position: int | None = None,  # noqa: ARG002 - for epochs that are shared with workers
+    ) -> None:
+        """Take over the epoch of a state. Each sampler has its own position."""
         self.number, self.is_fixed, self.num_full_passes = number, is_fixed, 0
 
     def is_kept(self, number: int, since: int) -> bool:
@@ -89,6 +95,10 @@ class _Pass(Generic[T]):
     def place(self) -> tuple[int, int, int]:
         """Where the pass began, and after how many calls of ``set_epoch``."""
         return self.epoch, self.start, self.num_set
+
+    def is_waiting(self, epoch: int) -> bool:
+        """Whether it is of this epoch, and nothing was asked of it yet."""
+        return self.epoch == epoch and not self.has_begun and not self.has_ended
 
     @property
     def num_read(self) -> int:
@@ -331,12 +341,12 @@ class EpochSampler(Sampler[T]):
         )
         # A pass that is still being read belongs to the time before the restore.
         waiting, self._pass = self._pass, None
-        is_set = self.epochs.is_fixed and waiting is not None and not waiting.has_begun
+        is_set = self.epochs.is_fixed and waiting is not None and waiting.is_waiting(self.epoch)
         if is_set and self.epoch != restored.epoch:
             self._resume = (0, self.epoch, self.epochs.num_set)
             self.note_skipping()
             return
-        self.epochs.restore(restored.epoch, is_fixed=restored.is_fixed)
         # Exact: `checked_state` accepts no position that these ranks cannot share (ORDER-10).
         position = restored.position // num_replicas
+        self.epochs.restore(restored.epoch, is_fixed=restored.is_fixed, position=position)
         self._resume = (position, restored.epoch, self.epochs.num_set)

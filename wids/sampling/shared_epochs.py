@@ -18,7 +18,7 @@ _NUM_SLOTS: Final = 256
 """Most workers of one loader."""
 
 # Where the parts of the shared array begin: single numbers, and one number for each worker.
-_FIXED, _BEGUN, _START, _PASSES = 0, 1, 2, 3
+_FIXED, _BEGUN, _START, _RESTORED, _POSITION, _AFTER, _PASSES = range(7)
 _EPOCHS = _PASSES + _NUM_SLOTS
 _COMPLETE = _EPOCHS + _NUM_SLOTS
 
@@ -31,15 +31,33 @@ class SharedEpochs(Epochs):
 
     Args:
         epochs: The epoch to begin with.
+        position: Where its next pass starts.
     """
 
-    def __init__(self, epochs: Epochs) -> None:
+    def __init__(self, epochs: Epochs, position: int) -> None:
         self._shared = RawArray("q", _COMPLETE + _NUM_SLOTS)
         vars(self).update(
             {k: v for k, v in vars(epochs).items() if k not in ("number", "is_fixed")}
         )
         self.number, self.is_fixed = epochs.number, epochs.is_fixed
         self.begin(epochs.number, 0)
+        self._note_position(epochs.number, position)
+
+    def restore(self, number: int, *, is_fixed: bool, position: int | None = None) -> None:
+        """Take over the epoch of a state and its position; None if the epoch alone is set."""
+        super().restore(number, is_fixed=is_fixed)
+        # A restored position counts only in its own epoch, also for workers that stay (ORDER-11).
+        if position is not None or number != self._shared[_RESTORED]:
+            self._note_position(number, position or 0)
+
+    def _note_position(self, number: int, position: int) -> None:
+        self._shared[_RESTORED], self._shared[_POSITION] = number, position
+        self._shared[_AFTER] = self.num_passes
+
+    def position(self, number: int) -> int:
+        """Return where a pass of an epoch starts: 0, or a restored position, for one full pass."""
+        restored, position, after = self._shared[_RESTORED : _AFTER + 1]
+        return position if (restored, after) == (number, self.num_passes) else 0
 
     @property
     def number(self) -> int:
