@@ -260,6 +260,28 @@ def test_hole_between_members_is_a_warning(caplog: pytest.LogCaptureFixture) -> 
     assert f"another archive at byte {sixth}, after {sixth - second} bytes of zeros" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("num_blocks", "is_warning"),
+    [(1, True), (2, False), (3, True), (17, True), (18, False), (19, True), (38, True)],
+)
+def test_zeros_that_no_packer_leaves_are_a_warning(
+    num_blocks: int, is_warning: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An archive after 2 zero blocks, or after whole records of 10,240 bytes, is an archive.
+
+    After other zeros it may be a tar inside a member whose header was overwritten (TAR-6, TAR-8).
+    """
+    inner = FILE + bytes(num_blocks * 512) + FILE
+    data = inner + bytes(18 * 512) + inner + END
+
+    with caplog.at_level(logging.INFO, "wids"):
+        assert len(members_of(data)) == 4
+
+    logged = [each for each in caplog.records if f"{num_blocks * 512} bytes" in each.getMessage()]
+    assert [each.levelno == logging.WARNING for each in logged] == [is_warning] * len(logged)
+    assert len(logged) >= 2
+
+
 def test_signed_checksum_after_an_end_marker_is_read() -> None:
     """An archive after an end marker may have signed checksums too."""
     block = header("é.txt".encode(), 3)

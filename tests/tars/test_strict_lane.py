@@ -14,6 +14,7 @@ from conftest import miss, need, raises
 from tars_by_hand import (
     END,
     FILE,
+    FORMATS,
     build,
     extended,
     header,
@@ -236,3 +237,31 @@ def test_short_file_is_described() -> None:
     """A file that is shorter than a header is recognized as well."""
     with raises(ShardFormatError, "at byte 0: expected a header of 512 bytes, found HTML or XML"):
         scan(b"<html>404 not found</html>")
+
+
+@pytest.mark.parametrize("form", ["pax", "gnu"])
+@pytest.mark.parametrize("name_nbytes", [101, 300, 511, 600, 1100])
+def test_hole_in_a_long_name_is_refused(form: str, name_nbytes: int) -> None:
+    """A block of zeros in the body of an extended header does not make another name (TAR-14).
+
+    No checksum covers that body; the header of the member has the beginning of the name.
+    """
+    data = build([("n" * name_nbytes, b"1")], FORMATS[form])
+    body_nbytes = int(data[124:135], 8)
+    for start in range(512, 512 + body_nbytes, 512):
+        with raises(ShardFormatError, "tar: at byte 0: expected"):
+            members_of(data[:start] + bytes(512) + data[start + 512 :])
+
+
+def test_padding_that_a_size_includes_is_not_a_hole() -> None:
+    """The sizes of extended headers may include the NULs up to the end of a block."""
+    for body, kind in ((record("path", "b.txt"), b"x"), (b"b.txt", b"L")):
+        padded = body + bytes(512 - len(body))
+        assert members_of(extended(padded, kind) + FILE + END) == [(b"b.txt", b"abc")]
+
+
+@pytest.mark.parametrize("body", [b"a\0b.txt\0", b"b.tx\0\0", b"b.txt\0" + bytes(506) + b"\1"])
+def test_zeros_inside_a_long_name_are_refused(body: bytes) -> None:
+    """A GNU long name ends where its size says, and not at an earlier zero (TAR-14)."""
+    with raises(ShardFormatError, f"a GNU long name of {len(body)} bytes", "damaged"):
+        members_of(extended(body, b"L") + FILE + END)

@@ -118,7 +118,8 @@ class Archive:
         nbytes: Its length in bytes.
         members: The members found so far.
         global_records: The PAX records of global headers that apply from here on.
-        has_end: Whether the last archive in the file has an end marker.
+        start: Where the last archive in the file begins.
+        has_end: Whether that archive has an end marker.
         remarks: What is odd so far.
     """
 
@@ -130,6 +131,7 @@ class Archive:
             raise self.error(0, "a tar", "an empty file", "write it or fetch it again")
         self.members = MemberColumns()
         self.global_records: dict[bytes, bytes] = {}
+        self.start = 0
         self.has_end = False
         self.remarks: list[str] = []
 

@@ -127,11 +127,26 @@ def parse_records(body: bytes) -> dict[bytes, bytes]:
     return records
 
 
+def parse_long_name(body: bytes) -> bytes:
+    """Return the name in the body of a GNU long name or long link."""
+    name, _, rest = body.partition(b"\0")
+    # The size includes a NUL, and of some writers the padding. Other NULs are a hole in the name,
+    # which no checksum covers.
+    is_padded = not len(body) % 512 and len(rest) < 512
+    if not name or (rest and not is_padded) or rest.strip(b"\0"):
+        raise HeaderError(
+            f"a GNU long name of {len(body)} bytes with a NUL at its end",
+            f"one that ends after {len(name)} bytes",
+            "the tar is damaged there: fetch or write it again",
+        )
+    return name
+
+
 def _parse_record(body: bytes, at: int) -> tuple[bytes, bytes, int] | None:
     """Return key and value of the record at a position, and where the next one is.
 
     Returns:
-        None if only NULs follow: some writers include the padding in the size.
+        None if only padding follows: some writers include it in the size.
     """
     # The limit also keeps `int` cheap: a hostile body could have a megabyte of digits.
     blank = body.find(b" ", at, at + _LENGTH_NUM_DIGITS + 1)
@@ -141,7 +156,9 @@ def _parse_record(body: bytes, at: int) -> tuple[bytes, bytes, int] | None:
     # `at < stop` makes the loop over records end: a record of length 0 would be parsed forever.
     if at < stop <= len(body) and equals and key and body[stop - 1] == ord("\n"):
         return key, value, stop
-    if not body[at:].strip(b"\0"):
+    # Padding never begins a block. A block of NULs is a hole: the records that it had are lost, and
+    # with them perhaps the name.
+    if at % 512 and not body[at:].strip(b"\0"):
         return None
     raise HeaderError(
         'PAX records of the form "LENGTH KEY=VALUE"',

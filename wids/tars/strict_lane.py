@@ -20,6 +20,7 @@ from wids.tars.headers import (
     describe,
     has_checksum,
     parse_header,
+    parse_long_name,
     parse_records,
     parse_size,
     show,
@@ -32,7 +33,9 @@ MAX_EXTENDED_NBYTES: Final = 1 << 20
 MAX_EXTENDED_RUN: Final = 8
 """Most extended headers that may precede one member."""
 
-_MAX_PADDING_NBYTES: Final = 22 * BLOCK_NBYTES  # two blocks, then up to a record of twenty
+_END_NBYTES: Final = 2 * BLOCK_NBYTES
+_RECORD_NBYTES: Final = 20 * BLOCK_NBYTES  # to whole ones of these most packers pad an archive
+_MAX_PADDING_NBYTES: Final = _END_NBYTES + _RECORD_NBYTES
 _DESCRIBED_NBYTES: Final = 64
 
 _FILE_TYPES: Final = b"0\x007"  # plain, plain in V7, contiguous
@@ -209,11 +212,8 @@ def _read_records(archive: Archive, position: int, header: Header) -> dict[bytes
     body = archive.data[start : start + header.size]
     if header.kind not in b"LK":
         return _parsed(archive, position, lambda: parse_records(body))
-    # A GNU long name ends in a NUL that its size includes.
-    name = body.partition(b"\0")[0]
-    if not name:
-        raise archive.error(position, "a GNU long name", "an empty one", "pack it again")
-    return {b"path" if header.kind == b"L" else b"linkpath": name}
+    key = b"path" if header.kind == b"L" else b"linkpath"
+    return {key: _parsed(archive, position, lambda: parse_long_name(body))}
 
 
 def _add_records(
@@ -273,12 +273,16 @@ def _read_end(archive: Archive, position: int) -> int:
             "ignored",
         )
         return nbytes
-    # More zeros than a packer leaves may be a hole where members were.
-    is_hole = following - position > _MAX_PADDING_NBYTES
+    # Zeros that no packer leaves may be a hole where members were, and what follows it a tar inside
+    # one of them.
+    num_zeros = following - position
+    is_ending = num_zeros == _END_NBYTES or not (following - archive.start) % _RECORD_NBYTES
+    is_hole = not is_ending or not _END_NBYTES <= num_zeros <= _MAX_PADDING_NBYTES
     archive.remark(
         logging.WARNING if is_hole else logging.INFO,
-        f"another archive at byte {following}, after {following - position} bytes of zeros",
+        f"another archive at byte {following}, after {num_zeros} bytes of zeros",
     )
+    archive.start = following
     # The archive that follows needs an end marker of its own, or its cut would go unnoticed
     # (TAR-8).
     archive.has_end = False
