@@ -49,6 +49,12 @@ def test_any_number_of_tasks(in_order: bool) -> None:
     assert not in_order or found == sorted(found)
 
 
+def test_what_is_no_executor_is_named() -> None:
+    """The error states the argument, and what it is."""
+    with raises(TypeError, "executor: expected an Executor", "found int 4"):
+        list(results_of(4, square, [1], str))  # type: ignore[arg-type]
+
+
 def test_few_tasks_are_submitted_at_a_time() -> None:
     """The scheduler of a cluster need not have all tasks of a large dataset in memory."""
     submitted: list[Future[int]] = []

@@ -62,6 +62,7 @@ def results_of(
         for task in tasks:
             yield task, function(task)
         return
+    _check_executor(executor)
     # Dask takes equal calls for one task, and would return what an earlier run has found or failed.
     call, waiting = partial(_attempt, uuid4().hex, function), iter(tasks)
     pending: dict[Future[Any], Task] = {}
@@ -99,6 +100,14 @@ def results_of(
     finally:
         for future in pending:
             future.cancel()
+
+
+def _check_executor(executor: Executor) -> None:
+    if not hasattr(executor, "submit"):
+        raise TypeError(
+            "executor: expected an Executor, as concurrent.futures has them, found "
+            f"{type(executor).__name__} {executor!r:.80}"
+        )
 
 
 def _drained(finished: SimpleQueue[Future[Any]]) -> list[Future[Any]]:
