@@ -58,6 +58,8 @@ def documents(*values: Any) -> list[dict[str, bytes]]:
         ([2**63, 7], pa.uint64(), [2**63, 7]),
         ([7, None, 2**64 - 1], pa.uint64(), [7, None, 2**64 - 1]),
         ([-(2**63), 2**63 - 1], INT64, [-(2**63), 2**63 - 1]),
+        ([[2**63, 7], [7, None], []], pa.list_(pa.uint64()), [[2**63, 7], [7, None], []]),
+        ([[[2**63]], [[7], []]], pa.list_(pa.list_(pa.uint64())), [[[2**63]], [[7], []]]),
         ([[1, 2], [], None], pa.list_(INT64), [[1, 2], [], None]),
         ([[1], [2.5, 3]], pa.list_(FLOAT64), [[1.0], [2.5, 3.0]]),
         ([["a", None]], pa.list_(STRING), [["a", None]]),

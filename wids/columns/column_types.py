@@ -72,10 +72,7 @@ def layers_of(values: list[Any], on_problem: OnProblem) -> dict[Kind, pa.Array]:
 def _layers_of_type(kind: type, values: list[Any], on_problem: OnProblem) -> dict[Kind, pa.Array]:
     """Return values that are all of one type, or None, as arrays by kind."""
     if kind in _LEAVES:
-        leaf = Kind(_LEAVES[kind])
-        # A hash of 64 bits is an integer too.
-        is_wide = kind is int and 1 << 63 <= max(filter(None, values), default=0) < 1 << 64
-        leaf = Kind("uint64") if is_wide else leaf
+        leaf = Kind("uint64" if kind is int and _are_wide(values) else _LEAVES[kind])
         return {leaf: _array(values, leaf, on_problem)}
     if issubclass(kind, list | tuple):
         return _layers_of_lists(values, on_problem)
@@ -87,6 +84,11 @@ def _layers_of_type(kind: type, values: list[Any], on_problem: OnProblem) -> dic
         elif value is not None:
             on_problem(at, TypeError(f"a value of the type {kind.__name__} fits into no column"))
     return {}
+
+
+def _are_wide(integers: Iterable[int | None]) -> bool:
+    """Whether integers need the type of a hash of 64 bits."""
+    return 1 << 63 <= max(filter(None, integers), default=0) < 1 << 64
 
 
 def _array(values: list[Any], kind: Kind, on_problem: OnProblem) -> pa.Array:
@@ -141,12 +143,14 @@ def _layers_of_lists(values: list[Any], on_problem: OnProblem) -> dict[Kind, pa.
 
 def _kind_of_all(values: list[Any]) -> Kind | None:
     """Return the kind that all lists have, found quickly; None where they have to be asked."""
-    types = set(map(type, chain.from_iterable(v for v in values if v is not None)))
-    types -= {type(None)}
+    lists = [value for value in values if value is not None]
+    types = set(map(type, chain.from_iterable(lists))) - {type(None)}
     # Empty lists fit into any kind, so that none of them has to be looked at.
     leaf = "float64" if types == {int, float} else None
     if len(types) == 1:
         leaf = _LEAVES.get(types.pop())
+    if leaf == "int64" and _are_wide(chain.from_iterable(lists)):
+        leaf = "uint64"
     return Kind(leaf, 1) if leaf else None
 
 
@@ -168,6 +172,8 @@ def _kind_of_item(item: Any) -> Kind | None:
         return None
     if isinstance(item, list | tuple):
         return _kind_of_list(list(item))
+    if type(item) is int and _are_wide([item]):
+        return Kind("uint64")
     return Kind(_LEAVES.get(type(item), "json"))
 
 
