@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from wids.mapstyle import MapStyleDataset
-from wids.reading.positions import Positions, counts_per_shard, index_of
+from wids.reading.positions import Positions, counts_per_shard, first_index_of
 from wids.transport import urls
 
 if TYPE_CHECKING:
@@ -178,10 +178,9 @@ class DatasetContents(MapStyleDataset):
         if not isinstance(key, str):
             raise TypeError(f"key: expected a text, found {type(key).__name__} {key!r:.80}")
         number = None if shard is None else self._number(shard)
-        for position in self.reader.find(key, number):
-            index = index_of(self._positions, position)
-            if index >= 0:  # the view has the sample
-                return index
+        index = first_index_of(self._positions, self.reader.find(key, number))
+        if index >= 0:  # the view has the sample
+            return index
         # No `repr`, which looks for fields: a key that no sample has must cost little.
         own = f"{type(self).__name__} {self.dataset_name!r}"
         name = own if number is None else urls.redact(self.spec.shards[number].url)

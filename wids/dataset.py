@@ -30,6 +30,7 @@ from wids.reading.positions import (
     counts_per_shard,
     from_start,
     index_of,
+    position_at,
     select,
     select_batch,
 )
@@ -407,8 +408,7 @@ class ShardListDataset(ComposableDataset):
             >>> dataset.locate(-1)
             (0, 2)
         """
-        index = from_start(operator.index(index), len(self))
-        return self.reader.locate(int(self._positions[index]))
+        return self.reader.locate(position_at(self._positions, index))
 
     def only(self, fields: Collection[str] | None) -> ShardListDataset:
         """Return a view that fetches no whole shards, and raises instead of calling ``on_error``.

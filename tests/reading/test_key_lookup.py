@@ -130,7 +130,7 @@ def test_a_key_of_a_replaced_shard_is_found_again(train: Path) -> None:
 
 
 def test_the_first_of_repeated_keys_is_found(tmp_path: Path) -> None:
-    """In order of the shards; a view has the first that it contains."""
+    """In the order of the dataset or view, as a list of its keys finds it (INDEX-12)."""
     spec_path = write_shards(tmp_path, [3, 3, 3])
     for name in ("train-000001.tar", "train-000002.tar"):
         write_tar(tmp_path / name, [*sample_members(1, 2), *sample_members(7, 9)])
@@ -139,7 +139,12 @@ def test_the_first_of_repeated_keys_is_found(tmp_path: Path) -> None:
             assert list(dataset.reader.find("s00001")) == [1, 3, 6]
             assert dataset.find_key("s00001") == 1
             assert dataset[2:].find_key("s00001") == 1
-            assert dataset[[8, 6, 0]].find_key("s00001") == 1
+            for indices in ([8, 6, 0], [6, 3, 0, 1], [1, 6, 1, 3], [0, 2, 6, 3]):
+                view = dataset[indices]
+                first = list(view.keys()).index("s00001")
+                assert view.find_key("s00001") == view.keys().index("s00001") == first
+                assert view.get_by_key("s00001")["__index__"] == indices[first]
+            assert dataset[::-1].find_key("s00001") == dataset[::-1].keys().index("s00001", 1) == 2
             assert dataset.find_key("s00007") == 4
         pack(spec_path)
 

@@ -15,7 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wids.reading.position_array import PositionArray
-from wids.reading.positions import counts_per_shard, from_start, index_of, select
+from wids.reading.positions import (
+    counts_per_shard,
+    from_start,
+    index_of,
+    position_at,
+    select,
+)
 
 EDGES = np.array([0, 8, 8, 13, 20])
 
@@ -55,6 +61,17 @@ def test_what_selects_nothing_is_a_type_error(indices: Any) -> None:
     """The message lists what would be an index."""
     with raises(TypeError, "expected an index, a slice, a list of indices or a mask of 20"):
         select(range(20), indices)
+
+
+def test_one_index_is_an_integer() -> None:
+    """Where one sample is meant, a key names the method that takes keys."""
+    positions = select(range(20), [3, 1, 8])
+    assert [position_at(positions, index) for index in (0, -1, np.int8(1), True)] == [3, 8, 1, 1]
+    for index in (1.0, None, [1], np.array([1.5])):
+        with raises(TypeError, "expected the index of a sample, found"):
+            position_at(positions, index)
+    with raises(TypeError, "found str 'a'", "get_by_key(key)"):
+        position_at(positions, "a")
 
 
 @given(st.lists(st.integers(0, 9)), st.integers(0, 9))

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, overload
 
 from wids.errors import WidsError, printable
 from wids.reading.position_array import IntArray
-from wids.reading.positions import Positions, from_start, index_of, select
+from wids.reading.positions import Positions, first_index_of, from_start, select
 from wids.tars.index import ShardIndex
 from wids.tars.names import to_text
 
@@ -104,11 +104,7 @@ class Keys(Sequence[str]):
         return start + self[start:stop].index(key)
 
     def _find(self, key: str) -> int:
-        for position in self._shards.find(key):
-            index = index_of(self._positions, position)
-            if index >= 0:
-                return index
-        return -1
+        return first_index_of(self._positions, self._shards.find(key))
 
     def __repr__(self) -> str:
         text = f"<Keys of {len(self)} samples"

@@ -6,6 +6,8 @@ is packed when it is pickled. Nothing here knows shards or samples.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -30,6 +32,23 @@ def from_start(index: int, length: int) -> int:
     if 0 <= index < length:
         return index
     raise IndexError(f"index {index} is out of range for a dataset of {length} samples")
+
+
+def position_at(positions: Positions, index: Any) -> int:
+    """Return the position at one index, which may be negative.
+
+    Raises:
+        IndexError: The index is out of range.
+        TypeError: It is not an integer.
+    """
+    try:
+        index = operator.index(index)
+    except TypeError:
+        raise TypeError(
+            f"expected the index of a sample, found {type(index).__name__} {index!r:.80}"
+            f"{_HINT if isinstance(index, str) else ''}"
+        ) from None
+    return int(positions[from_start(index, len(positions))])
 
 
 def select(positions: Positions, indices: Any) -> Positions:
@@ -139,6 +158,13 @@ def index_of(positions: Positions, position: int) -> int:
     at = int(np.searchsorted(positions, position, sorter=order))
     index = at if order is None or at == len(positions) else int(order[at])
     return index if at < len(positions) and positions[index] == position else -1
+
+
+def first_index_of(positions: Positions, found: Iterable[int]) -> int:
+    """Return the first index of any of some ascending positions, or -1 if the view has none."""
+    indices = (index for index in (index_of(positions, p) for p in found) if index >= 0)
+    # Where positions ascend, so do their indices, and the others need not be found.
+    return next(indices, -1) if is_ascending(positions) else min(indices, default=-1)
 
 
 def counts_per_shard(positions: Positions, edges: IntArray) -> list[int]:
