@@ -9,13 +9,14 @@ import tarfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+import torch
 from conftest import raises, sample_members, write_shards, write_tar
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -42,6 +43,12 @@ def joined(train: Path, captions: Path) -> Iterator[wids.ShardListDataset]:
     dataset = wids.ShardListDataset(train)
     with dataset.join(wids.ShardListDataset(shards(captions, "captions"), dataset_name="c")) as d:
         yield d
+
+
+class Box(NamedTuple):
+    """A value of a mapping that has a list inside."""
+
+    corners: list[int]
 
 
 sides = st.lists(st.sampled_from(ALPHABET), unique=True, min_size=1)
@@ -410,6 +417,7 @@ def test_keys_that_no_sample_has_are_named(train: Path) -> None:
             ["expected a wids.ShardListDataset", "found int 3", "dataset[indices]"],
         ),
         ({"other": ["s00000"]}, TypeError, ["a pyarrow.Table", "found list"]),
+        ({"other": pd.Series([1], ["s00000"])}, TypeError, ["found Series", "column.to_frame()"]),
         (
             {"other": {}, "missing": "drop"},
             ValueError,
@@ -621,6 +629,33 @@ def test_each_read_has_values_of_its_own(train: Path, make: Callable[[Any], Any]
         for _ in range(2):
             assert joined[3][".cap"] == [[103], [3], [9]]
             assert joined.__getitems__([3, 3])[1][".cap"] == [[103], [3], [9]]
+
+
+def test_lists_of_texts_of_polars(train: Path) -> None:
+    """They are joined in a batch as alone, where Arrow cannot take rows of them (JOIN-2)."""
+    keys = [f"s{number:05d}" for number in range(20)]
+    frame = pl.DataFrame({"__key__": keys, "tags": [[key, "é"] for key in keys]})
+    with wids.ShardListDataset(train) as dataset:
+        joined = dataset.join(frame)
+        tags = [sample[".tags"] for sample in joined.__getitems__([3, 0, 3])]
+        assert tags == [["s00003", "é"], ["s00000", "é"], ["s00003", "é"]]
+        assert joined[3][".tags"] == tags[0]
+
+
+def test_what_is_inside_arrays_and_named_tuples_is_copied(train: Path) -> None:
+    """Arrays of lists, as pandas reads them from Parquet, and fields of tuples (JOIN-10)."""
+    ragged = np.empty((1, 2), object)
+    ragged[0, 0], ragged[0, 1] = np.array([1, 2]), [3]
+    value = [ragged, Box([4]), torch.Size([5])]
+    with wids.ShardListDataset(train) as dataset:
+        joined = dataset.join({f"s{number:05d}": value for number in range(20)})
+        for _ in range(2):
+            array, box, size = joined[3][".value"]
+            assert (array.shape, array[0, 0].tolist(), array[0, 1]) == ((1, 2), [1, 2], [3])
+            assert (box, size) == (Box([4]), torch.Size([5]))
+            assert type(size) is torch.Size
+            array[0, 0][0], box.corners[0] = 9, 9
+            array[0, 1].append(9)
 
 
 def test_arrays_are_copied_and_other_objects_are_not(train: Path) -> None:

@@ -11,14 +11,14 @@ import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from wids.columns.column_parts import ColumnPart, Errors, Example, joined
 from wids.columns.column_paths import ColumnPath
 from wids.columns.column_types import layers_of
-from wids.columns.column_values import Parts, decoder_of, parts_of
+from wids.columns.column_values import DecodeMany, Parts, decoder_of, parts_of
 from wids.errors import DecodeError, ShardFormatError, TableError
 from wids.fetching.range_reader import RangeError
 from wids.opening.range_shard import RemoteShard
@@ -153,7 +153,7 @@ class _FieldReader:
         """Return the decoded values of members; the error of one that cannot be read."""
         verify = self._reader.verifies_decoded
         try:
-            return self._decode(self._shard.read_members(members, verify=verify))
+            return values_in(self._shard, members, self._decode, verify=verify)
         except ShardFormatError as error:
             if self._reader.replaces(self._number, self._shard, error):
                 raise _ReplacedError from error
@@ -161,8 +161,8 @@ class _FieldReader:
         values: list[Any] = []
         for member in members:
             try:
-                read = self._shard.read_members(np.array([member]), verify=verify)
-                values += self._decode(read)
+                one = np.array([member])
+                values += values_in(self._shard, one, self._decode, verify=verify)
             except ShardFormatError as error:
                 values.append(error)
         return values
@@ -218,6 +218,25 @@ def _names(path: ColumnPath, found: Parts) -> tuple[str, ...]:
         for steps in found.names
     )
     return tuple(f"{path.field}/{text}" for text in escaped)
+
+
+@runtime_checkable
+class ValuedShard(Protocol):
+    """A shard of which some fields are values, as those of rows that were joined to it."""
+
+    def read_values(self, members: IntArray, decode: DecodeMany) -> list[Any]:
+        """Return the values of members of one field, at least one; `decode` has those of bytes."""
+
+
+def values_in(
+    shard: ReadableShard, members: IntArray, decode: DecodeMany, *, verify: bool
+) -> list[Any]:
+    """Return the values of members of one field, which ascend."""
+    if not len(members):
+        return []
+    if isinstance(shard, ValuedShard):
+        return shard.read_values(members, decode)
+    return decode(shard.read_members(members, verify=verify))
 
 
 def members_in(index: ShardIndex, name: str, rows: Rows) -> tuple[IntArray, IntArray]:

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 
 from wids.cache.store import BackgroundFetch
+from wids.columns.column_values import DecodeMany
 from wids.joining.join_parts import Members
 from wids.joining.join_sides import Fields, Names, Side
 from wids.joining.join_store import PositionMap
+from wids.joining.joined_index import payload_crcs
 from wids.reading.position_array import IntArray
 from wids.tars.index import ShardIndex
 
@@ -103,6 +105,32 @@ class DatasetPart:
             fields["__key__"] = key
             yield fields
 
+    def values(
+        self,
+        number: int,  # noqa: ARG002 - the positions say all
+        positions: Sequence[int],
+        keys: Sequence[str],
+        field: str,
+        decode: DecodeMany,
+        *,
+        local: bool,
+    ) -> tuple[list[str], list[Any]]:
+        """Return the keys and the values of one field, by the shards of the second dataset."""
+        stored, values = list(keys), [None] * len(positions)
+        targets = self.positions.at(np.asarray(positions, np.int64))
+        present = np.flatnonzero(targets >= 0)
+        reader, own = self.side.reader, self.names.own([field])
+        local = reader.fetches_for_one or (local and reader.fetches_for_many)
+        for other, group, local_indices in reader.groups(targets[present]):
+            rows = np.array(local_indices)
+            found, having, items = self.side.values(other, rows, own[0], decode, local=local)
+            places = present[group]
+            for place, key in zip(places.tolist(), found, strict=True):
+                stored[place] = key
+            for place, item in zip(places[having].tolist(), items, strict=True):
+                values[place] = item
+        return stored, values
+
     def fields(self, number: int | None = None) -> Sequence[str]:  # noqa: ARG002 - the same for all shards
         """Return the fields that the second dataset reads of its shards, as they are stored."""
         stored = self.positions.fields
@@ -122,8 +150,8 @@ class DatasetPart:
             ids = [names.setdefault(self.names[f], len(names)) for f in other_index.fields]
             samples = present[group]
             parts.append(_gathered(other_index, samples, np.array(local_indices), np.array(ids)))
-        columns = np.concatenate([np.empty((3, 0), np.int64), *parts], axis=1)
-        return Members(columns[0], columns[1], columns[2], tuple(names))
+        columns = np.concatenate([np.empty((4, 0), np.int64), *parts], axis=1)
+        return Members(columns[0], columns[1], columns[2], columns[3], tuple(names))
 
     def content(self, number: int, index: ShardIndex) -> tuple[Any, ...]:
         """Return the shards of the second dataset that are used, and which samples of them."""
@@ -133,14 +161,21 @@ class DatasetPart:
         names = (self.names.prefix, *sorted(reader.fields or ()))
         return zlib.crc32(targets.tobytes()), used, names, *self.side.dataset.transformations
 
-    def read_part(self, number: int, position: int, key: str, field: str) -> Callable[..., bytes]:  # noqa: ARG002 - the position says all
-        """Return the callable that reads a field of the second dataset in parts."""
+    def read_part(
+        self,
+        number: int,  # noqa: ARG002 - the position says all
+        position: int,
+        key: str,
+        field: str,
+    ) -> tuple[str, Callable[..., bytes]]:
+        """Return the key of a sample, and the callable that reads one of its fields in parts."""
         target = int(self.positions.at(np.array([position]))[0])
         if target < 0 or not (own := self.names.own([field])):
             raise KeyError(f"sample {key!r} has no field {field}")
         other, local_index = self.side.reader.locate(target)
         shard = self.side.reader.open(other, local=False)
-        return lambda start, stop: shard.read_part(local_index, own[0], start, stop)
+        stored = shard.index.key(local_index)
+        return stored, lambda start, stop: shard.read_part(local_index, own[0], start, stop)
 
     def _others(self, number: int) -> list[int]:
         """Return the shards of the second dataset that the samples of one shard need."""
@@ -184,11 +219,12 @@ class DatasetPart:
 
 
 def _gathered(index: ShardIndex, samples: IntArray, local: IntArray, ids: IntArray) -> IntArray:
-    """Return samples, sizes and field numbers of the members of some samples of an index."""
+    """Return samples, sizes, field numbers and checksums of members of some samples."""
     starts = index.member_starts.astype(np.int64)
     counts = starts[local + 1] - starts[local]
     # The members of each sample are consecutive: where they start, less how many came before.
     firsts = np.repeat(starts[local] - np.cumsum(counts) + counts, counts)
     members = firsts + np.arange(len(firsts))
     sizes = index.sizes[members].astype(np.int64)
-    return np.stack([np.repeat(samples, counts), sizes, ids[index.field_ids[members]]])
+    crcs = payload_crcs(index)[members]
+    return np.stack([np.repeat(samples, counts), sizes, ids[index.field_ids[members]], crcs])

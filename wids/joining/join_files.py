@@ -18,8 +18,9 @@ from wids.cache.store import BackgroundFetch
 from wids.columns.column_paths import KEY
 from wids.errors import JoinError, NotFoundError
 from wids.fields.values import decode_json_lines
-from wids.joining.join_rows import ValuePart, named_fields, own_value, value_fields
+from wids.joining.join_rows import ValuePart, named_fields
 from wids.joining.join_sides import Fields, Names
+from wids.joining.join_values import own_value, value_fields
 from wids.reading.reader import ShardReader
 from wids.transport import urls
 

@@ -7,12 +7,16 @@ memory, `join_files` that of files beside the shards.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from wids.cache.store import BackgroundFetch
+from wids.columns.column_values import DecodeMany
 from wids.joining.join_sides import Fields
 from wids.reading.position_array import IntArray
 from wids.tars.index import ShardIndex
+
+UNKNOWN: Final = -1
+"""Stands where a checksum is not known."""
 
 
 class Members(NamedTuple):
@@ -22,12 +26,14 @@ class Members(NamedTuple):
         samples: The sample of each field, shape ``(num_members,)``.
         sizes: Its length in bytes.
         field_ids: Its name, as a position in ``names``.
+        crcs: The CRC-32 of its bytes, or `UNKNOWN`.
         names: The names in joined samples.
     """
 
     samples: IntArray
     sizes: IntArray
     field_ids: IntArray
+    crcs: IntArray
     names: tuple[str, ...]
 
 
@@ -57,6 +63,30 @@ class Part(Protocol):
     def read_batch(self, positions: Sequence[int] | IntArray) -> list[Fields | None] | None:
         """Return the fields of samples of any shards, read together; None if it cannot."""
 
+    def values(
+        self,
+        number: int,
+        positions: Sequence[int],
+        keys: Sequence[str],
+        field: str,
+        decode: DecodeMany,
+        *,
+        local: bool,
+    ) -> tuple[list[str], list[Any]]:
+        """Return one field of samples of one shard as items of a column; None where it is missing.
+
+        Args:
+            number: The shard of the dataset.
+            positions: Positions of its samples, which ascend.
+            keys: Their keys.
+            field: The field.
+            decode: Returns the values of bytes.
+            local: As for `ShardPool.get`.
+
+        Returns:
+            The keys that the fields came with, to be compared, and the values.
+        """
+
     def fields(self, number: int | None = None) -> Sequence[str]:
         """Return the fields that samples of one shard can have, or those of all with None.
 
@@ -79,8 +109,10 @@ class Part(Protocol):
             index: An index with its keys.
         """
 
-    def read_part(self, number: int, position: int, key: str, field: str) -> Callable[..., bytes]:
-        """Return the callable that returns bytes of a field of one sample, from start to stop.
+    def read_part(
+        self, number: int, position: int, key: str, field: str
+    ) -> tuple[str, Callable[..., bytes]]:
+        """Return the key that a field came with, and what returns its bytes, from start to stop.
 
         Raises:
             KeyError: The sample does not have the field.

@@ -7,28 +7,32 @@ needs it.
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from wids.cache.store import BackgroundFetch
 from wids.columns.column_paths import KEY
+from wids.columns.column_values import DecodeMany
 from wids.errors import JoinError
 from wids.joining.join_keys import RowKeys
-from wids.joining.join_parts import Members
+from wids.joining.join_parts import UNKNOWN, Members
 from wids.joining.join_sides import Fields, Names
 from wids.joining.join_store import PositionMap
+from wids.joining.join_values import (
+    PLAIN,
+    as_bytes,
+    columns_by_field,
+    own_value,
+    plain_values,
+    value_fields,
+)
 from wids.reading.position_array import IntArray
 from wids.tars.index import ShardIndex
-
-_PLAIN: Final = frozenset({str, int, float, bool, bytes, type(None)})
-_CONTAINERS: Final = (list, dict, set, tuple, bytearray, np.ndarray)
 
 
 class Rows(Protocol):
@@ -68,7 +72,7 @@ class TableRows:
             if str(column.type) in wide:
                 cast = table.column(number).cast(wide[str(column.type)])
                 table = table.set_column(number, column.name, cast)
-        return cls(table, _columns_by_field("the table", table.column_names))
+        return cls(table, columns_by_field("the table", table.column_names))
 
     @property
     def fields(self) -> list[str]:
@@ -90,8 +94,17 @@ class TableRows:
         if len(rows) == 1:  # in a hundredth of the time that `take` needs
             values = [[self.table.column(name)[rows[0]].as_py()] for name in names]
         else:
-            values = [self.table.column(name).take(rows).to_pylist() for name in names]
+            values = [_taken(self.table.column(name), rows) for name in names]
         return _as_rows(self.columns, values)
+
+
+def _taken(column: Any, rows: Sequence[int]) -> list[Any]:
+    """Return the values of rows of a column of Arrow."""
+    try:
+        found: list[Any] = column.take(rows).to_pylist()
+    except NotImplementedError:  # texts of polars inside lists
+        found = [column[row].as_py() for row in rows]
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +128,7 @@ class FrameRows:
         is_index = frame.index.name == KEY
         if (names.count(KEY) == 1) is is_index:
             raise _no_keys("the frame", names, f'frame.rename_axis("{KEY}") or frame.rename(…)')
-        columns = _columns_by_field("the frame", names)
+        columns = columns_by_field("the frame", names)
         labels = (frame.index if is_index else frame[KEY]).copy()
         return cls(frame[list(columns.values())].copy(), labels, columns)
 
@@ -132,7 +145,7 @@ class FrameRows:
         """Return the values of rows as Python's own."""
         taken = self.frame.iloc[list(rows)]
         values = [
-            [v if type(v) in _PLAIN else own_value(v) for v in taken[name].tolist()]
+            [v if type(v) in PLAIN else own_value(v) for v in taken[name].tolist()]
             for name in self.columns.values()
         ]
         return _as_rows(self.columns, [*values, self.labels.take(list(rows)).tolist()])
@@ -173,66 +186,6 @@ class MappingRows:
         return found
 
 
-def value_fields(value: Any, what: str = "the mapping") -> Fields:
-    """Return a value that belongs to a key as fields, with containers of their own.
-
-    A value that is not a mapping has no name.
-    """
-    if not isinstance(value, Mapping):
-        return {"": own_value(value)}
-    fields = {
-        _dotted(str(name)): item if type(item) in _PLAIN else own_value(item)
-        for name, item in value.items()
-        if not str(name).startswith("__")
-    }
-    if len(fields) < len(value):  # labels, or names that became one field
-        _columns_by_field(what, map(str, value))
-    return fields
-
-
-def own_value(value: Any) -> Any:
-    """Return a value that a transformation can change without changing what is read next.
-
-    Lists, dicts, tuples, sets, bytearrays and arrays are copied, with those that they have inside.
-    Other objects are returned as they are.
-    """
-    if not isinstance(value, _CONTAINERS):
-        return value
-    if type(value) is tuple:
-        return tuple(map(own_value, value))
-    found = copy(value)
-    if isinstance(found, list | dict):
-        for place, item in found.items() if isinstance(found, dict) else enumerate(found):
-            if type(item) not in _PLAIN:  # a fifth of the time that `isinstance` needs
-                found[place] = own_value(item)  # no other key, so that the dict can be iterated
-    return found
-
-
-def _dotted(name: str) -> str:
-    return name if name.startswith(".") else f".{name}"
-
-
-def _columns_by_field(what: str, names: Iterable[Any]) -> dict[str, str]:
-    """Return the column of each field; columns with the names of labels have none."""
-    found: dict[str, str] = {}
-    for name in names:
-        if not isinstance(name, str):
-            raise JoinError(
-                f"{what}: expected columns with names, which become fields, found the column "
-                f"{name!r:.80} of type {type(name).__name__}; rename it first"
-            )
-        if name.startswith("__"):
-            continue
-        field = _dotted(name)
-        if field in found:
-            raise JoinError(
-                f"{what}: expected one column for the field {field}, found {found[field]!r} and "
-                f"{name!r}; rename one of them"
-            )
-        found[field] = name
-    return found
-
-
 def _as_rows(fields: Iterable[str], values: list[list[Any]]) -> list[Fields]:
     names = (*fields, KEY)
     return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
@@ -247,15 +200,6 @@ def _no_keys(what: str, columns: Sequence[Any], remedy: str) -> JoinError:
     )
 
 
-def as_bytes(value: Any) -> bytes:
-    """Return a value as bytes, to be shown or saved: text and bytes as they are, others as JSON."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace")
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    return json.dumps(value, default=str, ensure_ascii=False).encode("utf-8", "backslashreplace")
-
-
 def value_members(rows: Sequence[Fields | None]) -> Members:
     """Return what an index says of the samples of a shard whose fields are values."""
     names: dict[str, int] = {}
@@ -266,7 +210,8 @@ def value_members(rows: Sequence[Fields | None]) -> Members:
         if name != KEY
     ]
     columns = np.array(members, np.int64).reshape(-1, 3).T
-    return Members(columns[0], columns[1], columns[2], tuple(names))
+    unknown = np.full(len(members), UNKNOWN)
+    return Members(columns[0], columns[1], columns[2], unknown, tuple(names))
 
 
 class ValuePart:
@@ -314,6 +259,26 @@ class ValuePart:
         """Return None: fields are looked up by key."""
         return None
 
+    def only(self, fields: Collection[str] | None) -> ValuePart:
+        """Return the part with these fields alone; see `Part.only`."""
+        raise NotImplementedError
+
+    def values(
+        self,
+        number: int,
+        positions: Sequence[int],
+        keys: Sequence[str],
+        field: str,
+        decode: DecodeMany,
+        *,
+        local: bool,
+    ) -> tuple[list[str], list[Any]]:
+        """Return the keys and the values of one field of samples of one shard."""
+        rows = self.only([field]).read(number, positions, keys, local=local)
+        found = [fields or {} for fields in rows]
+        stored = [fields.get(KEY, key) for fields, key in zip(found, keys, strict=True)]
+        return stored, plain_values([fields.get(field) for fields in found], decode)
+
     def members(self, number: int, index: ShardIndex) -> Members | None:
         """Return what an index says of the samples of one shard."""
         return value_members(self._rows_of(number, index))
@@ -335,13 +300,15 @@ class ValuePart:
         keys = [index.key(local_index) for local_index in range(len(index))]
         return self.read(number, range(start, start + len(index)), keys, local=False)
 
-    def read_part(self, number: int, position: int, key: str, field: str) -> Callable[..., bytes]:
-        """Return the callable that returns bytes of a field of one sample."""
+    def read_part(
+        self, number: int, position: int, key: str, field: str
+    ) -> tuple[str, Callable[..., bytes]]:
+        """Return the key of a sample, and the callable that returns bytes of one of its fields."""
         (fields,) = self.read(number, [position], [key], local=False)
         if fields is None or field not in fields:
             raise KeyError(f"sample {key!r} has no field {field}")
         data = as_bytes(fields[field])
-        return lambda start, stop: data[start:stop]
+        return fields.get(KEY, key), lambda start, stop: data[start:stop]
 
 
 @dataclass(frozen=True, eq=False)

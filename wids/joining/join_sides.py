@@ -9,7 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from wids.columns.column_reader import members_in, values_in
+from wids.columns.column_values import DecodeMany
 from wids.errors import JoinError, ShardFormatError
+from wids.reading.position_array import IntArray
 from wids.reading.reader import ShardReader
 
 Fields: TypeAlias = dict[str, Any]
@@ -149,6 +152,32 @@ class Side:
                 return key, sample
         (key,), (sample,) = self.read(reader, number, [local_index], local=local)
         return key, sample
+
+    def values(
+        self,
+        number: int,
+        local_indices: IntArray,
+        field: str,
+        decode: DecodeMany,
+        *,
+        local: bool,
+    ) -> tuple[list[str], IntArray, list[Any]]:
+        """Return one stored field of samples of one shard, which ascend.
+
+        Returns:
+            The keys of all these samples, which of them have the field, and its values there.
+        """
+        reader = self.reader
+        shard = reader.open(number, local=local)
+        index = shard.index
+        places, members = members_in(index, field, local_indices)
+        try:
+            found = values_in(shard, members, decode, verify=reader.verifies_decoded)
+        except ShardFormatError as error:
+            if not reader.replaces(number, shard, error):
+                raise
+            return self.values(number, local_indices, field, decode, local=local)
+        return list(map(index.key, local_indices.tolist())), places, found
 
     def _label(self, number: int, local_indices: Sequence[int], samples: list[Fields]) -> None:
         shard, start = self.reader.shards[number], self.reader.starts[number]

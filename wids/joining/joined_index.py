@@ -1,7 +1,8 @@
 """The index of a shard + fields joined to its samples → an index that has them all.
 
-It says which fields the samples have and how long they are, for notebooks and pages. It does not
-say where in a file they are, since they are in several.
+It says which fields the samples have, how long they are and which checksums they have, as far as
+these are known, for notebooks and pages. It does not say where in a file they are, since they are
+in several.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from wids.joining.join_parts import Members
+from wids.joining.join_parts import UNKNOWN, Members
+from wids.reading.position_array import IntArray
 from wids.tars.index import ShardIndex
 
 
@@ -23,6 +25,7 @@ def joined_index(index: ShardIndex, members: Members) -> ShardIndex:
     order = np.argsort(samples, kind="stable")
     sizes = np.concatenate([index.sizes.astype(np.int64), members.sizes])[order]
     field_ids = np.concatenate([index.field_ids.astype(np.int64), ids[members.field_ids]])[order]
+    crcs = np.concatenate([payload_crcs(index), members.crcs])[order]
     nowhere = np.zeros(len(order), np.uint8)
     return replace(
         index,
@@ -32,6 +35,13 @@ def joined_index(index: ShardIndex, members: Members) -> ShardIndex:
         blocks=nowhere,
         head_blocks=nowhere,
         head_crcs=np.empty(0, np.uint32),
-        payload_crcs=np.empty(0, np.uint32),
+        payload_crcs=crcs if (crcs != UNKNOWN).any() else np.empty(0, np.uint32),
         fields=tuple(names),
     )
+
+
+def payload_crcs(index: ShardIndex) -> IntArray:
+    """Return the checksums of the members of an index, as `Members` has them."""
+    if len(index.payload_crcs):
+        return index.payload_crcs.astype(np.int64)
+    return np.full(len(index.sizes), UNKNOWN)

@@ -38,7 +38,7 @@ class JoinedReader(ShardReader):
         self._side = side
         self._part = part
         self._fills = fills
-        self._indexes: dict[int, ShardIndex] = {}
+        self._indexes: dict[int, tuple[ShardIndex, ShardIndex]] = {}
         self._bind()
 
     def _bind(self) -> None:
@@ -73,17 +73,22 @@ class JoinedReader(ShardReader):
 
     def index(self, number: int) -> ShardIndex | None:
         """Return an index with the fields of both sides; None if one would have to be fetched."""
-        if number not in self._indexes:
-            own = self._side.reader.index(number)
-            members = None if own is None else self._part.members(number, own)
-            if own is None or members is None:
-                return None
-            # One operation at a time, since other threads may use the dict.
-            for old in list(self._indexes)[: len(self._indexes) - _MAX_INDEXES + 1]:
-                self._indexes.pop(old, None)
-            joined = self._indexes[number] = joined_index(own, members)
+        own = self._side.reader.index(number)
+        if own is None:
+            return None
+        made_from, joined = self._indexes.get(number, (None, None))
+        if made_from is own:
             return joined
-        return self._indexes[number]
+        # None yet, or the shard was opened again, and may be another one.
+        members = self._part.members(number, own)
+        if members is None:
+            return None
+        # One operation at a time, since other threads may use the dict.
+        for old in list(self._indexes)[: len(self._indexes) - _MAX_INDEXES + 1]:
+            self._indexes.pop(old, None)
+        joined = joined_index(own, members)
+        self._indexes[number] = own, joined
+        return joined
 
     def known_index(self, number: int) -> ShardIndex | None:
         """Return the index of a shard of the dataset if it is at hand."""

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
+from wids.columns.column_values import DecodeMany
 from wids.errors import JoinError, MismatchError, SampleError
 from wids.joining.join_parts import Part
 from wids.joining.join_sides import Fields, Side
@@ -145,8 +146,7 @@ class JoinedShard:
         # In a few steps for all samples together: a batch should cost little more than the two that
         # it is made of.
         stored = [fields.pop("__key__", key) for fields, key in zip(others, keys, strict=True)]
-        if stored != keys:  # never a row beside the wrong sample, whatever was stored or replaced
-            raise self._mismatch(keys, stored)
+        _check_keys(self.name, keys, stored)
         if not side.is_plain:
             side.check(samples)
         num_fields = sum(map(len, samples)) + sum(map(len, others))
@@ -169,14 +169,6 @@ class JoinedShard:
             for fields, key in zip(found, keys, strict=True)
         ]
 
-    def _mismatch(self, keys: list[str], stored: list[str]) -> MismatchError:
-        expected, key = next(pair for pair in zip(keys, stored, strict=True) if pair[0] != pair[1])
-        return MismatchError(
-            f"{self.name}: expected the key {expected!r} on both sides, as when the datasets were "
-            f"joined, found {key!r} on the other side; a shard of one of them was written again "
-            "since: open both datasets and join them again"
-        )
-
     def _missing(self, key: str) -> Fields:
         """Return the fields of a sample that is missing on the other side."""
         if self._fills:
@@ -197,11 +189,8 @@ class JoinedShard:
         common = (
             sorted(map(str, s.keys() & o.keys())) for s, o in zip(samples, others, strict=True)
         )
-        key, names = next(pair for pair in zip(keys, common, strict=True) if pair[1])
-        return JoinError(
-            f'{self.name}: sample "{key}": expected fields with other names on both sides, found '
-            f"{', '.join(names[:8])} on both; pass a prefix to join, as in "
-            'join(other, prefix="b"), or fields= when the datasets are opened'
+        return _collision_error(
+            self.name, *next(pair for pair in zip(keys, common, strict=True) if pair[1])
         )
 
     def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
@@ -217,8 +206,33 @@ class JoinedShard:
             shard = self._side.reader.open(self._number, local=self._local)
             return shard.read_part(local_index, field, start, stop)
         place = int(self._reader.starts[self._number]) + local_index
-        read = self._part.read_part(self._number, place, index.key(local_index), field)
+        key = index.key(local_index)
+        stored, read = self._part.read_part(self._number, place, key, field)
+        _check_keys(self.name, [key], [stored])
         return read(start, stop)
+
+    def read_values(self, members: IntArray, decode: DecodeMany) -> list[Any]:
+        """Return the values of members of the joined index that are of one field, and ascend.
+
+        Raises:
+            JoinError: Both sides have the field.
+            MismatchError: A shard was written again since the datasets were joined.
+        """
+        index, number, local = self.index, self._number, self._local
+        field, samples = _field_of(index, members)
+        keys = list(map(index.key, samples.tolist()))
+        if (both := _first_on_both(index, field, samples)) is not None:
+            raise _collision_error(self.name, keys[both], [field])
+        stored, places, own = self._side.values(number, samples, field, decode, local=local)
+        _check_keys(self.name, keys, stored)
+        others = np.setdiff1d(np.arange(len(members)), places)
+        positions = (samples[others] + self._reader.starts[number]).tolist()
+        wanted = [keys[place] for place in others]
+        stored, found = self._part.values(number, positions, wanted, field, decode, local=local)
+        _check_keys(self.name, wanted, stored)
+        # In the order of the members.
+        values, order = [*own, *found], np.argsort(np.concatenate([places, others]))
+        return [values[at] for at in order.tolist()]
 
     def read_members(
         self,
@@ -254,3 +268,36 @@ class JoinedShard:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _check_keys(name: str, keys: list[str], stored: list[str]) -> None:
+    """Raise if a sample would have the fields of another, whatever was stored or replaced."""
+    if stored == keys:
+        return
+    expected, key = next(pair for pair in zip(keys, stored, strict=True) if pair[0] != pair[1])
+    raise MismatchError(
+        f"{name}: expected the key {expected!r} on both sides, as when the datasets were joined, "
+        f"found {key!r} on the other side; a shard of one of them was written again since: open "
+        "both datasets and join them again"
+    )
+
+
+def _collision_error(name: str, key: str, names: list[str]) -> JoinError:
+    return JoinError(
+        f'{name}: sample "{key}": expected fields with other names on both sides, found '
+        f"{', '.join(names[:8])} on both; pass a prefix to join, as in "
+        'join(other, prefix="b"), or fields= when the datasets are opened'
+    )
+
+
+def _field_of(index: ShardIndex, members: IntArray) -> tuple[str, IntArray]:
+    """Return the field that members are, and their samples."""
+    field = index.fields[index.field_ids[members[0]]]
+    return field, np.searchsorted(index.member_starts, members, side="right") - 1
+
+
+def _first_on_both(index: ShardIndex, field: str, samples: IntArray) -> int | None:
+    """Return the place of the first sample that has the field on both sides; None if none has."""
+    having, _ = index.members_of(field)
+    is_on_both = np.isin(samples, having[1:][having[1:] == having[:-1]])
+    return int(is_on_both.argmax()) if is_on_both.any() else None

@@ -118,11 +118,7 @@ def _rows(other: Any, missing: Missing) -> Rows:
     if hasattr(other, "iloc") and hasattr(other, "columns"):
         return FrameRows.of(other)
     if not hasattr(other, "__arrow_c_stream__") and not hasattr(other, "__arrow_c_array__"):
-        raise TypeError(
-            "join: expected a wids.ShardListDataset or a view, a pyarrow.Table, a pandas frame, a "
-            'mapping from keys, or a pattern such as "{shard}.captions.json", found '
-            f"{type(other).__name__} {other!r:.80}; a subset is a view, dataset[indices]"
-        )
+        raise _not_joinable(other)
     try:
         import pyarrow as pa
     except ImportError as error:
@@ -130,7 +126,20 @@ def _rows(other: Any, missing: Missing) -> Rows:
             f"join: expected pyarrow, to read a {type(other).__name__}, found none; "
             "pip install 'wids[table]'"
         ) from error
-    return TableRows.of(other if isinstance(other, pa.Table) else pa.table(other))
+    try:
+        table = other if isinstance(other, pa.Table) else pa.table(other)
+    except (ValueError, TypeError) as error:  # a single column
+        raise _not_joinable(other) from error
+    return TableRows.of(table)
+
+
+def _not_joinable(other: Any) -> TypeError:
+    return TypeError(
+        "join: expected a wids.ShardListDataset or a view, a pyarrow.Table, a pandas frame, a "
+        'mapping from keys, or a pattern such as "{shard}.captions.json", found '
+        f"{type(other).__name__} {other!r:.80}; a subset is a view, dataset[indices], and a column "
+        "with its keys a frame, column.to_frame()"
+    )
 
 
 def _positions(view: JoinableView, other: Keyed) -> PositionMap:

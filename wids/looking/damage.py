@@ -17,7 +17,8 @@ def damaged_fields(index: ShardIndex, local_index: int, sample: Mapping[str, Any
     """Return the fields of a sample whose bytes have another checksum than the index states.
 
     Args:
-        index: The index of the shard; one without checksums of members knows of no damage.
+        index: The index of the shard; one without checksums of members knows of no damage. A
+            negative number in a joined index is none.
         local_index: The position of the sample in the shard.
         sample: Its fields, undecoded; those that it lacks are not compared.
     """
@@ -29,7 +30,7 @@ def damaged_fields(index: ShardIndex, local_index: int, sample: Mapping[str, Any
     return [
         field
         for field, member in fields.items()
-        if field in sample and crc32(sample[field]) != index.payload_crcs[member]
+        if field in sample and -1 < index.payload_crcs[member] != crc32(sample[field])
     ]
 
 
