@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import tarfile
+from array import array
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -234,3 +235,28 @@ def test_a_partial_sample_is_not_published() -> None:
         writer.write({"__key__": "b", "bin": b"x"})
     with raises(OSError, "an earlier sample was written only in part"):
         writer.close()
+
+
+@pytest.mark.parametrize("kind", ["bytearray", "memoryview"])
+def test_bytes_of_an_encoder_are_counted(kind: str, tmp_path: Path) -> None:
+    """An encoder may return any kind of bytes; a view of numbers is counted in bytes."""
+    numbers = array("i", [1, 2, 3])
+    data = memoryview(numbers) if kind == "memoryview" else bytearray(numbers.tobytes())
+    with TarWriter(tmp_path / "a.tar", encoder={"bin": lambda _: data}) as writer:
+        assert writer.write({"__key__": "a", "bin": 1}) == len(numbers.tobytes())
+        writer.write({"__key__": "b", "bin": 1})
+
+    with Shard(tmp_path / "a.tar") as shard:
+        assert [sample[".bin"] for sample in shard] == [numbers.tobytes()] * 2
+
+
+@pytest.mark.parametrize("data", [array("i", [1, 2, 3]), "text", None, 3])
+def test_encoder_that_returns_no_bytes_is_refused(data: Any, tmp_path: Path) -> None:
+    """The error names the field, and no tar appears: its headers would state other lengths."""
+    with (
+        raises(TypeError, 'bin": expected bytes from its encoder, found ' + type(data).__name__),
+        TarWriter(tmp_path / "a.tar", encoder={"bin": lambda _: data}) as writer,
+    ):
+        writer.write({"__key__": "a", "bin": 1})
+
+    assert not list(tmp_path.iterdir())

@@ -66,7 +66,13 @@ def encode(field: str, value: Any, encoders: Mapping[str, Encode] | None = None)
             f'field "{printable(field)}": {type(value).__name__} could not be encoded: '
             f"{printable(str(error))}"
         ) from error
-    return _zipped(data) if is_zipped else data
+    # The length of an array, or of a view of one, is not that of its bytes, and breaks the tar.
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise TypeError(
+            f'field "{printable(field)}": expected bytes from its encoder, found '
+            f"{type(data).__name__}"
+        )
+    return _zipped(bytes(data)) if is_zipped else bytes(data)
 
 
 def _zipped(data: bytes) -> bytes:
