@@ -249,6 +249,25 @@ def test_many_end_markers_take_no_time() -> None:
     assert time.process_time() - started < 5
 
 
+@pytest.mark.parametrize(
+    ("end", "warning"),
+    [
+        (FILE, "no end marker"),
+        (FILE + bytes(50 * 512) + FILE + END, "25600 bytes of zeros"),
+        (FILE + END + b"garbage" * 100, "unknown bytes"),
+    ],
+)
+def test_many_archives_hide_no_warning(
+    end: bytes, warning: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many archives are in a file, damage to the last one is logged (TAR-6, TAR-8)."""
+    with caplog.at_level(logging.INFO, "wids"):
+        index = scan((FILE + END) * 150 + end)
+
+    assert warning in index.remarks[-1]
+    assert [each.levelname for each in caplog.records] == ["INFO"] * 100 + ["WARNING"]
+
+
 def test_hole_between_members_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """Members that were overwritten with zeros cause a warning (TAR-8)."""
     data = bytearray(build([(f"{i}.txt", bytes([i + 1]) * 5000) for i in range(10)], 0))

@@ -6,6 +6,7 @@ Both lanes of the scan read and extend this state. Nothing here knows what a hea
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import dataclass
 from mmap import mmap
 from typing import Final, Protocol, TypeAlias, overload
@@ -31,7 +32,7 @@ class TarData(Protocol):
 
 BLOCK_NBYTES: Final = 512
 
-_MAX_REMARKS: Final = 100  # enough to show that something is odd; a hostile tar can cause millions
+_MAX_REMARKS: Final = 100  # of each level; a hostile tar can cause millions
 _ZERO_BLOCK = bytes(BLOCK_NBYTES)
 
 _logger = logging.getLogger("wids")
@@ -134,6 +135,7 @@ class Archive:
         self.start = 0
         self.has_end = False
         self.remarks: list[str] = []
+        self._num_remarks: Counter[int] = Counter()  # by level
 
     def block(self, position: int) -> bytes:
         """Return the block at a position; it is shorter at the end of the file."""
@@ -144,9 +146,11 @@ class Archive:
         return self.nbytes - position < BLOCK_NBYTES or self.block(position) == _ZERO_BLOCK
 
     def remark(self, level: int, text: str) -> None:
-        """Log something odd and add it to the remarks, up to a limit."""
-        # The limit covers the log too: an archive that ends again and again would flood it.
-        if len(self.remarks) < _MAX_REMARKS:
+        """Log something odd and add it to the remarks, up to a limit for each level."""
+        # The limit covers the log too: an archive that ends again and again would flood it. Not one
+        # limit for all, or a hundred archives in one file would hide that its end is missing.
+        self._num_remarks[level] += 1
+        if self._num_remarks[level] <= _MAX_REMARKS:
             self.remarks.append(text)
             _logger.log(level, "%s: %s", printable(self.path), text)
 
