@@ -165,6 +165,49 @@ def test_states_near_the_end_of_an_epoch(dataset: wids.ShardListDataset, num_wor
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize(
+    ("consumed", "again", "every", "persistent"),
+    [
+        # At the last batch, and then before each worker has read its first of the next epoch.
+        (17, 1, 1, False),
+        pytest.param(17, 0, 1, False, marks=LONG),
+        # Before the first snapshot of a second pass of workers that stay.
+        pytest.param(None, 2, 3, True, marks=LONG),
+    ],
+)
+def test_states_at_the_beginning_of_an_epoch(
+    dataset: wids.ShardListDataset, consumed: int | None, again: int, every: int, persistent: bool
+) -> None:
+    """Saved before all workers have begun the epoch, in a resumed job too, the rest is exact."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def loader() -> Any:
+        return stateful.StatefulDataLoader(
+            wids.stream(dataset, sampler(dataset), batch_size=30),
+            batch_size=30,
+            num_workers=3,
+            persistent_workers=persistent,
+            snapshot_every_n_steps=every,
+        )
+
+    reference = sampler(dataset)
+    reference.set_epoch(1)
+    interrupted = loader()
+    interrupted.dataset.set_epoch(0)
+    assert len(batches(itertools.islice(interrupted, consumed))) == 17
+    if consumed is not None:
+        state, interrupted = interrupted.state_dict(), loader()
+        interrupted.load_state_dict(state)
+    interrupted.dataset.set_epoch(1)
+    iterator = iter(interrupted)
+    done = batches(itertools.islice(iterator, again))
+    resumed = loader()
+    resumed.load_state_dict(interrupted.state_dict())
+    resumed.dataset.set_epoch(1)
+    assert list(itertools.chain(*done, *batches(resumed))) == list(reference)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize(
     ("streams", "num_workers", "every", "left_out"),
     [
         pytest.param(False, 2, 4, "the first 3 batches", marks=LONG),

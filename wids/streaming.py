@@ -79,19 +79,23 @@ def stream(
 
 @dataclass(frozen=True)
 class _Restored:
-    """The pass of a worker that was restored.
+    """What a worker was restored from.
 
     Attributes:
-        epoch: Its epoch.
+        state: The state.
+        epoch: The epoch of its pass.
+        start: Where the pass started in the epoch.
         share: The share of the batches that it reads: the first batch, counted by workers.
-        next_epoch: Its epoch if nothing was left for any worker.
-        next_share: Its share then.
+        next_share: Its share of the pass after that.
+        set_number: The epoch that the program has set; None if it never set one.
     """
 
+    state: Mapping[str, Any]
     epoch: int
+    start: int
     share: int
-    next_epoch: int
     next_share: int
+    set_number: int | None
 
 
 class SampleStream(IterableDataset[Any]):
@@ -143,6 +147,13 @@ class SampleStream(IterableDataset[Any]):
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
+        # torchdata takes a state between this call and the first sample: that of the pass to come.
+        self._pass = None
+        if self._restored is None:
+            self._share = None
+        return self._samples()
+
+    def _samples(self) -> Iterator[Any]:
         self.sampler.note_second_dealing()
         epoch, start, (first, num_returned) = self._begin()
         for number, group in enumerate(self._groups(epoch, start, first), start=first):
@@ -167,10 +178,7 @@ class SampleStream(IterableDataset[Any]):
         epoch, resume, self._share = self.epochs.number, self._resume, worker()[0]
         # A worker that was restored knows its epoch; others may have ended theirs since.
         if self._restored is not None:
-            epoch, self._share = self._restored.epoch, self._restored.share
-            if self.epochs.were_restored_complete:
-                epoch, resume = self._restored.next_epoch, (0, 0)
-                self._share = self._restored.next_share
+            epoch, self._share, resume = self._restored_pass(self._restored)
         start = self.epochs.position(epoch)
         self.epochs.begin(epoch, start)
         if self.sampler.tell_epoch is not None:
@@ -178,6 +186,24 @@ class SampleStream(IterableDataset[Any]):
         self._pass = (epoch, start, self.epochs.num_set)
         self._consumed, self._resume, self._restored = resume, (0, 0), None
         return epoch, start, resume
+
+    def _restored_pass(self, restored: _Restored) -> tuple[int, int, tuple[int, int]]:
+        """Return the epoch of a worker that was restored, its share, and what was returned."""
+        epoch, share, start = restored.epoch, restored.share, restored.start
+        resume = self._resume
+        if epoch < self.epochs.latest_restored:
+            # Others had begun the pass that follows, of which it had not returned a sample.
+            epoch, share = self.epochs.latest_restored, restored.next_share
+            start, resume = 0, (0, 0)
+        num_batches = self._num_batches(epoch, start)
+        is_complete = self.epochs.were_restored_complete(num_batches)
+        next_epoch = epoch + is_complete
+        if restored.set_number is not None and restored.set_number != next_epoch:
+            next_epoch, is_complete = restored.set_number, True
+        # The loader asks the worker for the next batch first that follows the one asked last.
+        if is_complete:
+            return next_epoch, (share - num_batches) % worker()[1], (0, 0)
+        return epoch, share, resume
 
     def _groups(self, epoch: int, start: int, first: int) -> Iterator[list[int]]:
         """Yield the indices that this worker reads, many at a time, from a group on."""
@@ -227,6 +253,8 @@ class SampleStream(IterableDataset[Any]):
         if num_consumed is not None:
             epoch, start = self.epochs.begun
             return self.sampler.state_at(epoch, start + at_least(0, num_consumed, "num_consumed"))
+        if self._restored is not None:
+            return dict(self._restored.state)  # nothing was read since
         num_workers = worker()[1]
         epoch, start, consumed = self._place()
         if num_workers == 1 and consumed[0] >= self._num_groups(epoch, start):
@@ -244,7 +272,7 @@ class SampleStream(IterableDataset[Any]):
             epoch, start, num_set = self._pass
             if self.epochs.is_kept(epoch, num_set):
                 return epoch, start, self._consumed
-        epoch = self.epochs.own_number if self._restored is None else self._restored.epoch
+        epoch = self.epochs.number
         return epoch, self.epochs.position(epoch), self._resume
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -285,29 +313,27 @@ class SampleStream(IterableDataset[Any]):
             if set_number is not None:
                 self.sampler.note_skipping()
         else:
-            self._note_restored(set_number)
+            self._note_restored(own, set_number)
 
-    def _note_restored(self, set_number: int | None) -> None:
+    def _note_restored(self, state: Mapping[str, Any], set_number: int | None) -> None:
         """Prepare the pass of a worker that was restored.
 
         Args:
+            state: The state.
             set_number: The epoch that the program had set before; None if it never set one.
         """
-        number, num_workers = worker()
         epoch = self.epochs.own_number
         start = self.epochs.position(epoch)
         is_complete = self._resume[0] >= self._num_groups(epoch, start)
-        # The loader asks the worker for the next batch first that follows the one asked last.
-        next_share = (self._own_share - self._num_batches(epoch, start)) % num_workers
-        if set_number is None or set_number == epoch:
-            self._restored = _Restored(epoch, self._own_share, epoch + 1, next_share)
-            self.epochs.note_restored(epoch + is_complete, is_complete)
-            return
-        # As ORDER-11 has it for samplers: the epoch of a state does not win over one that was set.
-        self.epochs.restore(set_number, is_fixed=True)
-        self.epochs.note_restored(set_number, is_complete)
-        self.sampler.note_skipping()
-        self._resume, self._restored = (0, 0), _Restored(set_number, number, set_number, next_share)
+        next_share = (self._own_share - self._num_batches(epoch, start)) % worker()[1]
+        self._restored = _Restored(state, epoch, start, self._own_share, next_share, set_number)
+        next_epoch = epoch + is_complete
+        if set_number is not None and set_number != epoch:
+            # As ORDER-11 has it for samplers: a state's epoch does not win over one that was set.
+            self.epochs.restore(set_number, is_fixed=True)
+            self.sampler.note_skipping()
+            next_epoch = set_number
+        self.epochs.note_restored(epoch, next_epoch, next_share, is_complete=is_complete)
 
     def __repr__(self) -> str:
         return f"<stream of {self.dataset!r} by {type(self.sampler).__name__}>"

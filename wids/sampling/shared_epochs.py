@@ -20,7 +20,10 @@ _NUM_SLOTS: Final = 256
 # Where the parts of the shared array begin: single numbers, and one number for each worker.
 _FIXED, _BEGUN, _START, _RESTORED, _POSITION, _AFTER, _PASSES = range(7)
 _EPOCHS = _PASSES + _NUM_SLOTS
-_COMPLETE = _EPOCHS + _NUM_SLOTS
+_OF_STATE = _EPOCHS + _NUM_SLOTS
+_COMPLETE = _OF_STATE + _NUM_SLOTS
+_SHARES = _COMPLETE + _NUM_SLOTS
+_LENGTH = _SHARES + _NUM_SLOTS
 
 
 class SharedEpochs(Epochs):
@@ -35,7 +38,7 @@ class SharedEpochs(Epochs):
     """
 
     def __init__(self, epochs: Epochs, position: int) -> None:
-        self._shared = RawArray("q", _COMPLETE + _NUM_SLOTS)
+        self._shared = RawArray("q", _LENGTH)
         vars(self).update(
             {k: v for k, v in vars(epochs).items() if k not in ("number", "is_fixed")}
         )
@@ -62,7 +65,7 @@ class SharedEpochs(Epochs):
     @property
     def number(self) -> int:
         """The epoch of the next pass."""
-        return int(min(self._shared[_EPOCHS:_COMPLETE]))
+        return int(min(self._shared[_EPOCHS:_OF_STATE]))
 
     @number.setter
     def number(self, number: int) -> None:
@@ -105,19 +108,43 @@ class SharedEpochs(Epochs):
             if not self.is_fixed:
                 self._shared[_EPOCHS + slot] = number + 1
 
-    def note_restored(self, number: int, is_complete: bool) -> None:
-        """Note the next epoch of a worker that was restored, and whether its share was complete.
+    def note_restored(
+        self, number: int, next_number: int, next_share: int, *, is_complete: bool
+    ) -> None:
+        """Note what a worker was restored from. All are restored before the first of them reads.
 
-        All workers are restored before the first of them reads.
+        Args:
+            number: The epoch of its state.
+            next_number: The epoch of its next pass.
+            next_share: Its share of the pass after that of its state.
+            is_complete: Whether nothing is left of its share.
         """
         for slot in _slots():
+            self._shared[_OF_STATE + slot] = number
+            self._shared[_EPOCHS + slot] = next_number
+            self._shared[_SHARES + slot] = next_share
             self._shared[_COMPLETE + slot] = is_complete
-            self._shared[_EPOCHS + slot] = number
 
     @property
-    def were_restored_complete(self) -> bool:
-        """Whether nothing was left of the shares of all workers when they were restored."""
-        return all(self._shared[_COMPLETE:])
+    def latest_restored(self) -> int:
+        """The latest epoch of the states that workers were restored from."""
+        return int(max(self._shared[_OF_STATE:_COMPLETE]))
+
+    def were_restored_complete(self, num_batches: int) -> bool:
+        """Whether nothing was left of the latest of these epochs for any worker.
+
+        Args:
+            num_batches: Number of batches in it. Workers whose state is that of an earlier epoch
+                have read none of theirs.
+        """
+        latest = self.latest_restored
+        slots = range(_NUM_SLOTS)
+        return all(
+            self._shared[_COMPLETE + slot]
+            if self._shared[_OF_STATE + slot] == latest
+            else self._shared[_SHARES + slot] >= num_batches
+            for slot in slots
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(vars(self))
