@@ -196,6 +196,22 @@ def test_a_table_with_other_rows_is_refused(saved: Path) -> None:
         wids.load_table(saved)
 
 
+def test_a_table_that_was_sorted_is_refused(saved: Path) -> None:
+    """TABLE-13: pyarrow keeps the fingerprint of a table that it sorts, but not its rows."""
+    path = saved.with_suffix(".parquet")
+    table = pq.read_table(path)
+    for changed, reason in (
+        (table.sort_by([("label", "descending")]), "rows are in another order"),
+        (table.drop(["__key__"]), "no column __index__ or __key__"),
+        (table.drop(["__index__"]), "no column __index__ or __key__"),
+    ):
+        pq.write_table(changed, path)
+        with ShardListDataset(saved) as dataset:
+            for source in (saved, dataset[2:4]):
+                with raises(TableError, reason, "make it again with `wids table`"):
+                    wids.load_table(source, ["label"])
+
+
 def test_wrong_names_are_errors(saved: Path, train: Path) -> None:
     """A spec without a table, a column that the table does not have, a name that is a text."""
     with raises(TableError, "found 'lable'; it has label"):

@@ -343,6 +343,7 @@ def test_a_value_that_would_change_is_an_error(
         ([".cls", ".cls"], ValueError, "found '.cls' twice"),
         ({"__key__": ".cls"}, ValueError, "__index__ and __key__"),
         ([""], ValueError, "expected a path such as .cls or .json/height"),
+        ({"": ".cls"}, ValueError, "expected a name for the path '.cls', found none"),
         ([".json/"], ValueError, "expected a path such as"),
         ([".json//a"], ValueError, "~1 stands for /"),
         ([".jpg"], ValueError, "whose values are pictures"),

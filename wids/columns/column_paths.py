@@ -72,6 +72,8 @@ def _parsed(name: str, text: str) -> ColumnPath:
             f"columns: {name!r}: expected a path such as .cls or .json/height, found {text!r}; "
             "in a key, ~1 stands for /"
         )
+    if not name:
+        raise ValueError(f"columns: expected a name for the path {text!r}, found none")
     field = field if field.startswith(".") else f".{field}"
     _check_has_values(name, field, bool(steps))
     return ColumnPath(name, text, field, tuple(map(_unescaped, steps)))

@@ -176,6 +176,9 @@ def load_table(
             table = file.read(columns)
         except (pa.ArrowException, OSError) as error:
             raise _damaged(name, error) from error
+    # Whoever sorts a table with pyarrow and saves it again keeps the fingerprint.
+    if not np.array_equal(table[INDEX].to_numpy(), np.arange(len(table))):
+        raise _damaged(name, "its rows are in another order than the samples")
     positions = place.positions
     if positions is None or (isinstance(positions, range) and positions == range(len(table))):
         return table
@@ -258,6 +261,8 @@ def _opened(place: _Place) -> Iterator[tuple[str, Any]]:
             found = _own(file).get("fingerprint")
             if found != expected:
                 raise _stale(name, expected, found)
+            if not {INDEX, KEY} <= set(file.schema_arrow.names):
+                raise _damaged(name, f"it has no column {INDEX} or {KEY}")
             counts = [shard.num_samples for shard in spec.shards]
             num_rows = file.metadata.num_rows
             if None not in counts and num_rows != sum(count or 0 for count in counts):
