@@ -32,8 +32,8 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
         "hidden": (4, (".DS_Store", ".git", "Thumbs.db")),
         "without an extension": (2, ("Makefile", "a/LICENSE")),
         "documents": (2, ("README.md", "license.txt")),
-        "not regular files": (1, ("pipe.jpg",)),
-        "broken links": (1, ("broken.jpg",)),
+        "not regular": (1, ("pipe.jpg",)),
+        "linked to nothing": (1, ("broken.jpg",)),
     }
     assert str(report.skipped[2]) == "4 hidden: .DS_Store, .git, Thumbs.db, …"
 
@@ -89,7 +89,7 @@ def test_links_are_followed(tmp_path: Path) -> None:
         "b/out.txt": b"out",
         "b/far/p.txt": b"far",
     }
-    assert left_out(report) == {"links to a folder that they are in": (2, ("a/up", "b/a/up"))}
+    assert left_out(report) == {"linked to a folder above": (2, ("a/up", "b/a/up"))}
     assert report.remarks == (
         "2 links lead out of the folder, and their content is packed: b/far, b/out.txt",
     )

@@ -165,7 +165,7 @@ def _list_entry(
     try:
         status = entry.stat()
     except OSError:
-        reason = "broken links" if entry.is_symlink() else UNREADABLE
+        reason = "linked to nothing" if entry.is_symlink() else UNREADABLE
         found.leave_out(path, reason)
         return
     if entry.is_symlink() and not is_inside(entry.path, found.root):
@@ -173,13 +173,13 @@ def _list_entry(
     if stat.S_ISDIR(status.st_mode):
         identity = (status.st_dev, status.st_ino)
         if identity in ancestors:
-            found.leave_out(path, "links to a folder that they are in")
+            found.leave_out(path, "linked to a folder above")
             return
         if len(ancestors) == 1:
             found.folders.append(entry.name)
         pending.append((path + "/", (*ancestors, identity)))
     elif not stat.S_ISREG(status.st_mode):
-        found.leave_out(path, "not regular files")
+        found.leave_out(path, "not regular")
     elif not os.access(entry.path, os.R_OK):
         found.leave_out(path, UNREADABLE)
     else:
