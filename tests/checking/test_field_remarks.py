@@ -61,7 +61,7 @@ def test_roles_that_are_not_mixed(tmp_path: Path) -> None:
     """A picture and its mask are two roles, as are fields of different kinds (SPEC-34)."""
     fields = [[".jpg", ".png", ".txt", ".seg.png"], [".jpg", ".PNG", ".txt", ".seg.png"]]
     path = write_tar(tmp_path / "a.tar", samples(fields))
-    assert remarks(path) == ["formats are mixed: .png in 1 samples, .PNG in 1"]
+    assert remarks(path) == ["formats are mixed: .png in 1 sample, .PNG in 1"]
 
 
 def test_each_dataset_has_fields_of_its_own(tmp_path: Path) -> None:

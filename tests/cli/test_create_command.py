@@ -199,6 +199,12 @@ def test_outputs_that_would_overwrite_something_else(output: str, shards: Path) 
     assert (shards / "b.partial").read_text() == "mine"
 
 
+def test_a_folder_that_is_missing_is_named(shards: Path) -> None:
+    """Before a shard is read, by its own name and not by that of a file to be put there."""
+    status, _, err = run("create", shards, "-o", shards / "none" / "a.json")
+    assert (status, err) == (1, f"wids: {shards / 'none'}: no such folder, for --output\n")
+
+
 def test_bases(shards: Path) -> None:
     """Shards with the same name cannot share a base; a local base leaves the pack in its place."""
     (shards / "x").mkdir()

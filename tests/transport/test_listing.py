@@ -11,7 +11,7 @@ from conftest import raises
 
 from wids.errors import FetchError, NotFoundError
 from wids.fetching.fetch import Fetcher
-from wids.transport.listing import is_folder, is_pattern, matching
+from wids.transport.listing import content_text, is_folder, is_pattern, matching
 from wids.transport.stream import Entry
 
 FILES = ["b-10.tar", "b-2.tar", "b-1.tar", ".b-3.tar", "b.txt", "a/b-1.tar", "c/b-1.tar", "c/d/x"]
@@ -150,3 +150,12 @@ def test_names_that_lead_out_of_the_folder(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, "hostile", Hostile)
     assert Fetcher().entries("hostile://f/") == [Entry("a.tar", 1)]
+
+
+def test_what_is_in_a_folder_is_counted_in_words() -> None:
+    """One other file is one other, and two are others."""
+    names = ["a.tar", "b.tar", "c.json", "d.index", "e.txt", "f.md"]
+    entries = [Entry(name, 1, is_folder=False) for name in names]
+    assert content_text(entries[:5]) == "2 .tar, 1 .json, 1 .index, 1 other"
+    assert content_text(entries) == "2 .tar, 1 .json, 1 .index, 2 others"
+    assert content_text([Entry("x", None, is_folder=True)]) == "1 folder (x)"

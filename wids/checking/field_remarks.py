@@ -15,7 +15,7 @@ import numpy as np
 
 from wids.checking.problems import Problem
 from wids.fields.codecs import IMAGE_EXTENSIONS
-from wids.files.sizes import percent_text
+from wids.files.sizes import count_text, percent_text
 from wids.indexes.pack import LocalPack
 from wids.specs.model import ShardSpec
 from wids.tars.index import ShardIndex
@@ -99,8 +99,10 @@ class _Fields:
         mixed, partial = [], []
         for group in self._alternatives():
             if len(group) > 1:
-                first, *others = (f"{field} in {self._counts[field]:,}" for field in group)
-                mixed.append(f"formats are mixed: {', '.join([f'{first} samples', *others])}")
+                first, *others = group
+                most = f"{first} in {count_text(self._counts[first], 'sample')}"
+                others = [f"{field} in {self._counts[field]:,}" for field in others]
+                mixed.append(f"formats are mixed: {', '.join([most, *others])}")
             count = sum(self._counts[field] for field in group)
             if count < self._num_samples:
                 share = percent_text(count, self._num_samples)

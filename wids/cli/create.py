@@ -322,9 +322,13 @@ def _named_shards(names: list[str], fetcher: Fetcher) -> DatasetSpec:
 def _check_output(output: str, files: list[str], base: str | None) -> None:
     """Refuse what would fail or do harm only after all shards have been read."""
     from wids.specs.edit import name_with_query
+    from wids.transport import urls
 
     if not output.endswith(".json"):
         raise ValueError(f"--output: expected a name that ends in .json, found {output!r}")
+    folder = os.path.dirname(os.path.abspath(urls.local_path(output)))
+    if urls.is_local(output) and not os.path.isdir(folder):
+        raise FileNotFoundError(f"{folder}: no such folder, for --output")
     if base is None:
         return
     names = set()

@@ -139,7 +139,7 @@ def _leave_out_documents(table: SampleTable, listing: Listing) -> None:
     most = max(others.values(), default=1)
     for stem, own in documents.items():
         if others[own] < most:
-            _take_out(table, listing, stem, "documents")
+            _take_out(table, listing, stem, "of documentation")
 
 
 def _take_out(table: SampleTable, listing: Listing, stem: str, reason: str) -> None:

@@ -15,6 +15,7 @@ from functools import cache
 from typing import Final, NamedTuple, TypeAlias
 
 from wids.errors import FetchError, NotFoundError
+from wids.files.sizes import count_text
 from wids.transport import urls
 from wids.transport.stream import Entry
 
@@ -120,7 +121,8 @@ def content_text(entries: Sequence[Entry]) -> str:
     folders = sorted(entry.name for entry in entries if entry.is_folder)
     texts = [f"{count:,} {kind}" for kind, count in kinds.most_common(_NUM_SHOWN)]
     if len(kinds) > _NUM_SHOWN:
-        texts.append(f"{sum(kinds.values()) - sum(n for _, n in kinds.most_common(3)):,} others")
+        num_others = sum(kinds.values()) - sum(n for _, n in kinds.most_common(_NUM_SHOWN))
+        texts.append(count_text(num_others, "other"))
     if folders:
         shown = ", ".join(folders[:_NUM_SHOWN]) + (", …" if len(folders) > _NUM_SHOWN else "")
         noun = "folder" if len(folders) == 1 else "folders"
