@@ -260,3 +260,15 @@ def test_encoder_that_returns_no_bytes_is_refused(data: Any, tmp_path: Path) -> 
         writer.write({"__key__": "a", "bin": 1})
 
     assert not list(tmp_path.iterdir())
+
+
+def test_names_of_any_length_are_read_back_or_refused(tmp_path: Path) -> None:
+    """No shard is written that a scan refuses for the length of a name; the writer goes on."""
+    longest = "👾" * (200_000 - len(".txt"))
+    with TarWriter(tmp_path / "a.tar") as writer:
+        with raises(ValueError, "at most 200,000 characters together, found 200,001"):
+            writer.write({"__key__": longest + "k", ".txt": "x"})
+        writer.write({"__key__": longest, ".txt": "x"})
+
+    with Shard(tmp_path / "a.tar") as shard:
+        assert [sample["__key__"] for sample in shard] == [longest]

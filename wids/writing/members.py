@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Final
 
 from wids.errors import printable
 from wids.fields.codecs import Encode
@@ -16,6 +16,9 @@ from wids.fields.encode import encode
 
 Encoder = bool | Mapping[str, Encode] | Callable[[dict[str, Any]], Mapping[str, Any]] | None
 ToMembers = Callable[[Mapping[str, Any]], tuple[str, dict[str, bytes]]]
+
+_MAX_NAME_LENGTH: Final = 200_000
+"""In characters, of up to 4 bytes: a scan refuses extended headers of more than 1 MiB."""
 
 
 def member_encoder(encoder: Encoder) -> ToMembers:
@@ -53,6 +56,11 @@ def _members(
             continue
         field = name if name.startswith(".") else "." + name
         member = key + field
+        if len(member) > _MAX_NAME_LENGTH:
+            raise ValueError(
+                f"sample {key!r:.80}: expected a key and a field of at most "
+                f"{_MAX_NAME_LENGTH:,} characters together, found {len(member):,}"
+            )
         if not (is_storable_key and _is_storable_field(field)):
             raise _name_error(key, member)
         if member in members:
