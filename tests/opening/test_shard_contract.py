@@ -303,3 +303,31 @@ def test_threads_and_forks(make: Make) -> None:
             thread.join()
         assert wrong == []
         assert in_child(lambda: shard.read_many([0, 50]) == [EXPECTED[0], EXPECTED[50]])
+
+
+@pytest.mark.parametrize("is_uniform", [True, False])
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16])
+def test_short_integers_are_positions(kind: type[Any], is_uniform: bool, tmp_path: Path) -> None:
+    """A position may be any integer of numpy: nothing is added to its few bits."""
+    members = sample_members(0, 300) + [("s00007.json", b"{}")] * (not is_uniform)
+    path = write_tar(tmp_path / "a.tar", members)
+    positions = np.array([1, 100, 126, 127, np.iinfo(np.uint8).max][: 4 + (kind != np.int8)], kind)
+    keys = [f"s{position:05d}" for position in positions.tolist()]
+    texts = [f"text {position}".encode() for position in positions.tolist()]
+    data = path.read_bytes()
+    remote = RemoteShard(
+        "a.tar", index_tar(data, checksums=True), len(data), lambda start, stop: data[start:stop]
+    )
+    with Shard(path) as local:
+        for shard in (local, remote):
+            for samples in (
+                [shard[position] for position in positions],
+                [shard.read(position) for position in positions],
+                shard.read_many(positions),
+                shard.read_many([300 - 1, *positions])[1:],
+            ):
+                assert [sample["__key__"] for sample in samples] == keys
+                assert [sample[".txt"] for sample in samples] == texts
+            parts = [shard.read_part(position, ".txt", 0, 99) for position in positions]
+            assert parts == texts
+            assert [shard.index.key(position) for position in positions] == keys

@@ -8,6 +8,7 @@ protocols.
 from __future__ import annotations
 
 import math
+import operator
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -127,6 +128,7 @@ class RemoteShard:
             FetchError: The tar cannot be read.
         """
         self.check()
+        local_indices = list(map(operator.index, local_indices))  # numpy's may be of few bits
         # A dict and a set, so that a sample that is repeated in a batch is read once.
         members = {i: self._members_of(i) for i in local_indices}
         spans = _joined(sorted({self._span(m) for some in members.values() for m in some}))

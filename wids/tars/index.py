@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import operator
 import os
 import zlib
 from collections import defaultdict
@@ -122,6 +123,7 @@ class ShardIndex:
 
     def key(self, local_index: int) -> str:
         """Return the key of one sample."""
+        local_index = operator.index(local_index)  # numpy adds in as few bits as its integers have
         start, stop = self.key_starts[local_index], self.key_starts[local_index + 1]
         return to_text(self.text[self.text_start + int(start) : self.text_start + int(stop) - 1])
 
@@ -132,6 +134,7 @@ class ShardIndex:
 
     def member(self, local_index: int, field: str) -> int | None:
         """Return the member that is a field of one sample, or None if the sample lacks it."""
+        local_index = operator.index(local_index)
         first, stop = map(int, self.member_starts[local_index : local_index + 2])
         for member in range(first, stop):
             if self.fields[self.field_ids[member]] == field:

@@ -205,11 +205,12 @@ class Shard:
         """Advise the system that these samples will be read soon, so it can read them together."""
         names, wanted = self.index.fields, self._fields
         starts, field_ids = self.index.member_starts.data, self.index.field_ids.data
+        stops = starts[1:]
         blocks, sizes = self.index.blocks.data, self.index.sizes.data
         heads = self.index.head_blocks.data
         for local_index in local_indices:
             start = stop = 0
-            for member in range(starts[local_index], starts[local_index + 1]):
+            for member in range(starts[local_index], stops[local_index]):
                 if wanted is None or names[field_ids[member]] in wanted:
                     head = (blocks[member] - heads[member]) * BLOCK_NBYTES  # may be compared
                     if not stop or head - stop > mmap.PAGESIZE:  # not next to the previous member
