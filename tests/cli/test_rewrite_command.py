@@ -50,7 +50,7 @@ def test_outputs_and_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_filtered_with_some_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Conditions are on paths, or on columns of the saved table."""
+    """Conditions are on paths, on columns of the saved table, on both, or on keys."""
     pytest.importorskip("pyarrow")
     members = [
         member
@@ -74,6 +74,10 @@ def test_filtered_with_some_fields(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["table", spec, "-c", "h=.json/height", "-o", table]) == 0
     assert main(["rewrite", spec, str(tmp_path / "small"), "--where", "h < 30"]) == 0
     assert keys(tmp_path / "small.json") == ["00", "01", "02"]
+    for number, where in enumerate(("h < 30 and .cls == 0 and h > 0", "__key__ == '02'")):
+        out = str(tmp_path / f"both-{number}")
+        assert main(["rewrite", spec, out, "--where", where]) == 0
+        assert keys(tmp_path / f"both-{number}.json") == ["02"]
     assert main(["rewrite", spec, str(tmp_path / "x"), "--where", "w < 30"]) == 1
     assert "expected columns of the dataset's table (" in capsys.readouterr().err
     assert main(["rewrite", spec, str(tmp_path / "x"), "--where", "h <"]) == 1

@@ -24,6 +24,8 @@ from wids.cli.arguments import (
 )
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from wids.dataset import ShardListDataset
     from wids.describing.describe import ShardRecord
     from wids.rewriting.rewrite import RewriteJob
@@ -223,17 +225,26 @@ def _where(dataset: ShardListDataset, text: str) -> ShardListDataset:
 
     comparisons = parsed(text)
     names = {comparison.column for comparison in comparisons}
-    if all(name.startswith(".") for name in names):
-        table = dataset.table(sorted(names))
-    else:
-        from wids.columns.table_file import load_table
-
-        table = load_table(dataset)
-        missing = sorted(names - set(table.column_names))
-        if missing:
-            existing = ", ".join(table.column_names)
-            raise ValueError(
-                f"--where: expected columns of the dataset's table ({existing}) or paths such as "
-                f".json/height, found {', '.join(missing)}"
-            )
+    paths = sorted(name for name in names if name.startswith("."))
+    saved = names - {*paths, "__index__", "__key__"}
+    tables = [_saved(dataset, saved)] if saved else []
+    if paths or not saved:  # the index and the keys are columns of both
+        tables.append(dataset.table(paths))
+    table = tables[-1]  # each has a row for each sample, in their order
+    for name in saved - set(table.column_names):
+        table = table.append_column(name, tables[0][name])
     return dataset[mask(table, comparisons)]
+
+
+def _saved(dataset: ShardListDataset, names: set[str]) -> pa.Table:
+    """Return the saved table of a dataset, which has columns of these names."""
+    from wids.columns.table_file import load_table
+
+    table = load_table(dataset)
+    missing = sorted(names - set(table.column_names))
+    if missing:
+        raise ValueError(
+            f"--where: expected columns of the dataset's table ({', '.join(table.column_names)}) "
+            f"or paths such as .json/height, found {', '.join(missing)}"
+        )
+    return table
