@@ -362,6 +362,24 @@ def test_keys_that_are_not_unique(train: Path, side: str) -> None:
     assert first is not second is not third
 
 
+def test_sides_without_names_are_told_apart(tmp_path: Path) -> None:
+    """Messages state which of the two datasets lacks a key, or has it twice (JOIN-3, JOIN-4)."""
+    for prefix, keys in (("l", "abc"), ("r", "ab")):
+        write_side(tmp_path, prefix, list(keys), [], f".{prefix}")
+    write_side(tmp_path, "again", ["a"], [], ".r")
+    with (
+        wids.ShardListDataset(shards(tmp_path, "l")) as left,
+        wids.ShardListDataset(shards(tmp_path, "r")) as right,
+        wids.ShardListDataset(shards(tmp_path, "r") + shards(tmp_path, "again")) as twice,
+    ):
+        with raises(JoinError, "the dataset: expected", "samples in the other dataset, found 1"):
+            left.join(right)
+        with raises(JoinError, "the other dataset: expected each key once, found 'a'"):
+            left.join(twice)
+        with raises(JoinError, "the dataset: expected each key once, found 'a'"):
+            twice.join(left)
+
+
 def test_streams_are_not_shared_in_a_batch(train: Path) -> None:
     """The same sample twice in a batch has streams of its own each time."""
     with wids.ShardListDataset(train, transformations=None) as dataset:

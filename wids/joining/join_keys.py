@@ -142,7 +142,7 @@ class DatasetKeys:
         return list(self._fields)
 
     def __str__(self) -> str:
-        return self._name or "the dataset"
+        return self._name
 
 
 class RowKeys:

@@ -67,6 +67,9 @@ class JoinedShard:
         """The shard, for messages."""
         return urls.redact(self._reader.shards[self._number].url)
 
+    def __repr__(self) -> str:
+        return f"<JoinedShard: {self.name}, and what is joined to its samples>"
+
     @property
     def index(self) -> ShardIndex:
         """The index of the joined samples.
@@ -173,13 +176,7 @@ class JoinedShard:
         """Return the fields of a sample that is missing on the other side."""
         if self._fills:
             return dict.fromkeys(self._part.fields(self._number))
-        shard = self._reader.shards[self._number].url
-        raise SampleError(
-            f'{self.name}: sample "{key}": expected its key on the other side of the join, found '
-            'none; pass missing="skip" or missing="none" to join',
-            shard=shard,
-            key=key,
-        )
+        raise _missing_error(self.name, key, self._reader.shards[self._number].url)
 
     def _collision(self, local_indices: Sequence[int], others: list[Fields]) -> JoinError:
         """Return the error for fields that both sides have, of the first such sample."""
@@ -279,6 +276,15 @@ def _check_keys(name: str, keys: list[str], stored: list[str]) -> None:
         f"{name}: expected the key {expected!r} on both sides, as when the datasets were joined, "
         f"found {key!r} on the other side; a shard of one of them was written again since: open "
         "both datasets and join them again"
+    )
+
+
+def _missing_error(name: str, key: str, shard: str) -> SampleError:
+    return SampleError(
+        f'{name}: sample "{key}": expected its key on the other side of the join, found none; pass '
+        'missing="skip" or missing="none" to join',
+        shard=shard,
+        key=key,
     )
 
 

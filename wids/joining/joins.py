@@ -44,9 +44,10 @@ class JoinableView:
     dataset: JoinableDataset
     positions: Positions
 
-    def keys(self) -> DatasetKeys:
-        """Return the keys of the view."""
-        return DatasetKeys(self.dataset.reader, self.positions, self.dataset.dataset_name)
+    def keys(self, role: str = "the dataset") -> DatasetKeys:
+        """Return the keys of the view, which messages name by its role if it has no name."""
+        name = self.dataset.dataset_name or role
+        return DatasetKeys(self.dataset.reader, self.positions, name)
 
 
 def joined_reader(
@@ -96,10 +97,10 @@ def _part(
         )
         return files, _present_in_files(view, files, missing)
     if isinstance(other, JoinableView):
-        positions = _positions(view, other.keys())
+        keyed: Keyed = other.keys("the other dataset")
+        positions = _positions(view, keyed)
         side = Side(other.dataset)
         part: Part = DatasetPart(side, view.dataset.reader.edges, positions, names)
-        keyed: Keyed = other.keys()
     else:
         rows = _rows(other, missing)
         keyed = rows.keys()
