@@ -104,8 +104,8 @@ class ComposableDataset(DatasetContents):
             b'2'
         """
         view = self._view(self._positions)
-        view.transformations = []
-        view.on_error = None
+        view.reader = self.reader.undecoded()
+        view.transformations, view.on_error = [], None
         return view
 
     def split(

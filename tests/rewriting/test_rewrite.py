@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import io
 import json
 import os
 import random
@@ -15,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import raises, write_shards, write_tar
 from hypothesis import given, settings
@@ -407,6 +409,28 @@ def test_a_source_that_was_written_again_does_not_resume(tmp_path: Path) -> None
     tar.write_bytes(data.replace(b"text 0", b"TEXT 0"))
     with raises(FileExistsError, "interrupted run"):
         run("one")
+
+
+def test_joined_fields_are_written(tmp_path: Path) -> None:
+    """Bytes of both sides are copied, and values of rows are encoded (REWRITE-1)."""
+    for name, field in (("a", "json"), ("b", "mask.json")):
+        members = [(f"k{n}.{field}", b'{ "n" :%d}' % n) for n in range(4)]
+        write_tar(tmp_path / f"{name}.tar", members)
+    rows = {f"k{n}": {"caption": f"é {n}", "cls": n, "npy": np.arange(n)} for n in range(3)}
+    one, other = (ShardListDataset(tmp_path / f"{name}.tar") for name in "ab")
+    with one, other:
+        joined = one.join(other).join(rows, missing="none")
+        wids.rewrite(joined, tmp_path / "new-%06d.tar")
+        assert joined.undecoded()[3][".mask.json"].getvalue() == b'{ "n" :3}'
+        for side in (one.map(list), one.join(other.map(dict))):
+            with raises(RewriteError, "without transformations", "map="):
+                wids.rewrite(side.join(rows, missing="none"), tmp_path / "x-%06d.tar")
+    with tarfile.open(tmp_path / "new-000000.tar") as tar:
+        found = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+    assert found["k3.json"] == found["k3.mask.json"] == b'{ "n" :3}'
+    assert (found["k2.caption"], found["k2.cls"]) == ("é 2".encode(), b"2")
+    assert np.load(io.BytesIO(found["k2.npy"])).tolist() == [0, 1]
+    assert {name for name in found if name.startswith("k3")} == {"k3.json", "k3.mask.json"}
 
 
 def test_both_datasets_of_a_join_are_compared(tmp_path: Path) -> None:

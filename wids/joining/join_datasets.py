@@ -209,6 +209,15 @@ class DatasetPart:
         own = None if fields is None else self.names.own(fields)
         return DatasetPart(self.side.only(own), self.edges, self.positions, self.names)
 
+    @property
+    def transformations(self) -> Sequence[Any]:
+        """What the samples of the second dataset pass through."""
+        return self.side.transformations
+
+    def undecoded(self) -> DatasetPart:
+        """Return the part whose samples are as they are stored."""
+        return DatasetPart(self.side.undecoded(), self.edges, self.positions, self.names)
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the transformations of the second dataset."""
         self.side.dataset.set_epoch(epoch)

@@ -130,6 +130,13 @@ class Part(Protocol):
     def only(self, fields: Collection[str] | None) -> Part:
         """Return the part that has only these fields, undecoded, and fetches no shards."""
 
+    @property
+    def transformations(self) -> Sequence[Any]:
+        """What its samples pass through."""
+
+    def undecoded(self) -> Part:
+        """Return the part whose samples are as they are stored."""
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the transformations."""
 

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from wids.joining.join_values import (
 )
 from wids.reading.position_array import IntArray
 from wids.tars.index import ShardIndex
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Rows(Protocol):
@@ -235,6 +238,15 @@ class ValuePart:
 
     def fetch(self, number: int, background: BackgroundFetch | None) -> None:
         """Do nothing."""
+
+    @property
+    def transformations(self) -> Sequence[Any]:
+        """Nothing, as values stay as they are."""
+        return ()
+
+    def undecoded(self) -> Self:
+        """Return this part: its values are not decoded."""
+        return self
 
     def set_epoch(self, epoch: int) -> None:
         """Do nothing."""

@@ -74,6 +74,9 @@ class JoinableDataset(Protocol):
     def only(self, fields: Collection[str] | None) -> JoinableDataset:
         """Return the same samples, fetching no shards, and undecoded if fields are named."""
 
+    def undecoded(self) -> JoinableDataset:
+        """Return the same samples as they are stored."""
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the transformations."""
 
@@ -198,6 +201,17 @@ class Side:
                     f"{type(sample).__name__} {sample!r:.80}; join the datasets first, and then "
                     "use map or to_tuple on the joined dataset"
                 )
+
+    @property
+    def transformations(self) -> Sequence[Any]:
+        """What its samples pass through, also in a class of its own and in joins of its own."""
+        dataset = self.dataset
+        own = [type(dataset)] if dataset.is_overridden else []
+        return *dataset.reader.transformations, *dataset.transformations, *own
+
+    def undecoded(self) -> Side:
+        """Return the side whose samples are as they are stored."""
+        return Side(self.dataset.undecoded())
 
     def only(self, fields: Collection[str] | None) -> Side:
         """Return the side that fetches no shards; see `ShardReader.only`."""

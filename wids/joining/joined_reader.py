@@ -123,6 +123,15 @@ class JoinedReader(ShardReader):
         side, part = self._side.only(fields), self._part.only(fields)
         return JoinedReader(side, part, fills=self._fills)
 
+    @property
+    def transformations(self) -> Sequence[Any]:
+        """What the samples of both sides pass through before they are joined."""
+        return *self._side.transformations, *self._part.transformations
+
+    def undecoded(self) -> JoinedReader:
+        """Return a reader that joins the samples of both sides as they are stored."""
+        return JoinedReader(self._side.undecoded(), self._part.undecoded(), fills=self._fills)
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the transformations of both sides."""
         self._side.dataset.set_epoch(epoch)

@@ -295,6 +295,15 @@ class ShardReader:
     def set_epoch(self, epoch: int) -> None:
         """Do nothing: no sample is transformed here, as in a reader of joined samples."""
 
+    @property
+    def transformations(self) -> Sequence[Any]:
+        """What samples pass through here: nothing, unlike in a reader of joined samples."""
+        return ()
+
+    def undecoded(self) -> ShardReader:
+        """Return a reader of the samples as they are stored, which this one is."""
+        return self
+
     def fetch(self, number: int, background: BackgroundFetch | None = None) -> None:
         """Fetch a remote shard, unless it is local or another process fetches it.
 

@@ -255,7 +255,8 @@ def _real(folder: str) -> str:
 
 def _check_stored(dataset: Rewritable) -> None:
     """Raise RewriteError if what the dataset returns is more than stored bytes, decoded."""
-    others = [step for step in dataset.transformations if not isinstance(step, Decoder)]
+    steps = (*dataset.reader.transformations, *dataset.transformations)
+    others = [step for step in steps if not isinstance(step, Decoder)]
     if others or dataset.is_overridden:
         found = f"the transformation {others[0]!r:.80}" if others else "a __getitem__ of its own"
         raise RewriteError(

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from wids.describing.describe import ShardRecord
 from wids.errors import RewriteError, WidsError
+from wids.fields.encode import encode
 from wids.rewriting.copying_tar import CopyingTar
 from wids.rewriting.mapped import listed
 from wids.rewriting.orders import SomeSamples
@@ -133,7 +134,16 @@ def _append(
 
 
 def _append_stored(writer: ThreadedTar, sample: Sample) -> None:
-    writer.append(*_stored_members(sample))
+    try:
+        members = _stored_members(sample)
+    except TypeError:  # values of rows that were joined; None where there is no row
+        fields = {
+            name: value if isinstance(value, bytes | memoryview) else encode(name, value)
+            for name, value in sample.items()
+            if name != "__key__" and value is not None
+        }
+        members = _stored_members({"__key__": sample["__key__"], **fields})
+    writer.append(*members)
 
 
 def _renamed(
