@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
+import socket
 import subprocess
 import tarfile
+import threading
 from array import array
 from contextlib import suppress
 from pathlib import Path
@@ -272,3 +275,42 @@ def test_names_of_any_length_are_read_back_or_refused(tmp_path: Path) -> None:
 
     with Shard(tmp_path / "a.tar") as shard:
         assert [sample["__key__"] for sample in shard] == [longest]
+
+
+def test_stream_that_takes_few_bytes_at_a_time(tmp_path: Path) -> None:
+    """All bytes reach a socket without a buffer, and their digest is that of the writer."""
+    value = bytes(range(256)) * 4096
+    ours, theirs = socket.socketpair()
+    received = bytearray()
+
+    def receive() -> None:
+        while piece := theirs.recv(1 << 16):
+            received.extend(piece)
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    with ours, theirs:
+        ours.settimeout(30)  # writes then take what fits into the system's buffer
+        with ours.makefile("wb", buffering=0) as stream, TarWriter(stream) as writer:
+            for key in "abc":
+                writer.write({"__key__": key, ".bin": value})
+        ours.shutdown(socket.SHUT_WR)
+        thread.join()
+
+    assert hashlib.sha256(received).hexdigest() == writer.sha256
+    (tmp_path / "a.tar").write_bytes(received)
+    with Shard(tmp_path / "a.tar") as shard:
+        assert [sample[".bin"] == value for sample in shard] == [True] * 3
+
+
+def test_stream_that_does_not_wait_is_an_error() -> None:
+    """Bytes that a non-blocking pipe does not take are not left out."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with (
+        os.fdopen(reading, "rb"),
+        os.fdopen(writing, "wb", buffering=0) as stream,
+        raises(BlockingIOError, "expected a stream that waits", "FileIO"),
+        TarWriter(stream) as writer,
+    ):
+        writer.write({"__key__": "a", ".bin": bytes(1 << 22)})

@@ -7,12 +7,13 @@ field is up to `members`.
 from __future__ import annotations
 
 import hashlib
+import io
 import mmap
 import os
 import tarfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import TracebackType
 from typing import IO, Any, ClassVar, Final
 from zlib import adler32
@@ -116,6 +117,8 @@ class TarWriter:
             )
             target = self._publishing.__enter__()
         self._stream = target
+        is_raw = isinstance(target, io.RawIOBase)
+        self._write = partial(_write_whole, target) if is_raw else target.write
 
     def write(self, sample: Mapping[str, Any]) -> int:
         """Append a sample.
@@ -168,7 +171,7 @@ class TarWriter:
         return finished_nbytes(nbytes)
 
     def _put(self, data: bytes | memoryview) -> None:
-        self._stream.write(data)
+        self._write(data)
         self._digest.update(data)
         self.nbytes += len(data)
 
@@ -229,6 +232,20 @@ class TarWriter:
         self._is_open = False
         if self._publishing is not None:  # if it has ended already, this does nothing
             self._publishing.__exit__(kind, error, trace)
+
+
+def _write_whole(stream: IO[bytes], data: bytes | memoryview) -> None:
+    """Write to a stream without a buffer, which may take fewer bytes at a time, as sockets do."""
+    with memoryview(data) as view:
+        start = 0
+        while start < len(view):
+            count = stream.write(view[start:])
+            if not count:
+                raise BlockingIOError(
+                    "expected a stream that waits until it can write, found one that does not "
+                    f"({type(stream).__name__}); make it blocking"
+                )
+            start += count
 
 
 def _index_of(handle: int) -> ShardIndex:
