@@ -47,7 +47,7 @@ def run_on(engine: str, folder: Path, **settings: str) -> None:
         env={**os.environ, **settings, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=400,  # Ray takes 40 s on two free processors
         check=False,
     )
     assert done.returncode == 0, done.stderr

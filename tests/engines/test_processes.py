@@ -21,7 +21,7 @@ with process_pool(2, 2) as executor:
 def test_a_worker_that_ends_while_it_sends_a_result() -> None:
     """An interrupted pool does not wait for the rest of the result."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=20, check=False
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100, check=False
     )
     assert done.stderr.endswith("KeyboardInterrupt\n")
 
@@ -43,4 +43,4 @@ def test_workers_are_not_forks_of_the_program() -> None:
 
     They have the modules that were imported while the program did other work.
     """
-    subprocess.run([sys.executable, "-c", FORKED], timeout=60, check=True)
+    subprocess.run([sys.executable, "-c", FORKED], timeout=100, check=True)

@@ -275,11 +275,15 @@ def test_executors_write_the_same_bytes(tmp_path: Path, pool: Any) -> None:
 
 PROGRAM = """
 import sys, time, wids
-def slow(sample):
-    time.sleep(0.01)
+from pathlib import Path
+def waiting(sample):
+    # The next shard has begun, and the program waits for its end.
+    while len(list(OUT.parent.glob("*.tar"))) >= MOST and sample["__index__"] % 3 == 0:
+        time.sleep(0.005)
     return sample
+OUT, MOST = Path(sys.argv[2]), int(sys.argv[3])
 dataset = wids.ShardListDataset(sys.argv[1], transformations=[])
-wids.rewrite(dataset[::-1], sys.argv[2], maxcount=10, map=slow)
+wids.rewrite(dataset[::-1], OUT, maxcount=10, map=waiting)
 """
 
 
@@ -290,20 +294,20 @@ def test_killed_at_any_point_and_resumed(tmp_path: Path, counts: tuple[int, ...]
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
 
-    def start(out: str) -> subprocess.Popen[bytes]:
+    def start(out: str, most: int) -> subprocess.Popen[bytes]:
         pattern = str(tmp_path / out / "new-%06d.tar")
-        return subprocess.Popen([sys.executable, str(program), str(spec), pattern])
+        return subprocess.Popen([sys.executable, str(program), str(spec), pattern, str(most)])
 
-    with start("whole") as job:
-        assert job.wait(60) == 0
+    with start("whole", 100) as job:
+        assert job.wait(120) == 0
     folder = tmp_path / "killed"
     kept: dict[str, int] = {}
     for count in counts:
-        with start("killed") as job:
-            until_s = time.monotonic() + 60
-            while time.monotonic() < until_s and job.poll() is None:
-                done = list(folder.glob("new-*.tar")) if folder.exists() else []
-                if len(done) >= count:
+        with start("killed", count) as job:
+            until_s = time.monotonic() + 120
+            while job.poll() is None:
+                assert time.monotonic() < until_s
+                if len(list(folder.glob("new-*.tar"))) >= count:
                     job.send_signal(signal.SIGKILL)
                 time.sleep(0.005)
         assert not (folder / "new.json").exists()
@@ -312,8 +316,8 @@ def test_killed_at_any_point_and_resumed(tmp_path: Path, counts: tuple[int, ...]
         # The last one may have been published and not noted: it is written again, the same.
         journaled = sorted(path.name for path in folder.glob("new-*.tar"))[:-1]
         kept = {name: (folder / name).stat().st_mtime_ns for name in journaled}
-    with start("killed") as job:
-        assert job.wait(60) == 0
+    with start("killed", 100) as job:
+        assert job.wait(120) == 0
     whole = tmp_path / "whole"
     assert sorted(os.listdir(folder)) == sorted(os.listdir(whole))
     for path in whole.iterdir():
