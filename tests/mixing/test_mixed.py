@@ -78,6 +78,7 @@ def test_weights_are_by_order_or_by_name(dataset: ShardListDataset, weights: Any
 @pytest.mark.parametrize(
     ("weights", "parts"),
     [
+        (2, ["weights: expected numbers by name or in a list, found 2"]),
         ([1, 2], ["weights: expected 3, one for each of 'a', 'b', 'c', found 2"]),
         ({"a": 1, "b": 1}, ["expected one for each dataset, found none for 'c'", "leave it out"]),
         (

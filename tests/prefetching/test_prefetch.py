@@ -411,8 +411,9 @@ def test_unknown_lengths(shards: list[dict[str, Any]], server: Server) -> None:
 def test_arguments(shards: list[dict[str, Any]]) -> None:
     """Wrong arguments are errors that name the argument."""
     dataset = wids.ShardListDataset(shards)
-    with raises(ValueError, "num_threads: expected at least 1"):
-        wids.Prefetcher(SequentialSampler(dataset), dataset, num_threads=0)
+    for num_threads in (0, 1.5, float("nan"), "2"):
+        with raises(ValueError, "num_threads: expected an integer of at least 1"):
+            wids.Prefetcher(SequentialSampler(dataset), dataset, num_threads=num_threads)
     with raises(ValueError, "ahead_nbytes", "'much'"):
         wids.Prefetcher(SequentialSampler(dataset), dataset, ahead_nbytes="much")
     dataset.close()

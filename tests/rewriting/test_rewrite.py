@@ -251,8 +251,9 @@ def test_the_input_and_other_datasets_are_safe(tmp_path: Path) -> None:
         wids.rewrite(dataset, tmp_path / "new-%06d.tar")
         with raises(FileExistsError, "already exists"):
             wids.rewrite(dataset[:2], tmp_path / "new-%06d.tar")
-        with raises(ValueError, "maxcount"):
-            wids.rewrite(dataset, tmp_path / "other-%06d.tar", maxcount=0)
+        for maxcount in (0, 1.5, float("nan")):
+            with raises(ValueError, "maxcount: expected an integer of at least 1"):
+                wids.rewrite(dataset, tmp_path / "other-%06d.tar", maxcount=maxcount)
         with raises(ValueError, "pattern: expected"):
             wids.rewrite(dataset, tmp_path / "other.tar")
     assert {path: path.read_bytes() for path in before} == before

@@ -155,7 +155,12 @@ def _checked_weights(weights: Weights, sources: Sequence[mixing.Source]) -> list
     """Return the weight of each source, as a fraction."""
     names = [source.name for source in sources]
     if not isinstance(weights, Mapping):
-        values = list(weights)
+        try:
+            values = list(weights)
+        except TypeError:
+            raise ValueError(
+                f"weights: expected numbers by name or in a list, found {weights!r:.80}"
+            ) from None
         if len(values) != len(names):
             raise ValueError(
                 f"weights: expected {len(names)}, one for each of {_listed(names)}, found "

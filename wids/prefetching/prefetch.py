@@ -18,6 +18,7 @@ from wids.files.sizes import nbytes_text, parse_nbytes
 from wids.prefetching.fetch_window import FetchWindow
 from wids.prefetching.look_ahead import has_state, indices_of, look_ahead, with_method
 from wids.prefetching.shard_map import ShardMap
+from wids.sampling.arguments import at_least
 
 DEFAULT_NBYTES: Final = 8 << 30
 """Bytes to fetch ahead where neither the caller nor the cache sets a limit."""
@@ -83,8 +84,7 @@ class Prefetcher(Sampler[T]):
         ahead_nbytes: int | str | None = None,
         num_threads: int = 2,
     ) -> None:
-        if num_threads < 1:
-            raise ValueError(f"num_threads: expected at least 1, found {num_threads}")
+        self.num_threads = at_least(1, num_threads, "num_threads")
         shards = ShardMap(dataset)
         # Now, so that workers which are started later share the numbers.
         shards.count_openings()
@@ -95,7 +95,6 @@ class Prefetcher(Sampler[T]):
         share = shards.cache_share_nbytes
         # More than the cache's share may evict shards that were fetched ahead before they are read.
         self.ahead_nbytes = wanted if share is None else min(wanted, share)
-        self.num_threads = num_threads
 
     @property
     def yields_indices(self) -> bool:

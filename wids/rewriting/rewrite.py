@@ -28,6 +28,7 @@ from wids.rewriting.mapped import CheckedMap
 from wids.rewriting.orders import order_of
 from wids.rewriting.plan import Rename, plan_shards
 from wids.rewriting.shard import RewriteTask, rewrite_shard
+from wids.sampling.arguments import at_least
 from wids.specs.model import DatasetSpec
 from wids.transport import urls
 from wids.writing.output import Output
@@ -227,11 +228,9 @@ def prepare_rewrite(
 
 def _limits(maxcount: int | None, maxsize: int | str | None) -> tuple[int, int | None]:
     limit = parse_nbytes("1GB" if maxsize is None and maxcount is None else maxsize, "maxsize")
-    count = 100_000 if maxcount is None else maxcount
-    if count < 1 or limit == 0:
-        raise ValueError(
-            f"expected a maxcount and a maxsize of at least 1, found {maxcount} and {maxsize}"
-        )
+    if limit == 0:
+        raise ValueError(f"maxsize: expected at least 1 byte, found {maxsize!r}")
+    count = 100_000 if maxcount is None else at_least(1, maxcount, "maxcount")
     return count, limit
 
 
