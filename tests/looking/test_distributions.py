@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from wids import ShardListDataset
 from wids.cli.main import main
-from wids.looking.distributions import distributions_text
+from wids.looking.distributions import columns_text, distributions_text
 from wids.looking.text import text_width
 
 
@@ -86,9 +86,11 @@ HOSTILE = st.one_of(
 @given(HOSTILE, st.integers(20, 90))
 def test_any_values_are_shown_on_printable_lines(values: list[Any], width: int) -> None:
     """TABLE-20, SEC-52: nothing that a terminal obeys, no line wider than the window, no crash."""
-    lines = distributions_text(pa.table({"name\x1b[2J": pa.array(values)}), width).split("\n")
-    assert all(line.isprintable() for line in lines)
-    assert max(map(text_width, lines)) <= width
+    columns = pa.table({"name\x1b[2J": pa.array(values)})
+    for text in (distributions_text(columns, width), columns_text(columns, width)):
+        lines = text.split("\n")
+        assert all(line.isprintable() for line in lines)
+        assert max(map(text_width, lines)) <= width
 
 
 @pytest.mark.parametrize("is_stale", [False, True])

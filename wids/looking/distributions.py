@@ -77,9 +77,11 @@ def _ends_and_bar(values: pa.ChunkedArray) -> tuple[str, str, str]:
             return "", "", ""
         bins = _histogram(numbers.astype(np.float64), _NUM_SMALL_BINS)
         return _number_text(numbers.min().item()), bins, _number_text(numbers.max().item())
+    if not len(values):
+        return "", "", ""
     counts = np.sort(values.value_counts().field("counts").to_numpy())[::-1]
     bar = _blocks(counts[:_NUM_SMALL_BINS]) if len(counts) <= _MAX_COUNTED else ""
-    return "", bar, f"{len(counts):,} different" if len(counts) else ""
+    return "", bar, f"{len(counts):,} different"
 
 
 def _lines(name: str, column: pa.ChunkedArray) -> Iterator[str]:
