@@ -16,6 +16,13 @@ from hypothesis import strategies as st
 
 from wids.reading.positions import select
 
+
+def masked(values: list[Any], dtype: Any) -> Any:
+    """Return values as DuckDB's ``fetchnumpy`` does where some are null: whatever is below them."""
+    mask = [value is None for value in values]
+    return np.ma.array([value is None or value for value in values], dtype, mask=mask)
+
+
 MASKS = {
     "list": list,
     "numpy": np.array,
@@ -27,6 +34,7 @@ MASKS = {
     "Arrow": lambda mask: pa.array(mask, pa.bool_()),
     "Arrow in chunks": lambda mask: pa.chunked_array([mask[:3], mask[3:]], pa.bool_()),
     "polars": lambda mask: pl.Series(mask, dtype=pl.Boolean),
+    "DuckDB": lambda mask: masked(mask, bool),
 }
 INDICES = {
     "pandas": pd.Series,
@@ -35,9 +43,10 @@ INDICES = {
     "Arrow": lambda indices: pa.array(indices, pa.int64()),
     "Arrow in chunks": lambda indices: pa.chunked_array([indices[:1], indices[1:]], pa.int64()),
     "polars": lambda indices: pl.Series(indices, dtype=pl.Int16),
+    "DuckDB": lambda indices: masked(indices, np.int64),
     "torch": torch.tensor,
 }
-HAVE_NULLS = ("list", "pandas nullable", "pandas of Arrow", "pandas objects", "polars")
+HAVE_NULLS = ("DuckDB", "list", "pandas nullable", "pandas of Arrow", "pandas objects", "polars")
 
 
 @pytest.mark.parametrize("kind", MASKS)
@@ -81,7 +90,9 @@ def test_a_mask_in_another_order_is_an_error() -> None:
     assert list(select(range(3), indices)) == [1, 2, 0]
 
 
-@pytest.mark.parametrize("kind", ["pandas", "pandas nullable", "Arrow", "Arrow in chunks"])
+@pytest.mark.parametrize(
+    "kind", ["pandas", "pandas nullable", "Arrow", "Arrow in chunks", "DuckDB"]
+)
 def test_a_null_among_indices_is_an_error(kind: str) -> None:
     """TABLE-15: unlike in a mask, nobody can tell which sample is meant."""
     with raises(TypeError, "1 of 3 missing", "drop these rows first"):

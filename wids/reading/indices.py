@@ -43,9 +43,10 @@ def as_selection(indices: Any, length: int) -> npt.NDArray[Any]:
         TypeError: Integers have nulls among them, or a mask of pandas has another index than
             0, 1, 2, …, so that its rows may be in another order than the samples.
     """
-    array = _as_mask(_without_nulls(indices))
+    values = _without_nulls(indices)
+    array = _as_mask(values)
     if array is None:
-        array = as_array(indices)
+        array = as_array(values)
         num_nulls = int(np.isnan(array).sum()) if array.dtype.kind == "f" else 0
         if num_nulls:
             raise TypeError(
@@ -58,7 +59,11 @@ def as_selection(indices: Any, length: int) -> npt.NDArray[Any]:
 
 
 def _without_nulls(indices: Any) -> Any:
-    """Return a boolean column with its nulls replaced by false, without a loop in Python."""
+    """Return a column with nulls replaced, false in a mask, NaN in numpy's masked integers."""
+    if isinstance(indices, np.ma.MaskedArray):  # as DuckDB returns columns that have nulls
+        if indices.dtype == bool:
+            return indices.filled(False)  # noqa: FBT003 - the parameter has no name in common
+        return np.ma.filled(indices.astype(np.float64), np.nan) if indices.mask.any() else indices
     package = type(indices).__module__.partition(".")[0]
     if package == "pandas" and str(getattr(indices, "dtype", "")) in ("boolean", "bool[pyarrow]"):
         return indices.to_numpy(dtype=bool, na_value=False)
