@@ -104,6 +104,20 @@ def test_columns_of_rows_have_the_types_of_their_values(
     assert table["text"].to_pylist() == [f".txt of {key}" for key in KEYS[1:]]
 
 
+@pytest.mark.parametrize("dtype", ["str", "object", "string", "category"])
+def test_texts_that_are_missing_in_a_frame(tmp_path: Path, dtype: str) -> None:
+    """They are None or pandas' own null in samples, and null in a table (JOIN-2)."""
+    write_side(tmp_path, "l", KEYS, [], ".txt")
+    texts = pd.Series(["a", None, float("nan"), "d"]).astype(dtype)
+    frame = pd.DataFrame({"__key__": KEYS, "cap": texts, "x": [0.5, None, 1, 2]})
+    with opened(tmp_path, "l") as dataset:
+        joined = dataset.join(frame)
+        assert joined.table([".cap"])[".cap"].to_pylist() == ["a", None, None, "d"]
+        missing = joined[2][".cap"]
+        assert missing is (pd.NA if dtype == "string" else None)
+        assert str(joined[1][".x"]) == "nan"  # a number as it is
+
+
 def test_rows_of_each_kind_become_columns(tmp_path: Path) -> None:
     """Missing rows are null, nulls of pandas too, and paths lead into values (TABLE-2)."""
     write_side(tmp_path, "l", KEYS, [], ".txt")

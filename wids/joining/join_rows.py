@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from math import isnan
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -151,6 +152,9 @@ class FrameRows:
             [v if type(v) in PLAIN else own_value(v) for v in taken[name].tolist()]
             for name in self.columns.values()
         ]
+        for name, found in zip(self.columns.values(), values, strict=True):
+            if taken[name].dtype.kind == "O":  # where NaN is the null of texts and objects
+                found[:] = [None if type(v) is float and isnan(v) else v for v in found]
         return _as_rows(self.columns, [*values, self.labels.take(list(rows)).tolist()])
 
 
