@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import wids
-from wids import RewriteError, ShardListDataset, rewriting
+from wids import RewriteError, ShardListDataset, TransformError, rewriting
 from wids.rewriting import rewrite as module
 from wids.rewriting.made_from import described
 from wids.rewriting.orders import Order
@@ -323,6 +323,30 @@ def test_killed_at_any_point_and_resumed(tmp_path: Path, counts: tuple[int, ...]
     assert sorted(os.listdir(folder)) == sorted(os.listdir(whole))
     for path in whole.iterdir():
         assert (folder / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_shard_that_changed_since_is_left_alone(tmp_path: Path) -> None:
+    """An output shard with other bytes than it had is an error that says what to do (REWRITE-8)."""
+
+    def failing(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__index__"] == 5 and not changed.exists():
+            raise ValueError("stop")
+        return sample
+
+    pattern, changed = tmp_path / "out" / "new-%06d.tar", tmp_path / "changed"
+    shard = tmp_path / "out" / "new-000000.tar"
+    with ShardListDataset(write_shards(tmp_path, [7]), transformations=[]) as dataset:
+        with raises(TransformError, "stop"):
+            wids.rewrite(dataset, pattern, maxcount=2, map=failing)
+        complete = shard.read_bytes()
+        shard.write_bytes(complete + bytes(512))
+        changed.touch()
+        with raises(FileExistsError, "new-000000.tar: expected no file", "move it away and run"):
+            wids.rewrite(dataset, pattern, maxcount=2, map=failing)
+        assert shard.read_bytes() == complete + bytes(512)
+        shard.rename(tmp_path / "moved.tar")
+        assert len(wids.rewrite(dataset, pattern, maxcount=2, map=failing).shards) == 4
+    assert shard.read_bytes() == complete
 
 
 def test_another_view_does_not_resume(tmp_path: Path) -> None:

@@ -85,9 +85,15 @@ def _published_once(writer: TarWriter, url: str, storage_options: upload.Options
     try:
         with writer:
             yield
-    except FileExistsError:
-        if not _is_same_file(writer, url, storage_options):
+    except FileExistsError as error:
+        if _is_same_file(writer, url, storage_options):
+            return
+        if error.errno is None:  # it says already what to do
             raise
+        raise FileExistsError(
+            f"{urls.redact(url)}: expected no file, or the shard that an interrupted run wrote, "
+            "found another file; move it away and run again"
+        ) from error
 
 
 def _record_of(writer: TarWriter, task: ShardTask) -> ShardRecord:
