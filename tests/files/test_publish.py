@@ -38,6 +38,14 @@ def test_failure_leaves_the_old_file(tmp_path: Path, error: type[BaseException])
     assert os.listdir(tmp_path) == ["a"]
 
 
+def test_errors_have_the_final_name(tmp_path: Path) -> None:
+    """A folder that is missing is an error with the name of the file, not of a temporary one."""
+    path = tmp_path / "none" / "a.json"
+    with pytest.raises(FileNotFoundError) as caught, replacing(path):
+        raise AssertionError
+    assert caught.value.filename == str(path)
+
+
 def test_mode_follows_the_umask(tmp_path: Path) -> None:
     """The permissions are those of other files that the user makes."""
     before = os.umask(0o027)

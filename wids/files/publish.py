@@ -43,9 +43,16 @@ def replacing(
     # one file system is atomic.
     temporary = os.path.join(folder, f".{name[:40]}.{secrets.token_hex(8)}.tmp")
     target = os.path.join(folder, name)
+
+    def create(path: str, flags: int) -> int:
+        try:
+            return os.open(path, flags, mode)
+        except OSError as error:  # with the name that the caller knows
+            raise OSError(error.errno, error.strerror, target) from None
+
     try:
         with (
-            open(temporary, "x+b", opener=lambda path, flags: os.open(path, flags, mode)) as file,
+            open(temporary, "x+b", opener=create) as file,
             locks.holding(temporary) if sync else nullcontext(),
         ):
             yield file
