@@ -149,7 +149,8 @@ class JoinedShard:
         # In a few steps for all samples together: a batch should cost little more than the two that
         # it is made of.
         stored = [fields.pop("__key__", key) for fields, key in zip(others, keys, strict=True)]
-        _check_keys(self.name, keys, stored)
+        if stored != keys:  # never a row beside the wrong sample, whatever was stored or replaced
+            raise _mismatch_error(self.name, keys, stored)
         if not side.is_plain:
             side.check(samples)
         num_fields = sum(map(len, samples)) + sum(map(len, others))
@@ -205,7 +206,8 @@ class JoinedShard:
         place = int(self._reader.starts[self._number]) + local_index
         key = index.key(local_index)
         stored, read = self._part.read_part(self._number, place, key, field)
-        _check_keys(self.name, [key], [stored])
+        if [stored] != [key]:
+            raise _mismatch_error(self.name, [key], [stored])
         return read(start, stop)
 
     def read_values(self, members: IntArray, decode: DecodeMany) -> list[Any]:
@@ -221,12 +223,14 @@ class JoinedShard:
         if (both := _first_on_both(index, field, samples)) is not None:
             raise _collision_error(self.name, keys[both], [field])
         stored, places, own = self._side.values(number, samples, field, decode, local=local)
-        _check_keys(self.name, keys, stored)
+        if stored != keys:
+            raise _mismatch_error(self.name, keys, stored)
         others = np.setdiff1d(np.arange(len(members)), places)
         positions = (samples[others] + self._reader.starts[number]).tolist()
         wanted = [keys[place] for place in others]
         stored, found = self._part.values(number, positions, wanted, field, decode, local=local)
-        _check_keys(self.name, wanted, stored)
+        if stored != wanted:
+            raise _mismatch_error(self.name, wanted, stored)
         # In the order of the members.
         values, order = [*own, *found], np.argsort(np.concatenate([places, others]))
         return [values[at] for at in order.tolist()]
@@ -267,12 +271,10 @@ class JoinedShard:
         self.close()
 
 
-def _check_keys(name: str, keys: list[str], stored: list[str]) -> None:
-    """Raise if a sample would have the fields of another, whatever was stored or replaced."""
-    if stored == keys:
-        return
+def _mismatch_error(name: str, keys: list[str], stored: list[str]) -> MismatchError:
+    """Return the error for a sample that would have the fields of another."""
     expected, key = next(pair for pair in zip(keys, stored, strict=True) if pair[0] != pair[1])
-    raise MismatchError(
+    return MismatchError(
         f"{name}: expected the key {expected!r} on both sides, as when the datasets were joined, "
         f"found {key!r} on the other side; a shard of one of them was written again since: open "
         "both datasets and join them again"
