@@ -65,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(error)
     except KeyboardInterrupt:
         print("wids: interrupted", file=sys.stderr, flush=True)
-        if threading.active_count() > 1:  # the interpreter would wait for a server that hangs
+        others = set(threading.enumerate()) - {threading.current_thread()}
+        if not all(thread.daemon for thread in others):  # a server that hangs would be waited for
             os._exit(_INTERRUPTED)
         return _INTERRUPTED
     return status

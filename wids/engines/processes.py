@@ -38,13 +38,13 @@ def process_pool(num_processes: int | None, num_tasks: int) -> Iterator[Executor
     if num_processes < 2:
         yield None
         return
-    from concurrent.futures import ProcessPoolExecutor
+    from wids.engines.pool import Pool
 
     # Never a fork of this process: the threads of a driver of fsspec are not in it, and what waits
     # for them, waits for ever. Workers start when the first task comes, after the driver has.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)  # once, and not in each worker
-    executor = ProcessPoolExecutor(num_processes, context, initializer=_prepare_worker)
+    executor = Pool(num_processes, context, initializer=_prepare_worker)
     previous = signal.signal(signal.SIGTERM, _exit)
     try:
         yield executor
@@ -87,29 +87,35 @@ def _end_workers(executor: ProcessPoolExecutor) -> None:
 def _prepare_worker() -> None:
     """Leave Ctrl-C to the parent, clean up when it ends this process, and end when it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _end_worker)
-    threading.Thread(target=_end_with_parent, name="wids-parent", daemon=True).start()
+    signal.signal(signal.SIGTERM, _exit)
+    told, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    threading.Thread(target=_end_in_time, args=(told,), name="wids-parent", daemon=True).start()
 
 
-def _end_with_parent() -> None:
-    """Wait until the parent is gone, killed perhaps, and end this process."""
+def _end_in_time(told: int) -> None:
+    """Wait until this process is told to end or its parent is gone, and see that it ends.
+
+    The main thread may never get as far as the handler of a signal: it may wait for a lock that a
+    worker held when it ended, or be in a call that no signal interrupts. And the executor takes the
+    handler's exception for the result of a task, and starts the next one.
+
+    Args:
+        told: Where the numbers of signals arrive.
+    """
     parent = multiprocessing.parent_process()
     if parent is None:  # not a worker
         return
     # The end of a pipe whose other end only the parent holds, and with "fork" the workers that were
     # started later: the last of these notices first, and the others one by one.
-    wait([parent.sentinel])
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(10 * _CLEANUP_S)  # the main thread may be in a call that no signal interrupts
-    os._exit(1)
-
-
-def _end_worker(number: int, frame: object) -> None:
-    # The executor takes the exception for the result of a task and starts the next one, so an
-    # alarm ends the process for certain.
-    signal.signal(signal.SIGALRM, lambda number, _: os._exit(128 + number))
-    signal.setitimer(signal.ITIMER_REAL, _CLEANUP_S)
-    _exit(number, frame)
+    while parent.sentinel not in wait([parent.sentinel, told]):
+        if signal.SIGTERM in os.read(told, 64):
+            break
+    else:
+        os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_CLEANUP_S)
+    os._exit(128 + signal.SIGTERM)
 
 
 def _exit(number: int, _: object) -> None:
