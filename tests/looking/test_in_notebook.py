@@ -120,6 +120,8 @@ def test_ipython_shows_samples_and_no_other_dicts(
 ) -> None:
     """A real IPython shell formats samples as HTML and other dicts as before."""
     interactive = pytest.importorskip("IPython.core.interactiveshell")
+    # IPython warns where the environment that was activated is not that of the interpreter.
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     shell = interactive.InteractiveShell.instance()
     try:
         shell.display_formatter.active_types = ["text/plain", "text/html"]
