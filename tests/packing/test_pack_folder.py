@@ -209,6 +209,7 @@ def test_an_output_in_the_folder_is_refused(folder: Path, tmp_path: Path) -> Non
         ({"output": "https://h/out"}, "a URL that can be written"),
         ({"output": "s3://b/out?x=1"}, "without a query"),
         ({"maxcount": 0}, "at least 1, found 0"),
+        ({"maxcount": float("nan")}, "at least 1, found nan"),
         ({"maxsize": 0}, "at least 1"),
         ({"maxsize": "much"}, "maxsize: expected bytes"),
         ({"key_split": "middle"}, 'key_split: expected "first" or "last"'),

@@ -79,6 +79,14 @@ def test_no_shard_is_larger_than_maxsize(maxsize: int, lengths: list[int], tmp_p
         assert {shard.nbytes for shard in writer.shards} <= {20_480, maxsize}
 
 
+@pytest.mark.parametrize("options", [{"maxcount": 0}, {"maxcount": float("nan")}, {"maxsize": 0}])
+def test_limits_that_no_shard_can_keep_to(options: dict[str, Any], tmp_path: Path) -> None:
+    """They are refused before anything is written."""
+    with raises(ValueError, "expected a maxcount and a maxsize of at least 1"):
+        ShardWriter(tmp_path / "a-%06d.tar", **options)
+    assert not list(tmp_path.iterdir())
+
+
 def test_same_samples_give_the_same_files(tmp_path: Path) -> None:
     """Shards, pack and spec depend on the samples alone."""
     for name in ("one", "two"):

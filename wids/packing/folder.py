@@ -151,7 +151,7 @@ def prepare_job(
 ) -> PackJob:
     """Decide what to write; the arguments are those of `wids.pack_folder`."""
     limit = parse_nbytes(maxsize, "maxsize")
-    if maxcount < 1 or not limit:
+    if not (maxcount >= 1 and limit):  # also NaN
         raise ValueError(
             f"expected a maxcount and a maxsize of at least 1, found {maxcount} and {maxsize}"
         )

@@ -329,7 +329,7 @@ def _check_options(if_exists: str, maxcount: int, maxsize: float) -> None:
         raise ValueError(
             f'if_exists: expected "error", "resume", "append" or "replace", found {if_exists!r}'
         )
-    if maxcount < 1 or maxsize < 1:
+    if not (maxcount >= 1 and maxsize >= 1):  # also NaN
         raise ValueError(
             f"expected a maxcount and a maxsize of at least 1, found {maxcount} and {maxsize}"
         )
