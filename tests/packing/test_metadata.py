@@ -182,6 +182,10 @@ def test_rows_without_files_and_files_without_rows(tmp_path: Path) -> None:
             {"metadata.csv": "image,text\n1.jpg,x\n"},
             ['metadata.csv: expected a column "file_name"', "found: image, text", "rename"],
         ),
+        (
+            {"metadata.csv": "file_name,x\n1.jpg,1\n1.jpg,2\n"},
+            ["metadata.csv, line 2 and metadata.csv, line 3 (1.json)", "keep one row for a file"],
+        ),
         ({"metadata.csv": ""}, ["metadata.csv: expected a column", "found: nothing"]),
         ({"metadata.jsonl": '{"text": 1}'}, ["metadata.jsonl: expected a column", "found: text"]),
         (

@@ -178,9 +178,13 @@ class SampleTable:
             return
         pairs = [f"{a.path} and {b.path} ({name})" for a, b, name in self.collisions]
         more = ", …" if len(pairs) > _MAX_NAMED else ""
+        is_row = any(
+            isinstance(source, Generated) for a, b, _ in self.collisions for source in (a, b)
+        )
         raise PackError(
             "expected every file to become a member of its own, found some that become the same "
-            f"member or key: {', '.join(pairs[:_MAX_NAMED])}{more}; rename or move one of each"
+            f"member or key: {', '.join(pairs[:_MAX_NAMED])}{more}; rename or move one of "
+            f"each{', and keep one row for a file' if is_row else ''}"
         )
 
 
