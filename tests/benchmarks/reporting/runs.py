@@ -171,7 +171,6 @@ class Run:
         self.live: dict[str, Process] = {}
         self.expected: dict[str, list[int]] = {}
         self.num_folders = 0
-        self.started: set[str] = set()
 
     # Files and processes.
 
@@ -370,13 +369,11 @@ class Run:
     def opening(self, contestant: Contestant) -> float:
         """Import, open a dataset and read a sample."""
         data = self.data(contestant, self.sizes.small)
-        # Once without a clock: the files of a library and of torch come from the disk for whoever
-        # is first in an environment, which the others would not pay for.
-        if contestant.name not in self.started:
-            with self.fresh(contestant) as process:
-                process.ask("opening", data=data)
-            self.started.add(contestant.name)
         self.try_row("import", contestant, self.importing)
+        # Right before, without a clock: the system has forgotten a part of torch since the previous
+        # turn, and only those that import it in the row above would have it again.
+        with self.fresh(contestant) as process:
+            process.ask("opening", data=data)
         with self.fresh(contestant) as process:
             found = process.ask("opening", data=data)
         self.results.note("memory", contestant.name, found["nbytes"])
