@@ -39,9 +39,10 @@ def test_mixing_is_about_as_fast_as_chunks() -> None:
         deque(sampler, 0)
         return time.process_time() - start
 
-    # Of neighbors, since a busy machine slows one of them more than the other, from round to round.
-    ratios = [
-        seconds(MixedSampler(data, [0.7, 0.2, 0.1])) / seconds(ChunkedSampler(data))
-        for _ in range(7)
+    # The fastest of several turns, since a busy machine slows some of them.
+    rounds = [
+        (seconds(MixedSampler(data, [0.7, 0.2, 0.1])), seconds(ChunkedSampler(data)))
+        for _ in range(10)
     ]
-    assert min(ratios) <= 1.5
+    mixed, chunked = (min(times) for times in zip(*rounds, strict=True))
+    assert mixed <= 1.5 * chunked
