@@ -193,8 +193,10 @@ def test_a_new_search_stops_the_one_before(spec: Path, monkeypatch: pytest.Monke
         scans = Scans()
         first = scans.start("hits", "a", lambda: Scan(dataset, Endless()))
         started.wait()
-        threading.Timer(0.05, gate.set).start()
+        ends = threading.Thread(target=lambda: first._stopped.wait() and gate.set())
+        ends.start()
         second = scans.start("hits", "b", lambda: Scan(dataset, Endless()))
+        ends.join()
         assert not first.is_running
         assert first.progress()["searched"] < 100
         scans.stop()

@@ -20,6 +20,7 @@ from test_chromium import Tab, chromium
 
 import wids
 from wids.browsing.hits import Hits
+from wids.browsing.scans import Scan
 
 __all__ = ["chromium"]  # a fixture
 pytestmark = pytest.mark.long
@@ -79,14 +80,20 @@ def test_a_long_search_is_watched_and_stopped(
     """Hits are shown while the search runs; it is stopped and continued by a button (LOOK-5)."""
     import threading
 
-    gate = threading.Semaphore(0)
-    visit = Hits.visit
+    gate, is_asked_to_stop = threading.Semaphore(0), threading.Event()
+    visit, stop = Hits.visit, Scan.stop
 
     def slow(self: Any, *arguments: Any) -> bool:
         gate.acquire()
         return visit(self, *arguments)
 
+    def stop_and_tell(self: Any) -> None:
+        self._stopped.set()  # as the original does first: then the block that is read may end
+        is_asked_to_stop.set()
+        stop(self)
+
     monkeypatch.setattr(Hits, "visit", slow)
+    monkeypatch.setattr(Scan, "stop", stop_and_tell)
     monkeypatch.setattr("wids.browsing.scans._BLOCK", 20)
     gate.release(2)
     tab.page.fill("#query", "hills")
@@ -94,7 +101,9 @@ def test_a_long_search_is_watched_and_stopped(
     tab.page.wait_for_selector("#hits:text('40 hits · 13% of 300 searched')")
     tab.page.wait_for_selector("#grid a:last-child:nth-child(40)")
     assert tab.page.get_attribute("#hits-progress", "value") == str(40 / 300)
+    is_asked_to_stop.clear()
     tab.page.click("#stop-hits")
+    assert is_asked_to_stop.wait(30)
     gate.release(1)
     tab.page.wait_for_selector("#stop-hits:text('continue')")
     assert "60 hits" in tab.page.inner_text("#hits")
