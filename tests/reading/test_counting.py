@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import raises, sample_members, write_tar
+from conftest import raises, sample_members, settle, write_tar
 from loopback import Fault, Server
 
 import wids
@@ -55,6 +55,24 @@ def test_a_missing_local_shard_is_named_with_those_that_exist(tmp_path: Path) ->
     for work in (wids.ShardListDataset, wids.build_spec):
         with raises(wids.NotFoundError, "train-{0..3}.tar; 0 to 1 exist, 2 and 1 more do not"):
             work(f"{tmp_path}/train-{{0..3}}.tar")
+
+
+def test_shards_that_were_indexed_are_counted_without_opening_them(tmp_path: Path) -> None:
+    """Their stored indexes are bound to them; one that was written again is opened (INDEX-25)."""
+    tars = [
+        settle(write_tar(tmp_path / f"{n}.tar", sample_members(n * 10, n * 10 + 10)))
+        for n in range(4)
+    ]
+    with wids.ShardListDataset(tars) as dataset:
+        assert (len(dataset), dataset.get_stats()[1]) == (40, 4)
+    settle(write_tar(tars[1], sample_members(10, 17)))
+    with wids.ShardListDataset(tars) as dataset:
+        assert (dataset.lengths, dataset.get_stats()[1]) == ([10, 7, 10, 10], 1)
+        assert dataset[36]["__key__"] == "s00039"
+        assert dataset.get_stats()[1] == 2
+        write_tar(tars[2], sample_members(20, 28))
+        with raises(wids.MismatchError, "expected 10 samples as when", "found 8", "open the"):
+            dataset[20]
 
 
 def test_more_than_a_gigabyte_is_refused(server: Server) -> None:

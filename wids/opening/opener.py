@@ -167,7 +167,7 @@ class ShardOpener:
         path = self.local_path(number)
         if path is not None:
             with suppress(OSError):
-                return self.packs.index(number, os.path.getsize(path), self._key_split(number))
+                return self._stored_index(number, path, TarIdentity.of_file(os.stat(path)))
         elif not self.is_local(number):
             index_and_nbytes = self._index_for_ranges(number)
             return None if index_and_nbytes is None else index_and_nbytes[0]
@@ -199,20 +199,26 @@ class ShardOpener:
         self, number: int, path: str, data: mmap.mmap, identity: TarIdentity
     ) -> ShardIndex:
         """Return the index of a local file: from a pack, or the cache folder, or a scan."""
+        known = self._stored_index(number, path, identity)
+        if known is not None:
+            return known
         key_split = self._key_split(number)
-        known = self.packs.index(number, identity.nbytes, key_split)
-        if known is not None:
-            return known
-        stored_path = local_index_path(self._store.folder, path, key_split)
-        known = index_file.load(stored_path, identity, key_split)
-        if known is not None:
-            return known
         built = index_tar(data, key_split, path)
+        stored_path = local_index_path(self._store.folder, path, key_split)
         # The time of modification of a younger file may not change when the file does.
         if is_settled(identity) and save_quietly(stored_path, index_file.dump(built, identity)):
             # All processes share the memory of a mapped index, and none that of a built one.
             known = index_file.load(stored_path, identity, key_split)
         return built if known is None else known
+
+    def _stored_index(self, number: int, path: str, identity: TarIdentity) -> ShardIndex | None:
+        """Return the index of a local file from a pack or the cache folder, or None."""
+        key_split = self._key_split(number)
+        packed = self.packs.index(number, identity.nbytes, key_split)
+        if packed is not None:
+            return packed
+        stored_path = local_index_path(self._store.folder, path, key_split)
+        return index_file.load(stored_path, identity, key_split)
 
     # The copy of a remote shard.
 
