@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from transfers import DATA, saved
 
 from wids.errors import FetchError
 from wids.transport.pipe import Pipe
+from wids.transport.stream import CHUNK_NBYTES
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 
@@ -36,13 +38,16 @@ def test_pipes_that_fail(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_abandoned_pipe_is_killed(tmp_path: Path) -> None:
-    """Closing the stream kills the command and everything that it has started."""
-    mark = tmp_path / "mark"
-    stream = Pipe()(f"pipe:(sleep 1; touch {mark}) & yes", 0, None, None)
+@pytest.mark.parametrize("main", ["yes", f"head -c {CHUNK_NBYTES} /dev/zero"])
+def test_an_abandoned_pipe_is_killed(tmp_path: Path, main: str) -> None:
+    """Closing the stream kills everything that its command has started, also if the shell ended."""
+    mark, number = tmp_path / "mark", tmp_path / "number"
+    stream = Pipe()(f"pipe:echo $$ > {number}; (sleep 1; touch {mark}) & {main}", 0, None, None)
 
     with stream:
         next(stream.chunks)
+        if main != "yes":  # its shell ends; nobody has asked for its status yet
+            os.waitid(os.P_PID, int(number.read_text()), os.WEXITED | os.WNOWAIT)
     time.sleep(1.3)
 
     assert not mark.exists()

@@ -85,13 +85,15 @@ def _start(command: str, stdout: int) -> subprocess.Popen[bytes]:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a command that is still running, with everything that it has started."""
-    if process.stdout is not None:
-        process.stdout.close()
-    if process.poll() is None:
+    """Kill a command that nobody waited for, with everything that it has started."""
+    # Before its output is closed, and whether or not the shell has ended: what it has started may
+    # still run. The system keeps the number of the group for as long as nobody waited.
+    if process.returncode is None:
         with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+    process.wait()
 
 
 def _check_exit_status(url: str, status: int) -> None:
