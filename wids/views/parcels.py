@@ -1,40 +1,40 @@
 """A collated batch → one that crosses from a worker to the main process in few pieces.
 
-torch sends each tensor as shared memory of its own, whatever its size, for which both processes
-exchange a file descriptor. That takes 0.3 to 0.5 ms of processor time for each tensor, so that a
-batch of 64 small samples takes longer to send than to read. Pickled, the dict or list that
-`collate` returns in a worker has its small tensors as bytes, and where it arrives it is a plain
-dict or list of tensors. Nothing here knows what a field is.
+torch sends each tensor as new shared memory, whatever its size, for which both processes exchange a
+file descriptor. That takes 0.3 to 0.5 ms of processor time for each tensor, so that a batch of 64
+small samples takes longer to send than to read. When the dict or list that `collate` returns in a
+worker is sent, its small tensors go as bytes and its large ones in buffers that are lent; where it
+arrives it is a plain dict or list of tensors. Nothing here knows what a field is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from wids.views.lending import LARGE_NBYTES, lent
 
 if TYPE_CHECKING:
     import torch
-
-_SMALL_NBYTES: Final = 64 << 10
-"""Tensors up to this length are copied through the pipe: 0.05 ms."""
 
 
 class ParcelDict(dict[Any, Any]):
     """A batch of a worker that is a dict."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived_dict, (list(self), _packed(self.values()))
+        return dict, (dict(self),)
 
 
 class ParcelList(list[Any]):
     """A batch of a worker that is a list."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived_list, (_packed(self),)
+        return list, (list(self),)
 
 
 class _Small:
-    """A small tensor as its bytes."""
+    """A small tensor as its bytes, which are copied through the pipe: 0.05 ms for the largest."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.array = tensor.contiguous().numpy()
@@ -44,12 +44,30 @@ class _Small:
         return _tensor, (bytearray(self.array.tobytes()), self.array.dtype.str, self.array.shape)
 
 
+def _reduce_dict(parcel: ParcelDict) -> tuple[Any, ...]:
+    return _arrived_dict, (list(parcel), _packed(parcel.values()))
+
+
+def _reduce_list(parcel: ParcelList) -> tuple[Any, ...]:
+    return _arrived_list, (_packed(parcel),)
+
+
+@lru_cache(None)
+def _register() -> None:
+    """Have queues between processes send parcels in their own way; all other pickles are plain."""
+    from multiprocessing.reduction import ForkingPickler
+
+    ForkingPickler.register(ParcelDict, _reduce_dict)
+    ForkingPickler.register(ParcelList, _reduce_list)
+
+
 def parcel(batch: Any) -> Any:
     """Return a batch of a worker as one that is sent in few pieces; elsewhere as it is."""
     from torch.utils.data import get_worker_info
 
     if get_worker_info() is None:
         return batch
+    _register()
     return _parcel(batch)
 
 
@@ -65,14 +83,25 @@ def _parcel(value: Any) -> Any:
 def _packed(values: Iterable[Any]) -> list[Any]:
     import torch
 
-    return [_Small(value) if _is_small(value, torch) else _parcel(value) for value in values]
+    return [
+        _packed_tensor(value) if type(value) is torch.Tensor else _parcel(value) for value in values
+    ]
 
 
-def _is_small(value: Any, torch: Any) -> bool:
-    """Whether a value is a small tensor that numpy can hold."""
-    if type(value) is not torch.Tensor or value.requires_grad or value.layout != torch.strided:
-        return False
-    if value.nbytes > _SMALL_NBYTES or value.device.type != "cpu":
+def _packed_tensor(tensor: torch.Tensor) -> Any:
+    """Return what to send in place of a tensor; itself if that is torch's way."""
+    import torch
+
+    if tensor.requires_grad or tensor.layout != torch.strided or tensor.device.type != "cpu":
+        return tensor
+    if tensor.is_conj() or tensor.is_neg():  # the bytes are not the values
+        return tensor
+    return _Small(tensor) if _is_small(tensor) else lent(tensor) or tensor
+
+
+def _is_small(value: torch.Tensor) -> bool:
+    """Whether a tensor is small, and one that numpy can hold."""
+    if value.nbytes > LARGE_NBYTES:
         return False
     try:
         value.numpy()

@@ -53,7 +53,13 @@ class Wids(Peer):
 
         dataset = self.dataset(data, transformations="numpy", fields=[".jpg"]).to_tuple(".jpg")
         sampler = wids.ChunkedSampler(dataset)
-        loader = DataLoader(dataset, PICTURES_AT_A_TIME, sampler=sampler, num_workers=num_workers)
+        loader = DataLoader(
+            dataset,
+            PICTURES_AT_A_TIME,
+            sampler=sampler,
+            num_workers=num_workers,
+            collate_fn=wids.collate,
+        )
         return (batch for (batch,) in loader)
 
     def publish(self, data: Data, folder: str) -> None:

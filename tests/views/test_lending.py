@@ -1,0 +1,350 @@
+"""Buffers that workers lend: every tensor keeps its values for as long as anything reads them.
+
+Workers are those of torch's DataLoader, forked or spawned; a tensor of picture ``n`` has the value
+``n`` everywhere, so that one that is overwritten shows by which.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import pickle
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import wids
+from wids.views import lending
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "memfd_create"), reason="the system has no memory without a name"
+)
+SHAPE = (3, 100, 90)
+
+
+class Pictures:
+    """Samples with a large tensor, a large array, and a number."""
+
+    def __init__(self, length: int, heights: tuple[int, ...] = (SHAPE[1],)) -> None:
+        self.length = length
+        self.heights = heights
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        height = self.heights[index // 4 % len(self.heights)]
+        pixels = torch.full((height, SHAPE[2], 3), index % 251, dtype=torch.uint8)
+        return {
+            ".jpg": pixels.permute(2, 0, 1),
+            ".npy": np.full((100, 60), index, np.float32),
+            ".cls": index,
+        }
+
+
+def batches(
+    pictures: Pictures, collate: Callable[[list[Any]], Any] = wids.collate, **options: Any
+) -> Iterator[Any]:
+    options = {"num_workers": 2, **options}
+    return iter(DataLoader(pictures, 4, collate_fn=collate, **options))  # type: ignore[arg-type]
+
+
+def check(batch: dict[str, Any], number: int) -> None:
+    """Compare batch ``number`` with its samples."""
+    wanted = torch.arange(number * 4, number * 4 + 4)
+    assert torch.equal(batch[".cls"], wanted)
+    assert (batch[".jpg"] == (wanted % 251).view(4, 1, 1, 1)).all()
+    assert (batch[".npy"] == wanted.view(4, 1, 1)).all()
+
+
+def mapped() -> list[str]:
+    """Return the buffers that this process has mapped, each once."""
+    gc.collect()
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    return sorted({line.split()[4] for line in lines if "memfd:wids-batch" in line})
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    """Fail a test after which a buffer is still mapped."""
+    yield
+    lending._forget_ended()
+    assert mapped() == []
+
+
+def test_buffers_are_used_again() -> None:
+    """Sixty batches of two workers pass through a few buffers, with the right values."""
+    numbers = set()
+    for number, batch in enumerate(batches(Pictures(240))):
+        check(batch, number)
+        assert batch[".jpg"].is_contiguous(memory_format=torch.channels_last)
+        batch[".npy"] += 1  # it is the reader's own
+        numbers.update(mapped())
+    # Two tensors a batch, and a batch of each worker read, sent, waiting and made.
+    assert 2 <= len(numbers) <= 16
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_tensors_that_are_kept_stay_as_they_are(context: str) -> None:
+    """Batches, slices, arrays and iterators over them are compared long after (VIEW-23)."""
+    ways: list[Callable[[torch.Tensor], Any]] = [
+        lambda tensor: tensor,
+        lambda tensor: tensor[1:3, ..., 7],
+        lambda tensor: tensor.numpy()[2],
+        lambda tensor: memoryview(tensor.permute(0, 2, 3, 1).numpy()),
+        lambda tensor: tensor.untyped_storage(),
+        lambda tensor: np.from_dlpack(tensor)[:, 1],
+        lambda tensor: tensor.permute(0, 2, 3, 1).view(-1).as_strided((5,), (1000,)),
+        iter,
+    ]
+    generator, kept = random.Random(5), []
+    loader = batches(Pictures(320), multiprocessing_context=context)
+    for batch in loader:
+        if generator.random() < 0.5:
+            way = generator.choice(ways)
+            kept.append((way, way(batch[".jpg"]), way(batch[".jpg"].clone())))
+        del batch
+        if len(kept) > 20:
+            compare(kept.pop(generator.randrange(len(kept))))
+    while kept:
+        compare(kept.pop())
+
+
+def compare(item: tuple[Any, Any, Any]) -> None:
+    _, held, wanted = item
+    if isinstance(held, torch.Tensor):
+        assert torch.equal(held, wanted)
+    elif isinstance(held, Iterator):
+        assert all(torch.equal(*pair) for pair in zip(held, wanted, strict=True))
+    else:
+        assert bytes(held) == bytes(wanted)
+
+
+def test_a_forked_process_keeps_what_it_has() -> None:
+    """It reads a batch after the process that received it has released it (VIEW-23)."""
+    loader = batches(Pictures(400))
+    for _ in range(10):
+        first = next(loader)
+    may_read, has_read = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        os.read(may_read[0], 1)
+        try:
+            # In numpy: torch's threads are not in this process.
+            wanted = np.arange(36, 40)
+            assert (first[".jpg"].numpy() == wanted.reshape(4, 1, 1, 1)).all()
+            assert (first[".npy"].numpy() == wanted.reshape(4, 1, 1)).all()
+            del first  # returns nothing to the workers of its parent
+            gc.collect()
+            os.write(has_read[1], b"y")
+        finally:
+            os._exit(0)
+    del first
+    try:
+        for number in range(10, 60):
+            check(next(loader), number)
+        second = next(loader)
+    finally:
+        os.write(may_read[1], b"x")
+        os.close(has_read[1])
+        answer = os.read(has_read[0], 1)
+        os.waitpid(child, 0)
+        for file in (*may_read, has_read[0]):
+            os.close(file)
+    assert answer == b"y"
+    for number in range(61, 80):
+        check(next(loader), number)
+    check(second, 60)
+
+
+def test_buffers_end_with_their_workers() -> None:
+    """Each epoch has workers of its own; what they lent is released with the last batch."""
+    for _ in range(3):
+        for batch in batches(Pictures(80)):
+            last = batch
+        assert 1 <= len(mapped()) <= 16
+    check(last, 19)
+    check(batch, 19)
+    del last, batch
+    assert mapped() == []
+
+
+def test_buffers_of_lengths_that_are_not_needed_any_more_are_released() -> None:
+    """Batches that become longer, as those of buckets may, leave no trail of buffers."""
+    heights = tuple(height for height in (100, 300, 900) for _ in range(60))
+    for number, batch in enumerate(batches(Pictures(4 * len(heights), heights), num_workers=1)):
+        check(batch, number)
+    assert 1 <= len(mapped()) <= 10
+
+
+def test_persistent_workers_keep_their_buffers() -> None:
+    """Further epochs need no new ones."""
+    loader: DataLoader[Any] = DataLoader(
+        Pictures(80),  # type: ignore[arg-type]
+        4,
+        num_workers=1,
+        persistent_workers=True,
+        collate_fn=wids.collate,
+    )
+    seen: set[str] = set()
+    for _ in range(4):
+        for number, batch in enumerate(loader):
+            check(batch, number)
+        seen.update(mapped())
+    assert 1 <= len(seen) <= 10
+    del batch, loader
+
+
+def test_what_was_dropped_is_forgotten() -> None:
+    """Another tensor at the same address, or a forked process, is not taken for it."""
+    lender = lending.Lender()
+    tensor = lender.empty((1000, 100), torch.uint8)
+    assert tensor is not None
+    assert len(lender.loans) == 1
+    del tensor
+    assert lender.loans == {}
+    buffer = np.ones(100, np.uint8)
+    lending._returned(buffer, os.getppid())
+    assert buffer[0] == 1
+    lending._returned(buffer, os.getpid())
+    assert buffer[0] == 0
+
+
+# What callers do with a batch in the worker.
+
+
+def pickled(samples: list[Any]) -> Any:
+    """Return a batch after copies of every kind."""
+    batch = wids.collate(samples)
+    copies = [pickle.loads(pickle.dumps(batch)), copy.deepcopy(batch), copy.copy(batch)]  # noqa: S301 - our own
+    for other in copies:
+        assert type(other) is dict
+        assert all(torch.equal(other[name], batch[name]) for name in batch)
+    copies[0][".jpg"].zero_()  # its own memory
+    return batch
+
+
+def halved(samples: list[Any]) -> Any:
+    """Return the first half of each tensor, twice."""
+    batch = wids.collate(samples)
+    return {"halves": [tensor[:2] for tensor in batch.values()], "first": batch[".jpg"][:2]}
+
+
+def shared(samples: list[Any]) -> Any:
+    """Return two tensors over one buffer."""
+    batch = wids.collate(samples)
+    batch["again"] = batch[".jpg"][1:]
+    batch["bits"] = batch[".npy"].view(torch.int32)
+    return batch
+
+
+def dropped(samples: list[Any]) -> Any:
+    """Return a batch after others were made and not sent."""
+    for _ in range(3):
+        wids.collate([{**sample, ".cls": 0} for sample in samples])
+    return wids.collate(samples)
+
+
+class Remembering:
+    """Keeps the previous batch in the worker, and compares it."""
+
+    def __init__(self) -> None:
+        self.previous: list[Any] = []
+
+    def __call__(self, samples: list[Any]) -> Any:
+        batch = wids.collate(samples)
+        for old, wanted in self.previous:
+            assert torch.equal(old, wanted)
+        self.previous = [*self.previous[-5:], (batch[".jpg"], batch[".jpg"].clone())]
+        return batch
+
+
+def forked(samples: list[Any]) -> Any:
+    """Return a batch that a process reads later, which the worker has forked."""
+    batch = wids.collate(samples)
+    if batch[".cls"][0] == 16:
+        start, wanted = os.pipe(), batch[".jpg"].numpy().copy()
+        done.append(os.pipe())
+        if not os.fork():
+            os.read(start[0], 1)
+            os.write(done[0][1], b"y" if (batch[".jpg"].numpy() == wanted).all() else b"n")
+            os._exit(0)
+        done.append(start)
+    if batch[".cls"][0] == 160:
+        os.write(done[1][1], b"x")
+        assert os.read(done[0][0], 1) == b"y"
+        os.wait()
+    return batch
+
+
+done: list[tuple[int, int]] = []
+
+
+@pytest.mark.parametrize("collate", [pickled, shared, dropped, Remembering(), forked])
+def test_what_a_worker_does_with_a_batch(collate: Callable[[list[Any]], Any]) -> None:
+    """Copies, views, batches that are dropped or kept, forks: all have their own values."""
+    kept = []
+    for number, batch in enumerate(batches(Pictures(200), collate, num_workers=1)):
+        check(batch, number)
+        if "again" in batch:
+            kept.append((batch["again"], batch["bits"], number))
+            del batch
+            for again, bits, old in kept[-6:]:
+                wanted = torch.arange(old * 4, old * 4 + 4)
+                assert (again == (wanted[1:] % 251).view(3, 1, 1, 1)).all()
+                assert (bits.view(torch.float32) == wanted.view(4, 1, 1)).all()
+    assert number == 49
+
+
+def test_parts_of_batches_go_torchs_way_after_a_few() -> None:
+    """A collate function that sends parts of batches gets no buffers that nobody sends."""
+    ways = []
+    for number, batch in enumerate(batches(Pictures(120), halved, num_workers=1)):
+        wanted = torch.arange(number * 4, number * 4 + 2)
+        assert (batch["first"] == (wanted % 251).view(2, 1, 1, 1)).all()
+        assert torch.equal(batch["halves"][2], wanted)
+        ways.append(batch["first"].is_shared())
+    assert ways[-1]
+
+
+def by_name(_: int) -> None:
+    torch.multiprocessing.set_sharing_strategy("file_system")
+
+
+def without_memory(_: int) -> None:
+    def memfd_create(_: str) -> int:
+        raise OSError(24, "Too many open files")
+
+    os.memfd_create = memfd_create  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("prepare", [by_name, without_memory])
+def test_workers_without_buffers_leave_tensors_to_torch(prepare: Callable[[int], None]) -> None:
+    """With torch's other strategy, and where no memory can be had."""
+    for number, batch in enumerate(batches(Pictures(40), worker_init_fn=prepare)):
+        check(batch, number)
+        assert batch[".jpg"].is_shared()
+        assert mapped() == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_a_worker_that_ended_without_a_word_is_noticed() -> None:
+    """Its buffers are released with the next batch that is."""
+    loader = batches(Pictures(400), num_workers=1)
+    batch = next(loader)
+    (worker,) = loader._workers  # type: ignore[attr-defined]
+    worker.kill()
+    worker.join()
+    check(batch, 0)
+    del batch
+    assert mapped() == []
+    with pytest.raises(RuntimeError, match=r"killed|exited unexpectedly"):
+        list(loader)
