@@ -129,7 +129,7 @@ def compare(item: tuple[Any, Any, Any]) -> None:
 
 
 def test_a_forked_process_keeps_what_it_has() -> None:
-    """It reads a batch after the process that received it has released it (VIEW-23)."""
+    """It reads a batch after the process that received it has released it (VIEW-24)."""
     loader = batches(Pictures(400))
     for _ in range(10):
         first = next(loader)
@@ -290,7 +290,7 @@ done: list[tuple[int, int]] = []
 
 @pytest.mark.parametrize("collate", [pickled, shared, dropped, Remembering(), forked])
 def test_what_a_worker_does_with_a_batch(collate: Callable[[list[Any]], Any]) -> None:
-    """Copies, views, batches that are dropped or kept, forks: all have their own values."""
+    """Copies, views, batches that are dropped or kept, forks: all have their own (VIEW-24)."""
     kept = []
     for number, batch in enumerate(batches(Pictures(200), collate, num_workers=1)):
         check(batch, number)
