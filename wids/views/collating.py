@@ -1,6 +1,7 @@
 """Samples of a batch → tensors, as torch collates them; with errors that name the field.
 
 Copes with a batch from which all samples were left out, and keeps the memory order of pictures.
+How a batch crosses to another process is not known here.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ def collate(samples: Sequence[Any]) -> Any:
     batch has the same shape and values, and stays in that order: ``torch.channels_last``, which
     convolutions take as it is. ``batch.contiguous()`` makes planes, for ``view``. A batch of at
     most 64 kB that a worker sends arrives as planes.
+
+    On Linux a worker sends larger tensors in memory that it uses again, once no tensor or array
+    over it is left. A batch that is kept keeps its values, and the worker takes other memory.
 
     Args:
         samples: The samples of a batch.
