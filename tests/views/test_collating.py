@@ -155,6 +155,30 @@ def test_batches_of_workers_are_those_of_the_main_process(as_tuples: bool) -> No
                 assert one == other
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_large_tensors_that_are_not_in_order_are_stacked_as_torch_does(num_workers: int) -> None:
+    """Matrices that are transposed, repeated or in columns become planes."""
+    row = torch.arange(40_000.0)
+    samples = [
+        {
+            "transposed": row.view(200, 200).T,
+            "sliced": row.view(10, 20, 200).permute(2, 0, 1)[::2],
+            "repeated": row[:200, None].expand(200, 100),
+            "columns": np.asfortranarray(row.view(100, 400).numpy()),
+        }
+    ] * 2
+    loader: DataLoader[Any] = DataLoader(
+        samples,  # type: ignore[arg-type]
+        2,
+        num_workers=num_workers,
+        collate_fn=wids.collate,
+    )
+    (batch,) = loader
+    for name, wanted in default_collate(samples).items():
+        assert torch.equal(batch[name], wanted)
+        assert batch[name].stride() == wanted.stride()
+
+
 def test_small_tensors_are_sent_without_shared_memory() -> None:
     """Of small tensors, only those that numpy lacks arrive as torch's shared memory (VIEW-21)."""
     loader: DataLoader[Any] = DataLoader(

@@ -12,6 +12,7 @@ import os
 import pickle
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -302,6 +303,115 @@ def test_what_a_worker_does_with_a_batch(collate: Callable[[list[Any]], Any]) ->
                 assert (again == (wanted[1:] % 251).view(3, 1, 1, 1)).all()
                 assert (bits.view(torch.float32) == wanted.view(4, 1, 1)).all()
     assert number == 49
+
+
+def moved(samples: list[Any]) -> Any:
+    """Return a batch with a tensor twice; torch sends, and moves, the first."""
+    batch = wids.collate(samples)
+    picture = batch.pop(".jpg")
+    batch["pair"] = (picture, 0)
+    batch[".jpg"] = picture
+    return batch
+
+
+def odd(samples: list[Any]) -> Any:
+    """Return bytes of a buffer as a type that does not fill it."""
+    batch = wids.collate(samples)
+    first = wids.collate([{".jpg": sample[".jpg"][:, :99, :89]} for sample in samples[:3]])
+    pixels = first[".jpg"].view(-1)
+    assert pixels.nbytes % 4 == 3
+    batch["bits"] = pixels[:-3].view(torch.int32)
+    return batch
+
+
+def sent_elsewhere(samples: list[Any]) -> Any:
+    """Return a batch that another queue and a pipe send too."""
+    batch = wids.collate(samples)
+    elsewhere.put(batch)
+    sending.send(wids.collate(samples))
+    return batch
+
+
+forking = torch.multiprocessing.get_context("fork")
+elsewhere = forking.Queue()
+receiving, sending = forking.Pipe(duplex=False)
+
+
+@pytest.mark.parametrize("collate", [moved, odd])
+def test_what_a_worker_sends_is_what_arrives(collate: Callable[[list[Any]], Any]) -> None:
+    """A tensor that torch moves while it is sent, and one of another type, keep their values."""
+    kept = []
+    for number, batch in enumerate(batches(Pictures(200), collate, num_workers=1)):
+        kept = [*kept[-8:], (batch, number)]
+        for old, count in kept:
+            check(old, count)
+            if "bits" in old:
+                wanted = (torch.arange(count * 4, count * 4 + 3) % 251).repeat_interleave(26433)
+                assert torch.equal(old["bits"].view(torch.uint8), wanted[:-3].to(torch.uint8))
+
+
+def receive() -> None:
+    """Check batches as they arrive in a process of its own."""
+    torch.set_num_threads(1)
+    for number in range(20):
+        check(receiving.recv(), number)
+        check(elsewhere.get(), number)
+
+
+def test_one_process_receives_buffers() -> None:
+    """Whatever a worker sends to others has memory of its own (VIEW-24)."""
+    other = forking.Process(target=receive)
+    other.start()
+    try:
+        loader = batches(Pictures(400), sent_elsewhere, num_workers=1)
+        for number in range(20):
+            check(next(loader), number)
+        other.join(30)  # while the worker is there, which it receives from
+        assert other.exitcode == 0
+    finally:
+        other.kill()
+
+
+def test_arrays_of_tensors_that_are_moved_stay_as_they_are() -> None:
+    """An array outlives the move of its tensor to memory that is shared (VIEW-23)."""
+    kept = []
+    for number, batch in enumerate(batches(Pictures(120), num_workers=1)):
+        array = batch[".jpg"].numpy()
+        batch[".jpg"].share_memory_()
+        kept.append((array, number))
+        for old, count in kept[-8:]:
+            wanted = np.arange(count * 4, count * 4 + 4) % 251
+            assert (old == wanted.reshape(4, 1, 1, 1)).all()
+
+
+def test_threads_of_a_worker_have_buffers_of_their_own() -> None:
+    """No two tensors are over one buffer."""
+    lender, wrong = lending.Lender(), []
+
+    def use(value: int) -> None:
+        for _ in range(200):
+            tensor = lender.empty((100_000,), torch.uint8)
+            assert tensor is not None
+            array = tensor.numpy()
+            array[:] = value
+            if (array != value).any():
+                wrong.append(value)
+            # As if it had been sent.
+            lender.loans[tensor.data_ptr()].is_sent = True
+            lender.loans[tensor.data_ptr()].buffer.content[0] = 0
+            del tensor, array
+
+    threads = [threading.Thread(target=use, args=(value,)) for value in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert wrong == []
 
 
 def test_parts_of_batches_go_torchs_way_after_a_few() -> None:

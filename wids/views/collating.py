@@ -126,7 +126,10 @@ def _stack_plain(tensors: list[torch.Tensor]) -> torch.Tensor | None:
     try:
         # torch's threads wait for each other: where other processes use the processors, that takes
         # up to eighty times as long as this copy.
-        return torch.from_numpy(np.stack([tensor.numpy() for tensor in tensors]))
+        arrays = [tensor.numpy() for tensor in tensors]
+        # numpy would keep the order that the arrays have in memory; torch does not.
+        stacked = np.empty((len(arrays), *arrays[0].shape), arrays[0].dtype)
+        return torch.from_numpy(np.stack(arrays, out=stacked))
     except TypeError:  # a type that numpy lacks
         return None
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 import weakref
 from collections import deque
 from functools import lru_cache
@@ -106,6 +107,7 @@ class Lender:
         name: Distinguishes it from all others.
         num_lost: Tensors that were not sent as they were made.
         loans: Tensors that are not sent yet, by their addresses.
+        sender: The thread that sends to the process that knows the buffers.
     """
 
     def __init__(self) -> None:
@@ -113,6 +115,8 @@ class Lender:
         self.name = os.urandom(16)
         self.num_lost = 0
         self.loans: dict[int, Loan] = {}
+        self.sender: threading.Thread | None = None
+        self._lock = threading.Lock()
         self._buffers: dict[int, _Buffer] = {}
         self._num_made = 0
         self._released: deque[int] = deque()
@@ -127,16 +131,17 @@ class Lender:
         if self.num_lost >= _MAX_LOST or strategy != "file_descriptor":
             return None
         try:
-            buffer = self._free_buffer(nbytes)
+            with self._lock:  # a collate function may have threads
+                buffer = self._free_buffer(nbytes)
+                buffer.content[0] = _LENT
+                buffer.is_held = True
         except OSError:  # no descriptor, no memory
             return None
-        buffer.content[0] = _LENT
-        buffer.is_held = True
         content = buffer.content[_HEAD_NBYTES : _HEAD_NBYTES + nbytes]
         loan = Loan(self, buffer, content.ctypes.data)
         self.loans[loan.address] = loan
         weakref.finalize(content, loan.end).atexit = False
-        return torch.from_numpy(content).view(dtype).view(shape)
+        return _over(content).view(dtype).view(shape)
 
     def _free_buffer(self, nbytes: int) -> _Buffer:
         """Return a free buffer, of those that fit the latest one; made if there is none."""
@@ -166,6 +171,19 @@ class Lender:
     def take_loan(self, tensor: torch.Tensor) -> Loan | None:
         """Return the loan of a tensor that is to be sent, once; None for any other tensor."""
         return self.loans.pop(tensor.untyped_storage().data_ptr(), None)
+
+    def is_sender(self) -> bool:
+        """Whether this thread is the one that sends tensors in buffers.
+
+        Only one process may receive them. Each queue has a thread of its own that sends, and the
+        first one is taken; a pipe sends in the thread that calls it.
+        """
+        thread = threading.current_thread()
+        if os.getpid() != self.process or thread is threading.main_thread():
+            return False
+        if self.sender is None:
+            self.sender = thread
+        return self.sender is thread
 
     def take_released(self) -> list[int]:
         """Return the numbers of released buffers, each once."""
@@ -203,7 +221,7 @@ class LentTensor:
 
 def lent(tensor: torch.Tensor) -> LentTensor | None:
     """Return what to send in place of a tensor in a buffer; None for any other tensor."""
-    loan = None if _lender is None else _lender.take_loan(tensor)
+    loan = _lender.take_loan(tensor) if _lender is not None and _lender.is_sender() else None
     return None if loan is None else LentTensor(tensor, loan)
 
 
@@ -282,9 +300,10 @@ def _arrived(
             os.close(file)
     buffer = known.buffers[number]
     content = buffer[_HEAD_NBYTES : _HEAD_NBYTES + nbytes]
-    # torch holds this array for as long as any tensor or array is over its bytes.
     weakref.finalize(content, _returned, buffer, os.getpid()).atexit = False
-    return torch.from_numpy(content).view(dtype).as_strided(shape, stride, offset)
+    storage = _over(content).untyped_storage()
+    # Its length need not be a multiple of the type's.
+    return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
 
 
 def _returned(buffer: Bytes, process: int) -> None:
@@ -302,7 +321,21 @@ def _forget_ended() -> None:
             _borrowed.pop(name, None)
 
 
-# In both: a process that is forked has the same tensors, and reads them for as long as it likes.
+# In both.
+
+
+def _over(content: Bytes) -> torch.Tensor:
+    """Return a tensor over bytes, which last as long as any tensor or array over them."""
+    import torch
+
+    tensor = torch.from_numpy(content)
+    # `share_memory_()`, and another queue, have torch move the tensor to other memory. Arrays that
+    # were made of it before are not moved, but hold its storage.
+    tensor.untyped_storage().wids_content = content  # type: ignore[attr-defined]
+    return tensor
+
+
+# A process that is forked has the same tensors, and reads them for as long as it likes.
 
 
 @lru_cache(None)
