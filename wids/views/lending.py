@@ -53,7 +53,7 @@ class _Buffer:
         last_used: The number of the tensor that it was last used for.
         is_held: Whether a tensor of the worker is over it.
         is_kept: Whether a process that the worker has forked may read there.
-        file: Its descriptor, until the main process has one.
+        file: A descriptor to send, until that was done; the map has one of its own.
     """
 
     def __init__(self, number: int, capacity: int) -> None:
@@ -72,7 +72,7 @@ class _Buffer:
             raise
 
     def close_file(self) -> None:
-        """Close the descriptor; the memory stays mapped."""
+        """Close the descriptor that was to be sent; the memory stays mapped."""
         file, self.file = self.file, None
         if file is not None:
             os.close(file)
@@ -298,7 +298,12 @@ def _arrived(
             known.buffers[number] = np.frombuffer(mmap.mmap(file, 0), np.uint8)
         finally:
             os.close(file)
-    buffer = known.buffers[number]
+    buffer = known.buffers.get(number)
+    if buffer is None:
+        raise RuntimeError(
+            f"a batch of worker {process} arrived in a second process, which does not have its "
+            "memory; in the worker send dict(batch) to other processes than the loader's"
+        )
     content = buffer[_HEAD_NBYTES : _HEAD_NBYTES + nbytes]
     weakref.finalize(content, _returned, buffer, os.getpid()).atexit = False
     storage = _over(content).untyped_storage()
@@ -340,7 +345,8 @@ def _over(content: Bytes) -> torch.Tensor:
 
 @lru_cache(None)
 def _watch_forks() -> None:
-    os.register_at_fork(before=_keep_all, after_in_child=_borrowed.clear)
+    # Once more afterwards: another thread may have received a batch in between.
+    os.register_at_fork(before=_keep_all, after_in_parent=_keep_all, after_in_child=_borrowed.clear)
 
 
 def _keep_all() -> None:
