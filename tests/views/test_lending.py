@@ -254,7 +254,12 @@ def pickled(samples: list[Any]) -> Any:
 def halved(samples: list[Any]) -> Any:
     """Return the first half of each tensor, twice."""
     batch = wids.collate(samples)
-    return {"halves": [tensor[:2] for tensor in batch.values()], "first": batch[".jpg"][:2]}
+    known = lending.lender()
+    return {
+        "halves": [tensor[:2] for tensor in batch.values()],
+        "first": batch[".jpg"][:2],
+        "lost": 0 if known is None else known.num_lost,
+    }
 
 
 def shared(samples: list[Any]) -> Any:
@@ -441,6 +446,7 @@ def test_parts_of_batches_go_torchs_way_after_a_few() -> None:
         assert torch.equal(batch["halves"][2], wanted)
         ways.append(batch["first"].is_shared())
     assert ways[-1]
+    assert lending._MAX_LOST <= batch["lost"] < 2 * lending._MAX_LOST  # of 60 tensors
 
 
 def by_name(_: int) -> None:
