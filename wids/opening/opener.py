@@ -159,7 +159,13 @@ class ShardOpener:
 
     def known_count(self, number: int) -> int | None:
         """Return the number of samples of a shard by its index; None if it has to be opened."""
-        known = self.known_index(number)
+        path = self.local_path(number)
+        known: ShardIndex | None = None
+        if path is None:
+            known = self.known_index(number)
+        else:
+            with suppress(OSError):
+                known = self._stored_index(number, path, TarIdentity.of_file(os.stat(path)))
         return None if known is None else len(known)
 
     def known_index(self, number: int) -> ShardIndex | None:
@@ -167,7 +173,7 @@ class ShardOpener:
         path = self.local_path(number)
         if path is not None:
             with suppress(OSError):
-                return self._stored_index(number, path, TarIdentity.of_file(os.stat(path)))
+                return self.packs.index(number, os.path.getsize(path), self._key_split(number))
         elif not self.is_local(number):
             index_and_nbytes = self._index_for_ranges(number)
             return None if index_and_nbytes is None else index_and_nbytes[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from wids.views.lending import LARGE_NBYTES, lender
+from wids.views.lending import LARGE_NBYTES, is_plain, lender
 from wids.views.parcels import parcel
 
 if TYPE_CHECKING:
@@ -92,18 +92,10 @@ def _stack(batch: list[torch.Tensor], *, collate_fn_map: Any) -> torch.Tensor:
 
 
 def _are_plain(tensors: list[torch.Tensor]) -> bool:
-    """Whether tensors are bytes in memory, of one shape and type, and many."""
-    import torch
-
+    """Whether tensors are plain, of one shape and type, and large together."""
     first = tensors[0]
-    if first.nbytes * len(tensors) <= LARGE_NBYTES:
-        return False
-    return all(
-        type(tensor) is torch.Tensor
-        and (tensor.shape, tensor.dtype) == (first.shape, first.dtype)
-        and (tensor.layout, tensor.device.type) == (torch.strided, "cpu")
-        and not (tensor.requires_grad or tensor.is_quantized)
-        and not (tensor.is_conj() or tensor.is_neg())
+    return first.nbytes * len(tensors) > LARGE_NBYTES and all(
+        is_plain(tensor) and (tensor.shape, tensor.dtype) == (first.shape, first.dtype)
         for tensor in tensors
     )
 

@@ -42,6 +42,18 @@ _MAX_LOST: Final = 8
 """Tensors that were not sent as they were made, after which a worker leaves them to torch."""
 
 
+def is_plain(value: Any) -> bool:
+    """Whether a value is a tensor whose bytes in the memory of a process are its values."""
+    import torch
+
+    return (
+        type(value) is torch.Tensor
+        and (value.layout, value.device.type) == (torch.strided, "cpu")
+        and not (value.requires_grad or value.is_quantized)
+        and not (value.is_conj() or value.is_neg())
+    )
+
+
 # In the worker.
 
 
@@ -207,45 +219,34 @@ def lender() -> Lender | None:
         return None
     if _lender is None or _lender.process != os.getpid():
         _lender = Lender()
-        _register()
+        _watch_forks()
     return _lender
 
 
 class LentTensor:
-    """A tensor in a buffer, on its way to the main process."""
+    """A tensor in a buffer, on its way to the main process; pickled only to be sent there."""
 
     def __init__(self, tensor: torch.Tensor, loan: Loan) -> None:
         self.tensor = tensor
         self.loan = loan
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocessing.reduction import DupFd
+
+        tensor, buffer, known = self.tensor, self.loan.buffer, self.loan.lender
+        # The main process maps a buffer once, and knows it by its number from then on.
+        handle = None if buffer.file is None else DupFd(buffer.file)
+        buffer.close_file()
+        self.loan.is_sent = True
+        place = (known.name, known.process, buffer.number, handle, known.take_released())
+        form = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        return _arrived, (*place, tensor.untyped_storage().nbytes(), *form)
 
 
 def lent(tensor: torch.Tensor) -> LentTensor | None:
     """Return what to send in place of a tensor in a buffer; None for any other tensor."""
     loan = _lender.take_loan(tensor) if _lender is not None and _lender.is_sender() else None
     return None if loan is None else LentTensor(tensor, loan)
-
-
-def _reduce(sent: LentTensor) -> tuple[Any, ...]:
-    from multiprocessing.reduction import DupFd
-
-    loan, tensor = sent.loan, sent.tensor
-    buffer, known = loan.buffer, loan.lender
-    # The main process maps a buffer once, and knows it by its number from then on.
-    handle = None if buffer.file is None else DupFd(buffer.file)
-    buffer.close_file()
-    loan.is_sent = True
-    place = (known.name, known.process, buffer.number, handle, known.take_released())
-    form = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
-    return _arrived, (*place, tensor.untyped_storage().nbytes(), *form)
-
-
-@lru_cache(None)
-def _register() -> None:
-    from multiprocessing.reduction import ForkingPickler
-
-    # Not `__reduce__`: any other pickle of the tensor must have its values.
-    ForkingPickler.register(LentTensor, _reduce)
-    _watch_forks()
 
 
 # In the main process.
@@ -301,8 +302,9 @@ def _arrived(
     buffer = known.buffers.get(number)
     if buffer is None:
         raise RuntimeError(
-            f"a batch of worker {process} arrived in a second process, which does not have its "
-            "memory; in the worker send dict(batch) to other processes than the loader's"
+            f"worker {process}: expected the memory of its batch in this process, found none; the "
+            "worker has ended, or sends batches to a second process, where it has to send "
+            "dict(batch)"
         )
     content = buffer[_HEAD_NBYTES : _HEAD_NBYTES + nbytes]
     weakref.finalize(content, _returned, buffer, os.getpid()).atexit = False

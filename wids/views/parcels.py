@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from wids.views.lending import LARGE_NBYTES, lent
+from wids.views.lending import LARGE_NBYTES, is_plain, lent
 
 if TYPE_CHECKING:
     import torch
@@ -81,21 +81,11 @@ def _parcel(value: Any) -> Any:
 
 
 def _packed(values: Iterable[Any]) -> list[Any]:
-    import torch
-
-    return [
-        _packed_tensor(value) if type(value) is torch.Tensor else _parcel(value) for value in values
-    ]
+    return [_packed_tensor(value) if is_plain(value) else _parcel(value) for value in values]
 
 
 def _packed_tensor(tensor: torch.Tensor) -> Any:
-    """Return what to send in place of a tensor; itself if that is torch's way."""
-    import torch
-
-    if tensor.requires_grad or tensor.layout != torch.strided or tensor.device.type != "cpu":
-        return tensor
-    if tensor.is_conj() or tensor.is_neg():  # the bytes are not the values
-        return tensor
+    """Return what to send in place of a plain tensor; itself if that is torch's way."""
     return _Small(tensor) if _is_small(tensor) else lent(tensor) or tensor
 
 
