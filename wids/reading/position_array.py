@@ -14,7 +14,8 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.int64]
 
 
-class PositionArray(IntArray):
+# Not `npt.NDArray[np.int64]`: with numpy 2.5 that is an alias of typing, and no class.
+class PositionArray(np.ndarray[Any, np.dtype[np.int64]]):
     """The positions of a view that are not evenly spaced, shape ``(num_samples,)``.
 
     An array of int64 that is small when it is pickled: each worker of a DataLoader that is spawned
