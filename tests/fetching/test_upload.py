@@ -199,7 +199,7 @@ def test_a_full_local_disk_names_the_folder(
 @pytest.fixture
 def ftp(tmp_path: Path) -> Iterator[str]:
     """A folder on an FTP server, whose files are visible while they are uploaded."""
-    need(find_spec("pyftpdlib"), "pyftpdlib (pip install '.[test]')")
+    need(find_spec("pyftpdlib"), "pyftpdlib (pip install '.[test-all]')")
     port = free_port()
     command = [sys.executable, "-W", "ignore", "-m", "pyftpdlib", "-w", "-i", "127.0.0.1", "-p",
                str(port), "-d", str(tmp_path)]  # fmt: skip

@@ -130,7 +130,7 @@ def check_costs(site: str, port: int, folder: Path) -> None:
 
 def test_s3(shards: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S3 by way of fsspec: keys in storage_options or in the environment, in workers too."""
-    need(find_spec("moto") and find_spec("s3fs"), "moto[server] and s3fs (pip install '.[test]')")
+    need(find_spec("moto") and find_spec("s3fs"), "moto[server] and s3fs (pip install '.[test-all]')")
     import s3fs
     from torch.utils.data import DataLoader
 
@@ -192,7 +192,7 @@ def check_listing(port: int, options: dict[str, str]) -> None:
 
 def test_a_bucket_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says what to pass, at once and without the keys (SPEC-22)."""
-    need(find_spec("moto") and find_spec("s3fs"), "moto[server] and s3fs (pip install '.[test]')")
+    need(find_spec("moto") and find_spec("s3fs"), "moto[server] and s3fs (pip install '.[test-all]')")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -217,7 +217,7 @@ def test_a_bucket_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_hub(shards: list[Path], server: Server, tmp_path: Path) -> None:
     """``hf:`` lists a repository, and a sample costs its own bytes and four requests (SPEC-22)."""
-    need(find_spec("huggingface_hub"), "huggingface_hub (pip install '.[test]')")
+    need(find_spec("huggingface_hub"), "huggingface_hub (pip install '.[test-all]')")
     files = {f"data/{path.name}": path.read_bytes() for path in shards}
     hub.publish(server, "org/name", {**files, "README.md": b"about"})
     hub.refuse(server, "org/private")
@@ -278,7 +278,7 @@ def test_hub(shards: list[Path], server: Server, tmp_path: Path) -> None:
 
 def test_ftp(shards: list[Path]) -> None:
     """FTP by way of fsspec, which needs nothing but the standard library."""
-    need(find_spec("pyftpdlib"), "pyftpdlib (pip install '.[test]')")
+    need(find_spec("pyftpdlib"), "pyftpdlib (pip install '.[test-all]')")
     port = free_port()
     command = [sys.executable, "-W", "ignore", "-m", "pyftpdlib", "-i", "127.0.0.1", "-p",
                str(port), "-d", str(shards[0].parent)]  # fmt: skip

@@ -176,7 +176,7 @@ def test_the_first_page_on_every_server(
         check_first_page(f"{bucket.url}/", bucket.environment(), 3)
         num_requests, num_sent = len(bucket.requests), bucket.num_sent
     elif kind == "hub":
-        need(find_spec("huggingface_hub"), "huggingface_hub (pip install '.[test]')")
+        need(find_spec("huggingface_hub"), "huggingface_hub (pip install '.[test-all]')")
         hub.publish(server, "org/name", dict.fromkeys(names, body))
         environment = {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "hf")}
         check_first_page("hf://datasets/org/name/", environment, 64)
