@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import importlib.metadata
 import io
 import json
 import os
@@ -78,6 +79,12 @@ def need(what: object, reason: str) -> None:
     """Skip if something is missing on a contributor's machine; fail in CI, which should have it."""
     if not what:
         miss(reason)
+
+
+def need_weights() -> None:
+    """Skip where torch is too old to read weights safely, so that the library refuses them."""
+    major, minor = importlib.metadata.version("torch").split(".")[:2]
+    need((int(major), int(minor)) >= (2, 6), "torch 2.6 or later")
 
 
 def miss(reason: str) -> NoReturn:

@@ -70,7 +70,9 @@ class Bucket:
 @contextmanager
 def s3_server() -> Iterator[str]:
     """Run an S3 server and yield its address."""
-    need(find_spec("moto") and find_spec("s3fs"), "moto[server] and s3fs (pip install '.[test-all]')")
+    need(
+        find_spec("moto") and find_spec("s3fs"), "moto[server] and s3fs (pip install '.[test-all]')"
+    )
     port = free_port()
     program = str(Path(sys.executable).with_name("moto_server"))
     with running([program, "-H", "127.0.0.1", "-p", str(port)], port):

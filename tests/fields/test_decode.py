@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import raises
+from conftest import need_weights, raises
 
 from wids.errors import DecodeError
 from wids.fields import decode
@@ -122,6 +122,7 @@ def test_pickled_arrays_are_refused() -> None:
 
 def test_weights_execute_nothing() -> None:
     """A ``.pt`` with anything other than tensors and plain values is refused (SEC-5)."""
+    need_weights()
 
     class Command:
         def __reduce__(self) -> Any:
@@ -161,6 +162,7 @@ def test_gzip_bombs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_archives_that_would_fill_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """An ``.npz`` or a ``.pt`` of zeros is small in the shard and large in memory (SEC-12)."""
+    need_weights()
     arrays = io.BytesIO()
     np.savez_compressed(arrays, a=np.zeros(100_000))
     assert Decoder()({".npz": arrays})[".npz"]["a"].shape == (100_000,)

@@ -130,7 +130,9 @@ def check_costs(site: str, port: int, folder: Path) -> None:
 
 def test_s3(shards: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S3 by way of fsspec: keys in storage_options or in the environment, in workers too."""
-    need(find_spec("moto") and find_spec("s3fs"), "moto[server] and s3fs (pip install '.[test-all]')")
+    need(
+        find_spec("moto") and find_spec("s3fs"), "moto[server] and s3fs (pip install '.[test-all]')"
+    )
     import s3fs
     from torch.utils.data import DataLoader
 
@@ -192,7 +194,9 @@ def check_listing(port: int, options: dict[str, str]) -> None:
 
 def test_a_bucket_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says what to pass, at once and without the keys (SPEC-22)."""
-    need(find_spec("moto") and find_spec("s3fs"), "moto[server] and s3fs (pip install '.[test-all]')")
+    need(
+        find_spec("moto") and find_spec("s3fs"), "moto[server] and s3fs (pip install '.[test-all]')"
+    )
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -99,7 +99,7 @@ def test_an_incomplete_file_is_an_error(name: str, tmp_path: Path) -> None:
         ("a.tar.zst", b"", "it ends before its last frame does"),
         ("a.tar.gz", gzip.compress(b"hello", mtime=0), "a.tar.gz: "),
         ("a.msgpack", b"hello", 'sample 0: expected a map of fields with a "__key__", found int'),
-        ("a.cbor", b"\xff", "expected samples; after 0, near byte"),
+        ("a.cbor", b"\x1c", "expected samples; after 0, near byte"),
         ("a.cbor", b"\xa1\x63txt\x41a", 'sample 0: expected a map of fields with a "__key__"'),
     ],
 )
