@@ -102,10 +102,19 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     return folder
 
 
+@pytest.fixture(autouse=True)
+def new_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No server has answered before, also not one of another test on the same port."""
+    monkeypatch.setattr("wids.transport.retry._answered", set())
+
+
 @pytest.fixture
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retry almost at once after a failed request."""
-    monkeypatch.setattr("wids.transport.retry._FIRST_WAIT_S", 0.01)
+    """Retry at once after a failed request; the waits count as if they had been waited for."""
+    monkeypatch.setattr(
+        "wids.transport.retry._pause",
+        lambda _, cancel: cancel is not None and cancel.is_set(),
+    )
 
 
 def settle(path: Path) -> Path:

@@ -4,7 +4,7 @@ It serves bytes by path, with ranges and tags, logs the requests and the number 
 requests apart, in ``heads``), can be limited to a rate, and accepts faults for a path, each of
 which affects one request.
 
-    python tests/loopback.py FOLDER [BYTES_PER_SECOND]
+    python tests/loopback.py FOLDER [BYTES_PER_SECOND [PORT]]
 
 serves the files of a folder from memory until its standard input ends. It first prints its address;
 for each line of input it prints the requests since the previous line, with the bytes sent.
@@ -130,7 +130,7 @@ class Request:
 class Server:
     """The server, which runs in threads of this process."""
 
-    def __init__(self, rate_nbytes: float | None = None) -> None:
+    def __init__(self, rate_nbytes: float | None = None, port: int = 0) -> None:
         self.pages: dict[str, Page] = {}
         self.log: list[Request] = []
         self.heads: list[Request] = []
@@ -173,7 +173,7 @@ class Server:
             def handle_error(self, *_: Any) -> None:
                 pass  # tests contain clients that disconnect
 
-        self.http = Http(("127.0.0.1", 0), Handler)
+        self.http = Http(("127.0.0.1", port), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}"
         self.thread = threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True)
         self.thread.start()
@@ -279,9 +279,9 @@ class Server:
             handler.rfile.close()
 
 
-def main(folder: str, rate_nbytes: str | None = None) -> None:
-    """Serve a folder in a process of its own, for measurements."""
-    server = Server(None if rate_nbytes is None else float(rate_nbytes))
+def main(folder: str, rate_nbytes: str = "", port: str = "0") -> None:
+    """Serve a folder in a process of its own, for measurements and to be killed."""
+    server = Server(float(rate_nbytes) if rate_nbytes else None, int(port))
     for path in Path(folder).rglob("*"):
         if path.is_file():
             server.page(f"/{path.relative_to(folder).as_posix()}", path.read_bytes())

@@ -14,7 +14,6 @@ from wids.cache.eviction import CacheFile, choose_victims, clear
 from wids.cache.names import RemoteFile
 from wids.errors import FetchError
 from wids.fetching import fetch
-from wids.transport import retry
 
 
 def a_file(name: str, nbytes: int = 100, used_ns: int = 0) -> CacheFile:
@@ -100,11 +99,9 @@ def test_the_limit_is_exceeded_when_all_copies_are_leased(
         os.close(copy.handle)
 
 
-def test_a_claim_evicts_nothing(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("quick_retries")
+def test_a_claim_evicts_nothing(tmp_path: Path, server: Server) -> None:
     """A server that claims a length beyond the limit or the disk evicts nothing (CACHE-8)."""
-    monkeypatch.setattr(retry, "_FIRST_WAIT_S", 0.01)
     cache = make_cache(tmp_path, limit=250_000, fetcher=fetch.Fetcher({"timeout": 0.1}))
     files = fill(cache, server, 2)
     for claim in ("1" + "0" * 15, "9" * 25):

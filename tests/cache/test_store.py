@@ -20,7 +20,6 @@ from wids.cache.names import RemoteFile
 from wids.cache.store import BackgroundFetch
 from wids.errors import MismatchError, NotFoundError, ShardFormatError
 from wids.files import progress
-from wids.transport import retry
 
 
 def test_fetched_once(tmp_path: Path, server: Server) -> None:
@@ -172,14 +171,11 @@ def test_progress_is_for_a_waiting_person(
         assert ("fetching train-7.tar" in capsys.readouterr().err) is shown
 
 
+@pytest.mark.usefixtures("quick_retries")
 def test_logging_names_no_secrets(
-    tmp_path: Path,
-    server: Server,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither do the names of files in the cache folder (SEC-4)."""
-    monkeypatch.setattr(retry, "_FIRST_WAIT_S", 0.01)
     caplog.set_level(logging.DEBUG, "wids")
     url = server.page("/0.tar", DATA, faults=[Fault(503)]) + "?token=SECRET"
     read_copy(make_cache(tmp_path), RemoteFile(url), lambda _: b"index")

@@ -140,9 +140,8 @@ def test_options_go_only_to_their_prefix(bucket: Bucket) -> None:
     url = f"{bucket.url}/a.bin"
     options = {f"{bucket.url}/other/": bucket.options, "s3://": {"key": "k", "secret": "s",
                "endpoint_url": "http://127.0.0.1:9", "config_kwargs": {"connect_timeout": 1,
-               "retries": {"max_attempts": 0}}}}  # fmt: skip
+               "retries": {"max_attempts": 0}}, "retry_s": 0}}  # fmt: skip
     with pytest.MonkeyPatch.context() as patch, raises(UploadError, "127.0.0.1:9"):
-        patch.setattr("wids.transport.retry.MAX_FAILURES", 1)
         patch.setattr("s3fs.core.S3FileSystem.retries", 1)
         publish(url, storage_options=options)
     assert bucket.requests == []

@@ -32,13 +32,8 @@ from wids.cache import eviction
 from wids.errors import FetchError
 from wids.files.shared_number import SharedNumber
 from wids.prefetching import prefetch
-from wids.transport import retry
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the wait between two attempts short."""
-    monkeypatch.setattr(retry, "_FIRST_WAIT_S", 0.01)
+pytestmark = pytest.mark.usefixtures("quick_retries")
 
 
 @pytest.fixture

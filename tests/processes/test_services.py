@@ -25,15 +25,10 @@ from servers import free_port, running
 
 import wids
 from wids.cli import main as cli
-from wids.transport import retry
+
+pytestmark = pytest.mark.usefixtures("quick_retries")
 
 EXPECTED = [f"text {n}" for n in range(3000)]
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tries follow one another without much waiting."""
-    monkeypatch.setattr(retry, "_FIRST_WAIT_S", 0.01)
 
 
 @pytest.fixture

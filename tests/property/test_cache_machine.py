@@ -141,7 +141,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 def run(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "_FIRST_WAIT_S", 0.0001)
+    monkeypatch.setattr(retry, "_pause", lambda *_: False)
     options: dict[str, Any] = {"suppress_health_check": list(HealthCheck), "deadline": None}
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         CacheMachine, settings=settings(max_examples=count, stateful_step_count=25, **options)

@@ -28,6 +28,9 @@ from wids.transport.http import Http
 
 _NOW_S = 1_700_000_000
 _PROGRESS_NBYTES = 500
+_RETRY_S = 2.0
+_MOST_ATTEMPTS = 30
+"""More are hardly possible in that time: the waits double up to ten seconds."""
 
 
 class Body(io.BytesIO):
@@ -193,7 +196,7 @@ def fetcher_of(site: Site, monkeypatch: pytest.MonkeyPatch) -> Fetcher:
     """Return a fetcher of the site, which is HTTP or what a handler opens."""
     if site.random.random() < 0.8:
         monkeypatch.setattr(http, "transport_for", lambda *_: SimulatedHttp(site))
-        return Fetcher()
+        return Fetcher({"retry_s": _RETRY_S})
 
     def open_file(_: str) -> IO[bytes]:
         site.begin_request()
@@ -202,7 +205,7 @@ def fetcher_of(site: Site, monkeypatch: pytest.MonkeyPatch) -> Fetcher:
         return OpenedFile(site)
 
     site.tags, site.is_liar = "none", False
-    return Fetcher(handlers={"http": open_file})
+    return Fetcher({"retry_s": _RETRY_S}, {"http": open_file})
 
 
 def check_save(site: Site, fetcher: Fetcher) -> bool:
@@ -252,7 +255,7 @@ def check_ranges(site: Site, fetcher: Fetcher) -> bool:
             is_complete = False
             continue
         finally:
-            assert site.num_requests - num_requests <= retry.MAX_FAILURES
+            assert site.num_requests - num_requests <= _MOST_ATTEMPTS
         of = {number for number, body in enumerate(site.versions) if body[start:stop] == part}
         assert of
         if site.tags in ("strong", "date"):
@@ -263,7 +266,7 @@ def check_ranges(site: Site, fetcher: Fetcher) -> bool:
 
 def run(seconds: float, first_seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """Check servers for some seconds; return how many, and how many gave what was asked for."""
-    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(retry, "_pause", lambda *_: False)
     monkeypatch.setattr(retry, "_PROGRESS_NBYTES", _PROGRESS_NBYTES)
     started_s, num_servers, num_complete = time.monotonic(), 0, 0
     while time.monotonic() - started_s < seconds:
@@ -275,8 +278,8 @@ def run(seconds: float, first_seed: int, monkeypatch: pytest.MonkeyPatch) -> tup
         except BaseException as error:
             raise AssertionError(f"the server with seed {seed}, {check.__name__}") from error
         num_servers += 1
-        # Each further piece of a file allows five more failures.
-        assert site.num_requests <= 4 * retry.MAX_FAILURES * (1 + 3000 // _PROGRESS_NBYTES), seed
+        # Each further piece of a file allows as many more failures.
+        assert site.num_requests <= 4 * _MOST_ATTEMPTS * (1 + 3000 // _PROGRESS_NBYTES), seed
     return num_servers, num_complete
 
 
@@ -296,7 +299,7 @@ def test_many_more_servers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_endless_starting_over_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What has to be fetched again is no progress (CACHE-12)."""
-    monkeypatch.setattr(retry, "_FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(retry, "_pause", lambda *_: False)
     data, requests = bytes(5_000_000), []
 
     def open_file(_: str) -> IO[bytes]:
@@ -304,6 +307,7 @@ def test_endless_starting_over_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
         assert len(requests) < 100
         return Body(data[: (2_000_000, 0)[len(requests) % 2]], 1 << 20, OSError("lost"))
 
-    with pytest.raises(WidsError, match="tried 5 times"):
-        Fetcher(handlers={"http": open_file}).save("http://h/a", io.BytesIO())
-    assert len(requests) <= 2 * retry.MAX_FAILURES
+    fetcher = Fetcher({"retry_s": _RETRY_S}, {"http": open_file})
+    with pytest.raises(WidsError, match=r"waited [2-9]\.\d s for http://h, in \d+ attempts"):
+        fetcher.save("http://h/a", io.BytesIO())
+    assert len(requests) <= 2 * _MOST_ATTEMPTS

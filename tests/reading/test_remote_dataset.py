@@ -16,13 +16,8 @@ from remote_site import EXPECTED, LENGTHS, Site, texts
 
 import wids
 from wids.errors import FetchError, MismatchError, ShardFormatError
-from wids.transport import retry
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the wait between two attempts short."""
-    monkeypatch.setattr(retry, "_FIRST_WAIT_S", 0.01)
+pytestmark = pytest.mark.usefixtures("quick_retries")
 
 
 @pytest.fixture

@@ -26,7 +26,6 @@ from wids import (
 )
 from wids.specs import parsing
 from wids.specs.trust import MAX_DEPTH
-from wids.transport import retry
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "specs.json").read_text())
 
@@ -355,10 +354,10 @@ def test_impossible_path_is_refused(url: str) -> None:
         load({"shardlist": [{"url": "a.tar", "index": url}]})
 
 
+@pytest.mark.usefixtures("quick_retries")
 @pytest.mark.parametrize("url", ["http://[x/a.tar", "https://", "s3://", "http://h:port/x"])
-def test_odd_urls_are_text(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_odd_urls_are_text(url: str) -> None:
     """Any text with a scheme can be loaded and joined; only fetching it is an error."""
-    monkeypatch.setattr(retry, "_FIRST_WAIT_S", 0.01)
     assert load({"shardlist": [url]}).shards[0].url == url
     assert load({"base": url, "shardlist": ["a.tar"]}).shards[0].url.endswith("/a.tar")
     with pytest.raises(FetchError):

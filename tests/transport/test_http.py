@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from contextlib import suppress
 
 import pytest
 from conftest import raises
@@ -13,7 +14,6 @@ from transfers import DATA, saved
 from wids.errors import FetchError
 from wids.fetching import fetch
 from wids.fetching.fetch import Fetcher
-from wids.transport import retry
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 
@@ -31,7 +31,7 @@ def test_redirects(server: Server) -> None:
     server.page("/relative/b", b"there")
     assert saved(server.page("/relative/a", b"", location="b")) == b"there"
     # A server with "redirect" in its name is not one.
-    with raises(FetchError, "the connection failed", "tried 5 times"):
+    with raises(FetchError, "the connection failed", "waited 8.0 s for http://redirect.invalid"):
         saved("http://redirect.invalid/x")
 
 
@@ -77,17 +77,19 @@ def test_a_broken_handshake_is_retried() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def hang_up() -> None:
-            while len(accepted) < retry.MAX_FAILURES:
-                connection, _ = listener.accept()
-                accepted.append(connection.recv(10))
-                connection.close()
+            with suppress(OSError):  # when it is closed
+                while True:
+                    connection, _ = listener.accept()
+                    accepted.append(connection.recv(10))
+                    connection.close()
 
         thread = threading.Thread(target=hang_up)
         thread.start()
-        with raises(FetchError, "tried 5 times"):
+        with raises(FetchError, "waited 8.", "check the address"):
             saved(f"https://127.0.0.1:{listener.getsockname()[1]}/a")
+        listener.shutdown(socket.SHUT_RDWR)
         thread.join()
-    assert len(accepted) == 5
+    assert len(accepted) > 1
 
 
 def test_proxies(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

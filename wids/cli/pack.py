@@ -107,14 +107,14 @@ def _workers(jobs: int | None, job: PackJob) -> Iterator[Executor | None]:
         with process_pool(jobs, len(job.tasks)) as processes:
             yield processes
         return
-    from concurrent.futures import ThreadPoolExecutor
+    from wids.fetching.threads import ReadingThreads
 
     # Not processes: connections of drivers that were opened before do not survive a fork.
-    threads = ThreadPoolExecutor(min(jobs or os.cpu_count() or 1, len(job.tasks)))
+    threads = ReadingThreads(min(jobs or os.cpu_count() or 1, len(job.tasks)), "wids-pack")
     try:
         yield threads
     finally:
-        threads.shutdown(wait=False, cancel_futures=True)
+        threads.shutdown(cancel_futures=True)
 
 
 def report_text(report: PackReport) -> str:

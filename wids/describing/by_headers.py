@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Generator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Literal, TypeAlias
@@ -20,6 +20,7 @@ from wids.describing.journal import Task
 from wids.errors import MismatchError
 from wids.fetching.fetch import Fetcher
 from wids.fetching.parts import ENDLESS_NBYTES, open_parts
+from wids.fetching.threads import ReadingThreads
 from wids.indexes import index_file
 from wids.opening.index_cost import Cost, estimate
 from wids.reading.cost import DownloadCost
@@ -120,27 +121,23 @@ def describe_by_headers(fetcher: Fetcher, tasks: Sequence[Task]) -> Generator[At
         ShardFormatError: A shard is not a complete, plain tar.
         MismatchError: A shard was replaced again and again while it was read.
     """
-    threads, is_over = ThreadPoolExecutor(_NUM_THREADS), threading.Event()
-    waiting = iter(tasks)
-    try:
-        running = {
-            threads.submit(_retried, fetcher, task, is_over)
-            for task in islice(waiting, 2 * _NUM_THREADS)
-        }
-        # A few more than there are threads, and not all: the indexes of a large dataset would not
-        # fit into memory.
-        while running:
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for task in islice(waiting, len(done)):
-                running.add(threads.submit(_retried, fetcher, task, is_over))
-            while done:
-                yield done.pop().result()
-    except BaseException:
-        # After an error or Ctrl-C, nobody waits for the requests that are under way.
-        is_over.set()
-        threads.shutdown(wait=False, cancel_futures=True)
-        raise
-    threads.shutdown()
+    is_over, waiting = threading.Event(), iter(tasks)
+    with ReadingThreads(_NUM_THREADS, "wids-headers") as threads:
+        try:
+            # A few more than there are threads, and not all: the indexes of a large dataset would
+            # not fit into memory.
+            running = {
+                threads.submit(_retried, fetcher, task, is_over)
+                for task in islice(waiting, 2 * _NUM_THREADS)
+            }
+            while running:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for task in islice(waiting, len(done)):
+                    running.add(threads.submit(_retried, fetcher, task, is_over))
+                while done:
+                    yield done.pop().result()
+        finally:
+            is_over.set()  # nobody wants what is under way after an error or Ctrl-C
 
 
 def first_look(cost: DownloadCost) -> DownloadCost:

@@ -134,7 +134,8 @@ class Download:
         # A side that states nothing is no contradiction: a chunked response has no length.
         if stream.start and any(None not in pair and pair[0] != pair[1] for pair in pairs):
             self.start_over()
-            raise TransientError(f"{urls.redact(self.url)}: it changed while it was being fetched")
+            message = f"{urls.redact(self.url)}: it changed while it was being fetched"
+            raise TransientError(message, is_outage=False)
 
     def _check_length(self, nbytes: int | None) -> None:
         stated = self.expected.nbytes

@@ -43,10 +43,12 @@ class Fetcher:
 
     Args:
         storage_options: Options for servers. ``headers`` (a dict) and ``timeout`` (in seconds) are
-            for HTTP; the others go to the fsspec file systems of other schemes. Or a dict of such
-            dicts by URL prefix, ``{"https://host/": {"headers": …}, "s3://": {…}}``; the longest
-            matching prefix is used. Once a document has been read from a URL, options without a
-            prefix go only to the server of the first such document. None for what
+            for HTTP; ``retry_s`` is how many seconds a read waits for a server that has answered
+            before, by default ``$WIDS_RETRY_S``, or 300; the others go to the fsspec file systems
+            of other schemes. Or a dict of such dicts by URL prefix,
+            ``{"https://host/": {"headers": …}, "s3://": {…}}``; the longest matching prefix is
+            used. Once a document has been read from a URL, options without a prefix go only to the
+            server of the first such document, except for ``retry_s``. None for what
             ``$WIDS_STORAGE_OPTIONS`` states as JSON.
         handlers: A callable for each scheme, which opens a URL as a binary file and replaces the
             transport of that scheme.
@@ -91,7 +93,7 @@ class Fetcher:
             check_complete(url, len(data), stream.total_nbytes)
             return bytes(data)
 
-        return with_retries(attempt)
+        return with_retries(attempt, self._transports.patience(url))
 
     def bind_options(self, url: str) -> None:
         """Restrict options without a prefix to the server of ``url``, which a document came from.
@@ -142,7 +144,7 @@ class Fetcher:
                 self._tags[url] = stream.tag
             return FileStart(bytes(data[:limit]), total_nbytes, not is_whole)
 
-        return with_retries(attempt)
+        return with_retries(attempt, self._transports.patience(url))
 
     def sends_parts(self, url: str) -> bool:
         """Return whether the server of a URL may send parts of a file, as far as is known."""
@@ -192,9 +194,10 @@ class Fetcher:
                     raise
                 # All bytes had arrived, but not the end of the response; or the file is shorter.
                 download.start_over()
-                raise TransientError(str(error)) from error
+                raise TransientError(str(error), is_outage=False) from error
 
-        with_retries(attempt, lambda: download.received_nbytes, cancel)
+        patience = self._transports.patience(url)
+        with_retries(attempt, patience, lambda: download.received_nbytes, cancel)
         download.verify()
 
     def entries(self, folder: str) -> list[Entry]:
@@ -204,7 +207,8 @@ class Fetcher:
             NotFoundError: There is no such folder.
             FetchError: It cannot be listed.
         """
-        return with_retries(lambda: self._transports.entries(folder))
+        patience = self._transports.patience(folder)
+        return with_retries(lambda: self._transports.entries(folder), patience)
 
     def nbytes(self, url: str) -> int | None:
         """Return the length of the file at a URL, without reading any of it; see `head`.
@@ -215,7 +219,8 @@ class Fetcher:
             NotFoundError: There is no such file.
             FetchError: It cannot be asked.
         """
-        return with_retries(lambda: self._transports.nbytes(url))
+        patience = self._transports.patience(url)
+        return with_retries(lambda: self._transports.nbytes(url), patience)
 
     def head(self, url: str) -> tuple[int | None, str | None]:
         """Return the length and the tag of the file at a URL; None for what the server omits.
@@ -231,7 +236,7 @@ class Fetcher:
             with self._transports.open(url, 0, 1) as stream:
                 return stream.total_nbytes, stream.tag
 
-        return with_retries(attempt)
+        return with_retries(attempt, self._transports.patience(url))
 
 
 def read(url: str, limit_nbytes: int) -> bytes:

@@ -9,18 +9,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import groupby, pairwise
 from typing import Final, TypeAlias
 
 from wids.errors import NotFoundError, local_error
 from wids.fetching.fetch import Fetcher
+from wids.fetching.threads import ReadingThreads
 from wids.transport import urls
 
 MAX_REQUESTS: Final = 32
 """Requests at a time."""
 
-_PATIENCE_S: Final = 1.0
 _NUM_SHOWN: Final = 3
 
 Answer: TypeAlias = "int | NotFoundError | None"
@@ -84,17 +83,8 @@ def ask_lengths(
 
     if len(names) <= 1 or all(map(urls.is_local, names)):
         return list(map(ask, names))
-    threads = ThreadPoolExecutor(min(len(names), MAX_REQUESTS), "wids-lengths")
-    tasks = [threads.submit(ask, name) for name in names]
-    try:
-        answers = [task.result() for task in tasks]
-    except BaseException:  # Ctrl-C too
-        # Without waiting for a server that hangs; the others answer soon.
-        threads.shutdown(wait=False, cancel_futures=True)
-        wait(tasks, timeout=_PATIENCE_S)
-        raise
-    threads.shutdown()
-    return answers
+    with ReadingThreads(min(len(names), MAX_REQUESTS), "wids-lengths") as threads:
+        return list(threads.map(ask, names))
 
 
 def check_found(names: Sequence[str], answers: Sequence[Answer]) -> None:

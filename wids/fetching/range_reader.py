@@ -49,7 +49,8 @@ class RangeReader:
                 read.
             FetchError: It cannot be read.
         """
-        return with_retries(lambda: self._attempt(start, stop))
+        patience = self._transports.patience(self._url)
+        return with_retries(lambda: self._attempt(start, stop), patience)
 
     def _attempt(self, start: int, stop: int) -> bytes:
         tag = self._tags.get(self._url)

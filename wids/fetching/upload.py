@@ -13,15 +13,18 @@ import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import IO, Any, Final, TypeAlias
+from typing import IO, Any, Final, TypeAlias, TypeVar
 
 from wids.errors import FetchError, UploadError
 from wids.files import abandoned, publish
 from wids.files.unnamed import unnamed_file
 from wids.transport import fsspec, urls
-from wids.transport.retry import with_retries
-from wids.transport.schemes import TRANSPORTS, by_prefix, matching_prefix
-from wids.transport.stream import TransientError, error_text
+from wids.transport.options import retry_s
+from wids.transport.retry import Patience, with_retries
+from wids.transport.schemes import TRANSPORTS, by_prefix, options_for
+from wids.transport.stream import TransientError, error_text, transient_error
+
+_T = TypeVar("_T")
 
 Options: TypeAlias = "Mapping[str, Any] | None"
 """As ``storage_options`` of `wids.fetching.fetch.Fetcher`."""
@@ -125,8 +128,7 @@ def exists(target: str, storage_options: Options = None) -> bool:
     """
     if is_local(target):
         return os.path.lexists(target)
-    system, path = _file_system(target, storage_options)
-    return bool(_asked(target, lambda: _has(system, path)))
+    return _asked(target, storage_options, _has)
 
 
 def move(source: str, target: str, storage_options: Options = None) -> None:
@@ -138,9 +140,8 @@ def move(source: str, target: str, storage_options: Options = None) -> None:
     if is_local(source):
         os.replace(source, target)
         return
-    system, path = _file_system(source, storage_options)
     _, other = _file_system(target, storage_options)
-    _asked(source, lambda: system.mv(path, other))
+    _asked(source, storage_options, lambda system, path: system.mv(path, other))
 
 
 def remove(target: str, storage_options: Options = None) -> None:
@@ -152,8 +153,7 @@ def remove(target: str, storage_options: Options = None) -> None:
     if is_local(target):
         os.unlink(target)
         return
-    system, path = _file_system(target, storage_options)
-    _asked(target, lambda: system.rm_file(path))
+    _asked(target, storage_options, lambda system, path: system.rm_file(path))
 
 
 def file_names(folder: str, storage_options: Options = None) -> list[str]:
@@ -165,9 +165,8 @@ def file_names(folder: str, storage_options: Options = None) -> list[str]:
     """
     if is_local(folder):
         return os.listdir(folder)
-    system, path = _file_system(folder, storage_options)
 
-    def listed() -> list[str]:
+    def listed(system: Any, path: str) -> list[str]:
         system.invalidate_cache()
         with suppress(FileNotFoundError):
             return [
@@ -175,8 +174,7 @@ def file_names(folder: str, storage_options: Options = None) -> list[str]:
             ]
         return []
 
-    names: list[str] = _asked(folder, listed)
-    return names
+    return _asked(folder, storage_options, listed)
 
 
 class ReplacedError(UploadError):
@@ -194,9 +192,8 @@ def read(target: str, storage_options: Options = None) -> tuple[bytes, str | Non
     if is_local(target):
         with open(target, "rb") as file:
             return file.read(), None
-    system, path = _file_system(target, storage_options)
 
-    def attempt() -> tuple[bytes, str | None] | None:
+    def attempt(system: Any, path: str) -> tuple[bytes, str | None] | None:
         system.invalidate_cache()
         try:
             before = _tag(system, path)
@@ -204,10 +201,11 @@ def read(target: str, storage_options: Options = None) -> tuple[bytes, str | Non
         except FileNotFoundError:
             return None
         if _tag(system, path) != before:
-            raise TransientError(f"{urls.redact(target)}: it changed while it was being read")
+            message = f"{urls.redact(target)}: it changed while it was being read"
+            raise TransientError(message, is_outage=False)
         return data, before if urls.scheme(target) in _COMPARING else None
 
-    found: tuple[bytes, str | None] | None = _asked(target, attempt)
+    found = _asked(target, storage_options, attempt)
     if found is None:
         raise FileNotFoundError(errno.ENOENT, "not found", urls.redact(target))
     return found
@@ -223,9 +221,8 @@ def local_copy(target: str, storage_options: Options = None) -> Iterator[str]:
     if is_local(target):
         yield target
         return
-    system, path = _file_system(target, storage_options)
     with unnamed_file() as (_, copy):
-        _asked(target, lambda: system.get_file(path, copy))
+        _asked(target, storage_options, lambda system, path: system.get_file(path, copy))
         yield copy
 
 
@@ -244,6 +241,8 @@ def upload(
 ) -> None:
     """Upload a complete local file.
 
+    A file that is there with the same bytes is this one, whose server's answer was lost.
+
     Args:
         path: The file.
         url: Where it appears.
@@ -260,28 +259,54 @@ def upload(
         UploadError: The upload failed, and was retried if that could help.
     """
     check_writable(url)
-    system, target = _file_system(url, storage_options)
-    put = _put_directly if urls.scheme(url) in _ATOMIC else _put_and_rename
     headers = {} if replaces is None else {"IfMatch": replaces}
+    has_sent = False
 
-    def attempt() -> None:
+    def attempt(system: Any, target: str) -> None:
+        nonlocal has_sent
+        # Drivers without an event loop publish what they have when they fail.
+        is_direct = urls.scheme(url) in _ATOMIC and getattr(system, "async_impl", False)
+        put = _put_directly if is_direct else _put_and_rename
         try:
             if is_new:
                 _check_absent(system, target)
+            has_sent = True
             put(system, path, target, is_new=is_new, **headers)
-        except FileExistsError:  # the server's own text may quote the URL with its query
-            raise FileExistsError(errno.EEXIST, "already exists", urls.redact(url)) from None
         except OSError as error:
-            if replaces is not None and _is_refused_version(error):
+            is_refused_version = replaces is not None and _is_refused_version(error)
+            is_final = is_refused_version or isinstance(error, (FileExistsError, FileNotFoundError))
+            # Drivers repeat requests too: what is in the way may be from this very attempt.
+            if has_sent and is_final and _num_held(system, target, path) == os.path.getsize(path):
+                return
+            if is_refused_version:
                 raise ReplacedError(f"{urls.redact(url)}: it was replaced meanwhile") from None
+            if isinstance(error, FileExistsError):  # its text may quote the URL with its query
+                raise FileExistsError(errno.EEXIST, "already exists", urls.redact(url)) from None
             raise
 
-    _asked(url, attempt)
+    _asked(url, storage_options, attempt)
 
 
 def _is_refused_version(error: OSError) -> bool:
     response = getattr(error.__cause__, "response", None) or {}
     return response.get("Error", {}).get("Code") in ("PreconditionFailed", "412")
+
+
+def _num_held(system: Any, target: str, path: str) -> int | None:
+    """Return how many bytes of a local file, from its first on, a target is; None if it is not."""
+    system.invalidate_cache()
+    try:
+        nbytes = system.info(target).get("size")
+        if nbytes is None or nbytes > os.path.getsize(path):
+            return None
+        with open(path, "rb") as file:
+            for start in range(0, nbytes, _PART_NBYTES):
+                stop = min(start + _PART_NBYTES, nbytes)
+                if system.cat_file(target, start=start, end=stop) != file.read(stop - start):
+                    return None
+    except FileNotFoundError:
+        return None
+    return int(nbytes)
 
 
 def _put_directly(system: Any, path: str, target: str, *, is_new: bool, **headers: str) -> None:
@@ -295,6 +320,13 @@ def _put_directly(system: Any, path: str, target: str, *, is_new: bool, **header
     # Not all drivers have all of these, and some take any name for an option of the request.
     known = inspect.signature(getattr(system, "_put_file", system.put_file)).parameters
     system.put_file(path, target, **{k: v for k, v in options.items() if k in known}, **headers)
+    try:
+        _check_length(system, target, os.path.getsize(path))
+    except TransientError:
+        # Another program may have replaced it since: only what is of this file is deleted.
+        if _num_held(system, target, path) is not None:
+            system.rm_file(target)
+        raise
 
 
 def _put_and_rename(
@@ -325,7 +357,8 @@ def _check_length(system: Any, path: str, nbytes: int) -> None:
     system.invalidate_cache()
     found = system.info(path).get("size")
     if found not in (None, nbytes):
-        raise TransientError(f"{path}: expected {nbytes} bytes after the upload, found {found}")
+        message = f"{path}: expected {nbytes} bytes after the upload, found {found}"
+        raise TransientError(message, is_outage=False)
 
 
 def _check_absent(system: Any, path: str) -> None:
@@ -344,28 +377,31 @@ def _has(system: Any, path: str) -> bool:
 
 def _file_system(url: str, storage_options: Options) -> tuple[Any, str]:
     """Return the file system of the caller's own URL, which gets the caller's options."""
-    options = by_prefix(storage_options)
-    prefix = matching_prefix(url, options)
-    transport = fsspec.transport_for({} if prefix is None else options[prefix], None)
+    transport = fsspec.transport_for(options_for(url, by_prefix(storage_options)), None)
     try:
         return transport.file_system(url)
     except FetchError as error:
         raise UploadError(str(error)) from error
 
 
-def _asked(url: str, attempt: Callable[[], Any]) -> Any:
-    """Return what an attempt returns, retried; its errors name the URL without its secrets."""
+def _asked(url: str, storage_options: Options, attempt: Callable[[Any, str], _T]) -> _T:
+    """Return what an attempt returns, retried; its errors name the URL without its secrets.
 
-    def translated() -> Any:
+    It is called with the file system of the URL, and the path there.
+    """
+    system, path = _file_system(url, storage_options)
+    wait_s = retry_s(options_for(url, by_prefix(storage_options)))
+
+    def translated() -> _T:
         try:
-            return attempt()
+            return attempt(system, path)
         except (FileExistsError, FetchError, ReplacedError):
             raise
         except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
             raise _write_error(url, error) from None
 
     try:
-        return with_retries(translated)
+        return with_retries(translated, Patience(urls.origin(url), wait_s))
     except FetchError as error:
         raise UploadError(str(error)) from error
 
@@ -387,9 +423,8 @@ def _write_error(url: str, error: Exception) -> FetchError:
         )
     permanent = (IsADirectoryError, NotImplementedError, TypeError, AttributeError, LookupError)
     is_permanent = isinstance(error, permanent) or getattr(error, "errno", None) in _REFUSALS
-    return (FetchError if is_permanent else TransientError)(
-        f"{name}: expected to write it, found: {found}"
-    )
+    message = f"{name}: expected to write it, found: {found}"
+    return FetchError(message) if is_permanent else transient_error(message, error)
 
 
 def _with_folder(error: OSError, url: str) -> OSError:

@@ -12,11 +12,11 @@ import operator
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar, Final
 
 import numpy as np
 
+from wids.fetching.threads import ReadingThreads
 from wids.files.checksums import fastest_crc32
 from wids.tars.archive import BLOCK_NBYTES, IntArray
 from wids.tars.index import ShardIndex
@@ -195,13 +195,9 @@ class RemoteShard:
         if len(spans) <= 1:
             return [memoryview(self._read_range(*span)) for span in spans]
         # Started for each batch: threads that stay would be missing after a fork.
-        threads = ThreadPoolExecutor(min(len(spans), _MAX_REQUESTS))
-        try:
+        with ReadingThreads(min(len(spans), _MAX_REQUESTS), "wids-ranges") as threads:
             parts = threads.map(lambda span: self._read_range(*span), spans)
             return [memoryview(part) for part in parts]
-        finally:
-            # Do not wait for the other requests after an error, or after Ctrl-C.
-            threads.shutdown(wait=False, cancel_futures=True)
 
     def find(self, key: str) -> int:
         """Return the local index of a key, or -1."""

@@ -10,6 +10,7 @@ from wids.transport import urls
 from wids.transport.stream import Entry, Stream, TransientError, driver_error, file_chunks
 
 _BLOCK_NBYTES: Final = 16 << 20
+_OWN_OPTIONS: Final = frozenset(("headers", "timeout", "retry_s"))
 
 _EXTRAS: Final = {
     "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure",
@@ -31,8 +32,8 @@ With them a document from elsewhere could name files that it must not name (spec
 
 
 def transport_for(options: Mapping[str, Any], scratch: str | None) -> Fsspec:  # noqa: ARG001
-    """Return the transport with the caller's options, except the ones for HTTP."""
-    return Fsspec({name: o for name, o in options.items() if name not in ("headers", "timeout")})
+    """Return the transport with the caller's options, except those that no driver takes."""
+    return Fsspec({name: value for name, value in options.items() if name not in _OWN_OPTIONS})
 
 
 class Fsspec:
@@ -161,5 +162,6 @@ def _part(url: str, system: Any, path: str, start: int, stop: int, tag: str | No
     data = system.cat_file(path, start=start, end=stop, **exact)
     nbytes, found = _version(system, path)
     if tag is None and found != known:
-        raise TransientError(f"{urls.redact(url)}: it changed while it was being read")
+        message = f"{urls.redact(url)}: it changed while it was being read"
+        raise TransientError(message, is_outage=False)
     return Stream(iter([data]), start, nbytes, found)

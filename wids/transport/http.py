@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urljoin
 
 from wids.errors import FetchError, NotFoundError
-from wids.transport import urls
+from wids.transport import retry, urls
 from wids.transport.stream import (
     CHUNK_NBYTES,
+    TRANSIENT_STATUSES,
     PastEndError,
     Stream,
     TransientError,
@@ -31,9 +32,11 @@ MAX_CONNECTIONS: Final = 32
 _MIN_AGE_S: Final = 60.0
 """Age from which a date of modification identifies a version, even if two clocks differ."""
 
+_FIRST_CONNECT_S: Final = 4.0
+"""Longest wait for a connection to a server that has never answered."""
+
 _MAX_REDIRECTS: Final = 10
 _MAX_RETRY_AFTER_S: Final = 60.0
-_TRANSIENT_STATUSES: Final = frozenset((408, 425, 429, 500, 502, 503, 504))
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 
 
@@ -147,6 +150,9 @@ class Http:
         import urllib3
 
         urls.check_server(location)
+        connect_s = self.timeout_s
+        if not retry.has_answered(urls.origin(url)):
+            connect_s = min(connect_s, _FIRST_CONNECT_S)
         try:
             address = urllib3.util.parse_url(location)
             if address.auth is not None:
@@ -162,7 +168,7 @@ class Http:
                 retries=False,
                 preload_content=False,
                 decode_content=False,
-                timeout=urllib3.Timeout(connect=self.timeout_s, read=self.timeout_s),
+                timeout=urllib3.Timeout(connect=connect_s, read=self.timeout_s),
             )
         except urllib3.exceptions.LocationValueError:  # its message quotes the address
             raise FetchError(
@@ -273,9 +279,10 @@ def _check_status(url: str, response: urllib3.BaseHTTPResponse) -> None:
     if status in (404, 410):
         raise NotFoundError(f"{urls.redact(url)}: not found (HTTP status {status})")
     message = f"{urls.redact(url)}: expected HTTP status 200, found {status}"
-    if status in _TRANSIENT_STATUSES:
-        wait_s = _number(response.headers.get("Retry-After"))
-        raise TransientError(message, None if wait_s is None else min(wait_s, _MAX_RETRY_AFTER_S))
+    if status in TRANSIENT_STATUSES:
+        asked_s = _number(response.headers.get("Retry-After"))
+        wait_s = None if asked_s is None else min(asked_s, _MAX_RETRY_AFTER_S)
+        raise TransientError(message, wait_s, is_answer=True)
     if status in (401, 403):
         message += "; pass headers or tokens as storage_options, or renew the signature of the URL"
     if status == 416:
@@ -299,7 +306,10 @@ def _connection_error(url: str, error: Exception) -> FetchError:
     # Another attempt cannot help a wrong certificate.
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
         return FetchError(f"{urls.redact(url)}: expected a response, found: {reason}")
-    return TransientError(f"{urls.redact(url)}: the connection failed: {reason}")
+    # A server that accepts a connection and stays silent may have too much to do.
+    is_answer = isinstance(error, urllib3.exceptions.ReadTimeoutError)
+    message = f"{urls.redact(url)}: the connection failed: {reason}"
+    return TransientError(message, is_answer=is_answer)
 
 
 def _number(text: str | None) -> int | None:

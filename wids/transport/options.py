@@ -12,6 +12,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 VARIABLE: Final = "WIDS_STORAGE_OPTIONS"
+RETRY_VARIABLE: Final = "WIDS_RETRY_S"
+RETRY_S: Final = 300.0
+"""Seconds that a read waits for a server, if nobody says."""
 
 Assignment: TypeAlias = "tuple[tuple[str, ...], Any]"
 """The names that lead to an option, and its value."""
@@ -41,6 +44,24 @@ def from_environment() -> dict[str, Any]:
             f"found a {type(options).__name__}"
         )
     return options
+
+
+def retry_s(options: Mapping[str, Any]) -> float:
+    """Return how long a read waits for a server, by these options, the environment or default.
+
+    Raises:
+        ValueError: It is no number of seconds.
+    """
+    name, stated = "storage_options: retry_s", options.get("retry_s")
+    if stated is None:
+        name, stated = RETRY_VARIABLE, os.environ.get(RETRY_VARIABLE, "").strip() or RETRY_S
+    try:
+        seconds = float(stated)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not seconds >= 0:  # and no NaN
+        raise ValueError(f"{name}: expected a number of seconds, found {stated!r:.40}")
+    return seconds
 
 
 def header(text: str) -> Assignment:

@@ -12,10 +12,11 @@ from importlib import import_module
 from typing import Any, Final
 
 from wids.files.sizes import nbytes_text
-from wids.transport import local, urls
+from wids.transport import local, retry, urls
 from wids.transport.listing import not_listable
 from wids.transport.local import Opener
-from wids.transport.options import from_environment
+from wids.transport.options import from_environment, retry_s
+from wids.transport.retry import Patience
 from wids.transport.rewrite import rewritten
 from wids.transport.stream import Entry, Stream, Transport
 
@@ -47,12 +48,23 @@ class Transports:
         scratch: str | None = None,
     ) -> None:
         self._options = by_prefix(storage_options)
+        # Kept here, since options without a prefix are soon for one server only, as secrets are.
+        self._retry_s = retry_s(self._options.get("", {}))
         self._handlers = {
             scheme.lower(): local.from_opener(opener) for scheme, opener in (handlers or {}).items()
         }
         self._scratch = scratch
         self._whole_file_servers: set[str] = set()
         self._made: dict[tuple[str, str | None], Transport] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "answered": retry.answered()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # A worker that is started in an outage has not met the servers itself.
+        for server in state.pop("answered"):
+            retry.note_answer(server)
+        self.__dict__.update(state)
 
     def open(
         self, url: str, start: int = 0, stop: int | None = None, tag: str | None = None
@@ -61,7 +73,15 @@ class Transports:
         # The caller's prefixes refer to URLs as they are written, before rewriting.
         target = rewritten(url)
         transport = self._handlers.get(urls.scheme(target)) or self._transport(url, target)
-        return transport(target, start, stop, tag)
+        stream = transport(target, start, stop, tag)
+        retry.note_answer(urls.origin(target))
+        return stream
+
+    def patience(self, url: str) -> Patience:
+        """Return how long to wait for the server of a URL."""
+        options = options_for(url, self._options)
+        wait_s = retry_s(options) if "retry_s" in options else self._retry_s
+        return Patience(urls.origin(rewritten(url)), wait_s)
 
     def note_whole_files(self, url: str, nbytes: int | None) -> None:
         """Remember that a server sends whole files only; warn about it once.
@@ -135,7 +155,7 @@ class Transports:
         prefix = matching_prefix(url, self._options)
         key = (module, prefix)
         if key not in self._made:
-            options = {} if prefix is None else self._options.get(prefix, {})
+            options = {} if prefix is None else self._options[prefix]
             transport_for = import_module(f"wids.transport.{module}").transport_for
             self._made[key] = transport_for(options, self._scratch)
         return self._made[key]
@@ -156,6 +176,12 @@ def by_prefix(options: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
             + ", ".join(map(urls.redact, options))
         )
     return {prefix: dict(some) for prefix, some in options.items()}
+
+
+def options_for(url: str, options: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the options of the prefix that matches a URL; none if no prefix does."""
+    prefix = matching_prefix(url, options)
+    return {} if prefix is None else options[prefix]
 
 
 def matching_prefix(url: str, options: Mapping[str, Any]) -> str | None:

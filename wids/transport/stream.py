@@ -18,6 +18,7 @@ from wids.errors import FetchError, NotFoundError
 from wids.transport import urls
 
 CHUNK_NBYTES: Final = 256 << 10
+TRANSIENT_STATUSES: Final = frozenset((408, 425, 429, 500, 502, 503, 504))
 
 
 class TransientError(FetchError):
@@ -25,11 +26,22 @@ class TransientError(FetchError):
 
     Attributes:
         wait_s: Seconds to wait first, as requested by the server, or None.
+        is_answer: Whether the server is there, although it failed.
+        is_outage: Whether the server may be away; otherwise a few attempts show that it refuses.
     """
 
-    def __init__(self, message: str, wait_s: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        wait_s: float | None = None,
+        *,
+        is_answer: bool = False,
+        is_outage: bool = True,
+    ) -> None:
         super().__init__(message)
         self.wait_s = wait_s
+        self.is_answer = is_answer
+        self.is_outage = is_outage
 
 
 class Entry(NamedTuple):
@@ -146,7 +158,32 @@ def driver_error(url: str, error: Exception) -> FetchError:
         )
     # Drivers have no common error for a lost connection, so only these types count as permanent.
     permanent = (IsADirectoryError, NotADirectoryError, TypeError, AttributeError, LookupError)
-    return (FetchError if isinstance(error, permanent) else TransientError)(message)
+    return FetchError(message) if isinstance(error, permanent) else transient_error(message, error)
+
+
+def transient_error(message: str, error: Exception) -> TransientError:
+    """Return the error that is tried again for one that a driver raised."""
+    status = _status(error)
+    # What Python itself raises for a wrong value is no outage either.
+    is_refusal = 400 <= status < 500 and status not in TRANSIENT_STATUSES
+    is_outage = not (is_refusal or isinstance(error, (ValueError, ArithmeticError)))
+    return TransientError(message, is_answer=bool(status), is_outage=is_outage)
+
+
+def _status(error: BaseException) -> int:
+    """Return the HTTP status in an error of a driver, or 0; each driver has another name for it."""
+    for found in (error, error.__cause__):
+        response = getattr(found, "response", None)
+        if isinstance(response, dict):  # of botocore
+            metadata = response.get("ResponseMetadata", {})
+            candidates = [metadata.get("HTTPStatusCode")]
+        else:
+            candidates = [getattr(found, name, None) for name in ("status", "status_code", "code")]
+            candidates.append(getattr(response, "status_code", None))
+        for status in candidates:
+            if isinstance(status, int) and 100 <= status < 600:
+                return status
+    return 0
 
 
 def error_text(error: BaseException, url: str) -> str:
