@@ -21,7 +21,8 @@ from conftest import need
 from servers import free_port, running
 
 Answer = int | str | None
-"""A status to answer with, ``"stall"``, or None to forward the request."""
+"""A status to answer with; ``"stall"``; ``"lose"`` to forward the request and cut the connection
+instead of answering; ``"truncate"`` to forward half of its body; or None to forward it."""
 
 
 class Bucket:
@@ -125,10 +126,17 @@ class _Proxy(BaseHTTPRequestHandler):
             code = {403: "AccessDenied", 501: "NotImplemented"}.get(answer, "InvalidArgument")
             self._send(answer, {}, f"<Error><Code>{code}</Code></Error>".encode())
         else:
+            if answer == "truncate":
+                body = body[: len(body) // 2]
+                self.headers.replace_header("Content-Length", str(len(body)))
             upstream = http.client.HTTPConnection(self.server.upstream)  # type: ignore[attr-defined]
             upstream.request(self.command, self.path, body, dict(self.headers))
             response = upstream.getresponse()
             data = response.read()
+            if answer == "lose":
+                upstream.close()
+                self.close_connection = True
+                return
             self._send(response.status, dict(response.headers), data)
             bucket.num_sent += 0 if self.command == "HEAD" else len(data)
             upstream.close()

@@ -319,13 +319,19 @@ def _put_directly(system: Any, path: str, target: str, *, is_new: bool, **header
     }
     # Not all drivers have all of these, and some take any name for an option of the request.
     known = inspect.signature(getattr(system, "_put_file", system.put_file)).parameters
-    system.put_file(path, target, **{k: v for k, v in options.items() if k in known}, **headers)
+    is_ours = is_new  # what is there after an error: nothing was there before
     try:
+        system.put_file(path, target, **{k: v for k, v in options.items() if k in known}, **headers)
+        is_ours = True
         _check_length(system, target, os.path.getsize(path))
-    except TransientError:
-        # Another program may have replaced it since: only what is of this file is deleted.
-        if _num_held(system, target, path) is not None:
-            system.rm_file(target)
+    except FileExistsError:
+        raise
+    except BaseException:
+        with suppress(Exception):
+            # Another program may have replaced it since: only a part of this file is deleted.
+            held_nbytes = _num_held(system, target, path) if is_ours else None
+            if held_nbytes is not None and held_nbytes < os.path.getsize(path):
+                system.rm_file(target)
         raise
 
 
