@@ -58,7 +58,7 @@ def test_a_large_file_whose_last_answer_is_lost(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, repeated_by: str
 ) -> None:
     """So does one of several parts, where the server does not know the upload any more."""
-    monkeypatch.setattr("wids.fetching.upload._PART_NBYTES", 5 << 20)
+    monkeypatch.setattr("wids.fetching.put.PART_NBYTES", 5 << 20)
     options = bucket.options | (ONCE if repeated_by == "wids" else {})
     bucket.fault = first("lose", is_completion)
     publish(f"{bucket.url}/a.bin", is_new=True, storage_options=options)

@@ -132,6 +132,14 @@ def test_commands_run_in_order(
                 assert re.fullmatch(pattern_of(expected), shown), f"{place}\n{shown}"
 
 
+def test_extras_have_lower_bounds() -> None:
+    """Pip would otherwise choose versions of years ago, where others suit the rest (SPEC-30)."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    text = text.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    for requirement in re.findall(r'"([\w-][^"]*)"', text):
+        assert ">=" in requirement, requirement
+
+
 def test_what_pages_install_and_measure_exists() -> None:
     """The extras in ``pip install 'wids[…]'`` and the programs that pages name are in this tree."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")

@@ -167,8 +167,8 @@ def test_no_permission_for_pack_or_spec(
 
 WRITE = """
 import sys, wids
-from wids.fetching import upload
-upload._PART_NBYTES = 5 << 20  # the smallest part that S3 accepts
+from wids.fetching import put
+put.PART_NBYTES = 5 << 20  # the smallest part that S3 accepts
 with wids.ShardWriter(sys.argv[1] + "/train-%06d.tar", maxcount=12) as writer:
     for number in range(18):
         writer.write({"__key__": f"s{number:05d}", "txt": f"text {number}", "bin": bytes(1 << 20)})

@@ -7,15 +7,14 @@ knows what is in a file, or which files belong together.
 from __future__ import annotations
 
 import errno
-import inspect
 import os
-import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import IO, Any, Final, TypeAlias, TypeVar
 
 from wids.errors import FetchError, UploadError
+from wids.fetching import put
 from wids.files import abandoned, publish
 from wids.files.unnamed import unnamed_file
 from wids.transport import fsspec, urls
@@ -35,11 +34,6 @@ With all others, a file is written under a temporary name and renamed."""
 
 _COMPARING: Final = frozenset(("s3", "s3a"))
 """Schemes whose drivers can have a file replaced only if it is still the version that was read."""
-
-_PART_NBYTES: Final = 16 << 20
-_MAX_PARTS: Final = 10_000
-_NUM_CONNECTIONS: Final = 4
-"""Drivers have as many parts in memory as connections: 500 MB for each file by default."""
 
 _REFUSALS: Final = frozenset((errno.EPERM, errno.ENOSYS, errno.EMSGSIZE, errno.ENAMETOOLONG))
 """Numbers of errors that the next attempt would meet again."""
@@ -128,7 +122,7 @@ def exists(target: str, storage_options: Options = None) -> bool:
     """
     if is_local(target):
         return os.path.lexists(target)
-    return _asked(target, storage_options, _has)
+    return _asked(target, storage_options, put.has)
 
 
 def move(source: str, target: str, storage_options: Options = None) -> None:
@@ -266,17 +260,17 @@ def upload(
         nonlocal has_sent
         # Drivers without an event loop publish what they have when they fail.
         is_direct = urls.scheme(url) in _ATOMIC and getattr(system, "async_impl", False)
-        put = _put_directly if is_direct else _put_and_rename
+        send = put.directly if is_direct else put.and_rename
         try:
             if is_new:
-                _check_absent(system, target)
+                put.check_absent(system, target)
             has_sent = True
-            put(system, path, target, is_new=is_new, **headers)
+            send(system, path, target, is_new=is_new, **headers)
         except OSError as error:
-            is_refused_version = replaces is not None and _is_refused_version(error)
+            is_refused_version = replaces is not None and put.is_refused_version(error)
             is_final = is_refused_version or isinstance(error, (FileExistsError, FileNotFoundError))
             # Drivers repeat requests too: what is in the way may be from this very attempt.
-            if has_sent and is_final and _num_held(system, target, path) == os.path.getsize(path):
+            if has_sent and is_final and put.is_same(system, target, path):
                 return
             if is_refused_version:
                 raise ReplacedError(f"{urls.redact(url)}: it was replaced meanwhile") from None
@@ -285,100 +279,6 @@ def upload(
             raise
 
     _asked(url, storage_options, attempt)
-
-
-def _is_refused_version(error: OSError) -> bool:
-    response = getattr(error.__cause__, "response", None) or {}
-    return response.get("Error", {}).get("Code") in ("PreconditionFailed", "412")
-
-
-def _num_held(system: Any, target: str, path: str) -> int | None:
-    """Return how many bytes of a local file, from its first on, a target is; None if it is not."""
-    system.invalidate_cache()
-    try:
-        nbytes = system.info(target).get("size")
-        if nbytes is None or nbytes > os.path.getsize(path):
-            return None
-        with open(path, "rb") as file:
-            for start in range(0, nbytes, _PART_NBYTES):
-                stop = min(start + _PART_NBYTES, nbytes)
-                if system.cat_file(target, start=start, end=stop) != file.read(stop - start):
-                    return None
-    except FileNotFoundError:
-        return None
-    return int(nbytes)
-
-
-def _put_directly(system: Any, path: str, target: str, *, is_new: bool, **headers: str) -> None:
-    """Upload to a server that shows nothing before the last request."""
-    part_nbytes = max(_PART_NBYTES, -(-os.path.getsize(path) // _MAX_PARTS))
-    options = {
-        "chunksize": -(-part_nbytes // _PART_NBYTES) * _PART_NBYTES,
-        "max_concurrency": _NUM_CONNECTIONS,
-        **({"mode": "create"} if is_new else {}),
-    }
-    # Not all drivers have all of these, and some take any name for an option of the request.
-    known = inspect.signature(getattr(system, "_put_file", system.put_file)).parameters
-    is_ours = is_new  # what is there after an error: nothing was there before
-    try:
-        system.put_file(path, target, **{k: v for k, v in options.items() if k in known}, **headers)
-        is_ours = True
-        _check_length(system, target, os.path.getsize(path))
-    except FileExistsError:
-        raise
-    except BaseException:
-        with suppress(Exception):
-            # Another program may have replaced it since: only a part of this file is deleted.
-            held_nbytes = _num_held(system, target, path) if is_ours else None
-            if held_nbytes is not None and held_nbytes < os.path.getsize(path):
-                system.rm_file(target)
-        raise
-
-
-def _put_and_rename(
-    system: Any,
-    path: str,
-    target: str,
-    *,
-    is_new: bool,
-    **headers: str,  # noqa: ARG001 - as `_put_directly`
-) -> None:
-    """Upload under a temporary name, compare the length, and rename."""
-    folder, _, name = target.rpartition("/")
-    temporary = f"{folder}/.{name[:40]}.{secrets.token_hex(8)}.tmp"
-    try:
-        system.put_file(path, temporary)
-        _check_length(system, temporary, os.path.getsize(path))
-        if is_new:
-            _check_absent(system, target)
-        system.mv(temporary, target)
-    except BaseException:
-        with suppress(Exception):
-            system.rm_file(temporary)
-        raise
-
-
-def _check_length(system: Any, path: str, nbytes: int) -> None:
-    """Refuse a file that a driver closed after it had written a part."""
-    system.invalidate_cache()
-    found = system.info(path).get("size")
-    if found not in (None, nbytes):
-        message = f"{path}: expected {nbytes} bytes after the upload, found {found}"
-        raise TransientError(message, is_outage=False)
-
-
-def _check_absent(system: Any, path: str) -> None:
-    if _has(system, path):
-        raise FileExistsError
-
-
-def _has(system: Any, path: str) -> bool:
-    system.invalidate_cache()  # listings are cached, and others write too
-    try:
-        system.info(path)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def _file_system(url: str, storage_options: Options) -> tuple[Any, str]:

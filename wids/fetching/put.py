@@ -1,0 +1,122 @@
+"""A complete local file → a file of a driver of fsspec, by one attempt that leaves no part of it.
+
+Nothing here tries again: `upload` does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import secrets
+from contextlib import suppress
+from typing import Any, Final
+
+from wids.transport.stream import TransientError
+
+PART_NBYTES: Final = 16 << 20
+_MAX_PARTS: Final = 10_000
+_NUM_CONNECTIONS: Final = 4
+"""Drivers have as many parts in memory as connections: 500 MB for each file by default."""
+
+
+def is_refused_version(error: OSError) -> bool:
+    """Whether the server says that a file is another version than the one to replace."""
+    response = getattr(error.__cause__, "response", None) or {}
+    return response.get("Error", {}).get("Code") in ("PreconditionFailed", "412")
+
+
+def is_same(system: Any, target: str, path: str) -> bool:
+    """Whether a target has the bytes of a local file."""
+    return _num_held(system, target, path) == os.path.getsize(path)
+
+
+def _num_held(system: Any, target: str, path: str) -> int | None:
+    """Return how many bytes of a local file, from its first on, a target is; None if it is not."""
+    system.invalidate_cache()
+    try:
+        nbytes = system.info(target).get("size")
+        if nbytes is None or nbytes > os.path.getsize(path):
+            return None
+        with open(path, "rb") as file:
+            for start in range(0, nbytes, PART_NBYTES):
+                stop = min(start + PART_NBYTES, nbytes)
+                if system.cat_file(target, start=start, end=stop) != file.read(stop - start):
+                    return None
+    except FileNotFoundError:
+        return None
+    return int(nbytes)
+
+
+def directly(system: Any, path: str, target: str, *, is_new: bool, **headers: str) -> None:
+    """Upload to a server that shows nothing before the last request."""
+    part_nbytes = max(PART_NBYTES, -(-os.path.getsize(path) // _MAX_PARTS))
+    options = {
+        "chunksize": -(-part_nbytes // PART_NBYTES) * PART_NBYTES,
+        "max_concurrency": _NUM_CONNECTIONS,
+        **({"mode": "create"} if is_new else {}),
+    }
+    # Not all drivers have all of these, and some take any name for an option of the request.
+    known = inspect.signature(getattr(system, "_put_file", system.put_file)).parameters
+    is_ours = is_new  # what is there after an error: nothing was there before
+    try:
+        system.put_file(path, target, **{k: v for k, v in options.items() if k in known}, **headers)
+        is_ours = True
+        with suppress(PermissionError):  # some keys are for writing alone
+            _check_length(system, target, os.path.getsize(path))
+    except FileExistsError:
+        raise
+    except BaseException:
+        with suppress(Exception):
+            # Another program may have replaced it since: only a part of this file is deleted.
+            held_nbytes = _num_held(system, target, path) if is_ours else None
+            if held_nbytes is not None and held_nbytes < os.path.getsize(path):
+                system.rm_file(target)
+        raise
+
+
+def and_rename(
+    system: Any,
+    path: str,
+    target: str,
+    *,
+    is_new: bool,
+    **headers: str,  # noqa: ARG001 - as `directly`
+) -> None:
+    """Upload under a temporary name, compare the length, and rename."""
+    folder, _, name = target.rpartition("/")
+    temporary = f"{folder}/.{name[:40]}.{secrets.token_hex(8)}.tmp"
+    try:
+        system.put_file(path, temporary)
+        _check_length(system, temporary, os.path.getsize(path))
+        if is_new:
+            check_absent(system, target)
+        system.mv(temporary, target)
+    except BaseException:
+        with suppress(Exception):
+            system.rm_file(temporary)
+        raise
+
+
+def _check_length(system: Any, path: str, nbytes: int) -> None:
+    """Refuse a file that a driver closed after it had written a part."""
+    system.invalidate_cache()
+    found = system.info(path).get("size")
+    if found not in (None, nbytes):
+        message = f"{path}: expected {nbytes} bytes after the upload, found {found}"
+        raise TransientError(message, is_outage=False)
+
+
+def check_absent(system: Any, path: str) -> None:
+    """Raise FileExistsError for a file that is there."""
+    if has(system, path):
+        raise FileExistsError
+
+
+def has(system: Any, path: str) -> bool:
+    """Whether a file is there."""
+    system.invalidate_cache()  # listings are cached, and others write too
+    try:
+        system.info(path)
+    except FileNotFoundError:
+        return False
+    return True
