@@ -65,7 +65,9 @@ def directly(system: Any, path: str, target: str, *, is_new: bool, **headers: st
             _check_length(system, target, os.path.getsize(path))
     except FileExistsError:
         raise
-    except BaseException:
+    except Exception:
+        # Not after Ctrl-C, which would wait for a server that hangs: the driver itself completes
+        # the upload, or leaves nothing that can be seen.
         with suppress(Exception):
             # Another program may have replaced it since: only a part of this file is deleted.
             held_nbytes = _num_held(system, target, path) if is_ours else None

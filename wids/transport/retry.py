@@ -99,7 +99,7 @@ def with_retries(
         patience: Whom it asks, and how long to wait.
         position: Returns the number of bytes received so far. Failures before the latest megabyte
             are forgotten.
-        cancel: Ends the waiting when it is set, beside the event of `cancelled_by`.
+        cancel: Ends the waiting when it is set; None for the event of `cancelled_by`.
 
     Raises:
         CancelledError: ``cancel`` was set during a wait.
