@@ -160,6 +160,12 @@ class CompletingSystem(MemoryFileSystem):
     error: BaseException = KeyboardInterrupt()
     names: list[str] = []  # noqa: RUF012
 
+    def rm_file(self, path: str) -> None:
+        raise NotImplementedError
+
+    def rm(self, path: str, **_: Any) -> None:  # type: ignore[override]
+        del self.store[path]
+
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
         return super()._strip_protocol(path.replace("s3://", "memory://"))

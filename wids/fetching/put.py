@@ -5,6 +5,7 @@ Nothing here tries again: `upload` does.
 
 from __future__ import annotations
 
+import glob
 import inspect
 import os
 import secrets
@@ -72,7 +73,7 @@ def directly(system: Any, path: str, target: str, *, is_new: bool, **headers: st
             # Another program may have replaced it since: only a part of this file is deleted.
             held_nbytes = _num_held(system, target, path) if is_ours else None
             if held_nbytes is not None and held_nbytes < os.path.getsize(path):
-                system.rm_file(target)
+                remove(system, target)
         raise
 
 
@@ -95,7 +96,7 @@ def and_rename(
         system.mv(temporary, target)
     except BaseException:
         with suppress(Exception):
-            system.rm_file(temporary)
+            remove(system, temporary)
         raise
 
 
@@ -106,6 +107,14 @@ def _check_length(system: Any, path: str, nbytes: int) -> None:
     if found not in (None, nbytes):
         message = f"{path}: expected {nbytes} bytes after the upload, found {found}"
         raise TransientError(message, is_outage=False)
+
+
+def remove(system: Any, path: str) -> None:
+    """Delete a file."""
+    try:
+        system.rm_file(path)
+    except NotImplementedError:  # of drivers that only delete by pattern
+        system.rm(glob.escape(path))
 
 
 def check_absent(system: Any, path: str) -> None:

@@ -147,7 +147,7 @@ def remove(target: str, storage_options: Options = None) -> None:
     if is_local(target):
         os.unlink(target)
         return
-    _asked(target, storage_options, lambda system, path: system.rm_file(path))
+    _asked(target, storage_options, put.remove)
 
 
 def file_names(folder: str, storage_options: Options = None) -> list[str]:
