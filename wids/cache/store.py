@@ -224,6 +224,10 @@ class Cache:
             return own_path + ".index"
         return names.local_index_path(self.folder, path, "first")
 
+    def is_as_stated(self, remote_file: RemoteFile, path: str) -> bool:
+        """Whether a copy has the digests that are stated; hash it once if that is not known."""
+        return self._verified.verify(path, os.stat(path), remote_file)
+
     def discard(self, remote_file: RemoteFile) -> None:
         """Delete the cache's own copy of a file and its index, so that it is fetched again."""
         own_path = names.copy_path(self.folder, remote_file)
@@ -346,7 +350,10 @@ class Cache:
                 file.flush()
                 if prepare is not None:
                     # Before the rename, so that a copy that can be found has its index beside it.
-                    save_quietly(self.index_path(remote_file, path), prepare(file))
+                    index_path = self.index_path(remote_file, path)
+                    if not save_quietly(index_path, prepare(file)):
+                        with suppress(OSError):  # that of an earlier copy, which may differ
+                            os.unlink(index_path)
                 if is_own:
                     protect(file.fileno(), file.name)
                 os.fsync(file.fileno())

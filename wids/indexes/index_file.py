@@ -251,25 +251,29 @@ def load_for_ranges(path: str, key_split: KeySplit) -> tuple[ShardIndex, TarIden
 
     For use when that tar is not available locally: reads have to compare the checksums.
     """
+    stored = load_recorded(path)
+    return None if stored is None or stored[0].key_split != key_split else stored
+
+
+def load_recorded(path: str) -> tuple[ShardIndex, TarIdentity] | None:
+    """Return the index with checksums that this user stored under a path, whatever its rule.
+
+    Returns:
+        The index, and the tar that it was made from; None if there is none that is sound.
+    """
     data = read_or_map(path, is_own=True)
-    identity = None if data is None else _parse_identity(data)
-    if data is None or identity is None:
+    header = None if data is None else _parsed_header(data)
+    if data is None or header is None or header.key_split >= len(KEY_SPLITS):
         return None
-    shard_index = parse(data, 0, len(data), identity, key_split)
+    identity = header.identity()
+    shard_index = parse(data, 0, len(data), identity, KEY_SPLITS[header.key_split])
     if shard_index is None or len(shard_index.head_crcs) != len(shard_index.blocks):
         return None
     return shard_index, identity
 
 
-def stored_identity(path: str) -> TarIdentity | None:
-    """Return the tar that the index under a path states; None if there is no index."""
-    data = read_or_map(path, is_own=True)
-    return None if data is None else _parse_identity(data)
-
-
-def _parse_identity(data: FileBytes) -> TarIdentity | None:
+def _parsed_header(data: FileBytes) -> _Header | None:
     if len(data) < _HEADER.size:
         return None
     header = _Header._make(_HEADER.unpack_from(data, 0))
-    is_index = (header.magic, header.version) == (_MAGIC, VERSION)
-    return header.identity() if is_index else None
+    return header if (header.magic, header.version) == (_MAGIC, VERSION) else None

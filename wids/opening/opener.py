@@ -15,13 +15,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from wids.cache.names import RemoteFile, copy_path, local_index_path
 from wids.cache.saving import is_settled, save_quietly
-from wids.cache.store import BackgroundFetch, Cache, CachedCopy, Prepare
+from wids.cache.store import BackgroundFetch, Cache, Prepare
 from wids.errors import FetchError, MismatchError, ShardFormatError, WidsError, local_error
 from wids.indexes import index_file
+from wids.opening.copy_index import dumped_index, has_name, index_of_copy
 from wids.opening.options import ReadOptions
 from wids.opening.packs import Packs
 from wids.specs.model import DatasetSpec, ShardSpec
@@ -233,17 +234,14 @@ class ShardOpener:
         file = remote_file(self.shards[number])
         was_local = self._store.find(file) is not None
         stored = self._store.open(file, self._prepare(number), make_room)
+        inode = TarIdentity.of_file(os.fstat(stored.handle)).inode
         try:
-            find_index = partial(self._index_of_copy, number, stored)
+            find_index = partial(index_of_copy, self._store, file, stored, self._key_split(number))
             shard = self._shard(stored.path, find_index, stored.handle)
             self._check_count(number, shard)
         except (ShardFormatError, MismatchError) as error:
-            # Once for each opener, since the spec may be wrong and not the copy.
-            if not (was_local and stored.is_own) or number in self._fetched_again:
+            if not was_local or not self._discard(number, stored.path, inode, error):
                 raise
-            self._fetched_again.add(number)
-            _logger.warning("%s; fetching it again", str(error))
-            self._store.discard(file)
             return self._open_copy(number, make_room)
         return shard
 
@@ -251,16 +249,18 @@ class ShardOpener:
         """Discard the copy that a shard was opened from, if it can be fetched again.
 
         Returns:
-            Whether to open the shard again: once for each opener, or if another thread or process
-            has discarded the copy.
+            Whether to open the shard again: once for each opener, since the spec may be wrong and
+            not the copy, or if another thread or process has discarded the copy.
         """
+        return self.local_path(number) is None and self._discard(
+            number, shard.path, shard.identity.inode, error
+        )
+
+    def _discard(self, number: int, path: str, inode: int, error: WidsError) -> bool:
         file = remote_file(self.shards[number])
-        if self.local_path(number) is not None or shard.path != copy_path(self._store.folder, file):
+        if path != copy_path(self._store.folder, file):
             return False  # it is a file of the user's
-        try:
-            is_current = os.stat(shard.path).st_ino == shard.identity.inode
-        except OSError:
-            is_current = False
+        is_current = has_name(path, inode)
         if is_current and number in self._fetched_again:
             return False
         self._fetched_again.add(number)
@@ -269,32 +269,10 @@ class ShardOpener:
             self._store.discard(file)
         return True
 
-    def _index_of_copy(
-        self, number: int, stored: CachedCopy, path: str, data: mmap.mmap, identity: TarIdentity
-    ) -> ShardIndex:
-        """Return the index of a copy: the one made when it was fetched, or a scan."""
-        key_split = self._key_split(number)
-        identity = identity.of_copy(is_own=stored.is_own)
-        known = index_file.load(stored.index_path, identity, key_split)
-        if known is not None:
-            return known
-        if stored.is_own:
-            # Where the spec states no length, the old index is what tells a copy that was cut.
-            indexed = index_file.stored_identity(stored.index_path)
-            if indexed is not None and indexed.nbytes != identity.nbytes:
-                raise ShardFormatError(
-                    f"{path}: expected {indexed.nbytes} bytes as when it was fetched, found "
-                    f"{identity.nbytes}; it was changed in the cache"
-                )
-        built = index_tar(data, key_split, path, checksums=True)
-        if save_quietly(stored.index_path, index_file.dump(built, identity)):
-            known = index_file.load(stored.index_path, identity, key_split)
-        return built if known is None else known
-
     def _prepare(self, number: int) -> Prepare:
         """Return the callable that makes the index of a shard that was just fetched."""
         name = urls.redact(self.shards[number].url)
-        return partial(_dumped_index, name, self._key_split(number))
+        return partial(dumped_index, name, self._key_split(number))
 
     # A remote shard by byte range.
 
@@ -379,21 +357,6 @@ class ShardOpener:
 def remote_file(shard_spec: ShardSpec) -> RemoteFile:
     """Return what the cache has to know of a remote shard."""
     return RemoteFile(shard_spec.url, shard_spec.nbytes, shard_spec.md5sum, shard_spec.sha256)
-
-
-def _dumped_index(name: str, key_split: KeySplit, file: IO[bytes]) -> bytes:
-    """Return the index of a complete file, for maps and for ranges, as it is stored beside it."""
-    status = os.fstat(file.fileno())
-    if not status.st_size:
-        raise ShardFormatError(f"{name}: expected a tar, found an empty file")
-    data = mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ)
-    try:
-        built = index_tar(data, key_split, name, checksums=True)
-    finally:
-        with suppress(BufferError):  # the traceback of an error may hold a view of the map
-            data.close()
-    # The inode stays when the file is renamed; its ctime does not.
-    return index_file.dump(built, TarIdentity.of_file(status).of_copy(is_own=False))
 
 
 def _count_message(

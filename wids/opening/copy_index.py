@@ -1,0 +1,120 @@
+"""A copy of a remote shard → its index: the one that was stored, if it is of these bytes.
+
+A backup, ``rsync`` or ``cp`` gives a copy another time of modification, and so does somebody who
+edits it. Its bytes are then compared with the checksums of the stored index, or, where that is
+lost, with the digest that the spec states. Nothing here fetches a shard.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from contextlib import suppress
+from typing import IO
+
+from wids.cache.names import RemoteFile
+from wids.cache.saving import save_quietly
+from wids.cache.store import Cache, CachedCopy
+from wids.errors import ShardFormatError
+from wids.indexes import index_file
+from wids.tars.index import ShardIndex, TarIdentity, index_tar
+from wids.tars.names import KeySplit
+
+
+def dumped_index(name: str, key_split: KeySplit, file: IO[bytes]) -> bytes:
+    """Return the index of a complete file, for maps and for ranges, as it is stored beside it."""
+    status = os.fstat(file.fileno())
+    if not status.st_size:
+        raise ShardFormatError(f"{name}: expected a tar, found an empty file")
+    data = mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ)
+    try:
+        built = index_tar(data, key_split, name, checksums=True)
+    finally:
+        with suppress(BufferError):  # the traceback of an error may hold a view of the map
+            data.close()
+    # The inode stays when the file is renamed; its ctime does not.
+    return index_file.dump(built, TarIdentity.of_file(status).of_copy(is_own=False))
+
+
+def index_of_copy(
+    store: Cache,
+    remote_file: RemoteFile,
+    stored: CachedCopy,
+    key_split: KeySplit,
+    path: str,
+    data: mmap.mmap,
+    identity: TarIdentity,
+) -> ShardIndex:
+    """Return the index of a copy, and store it if it had to be made.
+
+    Args:
+        store: The cache that has the copy.
+        remote_file: What the copy is of.
+        stored: The copy.
+        key_split: Where member names are split.
+        path: The path of the copy.
+        data: Its bytes.
+        identity: What distinguishes it from other files.
+
+    Raises:
+        ShardFormatError: It was changed in the cache.
+    """
+    inode, identity = identity.inode, identity.of_copy(is_own=stored.is_own)
+    known = index_file.load(stored.index_path, identity, key_split)
+    if known is not None:
+        return known
+    recorded = index_file.load_recorded(stored.index_path) if stored.is_own else None
+    built = index_tar(data, key_split, path, checksums=True)
+    if recorded is not None:
+        is_as_fetched = _is_recorded(built, identity, path, data, *recorded)
+    elif stored.is_own:
+        # A process that discards a copy deletes the index first, which is not a lost index.
+        is_as_fetched = has_name(path, inode) and store.is_as_stated(remote_file, path)
+    else:
+        is_as_fetched = True  # the user's own file, compared when it was found (CACHE-4)
+    if not is_as_fetched:
+        raise ShardFormatError(
+            f"{path}: expected the bytes that were fetched, found others; it was changed in the "
+            "cache"
+        )
+    if save_quietly(stored.index_path, index_file.dump(built, identity)):
+        known = index_file.load(stored.index_path, identity, key_split)
+    return built if known is None else known
+
+
+def has_name(path: str, inode: int) -> bool:
+    """Whether a file that was opened under a path still has this name."""
+    try:
+        return TarIdentity.of_file(os.stat(path)).inode == inode
+    except OSError:
+        return False
+
+
+def _is_recorded(
+    built: ShardIndex,
+    identity: TarIdentity,
+    path: str,
+    data: mmap.mmap,
+    recorded: ShardIndex,
+    recorded_identity: TarIdentity,
+) -> bool:
+    """Whether a copy has the bytes of which an index was stored.
+
+    Args:
+        built: The index of the copy.
+        identity: Length and time of the copy.
+        path: The copy.
+        data: Its bytes.
+        recorded: The stored index.
+        recorded_identity: Length and time of the copy when that was stored.
+    """
+    if identity.fits(recorded_identity):  # it was indexed by another rule
+        return True
+    if identity.nbytes != recorded_identity.nbytes:
+        return False
+    if recorded.key_split != built.key_split:
+        built = index_tar(data, recorded.key_split, path, checksums=True)
+    if not len(recorded.payload_crcs):  # it was made from the headers alone
+        built = built.without_payload_crcs()
+    # The same bytes have the same index, bit for bit (INDEX-20).
+    return index_file.dump(built, identity) == index_file.dump(recorded, identity)
