@@ -11,6 +11,7 @@ import tempfile
 from contextlib import suppress
 from typing import Final
 
+from wids.cache.names import RemoteFile
 from wids.cache.space import Space, StorageError
 from wids.cache.store import Cache
 from wids.errors import WidsError
@@ -18,7 +19,7 @@ from wids.fetching.fetch import Fetcher
 from wids.fetching.range_reader import RangeError
 from wids.indexes.pack import Pack, load_pack
 from wids.indexes.range_pack import RangePack
-from wids.opening.side_files import versioned_file
+from wids.opening.side_files import open_copy, versioned_file
 from wids.transport import urls
 from wids.transport.rewrite import rewritten
 
@@ -48,7 +49,7 @@ def open_pack(store: Cache, url: str, num_shards: int) -> Pack | None:
                 read_range = fetcher.range_reader(url, nbytes)
                 return RangePack(read_range, nbytes, num_shards)
         try:
-            copy = store.open(remote_file)
+            return _load_stored(store, remote_file, num_shards)
         except StorageError as error:
             _logger.warning("%s; using it without storing it", str(error))
             return _load_unstored(fetcher, url, num_shards)
@@ -58,8 +59,22 @@ def open_pack(store: Cache, url: str, num_shards: int) -> Pack | None:
     except ValueError as error:  # it can be read, and is damaged or of another version
         _logger.info("%s: %s", urls.redact(url), str(error))
         return None
-    # The map made from the handle keeps the copy from being evicted.
-    return load_pack(copy.path, copy.handle, num_shards)
+
+
+def _load_stored(store: Cache, remote_file: RemoteFile, num_shards: int) -> Pack | None:
+    """Load the copy of a pack; one that the cache damaged is fetched again.
+
+    Raises:
+        OSError: It cannot be read.
+        WidsError: It cannot be fetched or stored.
+    """
+    for is_suspect in (False, True):
+        copy = open_copy(store, remote_file, is_suspect=is_suspect)
+        # The map made from the handle keeps the copy from being evicted.
+        pack = load_pack(copy.path, copy.handle, num_shards)
+        if pack is not None:
+            return pack
+    return None
 
 
 def _load_unstored(fetcher: Fetcher, url: str, num_shards: int) -> Pack | None:
