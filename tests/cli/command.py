@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import os
+import pty
 import subprocess
 import sys
 import warnings
 from pathlib import Path
+from select import select
 from typing import Any
 
 import pytest
@@ -66,6 +68,35 @@ def run_process(
         check=False,
     )
     return result.returncode, result.stdout, result.stderr
+
+
+def run_in_terminal(arguments: list[str], answer: str) -> tuple[int, str]:
+    """Run a command in a terminal where it is answered; return status and what the terminal shows.
+
+    The command is one that asks.
+    """
+    master, slave = pty.openpty()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        open(slave, encoding="utf-8", closefd=False) as stdin,
+        open(slave, "w", encoding="utf-8", closefd=False) as stderr,
+    ):
+        patch.setattr(sys, "stdin", stdin)
+        patch.setattr(sys, "stderr", stderr)
+        patch.setenv("WIDS_PROGRESS", "0")
+        os.write(master, answer.encode() + b"\n")
+        try:
+            status = cli.main(arguments)
+        except SystemExit as error:
+            status = int(str(error))
+        stderr.flush()
+    shown = ""
+    while "[y/N]" not in shown:  # the echo of the answer may come alone
+        assert select([master], [], [], 10)[0], shown
+        shown += os.read(master, 10_000).decode()
+    os.close(master)
+    os.close(slave)
+    return status, shown
 
 
 def write_bare_shards(folder: Path) -> Path:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import sys
 from pathlib import Path
-from select import select
 
 import pytest
+from command import run_in_terminal
 from conftest import sample_members, write_tar
 from loopback import Fault, Server
 
@@ -101,29 +98,9 @@ def test_a_terminal_is_asked(
     shards: str,
     server: Server,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Only a yes downloads (SPEC-27)."""
-    master, slave = pty.openpty()
-    with (
-        open(slave, encoding="utf-8", closefd=False) as stdin,
-        open(slave, "w", encoding="utf-8", closefd=False) as stderr,
-    ):
-        monkeypatch.setattr(sys, "stdin", stdin)
-        monkeypatch.setattr(sys, "stderr", stderr)
-        monkeypatch.setenv("WIDS_PROGRESS", "0")
-        os.write(master, answer.encode() + b"\n")
-        try:
-            found = cli.main(arguments("verify", shards, tmp_path))
-        except SystemExit as error:
-            found = int(str(error))
-        stderr.flush()
-    shown = ""
-    while "[y/N]" not in shown:  # the echo of the answer may come alone
-        assert select([master], [], [], 10)[0], shown
-        shown += os.read(master, 10_000).decode()
-    os.close(master)
-    os.close(slave)
+    found, shown = run_in_terminal(arguments("verify", shards, tmp_path), answer)
     assert found == status
     assert "61.4 kB in 3 shards. Continue? [y/N]" in shown
     assert len(server.log) == (3 if status == 0 else 0)

@@ -50,7 +50,7 @@ def test_prefetch_and_cache(server: Server, shards: Path, own_cache: Path) -> No
     assert status == 1
     assert out.startswith(f"{copy}: the spec says the sha256")
 
-    assert run("cache", "clear")[1].startswith(f"{own_cache}: deleted 6 files, ")
+    assert run("cache", "clear", "--yes")[1].startswith(f"{own_cache}: deleted 6 files, ")
     assert run("cache", "show")[1].startswith("     0 B  in 0 files in ")
     assert run("cache", "check")[0] == 1
 

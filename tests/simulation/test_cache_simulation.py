@@ -169,7 +169,7 @@ class History:
                 elif action < 0.85:
                     cache.fetch(remote_file, index_of, BackgroundFetch())
                 elif action < 0.9:
-                    eviction.clear(FOLDER)
+                    eviction.clear(eviction.clearable(FOLDER))
                 else:
                     self.system.sleep(self.rng.choice([0.001, 1, 70, 70]))
             while held and self.rng.random() < 0.4:

@@ -7,7 +7,7 @@ none that a process uses.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import IO, Final, NamedTuple
 
@@ -112,15 +112,19 @@ def contents(folder: str) -> list[CacheFile]:
     return _list_files(names.shards_folder(folder))
 
 
-def clear(folder: str) -> tuple[int, int, int]:
-    """Delete the copies that no process uses, the indexes of local shards, and unfinished files.
+def clearable(folder: str) -> list[CacheFile]:
+    """Return what `contents` does, the indexes of local shards, and notes and maps beside them."""
+    return [*contents(folder), *_list_files(names.indexes_folder(folder))]
+
+
+def clear(files: Sequence[CacheFile]) -> tuple[int, int, int]:
+    """Delete those of the files that no process uses.
 
     An unfinished file is in use until it is a minute old, since its writer may not have locked it.
 
     Returns:
         The number of deleted files, their bytes, and the number of files that are in use.
     """
-    files = [*contents(folder), *_list_files(names.indexes_folder(folder))]
     deleted = [
         file
         for file in files

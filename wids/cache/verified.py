@@ -72,9 +72,13 @@ class VerifiedFiles:
     def _note_paths(self, path: str) -> list[str]:
         """Return where a note can be: in the cache folder, or in the default one of this user."""
         return [
-            local_index_path(folder, path, "first") + ".proof"
-            for folder in dict.fromkeys((self._folder, default_folder()))
+            note_path(folder, path) for folder in dict.fromkeys((self._folder, default_folder()))
         ]
+
+
+def note_path(folder: str, path: str) -> str:
+    """Return where the note on a file is in a cache folder."""
+    return local_index_path(folder, path, "first") + ".proof"
 
 
 def is_own_file(status: os.stat_result) -> bool:

@@ -6,16 +6,12 @@ damages files is noticed after a few of them. Nothing here fetches or mends a sh
 
 from __future__ import annotations
 
-import mmap
 import random
 import re
-from functools import partial
 
 from wids.checking.problems import Problem
 from wids.errors import FetchError, ShardFormatError
 from wids.indexes import index_file
-from wids.tars.index import ShardIndex, TarIdentity, index_tar
-from wids.tars.names import KeySplit
 from wids.tars.shard import Shard
 
 
@@ -36,44 +32,40 @@ def parse_share(text: str, name: str) -> float:
     return share
 
 
-def check_copy(
-    path: str, index_path: str, key_split: KeySplit, share: float
-) -> tuple[int, list[Problem]]:
-    """Compare some samples of a copy with the checksums in its index.
+def check_copy(path: str, index_path: str, share: float) -> tuple[int, list[Problem]]:
+    """Compare some samples of a copy with the checksums in its index, whatever its time.
 
     Args:
         path: The copy, as the cache fetched it.
         index_path: Its index in the cache.
-        key_split: Where its member names are split.
         share: Part of the samples to read, more than 0 and at most 1; at least one is read.
 
     Returns:
         How many samples were compared, 0 if the copy has no index with checksums; and a problem for
         each damaged one.
     """
+    recorded = index_file.load_recorded(index_path)
+    if recorded is None or not len(recorded[0].payload_crcs):
+        return 0, []
+    shard_index, identity = recorded
     problems = []
     try:
-        shard = Shard(path, raw="view", find_index=partial(_stored_index, index_path, key_split))
+        shard = Shard(path, raw="view", find_index=lambda *_: shard_index)
     except (FetchError, ShardFormatError) as error:
         return 0, [Problem(path, _without_path(path, error))]
     with shard:
-        if not len(shard.index.payload_crcs):
-            return 0, []
+        if shard.nbytes != identity.nbytes:
+            text = f"expected {identity.nbytes} bytes as when it was fetched, found {shard.nbytes}"
+            return 0, [Problem(path, text)]
         # Other samples each time, so that checks that are repeated come to see all of them.
-        draw = random.sample(range(len(shard)), max(1, round(share * len(shard))))
+        count = min(len(shard), max(1, round(share * len(shard))))
+        draw = random.sample(range(len(shard)), count)
         for local_index in sorted(draw):  # ascending, as a disk reads fastest
             try:
                 shard.read(local_index, verify=True)
             except ShardFormatError as error:
                 problems.append(Problem(path, _without_path(path, error)))
     return len(draw), problems
-
-
-def _stored_index(
-    index_path: str, key_split: KeySplit, path: str, data: mmap.mmap, identity: TarIdentity
-) -> ShardIndex:
-    stored = index_file.load(index_path, identity.of_copy(is_own=True), key_split)
-    return index_tar(data, key_split, path) if stored is None else stored
 
 
 def _without_path(path: str, error: Exception) -> str:

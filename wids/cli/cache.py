@@ -16,6 +16,7 @@ from wids.cli.arguments import (
     counted,
     loaded_spec,
 )
+from wids.cli.consent import add_yes, ask
 
 if TYPE_CHECKING:
     from wids.cache.eviction import CacheFile
@@ -29,7 +30,8 @@ def add(commands: Any) -> None:
         run,
         "show, clear or check the copies of remote shards",
         "  wids cache\n  wids cache show train.json\n  wids cache show --files\n"
-        "  wids cache clear\n  wids cache check train.json --sample 5%",
+        "  wids cache clear train.json\n  wids cache clear\n"
+        "  wids cache check train.json --sample 5%",
     )
     parser.add_argument(
         "action",
@@ -38,13 +40,14 @@ def add(commands: Any) -> None:
         choices=["show", "clear", "check"],
         help="(%(default)s)",
     )
-    parser.add_argument("spec", nargs="?", help="the spec whose copies to show or to check")
+    parser.add_argument("spec", nargs="?", help="the spec whose copies to show, clear or check")
     parser.add_argument("--files", action="store_true", help="show each file")
     parser.add_argument(
         "--sample",
         metavar="SHARE",
         help="check only this share of the samples of each copy, such as 5%%, by checksums",
     )
+    add_yes(parser, "clear the copies of all datasets")
     parser.add_argument("--cache-dir", help="the cache folder (default: $WIDS_CACHE)")
     add_allow_pipe(parser)
     add_storage(parser)
@@ -58,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     if options.action == "check":
         return _check(options, folder)
     if options.action == "clear":
-        return _clear(folder)
+        return _clear(options, folder)
     if options.spec is not None:
         return _show_dataset(options, folder)
     return _show(folder, options)
@@ -70,6 +73,7 @@ def _show_dataset(options: argparse.Namespace, folder: str) -> int:
     from wids.fetching import fetch
     from wids.files.sizes import nbytes_text
     from wids.opening.opener import remote_file
+    from wids.transport import urls
 
     cache = Cache(folder, fetch.Fetcher())
     spec = loaded_spec(options.spec, options)
@@ -77,8 +81,8 @@ def _show_dataset(options: argparse.Namespace, folder: str) -> int:
     nbytes = sum(os.path.getsize(path) for path in copies if path is not None)
     num_copies = sum(path is not None for path in copies)
     print(
-        f"{options.spec}: {num_copies:,} of {counted(len(copies), 'shard')} in {folder}, "
-        f"{nbytes_text(nbytes)}"
+        f"{urls.redact(options.spec)}: {num_copies:,} of {counted(len(copies), 'shard')} in "
+        f"{folder}, {nbytes_text(nbytes)}"
     )
     return 0
 
@@ -123,12 +127,26 @@ def _table_of_datasets(files: Iterable[CacheFile]) -> str:
     return table(["copies", "size", "last used", "shards"], rows)
 
 
-def _clear(folder: str) -> int:
+def _clear(options: argparse.Namespace, folder: str) -> int:
     from wids.cache import eviction
     from wids.files.sizes import nbytes_text
+    from wids.transport import urls
 
-    num_files, nbytes, num_used = eviction.clear(folder)
-    print(f"{folder}: deleted {counted(num_files, 'file')}, {nbytes_text(nbytes)}")
+    if options.spec is not None:
+        from wids.opening.cached_files import cached_files
+
+        files = cached_files(loaded_spec(options.spec, options), folder)
+        label = f"{urls.redact(options.spec)}, in {folder}"
+    else:
+        files, label = eviction.clearable(folder), folder
+        if files:
+            size = nbytes_text(sum(file.nbytes for file in files))
+            text = (
+                f"wids: deleting {counted(len(files), 'file')} of all datasets, {size}, in {folder}"
+            )
+            ask(text, options, "wids: nothing was deleted")
+    num_files, nbytes, num_used = eviction.clear(files)
+    print(f"{label}: deleted {counted(num_files, 'file')}, {nbytes_text(nbytes)}")
     if num_used:
         verb = "is" if num_used == 1 else "are"
         print(f"wids: {counted(num_used, 'file')} {verb} in use and not deleted", file=sys.stderr)
@@ -150,17 +168,19 @@ def _check(options: argparse.Namespace, folder: str) -> int:
     # Found once: what is checked and what is counted below are the same copies, even if another
     # process evicts some meanwhile.
     copies = {shard.url: cache.find(remote_file(shard)) for shard in spec.shards}
+    share = 1.0 if options.sample is None else parse_share(options.sample, "--sample")
+    problems, what = [], "copies"
     if options.sample is None:
         problems = verify_spec(spec, locate=lambda shard_spec: copies[shard_spec.url])
-        what = "copies"
-    else:
-        share, num_samples, problems = parse_share(options.sample, "--sample"), 0, []
-        for shard in spec.shards:
-            path = copies[shard.url]
-            if path is not None:
-                index_path = cache.index_path(remote_file(shard), path)
-                count, found = check_copy(path, index_path, shard.key_split or "first", share)
-                num_samples, problems = num_samples + count, problems + found
+    num_samples = 0
+    for shard in spec.shards:
+        path = copies[shard.url]
+        # All bytes were compared with a digest, where one is stated.
+        is_compared = options.sample is None and (shard.sha256 or shard.md5sum)
+        if path is not None and not is_compared:
+            count, found = check_copy(path, cache.index_path(remote_file(shard), path), share)
+            num_samples, problems = num_samples + count, problems + found
+    if options.sample is not None:
         what = f"{counted(num_samples, 'sample')} in copies"
     for problem in problems:
         print(printable(str(problem)))

@@ -1,6 +1,6 @@
-"""What a command would download → its statement, and the person's consent if it is a lot.
+"""What a command would download or delete → its statement, and the person's consent if needed.
 
-Knows no command. Nothing is downloaded here.
+Knows no command. Nothing is downloaded or deleted here.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 _WRONG_USAGE: Final = 2
 
 
-def add_yes(parser: argparse.ArgumentParser) -> None:
-    """Add the option that consents to any download."""
-    parser.add_argument("--yes", action="store_true", help="download more than 1 GB without asking")
+def add_yes(parser: argparse.ArgumentParser, text: str = "download more than 1 GB") -> None:
+    """Add the option that consents to what a command would ask for."""
+    parser.add_argument("--yes", action="store_true", help=f"{text} without asking")
 
 
 def ask_consent(cost: DownloadCost, options: argparse.Namespace, purpose: str) -> None:
@@ -36,7 +36,24 @@ def ask_consent(cost: DownloadCost, options: argparse.Namespace, purpose: str) -
     if not cost.nbytes_of:
         return
     text = f"wids: {purpose}: {cost}"
-    if not cost.is_large or options.yes:
+    if not cost.is_large:
+        print(text, file=sys.stderr)
+        return
+    ask(text, options, "wids: these bytes were not downloaded")
+
+
+def ask(text: str, options: argparse.Namespace, refused: str) -> None:
+    """State what a command will do, and ask unless ``--yes`` was passed.
+
+    Args:
+        text: What it will do.
+        options: Arguments, with that of `add_yes`.
+        refused: What to print after the answer no.
+
+    Raises:
+        SystemExit: As for `ask_consent`.
+    """
+    if options.yes:
         print(text, file=sys.stderr)
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -44,7 +61,7 @@ def ask_consent(cost: DownloadCost, options: argparse.Namespace, purpose: str) -
         raise SystemExit(_WRONG_USAGE)
     print(f"{text}. Continue? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        print("wids: these bytes were not downloaded", file=sys.stderr)
+        print(refused, file=sys.stderr)
         raise SystemExit(1)
 
 

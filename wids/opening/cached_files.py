@@ -1,0 +1,65 @@
+"""A dataset → its files in a cache folder: copies, indexes, notes, and what was left unfinished.
+
+No server is asked. What joins keep there belongs to two datasets, and is not found.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Final
+
+from wids.cache.eviction import CacheFile, clearable
+from wids.cache.names import copy_path, local_index_path
+from wids.cache.verified import note_path
+from wids.files.publish import stem_of_temporary
+from wids.opening.opener import remote_file
+from wids.opening.side_files import CopyRecord, url_digest
+from wids.specs.model import DatasetSpec, ShardSpec
+from wids.tars.names import KEY_SPLITS
+from wids.transport import urls
+from wids.transport.rewrite import rewritten
+
+_INDEX: Final = ".index"
+_MAX_RECORD_NBYTES: Final = 4096
+"""What is longer is no record but the index of a shard."""
+
+
+def cached_files(spec: DatasetSpec, folder: str) -> list[CacheFile]:
+    """Return the files of a cache folder that belong to one dataset.
+
+    Args:
+        spec: The dataset.
+        folder: The cache folder.
+    """
+    files = clearable(folder)
+    paths = {path for shard in spec.shards for path in _paths(shard, folder)}
+    beside = [spec.index, *(shard.index for shard in spec.shards)]
+    if spec.table is not None:
+        beside.append(spec.table.url)
+    wanted = {url_digest(url) for url in beside if url is not None}
+    # Which versions of these files there were is not known, so that nothing but records tells.
+    for file in files if wanted else ():
+        if file.name.endswith(_INDEX) and file.nbytes <= _MAX_RECORD_NBYTES:
+            record = CopyRecord.load(file.path)
+            if record is not None and record.url in wanted:
+                paths |= {file.path, file.path.removesuffix(_INDEX)}
+    stems = {os.path.basename(path)[:40] for path in paths}
+    return [
+        file
+        for file in files
+        if file.path in paths or (file.is_temporary and stem_of_temporary(file.name) in stems)
+    ]
+
+
+def _paths(shard: ShardSpec, folder: str) -> Iterator[str]:
+    """Yield the paths that the files of a shard can have."""
+    copy = copy_path(folder, remote_file(shard))
+    place = rewritten(shard.url)
+    is_local = urls.is_local(place)
+    # The user may have placed the file in the folder (CACHE-4).
+    name = os.path.basename(urls.path_of(shard.url))
+    local = urls.local_path(place) if is_local else os.path.join(folder, name)
+    yield from (copy, copy + _INDEX, note_path(folder, copy), note_path(folder, local))
+    for key_split in KEY_SPLITS:
+        yield local_index_path(folder, local, key_split)
