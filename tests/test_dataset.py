@@ -304,7 +304,9 @@ def test_regenerated_shard_is_indexed_again(tmp_path: Path) -> None:
 AS_NOBODY = """
 import os, sys, wids
 # All that is imported on the way, before the change of user, who may not read this environment.
-wids.ShardListDataset(sys.argv[1], cache_dir="/dev/null")[1]
+cache, os.environ["WIDS_CACHE"] = os.environ["WIDS_CACHE"], "/dev/null"
+wids.ShardListDataset(sys.argv[1])[1]
+os.environ["WIDS_CACHE"] = cache
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
 with wids.ShardListDataset(sys.argv[1]) as dataset:
@@ -316,7 +318,8 @@ with wids.ShardListDataset(sys.argv[1]) as dataset:
 def test_local_shards_are_read_in_place(tmp_path: Path, has_cache: bool) -> None:
     """A read-only folder of another user works: nothing is written there, copied or locked.
 
-    Where the reader may write to no cache folder either, nothing is written at all.
+    Where the reader may write to no cache folder either, nothing is written at all, and a warning
+    names the folder (CACHE-38).
     """
     (tmp_path / "data").mkdir()
     (tmp_path / "cache").mkdir()
@@ -340,7 +343,9 @@ def test_local_shards_are_read_in_place(tmp_path: Path, has_cache: bool) -> None
         check=False,
     )
 
-    assert (result.stdout, result.stderr) == ("1 3\n", "")
+    assert result.stdout == "1 3\n"
+    named = [line.partition(": the cache folder cannot")[0] for line in result.stderr.splitlines()]
+    assert named == ["/dev/null", *([] if has_cache else [str(tmp_path / "cache")])]
     written = [path for path in sorted(tmp_path.rglob("*")) if path not in before]
     assert [path.suffix for path in written if path.is_file()] == [".index"] * has_cache
     assert all(path.is_relative_to(tmp_path / "cache") for path in written)

@@ -5,8 +5,10 @@ Knows nothing of what is saved.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
@@ -17,6 +19,9 @@ _SETTLED_NS: Final = 2_000_000_000
 """Age from which a modification time identifies a file's content: the coarsest file systems count
 in steps of two seconds, so a younger file could change without a new time."""
 
+_warned: Final[set[str]] = set()
+_logger = logging.getLogger("wids")
+
 
 def is_settled(identity: TarIdentity) -> bool:
     """Whether a file is old enough that its modification time will change with its content."""
@@ -24,18 +29,53 @@ def is_settled(identity: TarIdentity) -> bool:
 
 
 def save_quietly(path: str, data: bytes) -> bool:
-    """Write a file of the cache atomically; return whether that was possible.
+    """Write a file of the cache atomically; return whether that was possible."""
+    with suppress(OSError):  # read-only, full, or another user's
+        _save(path, data)
+        return True
+    return False
+
+
+def save_or_warn(folder: str, paths: Iterable[str], data: bytes) -> str | None:
+    """Write an index of the cache under the first of some paths that can be written.
+
+    Args:
+        folder: The cache folder, which is named, once in each process, if there is none.
+        paths: The paths.
+        data: What to write.
+
+    Returns:
+        The path that was written; None if there is none.
+    """
+    reason = ""
+    for path in paths:
+        try:
+            _save(path, data)
+        except OSError as error:
+            reason = reason or error.strerror or str(error)
+        else:
+            return path
+    if folder not in _warned:
+        _warned.add(folder)
+        _logger.warning(
+            "%s: the cache folder cannot be written (%s), so that each process scans its tars "
+            "again; pass cache_dir or set WIDS_CACHE to a folder that can be, or store the indexes "
+            "beside the shards with `wids create`",
+            folder,
+            reason,
+        )
+    return None
+
+
+def _save(path: str, data: bytes) -> None:
+    """Write a file of the cache atomically.
 
     Processes that save the same file at once do not disturb each other: they save equal bytes.
     """
-    try:
-        make_folder(os.path.dirname(path))
-        # Every reader checks the content, so there is no need to wait for the disk.
-        with publish.replacing(path, mode=0o600, sync=False) as file:
-            file.write(data)
-    except OSError:  # read-only, full, or another user's
-        return False
-    return True
+    make_folder(os.path.dirname(path))
+    # Every reader checks the content, so there is no need to wait for the disk.
+    with publish.replacing(path, mode=0o600, sync=False) as file:
+        file.write(data)
 
 
 def make_folder(path: str) -> None:

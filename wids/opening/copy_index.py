@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import IO
 
 from wids.cache.names import RemoteFile
-from wids.cache.saving import save_quietly
 from wids.cache.store import Cache, CachedCopy
 from wids.errors import ShardFormatError
 from wids.indexes import index_file
+from wids.opening.stored_indexes import index_paths, load_index, store_index
 from wids.tars.index import ShardIndex, TarIdentity, index_tar
 from wids.tars.names import KeySplit
 
@@ -60,7 +62,7 @@ def index_of_copy(
         ShardFormatError: It was changed in the cache.
     """
     inode, identity = identity.inode, identity.of_copy(is_own=stored.is_own)
-    known = index_file.load(stored.index_path, identity, key_split)
+    known = load_index(_paths(store, stored, key_split), identity, key_split)
     if known is not None:
         return known
     recorded = index_file.load_recorded(stored.index_path) if stored.is_own else None
@@ -77,9 +79,13 @@ def index_of_copy(
             f"{path}: expected the bytes that were fetched, found others; it was changed in the "
             "cache"
         )
-    if save_quietly(stored.index_path, index_file.dump(built, identity)):
-        known = index_file.load(stored.index_path, identity, key_split)
-    return built if known is None else known
+    return store_index(store.folder, _paths(store, stored, key_split), built, identity)
+
+
+def _paths(store: Cache, stored: CachedCopy, key_split: KeySplit) -> Iterator[str]:
+    """Yield where the index of a copy can be: beside it, else in the user's own cache folder."""
+    yield stored.index_path
+    yield from islice(index_paths(store.folder, stored.path, key_split), 1, None)
 
 
 def has_name(path: str, inode: int) -> bool:

@@ -17,14 +17,15 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from wids.cache.names import RemoteFile, copy_path, local_index_path
-from wids.cache.saving import is_settled, save_quietly
+from wids.cache.names import RemoteFile, copy_path
+from wids.cache.saving import is_settled
 from wids.cache.store import BackgroundFetch, Cache, Prepare
 from wids.errors import FetchError, MismatchError, ShardFormatError, WidsError, local_error
 from wids.indexes import index_file
 from wids.opening.copy_index import dumped_index, has_name, index_of_copy
 from wids.opening.options import ReadOptions
 from wids.opening.packs import Packs
+from wids.opening.stored_indexes import index_paths, load_index, store_index
 from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars.index import ShardIndex, TarIdentity, index_tar
 from wids.tars.names import KeySplit
@@ -211,12 +212,11 @@ class ShardOpener:
             return known
         key_split = self._key_split(number)
         built = index_tar(data, key_split, path)
-        stored_path = local_index_path(self._store.folder, path, key_split)
         # The time of modification of a younger file may not change when the file does.
-        if is_settled(identity) and save_quietly(stored_path, index_file.dump(built, identity)):
-            # All processes share the memory of a mapped index, and none that of a built one.
-            known = index_file.load(stored_path, identity, key_split)
-        return built if known is None else known
+        if not is_settled(identity):
+            return built
+        folder = self._store.folder
+        return store_index(folder, index_paths(folder, path, key_split), built, identity)
 
     def _stored_index(self, number: int, path: str, identity: TarIdentity) -> ShardIndex | None:
         """Return the index of a local file from a pack or the cache folder, or None."""
@@ -224,8 +224,8 @@ class ShardOpener:
         packed = self.packs.index(number, identity.nbytes, key_split)
         if packed is not None:
             return packed
-        stored_path = local_index_path(self._store.folder, path, key_split)
-        return index_file.load(stored_path, identity, key_split)
+        paths = index_paths(self._store.folder, path, key_split)
+        return load_index(paths, identity, key_split)
 
     # The copy of a remote shard.
 

@@ -13,13 +13,13 @@ from typing import Final
 
 from wids.cache.names import RemoteFile
 from wids.cache.space import Space, StorageError
-from wids.cache.store import Cache
+from wids.cache.store import Cache, CachedCopy
 from wids.errors import WidsError
 from wids.fetching.fetch import Fetcher
 from wids.fetching.range_reader import RangeError
 from wids.indexes.pack import Pack, load_pack
 from wids.indexes.range_pack import RangePack
-from wids.opening.side_files import open_copy, versioned_file
+from wids.opening.side_files import open_copy, reopen_damaged, versioned_file
 from wids.transport import urls
 from wids.transport.rewrite import rewritten
 
@@ -68,13 +68,13 @@ def _load_stored(store: Cache, remote_file: RemoteFile, num_shards: int) -> Pack
         OSError: It cannot be read.
         WidsError: It cannot be fetched or stored.
     """
-    for is_suspect in (False, True):
-        copy = open_copy(store, remote_file, is_suspect=is_suspect)
+    copy: CachedCopy | None = open_copy(store, remote_file)
+    pack = None
+    while copy is not None and pack is None:
         # The map made from the handle keeps the copy from being evicted.
         pack = load_pack(copy.path, copy.handle, num_shards)
-        if pack is not None:
-            return pack
-    return None
+        copy = None if pack is not None else reopen_damaged(store, remote_file)
+    return pack
 
 
 def _load_unstored(fetcher: Fetcher, url: str, num_shards: int) -> Pack | None:

@@ -73,52 +73,67 @@ def url_digest(url: str) -> str:
     return hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def open_copy(store: Cache, remote_file: RemoteFile, *, is_suspect: bool = False) -> CachedCopy:
+def open_copy(store: Cache, remote_file: RemoteFile) -> CachedCopy:
     """Open the copy of a file; see `Cache.open`. One that was changed in the cache is fetched.
-
-    Args:
-        store: The cache.
-        remote_file: The file, in its present version.
-        is_suspect: Whether to compare the copy even if it has the time that was recorded.
 
     Raises:
         FetchError: It cannot be fetched or stored.
     """
-    prepare = partial(_dumped_record, remote_file.url)
-    copy = store.open(remote_file, prepare)
-    try:
-        is_as_fetched = _is_as_recorded(copy, remote_file.url, is_suspect=is_suspect)
-    except BaseException:
-        os.close(copy.handle)
-        raise
-    if is_as_fetched:
+    copy = store.open(remote_file, partial(_dumped_record, remote_file.url))
+    if _is_as_recorded(copy, remote_file.url):
         return copy
     os.close(copy.handle)
+    return _open_again(store, remote_file, copy.path)
+
+
+def reopen_damaged(store: Cache, remote_file: RemoteFile) -> CachedCopy | None:
+    """Fetch and open a file again whose copy is not sound; None if that is what was fetched.
+
+    Raises:
+        FetchError: It cannot be fetched or stored.
+    """
+    copy = store.open(remote_file, partial(_dumped_record, remote_file.url))
+    is_as_fetched = _is_as_recorded(copy, remote_file.url, is_suspect=True)
+    os.close(copy.handle)
+    return None if is_as_fetched else _open_again(store, remote_file, copy.path)
+
+
+def _open_again(store: Cache, remote_file: RemoteFile, path: str) -> CachedCopy:
     _logger.warning(
         "%s: expected the bytes that were fetched, found others; it was changed in the cache; "
         "fetching it again",
-        copy.path,
+        path,
     )
     store.discard(remote_file)
-    return store.open(remote_file, prepare)
+    return store.open(remote_file, partial(_dumped_record, remote_file.url))
 
 
-def _is_as_recorded(copy: CachedCopy, url: str, *, is_suspect: bool) -> bool:
-    """Whether a copy has the bytes that were recorded; note its time if that is another one."""
-    status = os.fstat(copy.handle)
-    # Users who share a folder believe only their own records (SEC-41).
-    if not (copy.is_own and is_own_file(status)):
-        return True
-    recorded = CopyRecord.load(copy.index_path)
-    if recorded is not None and not is_suspect:
-        state = (recorded.nbytes, recorded.mtime_ns)
-        if state == (status.st_size, status.st_mtime_ns):
+def _is_as_recorded(copy: CachedCopy, url: str, *, is_suspect: bool = False) -> bool:
+    """Whether a copy has the bytes that were recorded; note its time if that is another one.
+
+    Args:
+        copy: The copy, which is closed after an error.
+        url: Its URL.
+        is_suspect: Whether to compare it even if it has the time that was recorded.
+    """
+    try:
+        status = os.fstat(copy.handle)
+        # Users who share a folder believe only their own records (SEC-41).
+        if not (copy.is_own and is_own_file(status)):
             return True
-    found = CopyRecord.of_file(url, copy.path, status)
-    if recorded is not None and found.sha256 != recorded.sha256:
-        return False
-    if found != recorded:
-        save_quietly(copy.index_path, found.dump())
+        recorded = CopyRecord.load(copy.index_path)
+        if recorded is not None and not is_suspect:
+            state = (recorded.nbytes, recorded.mtime_ns)
+            if state == (status.st_size, status.st_mtime_ns):
+                return True
+        found = CopyRecord.of_file(url, copy.path, status)
+        if recorded is not None and found.sha256 != recorded.sha256:
+            return False
+        if found != recorded:
+            save_quietly(copy.index_path, found.dump())
+    except BaseException:
+        os.close(copy.handle)
+        raise
     return True
 
 
