@@ -12,6 +12,7 @@ from transfers import DATA, saved
 from wids.errors import FetchError, MismatchError, NotFoundError
 from wids.fetching.download import Expected
 from wids.fetching.fetch import Fetcher
+from wids.transport.fsspec import Fsspec
 
 
 def test_fsspec_file_systems() -> None:
@@ -60,3 +61,27 @@ def test_no_detour_to_local_files(url: str) -> None:
     """A scheme that leads to another URL could name what a document must not name (SEC-10)."""
     with raises(FetchError, "found one that leads to another"):
         saved(url)
+
+
+def test_a_file_that_cannot_be_positioned_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drivers hold sockets and temporary files, which an error must not leave open."""
+    from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+
+    opened: list[MemoryFile] = []
+
+    class Unseekable(MemoryFile):  # type: ignore[misc]
+        def seek(self, *_: object) -> int:
+            raise OSError("the connection was lost")
+
+        def close(self) -> None:
+            opened.remove(self)
+
+    def open_file(*_: object, **__: object) -> MemoryFile:
+        opened.append(Unseekable())
+        return opened[-1]
+
+    MemoryFileSystem().pipe_file("/bucket/seek.tar", DATA)
+    monkeypatch.setattr(MemoryFileSystem, "_open", open_file)
+    with raises(FetchError, "memory://bucket/seek.tar", "the connection was lost"):
+        Fsspec()("memory://bucket/seek.tar", 7, None, None)
+    assert opened == []

@@ -76,3 +76,5 @@ def test_handlers_of_the_callers_own(tmp_path: Path) -> None:
     with raises(NotFoundError, "mine://b"):
         saved("mine://b", handlers=handlers)
     assert opened == ["mine://a", "mine://a", "mine://b"]
+    with raises(FetchError, "mine://c", "expected a readable file", "NoneType"):
+        saved("mine://c", handlers={"mine": lambda _: None})

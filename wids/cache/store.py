@@ -53,12 +53,14 @@ class CachedCopy(NamedTuple):
             is open, the file is not evicted.
         index_path: The path of its index.
         is_own: Whether the cache fetched it, and so may fetch it again if it is damaged.
+        inode: Number of the file; a copy that is fetched again has another one.
     """
 
     path: str
     handle: int
     index_path: str
     is_own: bool
+    inode: int
 
 
 class BackgroundFetch:
@@ -179,7 +181,8 @@ class Cache:
                 handle = None if path is None else self._lease(remote_file, path)
                 if path is not None and handle is not None:
                     is_own = path == names.copy_path(self.folder, remote_file)
-                    return CachedCopy(path, handle, self.index_path(remote_file, path), is_own)
+                    index_path = self.index_path(remote_file, path)
+                    return CachedCopy(path, handle, index_path, is_own, os.fstat(handle).st_ino)
             except BaseException:  # Ctrl-C
                 if handle is not None:
                     os.close(handle)

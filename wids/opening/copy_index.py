@@ -61,7 +61,7 @@ def index_of_copy(
     Raises:
         ShardFormatError: It was changed in the cache.
     """
-    inode, identity = identity.inode, identity.of_copy(is_own=stored.is_own)
+    identity = identity.of_copy(is_own=stored.is_own)
     known = load_index(_paths(store, stored, key_split), identity, key_split)
     if known is not None:
         return known
@@ -71,7 +71,7 @@ def index_of_copy(
         is_as_fetched = _is_recorded(built, identity, path, data, *recorded)
     elif stored.is_own:
         # A process that discards a copy deletes the index first, which is not a lost index.
-        is_as_fetched = has_name(path, inode) and store.is_as_stated(remote_file, path)
+        is_as_fetched = has_name(path, stored.inode) and store.is_as_stated(remote_file, path)
     else:
         is_as_fetched = True  # the user's own file, compared when it was found (CACHE-4)
     if not is_as_fetched:
@@ -91,9 +91,10 @@ def _paths(store: Cache, stored: CachedCopy, key_split: KeySplit) -> Iterator[st
 def has_name(path: str, inode: int) -> bool:
     """Whether a file that was opened under a path still has this name."""
     try:
-        return TarIdentity.of_file(os.stat(path)).inode == inode
+        found = os.stat(path).st_ino
     except OSError:
         return False
+    return not (found ^ inode) & (1 << 64) - 1  # where inodes are longer, identities have no more
 
 
 def _is_recorded(

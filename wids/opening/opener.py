@@ -234,13 +234,12 @@ class ShardOpener:
         file = remote_file(self.shards[number])
         was_local = self._store.find(file) is not None
         stored = self._store.open(file, self._prepare(number), make_room)
-        inode = TarIdentity.of_file(os.fstat(stored.handle)).inode
         try:
             find_index = partial(index_of_copy, self._store, file, stored, self._key_split(number))
             shard = self._shard(stored.path, find_index, stored.handle)
             self._check_count(number, shard)
         except (ShardFormatError, MismatchError) as error:
-            if not was_local or not self._discard(number, stored.path, inode, error):
+            if not was_local or not self._discard(number, stored.path, stored.inode, error):
                 raise
             return self._open_copy(number, make_room)
         return shard

@@ -113,6 +113,7 @@ class Shard:
         self.identity = TarIdentity.of_file(status)
         try:
             check_raw(raw)
+            self._fields = None if fields is None else frozenset(fields)
             if find_index is None:
                 self.index = index_tar(self._map, key_split, self.path)
             else:
@@ -124,7 +125,6 @@ class Shard:
             raise
         advise(self._map, "RANDOM")
         self._view = memoryview(self._map)
-        self._fields = None if fields is None else frozenset(fields)
         make = partial(
             sample_reader, self.path, self._map, self._view, self.index, self._fields, raw
         )

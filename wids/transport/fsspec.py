@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any, Final
 
 from wids.errors import FetchError, NotFoundError
@@ -60,9 +61,12 @@ class Fsspec:
             if stop is not None:
                 return _part(url, system, path, start, stop, tag)
             nbytes, tag = _version(system, path)
-            file = system.open(path, "rb", block_size=_BLOCK_NBYTES)
-            if start:
-                file.seek(start)
+            with ExitStack() as stack:
+                file = system.open(path, "rb", block_size=_BLOCK_NBYTES)
+                stack.callback(file.close)
+                if start:
+                    file.seek(start)
+                stack.pop_all()  # from here on the stream closes it
         except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
             raise driver_error(url, error) from None
         return Stream(file_chunks(url, file), start, nbytes, tag, file.close)

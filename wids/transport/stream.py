@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Final, NamedTuple, TypeAlias
 
@@ -111,7 +112,8 @@ def file_stream(url: str, file: IO[bytes], start: int, stop: int | None) -> Stre
         else:
             start = 0
     except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
-        file.close()
+        with suppress(Exception):  # it may be no file
+            file.close()
         raise driver_error(url, error) from None
     chunks = file_chunks(url, file)
     if stop is not None and total_nbytes is not None:
