@@ -103,7 +103,7 @@ indexes indexes.index_file
 looking looking.in_notebooks
 mapstyle migration
 opening opening.cache_settings opening.opener opening.options opening.packs opening.pool
-opening.side_files
+opening.side_files opening.stored_indexes
 reading reading.indices reading.position_array reading.positions reading.reader
 specs specs.braces specs.entries specs.loader specs.model specs.naming specs.parsing specs.parts
 specs.trust

@@ -14,10 +14,10 @@ import pytest
 from conftest import in_child, need, raises
 from loopback import Server
 from remote_site import EXPECTED, Site, texts
+from scan_log import log_scans
 
 import wids
 from wids.opening import copy_index
-from wids.tars.index import index_tar
 
 
 @pytest.fixture
@@ -27,15 +27,7 @@ def site(tmp_path: Path, server: Server) -> Site:
 
 @pytest.fixture
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The tars that are scanned for their indexes."""
-    scanned: list[str] = []
-
-    def scan(data: Any, key_split: Any, path: str, **options: Any) -> Any:
-        scanned.append(path)
-        return index_tar(data, key_split, path, **options)
-
-    monkeypatch.setattr(copy_index, "index_tar", scan)
-    return scanned
+    return log_scans(monkeypatch)
 
 
 def fetched(spec: Any, folder: Path, number: int = 1) -> Path:

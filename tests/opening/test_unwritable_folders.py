@@ -12,24 +12,14 @@ import pytest
 from conftest import in_child, settle
 from loopback import Server
 from remote_site import EXPECTED, Site, texts
+from scan_log import log_scans
 
 import wids
-from wids.opening import copy_index, opener
-from wids.tars.index import index_tar
 
 
 @pytest.fixture
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The tars that are scanned for their indexes."""
-    scanned: list[str] = []
-
-    def scan(data: Any, key_split: Any, path: str, **options: Any) -> Any:
-        scanned.append(path)
-        return index_tar(data, key_split, path, **options)
-
-    for module in (opener, copy_index):
-        monkeypatch.setattr(module, "index_tar", scan)
-    return scanned
+    return log_scans(monkeypatch)
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from wids.cache.saving import is_settled
 from wids.cache.store import BackgroundFetch, Cache, Prepare
 from wids.errors import FetchError, MismatchError, ShardFormatError, WidsError, local_error
 from wids.indexes import index_file
-from wids.opening.copy_index import dumped_index, has_name, index_of_copy
 from wids.opening.options import ReadOptions
 from wids.opening.packs import Packs
 from wids.opening.stored_indexes import index_paths, load_index, store_index
@@ -231,6 +230,8 @@ class ShardOpener:
 
     def _open_copy(self, number: int, make_room: Callable[[], None]) -> Shard:
         """Open the copy of a remote shard; fetch a damaged copy again."""
+        from wids.opening.copy_index import index_of_copy  # only where a shard is remote
+
         file = remote_file(self.shards[number])
         was_local = self._store.find(file) is not None
         stored = self._store.open(file, self._prepare(number), make_room)
@@ -259,6 +260,8 @@ class ShardOpener:
         file = remote_file(self.shards[number])
         if path != copy_path(self._store.folder, file):
             return False  # it is a file of the user's
+        from wids.opening.copy_index import has_name
+
         is_current = has_name(path, inode)
         if is_current and number in self._fetched_again:
             return False
@@ -270,6 +273,8 @@ class ShardOpener:
 
     def _prepare(self, number: int) -> Prepare:
         """Return the callable that makes the index of a shard that was just fetched."""
+        from wids.opening.copy_index import dumped_index
+
         name = urls.redact(self.shards[number].url)
         return partial(dumped_index, name, self._key_split(number))
 
