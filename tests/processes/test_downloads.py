@@ -70,6 +70,27 @@ def test_many_processes_fetch_each_shard_once(
     assert temporary_files(own_cache) == []
 
 
+@pytest.mark.parametrize("count", [4, pytest.param(16, marks=pytest.mark.long)])
+def test_many_processes_find_copies_that_were_edited(
+    count: int, spec: str, server: Server, own_cache: Path
+) -> None:
+    """None returns what is wrong, also while another discards it; one fetches it (CACHE-35)."""
+    assert result(start(spec, 0))["texts"] == EXPECTED
+    for copy in own_cache.glob("shards/*.tar"):
+        copy.chmod(0o644)
+        with copy.open("r+b") as file:
+            data = file.read()
+            file.seek(0)
+            file.write(data.replace(b"text ", b"TEXT "))
+        os.utime(copy, ns=(0, 0))
+    server.log.clear()
+    processes = [start(spec, seed) for seed in range(count)]
+
+    assert all(result(process)["texts"] == EXPECTED for process in processes)
+    asked = Counter(path for path in server.requests if path.endswith(".tar"))
+    assert asked == Counter(f"/{n}.tar" for n in range(NUM_SHARDS))
+
+
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.long)])
 def test_killed_at_any_point(
     step: int, spec: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
