@@ -155,6 +155,21 @@ def test_clear_leaves_what_is_being_written(tmp_path: Path, server: Server) -> N
     assert file_names(tmp_path) == [young.name]
 
 
+def test_clear_leaves_the_index_of_a_copy_in_use(tmp_path: Path, server: Server) -> None:
+    """It tells whether the copy was changed, when that is opened again (CACHE-35)."""
+    cache = make_cache(tmp_path)
+    held, other = (RemoteFile(server.page(f"/{n}.tar", DATA[:n])) for n in (100, 200))
+    read_copy(cache, other, lambda _: b"index")
+    copy = cache.open(held, lambda _: b"index")
+    try:
+        assert clear(clearable(str(tmp_path))) == (2, 205, 2)
+        name = os.path.basename(copy.path)
+        assert file_names(tmp_path) == [name, f"{name}.index"]
+    finally:
+        os.close(copy.handle)
+    assert clear(clearable(str(tmp_path))) == (2, 105, 0)
+
+
 def test_keep_and_no_limit_evict_nothing(tmp_path: Path, server: Server) -> None:
     """Nothing is evicted without a limit, or with keep=True (CACHE-8)."""
     for cache in (make_cache(tmp_path), make_cache(tmp_path, limit=1, keep=True)):

@@ -118,19 +118,23 @@ def clearable(folder: str) -> list[CacheFile]:
 
 
 def clear(files: Sequence[CacheFile]) -> tuple[int, int, int]:
-    """Delete those of the files that no process uses.
+    """Delete those of the files that no process uses; the index of a copy in use stays too.
 
     An unfinished file is in use until it is a minute old, since its writer may not have locked it.
 
     Returns:
         The number of deleted files, their bytes, and the number of files that are in use.
     """
-    deleted = [
-        file
-        for file in files
-        if (abandoned.delete_if_abandoned if file.is_temporary else delete_if_unused)(file.path)
-    ]
-    return len(deleted), sum(file.nbytes for file in deleted), len(files) - len(deleted)
+    deleted: list[CacheFile] = []
+    kept: set[str] = set()
+    for file in sorted(files):  # a copy comes before its index
+        delete = abandoned.delete_if_abandoned if file.is_temporary else delete_if_unused
+        # A copy that stays is compared with its index when its time changes (CACHE-35).
+        if file.path.removesuffix(_INDEX_SUFFIX) not in kept and delete(file.path):
+            deleted.append(file)
+        else:
+            kept.add(file.path)
+    return len(deleted), sum(file.nbytes for file in deleted), len(kept)
 
 
 class _Held(NamedTuple):
