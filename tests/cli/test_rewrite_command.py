@@ -106,6 +106,28 @@ def test_mapped_by_a_function_of_a_module_here(
         assert f"--map: expected {'a' if text[0] == 'j' else 'M'}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--part=1/2", "--merge"])
+def test_parts_of_a_map_have_a_version(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Parts cannot know otherwise that all are written by the same map (REWRITE-22)."""
+    command = ["rewrite", str(write_shards(tmp_path, [4])), str(tmp_path / "new")]
+    command += ["--map", f"{__name__}:same", "--jobs", "1"]
+    assert main([*command, option]) == 1
+    assert "--map: expected --version beside --part and --merge" in capsys.readouterr().err
+    assert not list(tmp_path.glob("new*"))
+    assert main([*command, "--part=1/1", "--version", "1"]) == 0
+    assert main([*command, "--merge", "--version", "2"]) == 1
+    assert "expected a journal of these shards and options" in capsys.readouterr().err
+    assert main([*command, "--merge", "--version", "1"]) == 0
+    assert keys(tmp_path / "new.json") == keys(tmp_path / "train.json")
+
+
+def same(sample: dict[str, object]) -> dict[str, object]:
+    """Return a sample as it is."""
+    return sample
+
+
 REASONS = [1]
 
 
@@ -119,14 +141,28 @@ def stopping(sample: dict[str, object]) -> dict[str, object]:
 def test_a_resumed_run_prints_what_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On standard error, and nothing else of what is logged stays on (REWRITE-8)."""
+    """On standard error, and nothing else of what is logged stays on (REWRITE-8).
+
+    Without ``--version`` nothing is kept, and the remark says what to pass.
+    """
     function = f"{__name__}:stopping"
     arguments = ["rewrite", str(write_shards(tmp_path, [4])), str(tmp_path / "new")]
     arguments += ["--maxcount", "2", "--map", function, "--jobs", "1"]
-    assert main(arguments) == 1
-    monkeypatch.setattr(sys.modules[__name__], "REASONS", [])
-    assert "not yet" in capsys.readouterr().err
-    assert main(arguments) == 0
-    printed = capsys.readouterr()
-    assert printed.err.splitlines()[0].endswith("new.json: resumed; shards kept: 1 of 2")
-    assert "2 shards, 4 samples" in printed.out
+    remarks = {
+        "a": (
+            [],
+            "left complete shards (1), which may have been written by other functions; pass ",
+        ),
+        "b": (["--version", "1"], "b.json: resumed; shards kept: 1 of 2"),
+    }
+    for name, (version, remark) in remarks.items():
+        monkeypatch.setattr(sys.modules[__name__], "REASONS", [1])
+        command = [*arguments, *version]
+        command[2] = str(tmp_path / name)
+        assert main(command) == 1
+        monkeypatch.setattr(sys.modules[__name__], "REASONS", [])
+        assert "not yet" in capsys.readouterr().err
+        assert main(command) == 0
+        printed = capsys.readouterr()
+        assert remark in printed.err.splitlines()[0]
+        assert "2 shards, 4 samples" in printed.out

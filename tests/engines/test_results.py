@@ -182,7 +182,7 @@ RUNNING: list[Executor] = []
 
 
 def copied(sample: dict[str, Any]) -> dict[str, Any]:
-    """Shut the executor down. Not by a closure, whose values a run that resumes compares."""
+    """Shut the executor down."""
     RUNNING[-1].shutdown(wait=False, cancel_futures=True)
     return sample
 
@@ -193,13 +193,14 @@ def test_a_cancelled_task(folders: tuple[Path, Path, Path]) -> None:
     executor = ThreadPoolExecutor(1)
 
     RUNNING.append(executor)
+    options: dict[str, Any] = {"maxcount": 10, "map": copied, "version": "1"}
     with wids.ShardListDataset(spec, transformations=[], raw="bytes") as dataset:
         with raises(LostTaskError, ".tar: expected", "lost it: ", "complete shards are kept"):
-            wids.rewrite(dataset, output / "out-%d.tar", maxcount=10, map=copied, executor=executor)
+            wids.rewrite(dataset, output / "out-%d.tar", executor=executor, **options)
         executor.shutdown()  # the first task was running, and is published now
         assert set(doomed.contents(output)) == {"out-0.tar", "out.rewriting"}
-        wids.rewrite(dataset, output / "out-%d.tar", maxcount=10, map=copied)
-        wids.rewrite(dataset, other / "out-%d.tar", maxcount=10, map=copied)
+        wids.rewrite(dataset, output / "out-%d.tar", **options)
+        wids.rewrite(dataset, other / "out-%d.tar", **options)
     assert doomed.contents(output) == doomed.contents(other)
 
 
@@ -261,6 +262,7 @@ def test_a_command_whose_worker_is_killed(
     monkeypatch.chdir(output)
     monkeypatch.syspath_prepend(str(output))
     command = ["rewrite", str(spec), "out", "--maxcount", "10", "--map", "killing_map:once"]
+    command += ["--version", "1"]
     assert main([*command, "--jobs", "2"]) == 1
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1

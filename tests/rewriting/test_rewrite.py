@@ -25,7 +25,6 @@ from hypothesis import strategies as st
 import wids
 from wids import RewriteError, ShardListDataset, TransformError, rewriting
 from wids.rewriting import rewrite as module
-from wids.rewriting.made_from import described
 from wids.rewriting.orders import Order
 from wids.rewriting.shard import RewriteTask, rewrite_shard
 
@@ -284,7 +283,7 @@ def waiting(sample):
     return sample
 OUT, MOST = Path(sys.argv[2]), int(sys.argv[3])
 dataset = wids.ShardListDataset(sys.argv[1], transformations=[])
-wids.rewrite(dataset[::-1], OUT, maxcount=10, map=waiting)
+wids.rewrite(dataset[::-1], OUT, maxcount=10, map=waiting, version="1")
 """
 
 
@@ -337,15 +336,16 @@ def test_a_shard_that_changed_since_is_left_alone(tmp_path: Path) -> None:
     shard = tmp_path / "out" / "new-000000.tar"
     with ShardListDataset(write_shards(tmp_path, [7]), transformations=[]) as dataset:
         with raises(TransformError, "stop"):
-            wids.rewrite(dataset, pattern, maxcount=2, map=failing)
+            wids.rewrite(dataset, pattern, maxcount=2, map=failing, version="1")
         complete = shard.read_bytes()
         shard.write_bytes(complete + bytes(512))
         changed.touch()
         with raises(FileExistsError, "new-000000.tar: expected no file", "move it away and run"):
-            wids.rewrite(dataset, pattern, maxcount=2, map=failing)
+            wids.rewrite(dataset, pattern, maxcount=2, map=failing, version="1")
         assert shard.read_bytes() == complete + bytes(512)
         shard.rename(tmp_path / "moved.tar")
-        assert len(wids.rewrite(dataset, pattern, maxcount=2, map=failing).shards) == 4
+        spec = wids.rewrite(dataset, pattern, maxcount=2, map=failing, version="1")
+        assert len(spec.shards) == 4
     assert shard.read_bytes() == complete
 
 
@@ -367,46 +367,6 @@ def test_another_view_does_not_resume(tmp_path: Path) -> None:
     assert numbers(members(tmp_path / "out")) == [[8, 7], [6, 5], [4, 3], [2, 1], [0]]
 
 
-def broken(sample: dict[str, Any]) -> dict[str, Any]:
-    """Fail in the second shard of two samples."""
-    return {**sample, ".cls": 1 if sample["__index__"] < 2 else 1 // 0}
-
-
-def constant(sample: dict[str, Any]) -> dict[str, Any]:
-    """Return another number."""
-    return {**sample, ".cls": 2}
-
-
-def default(sample: dict[str, Any], number: int = 2) -> dict[str, Any]:
-    """Return the same by other code."""
-    return {**sample, ".cls": number}
-
-
-def test_a_function_with_other_code_does_not_resume(tmp_path: Path) -> None:
-    """Code, constants, defaults and transformations are compared, not names alone (REWRITE-8)."""
-    for function in (constant, default):  # the name of the function that was mended
-        function.__name__, function.__qualname__ = broken.__name__, broken.__qualname__
-    source, pattern = write_shards(tmp_path, [4]), tmp_path / "out" / "new-%06d.tar"
-
-    def run(function: Any, *transformations: Any, resume: bool = True) -> wids.DatasetSpec:
-        with ShardListDataset(source, transformations=transformations) as dataset:
-            return wids.rewrite(dataset, pattern, maxcount=2, map=function, resume=resume)
-
-    with raises(wids.TransformError, "ZeroDivisionError"):
-        run(broken)
-    for other in (constant, default):
-        with raises(FileExistsError, "options or functions", "pass resume=False (--restart)"):
-            run(other)
-    with raises(FileExistsError, "options or functions"):
-        run(broken, wids.Decoder("PIL"))
-    with raises(wids.TransformError, "ZeroDivisionError"):
-        run(broken)
-    with ShardListDataset(source, transformations=[]) as dataset:
-        steps = [dataset.map(f, seed=0).transformations[0] for f in (broken, constant)]
-    assert described(steps[0]) != described(steps[1])
-    assert [shard.num_samples for shard in run(constant, resume=False).shards] == [2, 2]
-
-
 REASONS = [1]
 
 
@@ -425,7 +385,8 @@ def test_a_source_that_was_written_again_does_not_resume(tmp_path: Path) -> None
     def run(value: str) -> None:
         with ShardListDataset(source) as dataset:
             joined = dataset.join(dict.fromkeys(keys, value), prefix="v")
-            wids.rewrite(joined, tmp_path / "out" / "new-%06d.tar", maxcount=2, map=stopping)
+            pattern = tmp_path / "out" / "new-%06d.tar"
+            wids.rewrite(joined, pattern, maxcount=2, map=stopping, version="1")
 
     with pytest.raises(KeyboardInterrupt):
         run("one")
@@ -472,7 +433,8 @@ def test_both_datasets_of_a_join_are_compared(tmp_path: Path) -> None:
         sides = [ShardListDataset(tmp_path / name / "train.json") for name in "ab"]
         with sides[0] as one, sides[1] as other:
             joined = one.join(other, prefix="b")
-            wids.rewrite(joined, tmp_path / "out" / "new-%06d.tar", maxcount=2, map=stopping)
+            pattern = tmp_path / "out" / "new-%06d.tar"
+            wids.rewrite(joined, pattern, maxcount=2, map=stopping, version="1")
 
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
@@ -489,11 +451,16 @@ def test_a_run_that_resumes_states_what_is_kept(
     """One line has the number of shards (REWRITE-8)."""
     caplog.set_level("INFO", "wids")
     with ShardListDataset(write_shards(tmp_path, [4])) as dataset:
+
+        def run() -> None:
+            pattern = tmp_path / "new-%06d.tar"
+            wids.rewrite(dataset, pattern, maxcount=2, map=stopping, version="1")
+
         with pytest.raises(KeyboardInterrupt):
-            wids.rewrite(dataset, tmp_path / "new-%06d.tar", maxcount=2, map=stopping)
+            run()
         assert "resumed" not in caplog.text
         monkeypatch.setattr(sys.modules[__name__], "REASONS", [])
-        wids.rewrite(dataset, tmp_path / "new-%06d.tar", maxcount=2, map=stopping)
+        run()
     assert "new.json: resumed; shards kept: 1 of 2" in caplog.text
 
 

@@ -98,6 +98,7 @@ def test_killed_ten_times_with_all_workers(tmp_path: Path) -> None:
         """Start a run, which waits for its end when there are so many shards."""
         command = [sys.executable, "-m", "wids.cli", "rewrite", str(spec), f"{folder}/new"]
         options = ["--shuffle", "0", "--maxcount", "10", "--map", "slowly:same", "-j", "2"]
+        options += ["--version", "1"]
         return subprocess.Popen(
             [*command, *options],
             cwd=tmp_path,

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import random
-import subprocess
-import sys
 import tarfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from conftest import raises, write_shards, write_tar
 
 import wids
 from wids import ShardListDataset
-from wids.rewriting.made_from import described
 
 
 def test_compressed_fields_are_copied(tmp_path: Path) -> None:
@@ -177,149 +170,3 @@ def test_a_rename_has_to_return_a_key(tmp_path: Path, key: Any) -> None:
     ):
         wids.rewrite(dataset, tmp_path / "out" / "new-%06d.tar", rename=lambda _: key)
     assert not (tmp_path / "out").exists()
-
-
-def resized(sample: dict[str, Any], sizes: list[int], **_: Any) -> dict[str, Any]:
-    """Return the same."""
-    return {**sample, ".txt": str(sizes)}
-
-
-class Resize:
-    """Like many callables, without a ``repr`` of its own."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """Return the same."""
-        return {**sample, ".txt": str(self.size)}
-
-
-def by_default(size: int) -> Any:
-    """Return a function whose default has a list."""
-
-    def function(sample: dict[str, Any], sizes: list[int] = [size]) -> dict[str, Any]:  # noqa: B006 - the point
-        return {**sample, ".txt": str(sizes)}
-
-    return function
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda size: partial(resized, sizes=[size]),
-        lambda size: partial(resized, sizes=[], options={"size": {size}}),
-        Resize,
-        lambda size: Resize(size).__call__,
-        by_default,
-    ],
-)
-def test_maps_with_other_settings_do_not_resume(make: Any) -> None:
-    """Arguments, defaults and simple attributes are compared, in containers too (REWRITE-8)."""
-    assert described(make(256)) == described(make(256))
-    assert described(make(256)) != described(make(512))
-
-
-class Table:
-    """Like a table of colours: a callable with an array, and a tuple."""
-
-    def __init__(self, values: Any, size: tuple[int, ...] = ()) -> None:
-        self.values = values
-        self.size = size
-
-    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """Return the same."""
-        return {**sample, ".npy": self.values}
-
-
-class Shortened:
-    """Has many values and a short ``repr``."""
-
-    def __init__(self, values: Any) -> None:
-        self.values = list(values)
-
-    def __repr__(self) -> str:
-        return "Shortened([0, 1, ...])"
-
-
-class Unpicklable(Shortened):
-    """Cannot be compared."""
-
-    def __reduce__(self) -> Any:
-        raise TypeError("cannot be pickled")
-
-
-@pytest.mark.parametrize(
-    "held",
-    [
-        lambda values: values,
-        lambda values: values.astype("O"),
-        lambda values: memoryview(values.tobytes()),
-        lambda values: importlib.import_module("PIL.Image").fromarray(values.astype("u1")[None]),
-        lambda values: importlib.import_module("torch").from_numpy(values),
-    ],
-)
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda values: partial(resized, sizes=values),
-        lambda values: partial(resized, [], table=values),
-        Table,
-        lambda values: lambda sample: {**sample, ".npy": values},
-    ],
-)
-def test_maps_with_other_arrays_do_not_resume(make: Any, held: Any) -> None:
-    """Arrays are compared by all of their bytes, of which a ``repr`` shows some (REWRITE-8)."""
-    one, other = np.zeros(5000), np.zeros(5000)
-    other[2500] = 1
-    assert described(make(held(one))) == described(make(held(one.copy())))
-    assert described(make(held(one))) != described(make(held(other)))
-
-
-def test_other_settings_of_maps_do_not_resume() -> None:
-    """Arrays inside arguments, objects with a shortened ``repr``, and tuples count (REWRITE-8)."""
-    one, other = np.zeros(5000), np.zeros(5000)
-    other[2500] = 1
-    for make in (
-        lambda values: partial(resized, sizes=[{"lut": values}]),
-        lambda values: partial(resized, sizes=Shortened(values)),
-        lambda values: Table(None, tuple(values)),
-    ):
-        assert described(make(one)) == described(make(one.copy()))
-        assert described(make(one)) != described(make(other))
-
-
-def test_digits_that_are_not_shown_are_compared() -> None:
-    """The ``repr`` of an array has eight digits (REWRITE-8)."""
-    one, other = (partial(resized, sizes=np.array([value])) for value in (1.0, 1 + 1e-12))
-    assert repr(one) == repr(other)
-    assert described(one) != described(other)
-
-
-def test_what_cannot_be_compared_does_not_resume() -> None:
-    """An object with a shortened ``repr`` and without a pickle equals nothing (REWRITE-8)."""
-    value = Unpicklable([1])
-    assert described(partial(resized, sizes=value)) != described(partial(resized, sizes=value))
-
-
-def test_arrays_are_the_same_in_another_process() -> None:
-    """A run that resumes in another process has the same description (REWRITE-8)."""
-    program = (
-        "import numpy; from functools import partial; "
-        "from wids.rewriting.made_from import described; "
-        "print(described(partial(print, numpy.arange(5000))))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
-    assert done.stdout.decode().strip() == described(partial(print, np.arange(5000)))
-
-
-def test_the_state_of_what_a_map_holds_is_not_compared() -> None:
-    """An executor in a closure that was shut down is no other setting (REWRITE-8)."""
-    executor = ThreadPoolExecutor(1)
-
-    def function(sample: dict[str, Any]) -> Any:
-        return executor.submit(dict, sample).result()
-
-    before = described(function)
-    executor.shutdown()
-    assert described(function) == before

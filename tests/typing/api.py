@@ -39,7 +39,7 @@ def dataset() -> None:
     mapped: wids.ShardListDataset = data.map(len).to_tuple(".jpg;.png", "cls")
     data.on_error = "skip"
     collated: Any = wids.collate([sample])
-    written: wids.DatasetSpec = wids.rewrite(view, "new-%06d.tar", maxcount=3, map=len)
+    written: wids.DatasetSpec = wids.rewrite(view, "new-%06d.tar", maxcount=3, map=len, version="1")
     del parts, mapped, collated, written
     del both, table, saved, filtered, chosen, keys, joined, sample, batch, lengths, same, loader
 

@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
         "write a dataset into new shards: shuffled, filtered, cut or mapped",
         "  wids rewrite train.json out/train --shuffle 0 --maxsize 500MB\n"
         "  wids rewrite train.json large --where '.json/height >= 256' --fields jpg,cls\n"
-        "  wids rewrite train.json small --map mypackage.resize:smaller --jobs 4\n"
+        "  wids rewrite train.json small --map mypackage.resize:smaller --version 1 --jobs 4\n"
         "  wids rewrite train.json out/train --shuffle 0 --part 3/16   # on one of 16 machines\n"
         "  wids rewrite train.json out/train --shuffle 0 --merge       # after all 16 parts\n"
         "  wids rewrite 'old-{000..009}.tgz' out/train\n"
@@ -71,6 +71,12 @@ def add(commands: Any) -> None:
         help="takes a sample of bytes; returns a sample, None or several",
     )
     parser.add_argument(
+        "--version",
+        metavar="TEXT",
+        help="stands for the map: change it with the map; a run resumes if it is the same, and "
+        "starts over without one",
+    )
+    parser.add_argument(
         "--restart", action="store_true", help="write the shards of an interrupted run again"
     )
     add_parts(parser)
@@ -88,6 +94,8 @@ def run(options: argparse.Namespace) -> int:
         return _run_streams(options)
     if options.restart and (options.merge or options.part is not None):
         raise ValueError("--restart: expected it without --part and --merge; use another output")
+    if options.map is not None and options.version is None:
+        _check_undivided(options)
     if not options.merge:
         start_early(options.jobs, ["wids.dataset", "wids.rewriting.shard"])
     from wids.dataset import ShardListDataset
@@ -108,6 +116,7 @@ def run(options: argparse.Namespace) -> int:
             view,
             _pattern(options.output),
             *(options.maxcount, options.maxsize, function, None, options.name),
+            version=options.version,
             resume=not options.restart,
             storage_options=given,
             shuffle=options.shuffle,
@@ -115,6 +124,15 @@ def run(options: argparse.Namespace) -> int:
         shards = _written(job, options)
     _print_counts(shards, options)
     return 0
+
+
+def _check_undivided(options: argparse.Namespace) -> None:
+    """Raise ValueError for parts, which have to know that all are written by the same map."""
+    if options.merge or options.part is not None:
+        raise ValueError(
+            "--map: expected --version beside --part and --merge, the same for all parts of one "
+            "map; choose a text, such as --version 1, and change it with the map"
+        )
 
 
 def _run_streams(options: argparse.Namespace) -> int:

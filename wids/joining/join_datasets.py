@@ -159,7 +159,7 @@ class DatasetPart:
         targets = np.ascontiguousarray(self.positions.at(np.arange(start, start + len(index))))
         used = tuple(reader.content(other) for other in self._others(number))
         names = (self.names.prefix, *sorted(reader.fields or ()))
-        return zlib.crc32(targets.tobytes()), used, names, *self.side.dataset.transformations
+        return zlib.crc32(targets.tobytes()), used, names
 
     def read_part(
         self,

@@ -109,9 +109,8 @@ class JoinedReader(ShardReader):
 
     def content(self, number: int) -> tuple[Any, ...]:
         """Return what changes when the samples of a shard, or what is joined to them, do."""
-        side = self._side
-        own = (side.reader.content(number), *side.dataset.transformations)
-        return *own, self._part.content(number, side.reader.key_index(number))
+        reader = self._side.reader
+        return reader.content(number), self._part.content(number, reader.key_index(number))
 
     def fetch(self, number: int, background: BackgroundFetch | None = None) -> None:
         """Fetch a shard, and what is joined to its samples; see `ShardReader.fetch`."""

@@ -275,9 +275,9 @@ class ShardReader:
         return known
 
     def content(self, number: int) -> tuple[Any, ...]:
-        """Return what changes when the samples of a shard do, as far as that is known.
+        """Return what changes when the stored samples of a shard do, as far as that is known.
 
-        Callables that samples pass through are in it as they are.
+        Values whose ``repr`` is the same in every process.
 
         Raises:
             FetchError: The shard is not known, and would have to be fetched.

@@ -23,7 +23,6 @@ from wids.files.sizes import parse_nbytes
 from wids.reading.position_array import IntArray
 from wids.reading.positions import Positions
 from wids.reading.reader import ShardReader
-from wids.rewriting.made_from import described
 from wids.rewriting.mapped import CheckedMap
 from wids.rewriting.orders import order_of
 from wids.rewriting.plan import Rename, plan_shards
@@ -71,6 +70,7 @@ def rewrite(
     maxsize: int | str | None = None,
     map: Map | None = None,  # noqa: A002 - the word for it
     rename: Rename | None = None,
+    version: str | None = None,
     name: str | None = None,
     executor: Executor | None = None,
     resume: bool = True,
@@ -82,7 +82,8 @@ def rewrite(
     ``dataset[order]`` sorts, shuffles or filters, and a list of specs concatenates. Without ``map``
     fields are copied byte by byte. Each shard appears under its name when it is complete, and the
     spec last of all. After an interruption, at any point, call it again with the same arguments:
-    complete shards are not written again. The same arguments give the same bytes, on any executor.
+    complete shards are not written again, if no function is involved or a ``version`` states that
+    it is the same one. The same arguments give the same bytes, on any executor.
 
     Args:
         dataset: A `ShardListDataset` or a view.
@@ -98,6 +99,10 @@ def rewrite(
             about samples for which it raises or returns something else.
         rename: Takes the labels of a sample (``__key__``, ``__index__``, ``__shard__``,
             ``__shardindex__``, ``__dataset__``), returns its new key. None to keep the keys.
+        version: Stands for all functions that samples pass through: ``map``, ``rename``, the
+            dataset's transformations and its ``on_error``. Choose any text, and change it when one
+            of them, or what it uses, changes. A run with ``map`` or ``rename`` resumes if it has
+            the version of the interrupted run; without one it starts over, which is logged.
         name: Name of the new dataset; None for the stem of its spec.
         executor: Where to write shards; any `concurrent.futures.Executor` whose workers see the
             same files. None for this thread.
@@ -112,8 +117,8 @@ def rewrite(
         RewriteError: Two samples of one new shard would have the same key, no sample is left, the
             output is the input, or the dataset has transformations and there is no ``map``.
         TransformError: A map raises, or returns something else than samples.
-        FileExistsError: Another dataset is there already, or what is there was made from other
-            samples or by another ``map``.
+        FileExistsError: Another dataset is there already, or an interrupted run on other samples
+            or with another ``version``.
         ValueError: An argument is invalid.
 
     Example:
@@ -130,6 +135,7 @@ def rewrite(
     """
     job = prepare_rewrite(
         *(dataset, pattern, maxcount, maxsize, map, rename, name),
+        version=version,
         resume=resume,
         storage_options=storage_options,
     )
@@ -145,12 +151,14 @@ class RewriteJob:
         output: Where they are written.
         extras: Further entries of the spec.
         resume: Whether complete shards of an interrupted run are kept.
+        is_comparable: Whether the tasks state all that shards are made from.
     """
 
     tasks: list[RewriteTask]
     output: Output
     extras: Mapping[str, Any]
     resume: bool
+    is_comparable: bool
 
     def run(self, *, executor: Executor | None, progress: bool | None = None) -> DatasetSpec:
         """Write the dataset, or what is missing of it."""
@@ -158,6 +166,7 @@ class RewriteJob:
             *(self.tasks, self.output, rewrite_shard),
             extras=self.extras,
             resume=self.resume,
+            is_comparable=self.is_comparable,
             executor=executor,
             progress=progress,
         )
@@ -180,6 +189,7 @@ def prepare_rewrite(
     rename: Rename | None,
     name: str | None,
     *,
+    version: str | None = None,
     resume: bool,
     storage_options: Mapping[str, Any] | None,
     shuffle: int | None = None,
@@ -190,6 +200,8 @@ def prepare_rewrite(
     is computed and not kept, so that it takes no memory for each sample.
     """
     count, limit = _limits(maxcount, maxsize)
+    if version is not None and not (isinstance(version, str) and version):
+        raise ValueError(f'version: expected a text such as "2", found {version!r}')
     output = Output.for_pattern(pattern, "rewriting", name=name, storage_options=storage_options)
     _check_not_input(dataset.spec, output)
     if map is None:
@@ -210,7 +222,9 @@ def prepare_rewrite(
     )
     if not cuts:
         raise RewriteError(NO_SAMPLE.format(urls.redact(output.spec_path)))
-    sources = _Sources(dataset, map, rename)
+    has_functions = map is not None or rename is not None
+    settings = (map is not None, rename is not None, version, dataset.dataset_name)
+    sources = _Sources(dataset.reader, settings)
     tasks = [
         RewriteTask(
             output.names.path(number),
@@ -223,7 +237,8 @@ def prepare_rewrite(
         for number, cut in enumerate(cuts)
     ]
     extras = {name: value for name, value in dataset.spec.extras.items() if name != "__kind__"}
-    return RewriteJob(tasks, output, extras, resume)
+    is_comparable = version is not None or not has_functions
+    return RewriteJob(tasks, output, extras, resume, is_comparable)
 
 
 def _limits(maxcount: int | None, maxsize: int | str | None) -> tuple[int, int | None]:
@@ -265,24 +280,19 @@ def _check_stored(dataset: Rewritable) -> None:
 
 
 class _Sources:
-    """What shards are made from: identities of the shards that are read, positions and functions.
+    """What shards are made from: identities of the shards that are read, positions and settings.
+
+    Functions are not in it: whether one does what it did before, only its author knows.
 
     Args:
-        dataset: The dataset or view.
-        map: As for `rewrite`.
-        rename: As for `rewrite`.
+        reader: Reads the samples.
+        settings: What else is compared.
     """
 
-    def __init__(self, dataset: Rewritable, map: Map | None, rename: Rename | None) -> None:  # noqa: A002 - the word for it
-        self._reader = dataset.reader
-        settings: tuple[Any, ...] = (map, rename, dataset.dataset_name)
-        settings += (tuple(sorted(dataset.reader.fields or ())),)
-        if map is not None:
-            settings += (tuple(dataset.transformations), dataset.on_error)
-            if dataset.is_overridden:
-                own: Any = type(dataset)
-                settings += (own.__getitem__,)
-        self._base = hashlib.blake2b(_encoded(described(settings)), digest_size=16)
+    def __init__(self, reader: ShardReader, settings: tuple[str | bool | None, ...]) -> None:
+        self._reader = reader
+        facts = (*settings, *sorted(reader.fields or ()))
+        self._base = hashlib.blake2b(_encoded(facts), digest_size=16)
         self._facts: dict[int, bytes] = {}
 
     def digest(self, positions: IntArray) -> str:
@@ -293,11 +303,11 @@ class _Sources:
             if number not in self._facts:
                 shard = reader.shards[number]
                 facts = (number, shard.url, shard.num_samples, shard.nbytes)
-                self._facts[number] = _encoded(described((*facts, reader.content(number))))
+                self._facts[number] = _encoded((*facts, reader.content(number)))
             digest.update(self._facts[number])
         digest.update(np.ascontiguousarray(positions, np.int64).tobytes())
         return digest.hexdigest()
 
 
-def _encoded(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
+def _encoded(facts: tuple[Any, ...]) -> bytes:
+    return repr(facts).encode("utf-8", "surrogatepass")

@@ -149,7 +149,7 @@ class Output:
         """Return the error for a journal of other work."""
         others, advice = "files or options", _REPLACE
         if self.work == "rewriting":
-            others, advice = "samples, options or functions", "pass resume=False (--restart)"
+            others, advice = "samples, options or version", "pass resume=False (--restart)"
         return FileExistsError(
             f"{self.journal_path}: is of an interrupted run with other {others}; run that again to "
             f"finish it, choose another output, or {advice} to start over"

@@ -40,6 +40,11 @@ _KEY_SPLIT: Final[KeySplit] = "first"
 
 NO_SAMPLE: Final = "{}: expected samples to write, found none: no sample is left"
 
+_NOT_RESUMED: Final = (
+    "%s: started over: an interrupted run left complete shards (%d), which may have been written "
+    "by other functions; pass version= (--version) to resume"
+)
+
 _logger = logging.getLogger("wids")
 
 
@@ -64,6 +69,7 @@ def run_tasks(
     *,
     extras: Mapping[str, Any] | None = None,
     resume: bool = True,
+    is_comparable: bool = True,
     executor: Executor | None = None,
     progress: bool | None = None,
 ) -> DatasetSpec:
@@ -75,6 +81,8 @@ def run_tasks(
         write: Writes one of them.
         extras: Further entries of the spec.
         resume: False to write again what an interrupted run has left.
+        is_comparable: False if the tasks do not state by which functions shards are made; then
+            what an interrupted run of the same tasks has left is written again too.
         executor: Where to write; None for this thread.
         progress: Whether to show a progress bar.
 
@@ -90,9 +98,14 @@ def run_tasks(
     ):
         try:
             # Under the locks, so that a run that is not interrupted keeps its journal.
+            plan = plan_record(tasks, output)
             if not resume:
                 output = _starting_over([path for path, _ in log], log, output)
-            _begin(plan_record(tasks, output), log, output)
+            elif not is_comparable and _is_planned(plan, log):
+                _logger.warning(_NOT_RESUMED, urls.redact(output.spec_path), len(log) - 1)
+                # All of them, since one may be published and not noted.
+                output = _starting_over([task.path for task in tasks], log, output)
+            _begin(plan, log, output)
             missing = missing_tasks(tasks, log, output)
             with _spec_aside(output) if missing else nullcontext():
                 write_all(tasks, missing, write, log, executor, progress, output)
@@ -235,14 +248,19 @@ def _begin(plan: ShardRecord, log: Journal, output: Output) -> None:
     Raises:
         FileExistsError: The output exists, or the journal is of other files or options.
     """
-    place: Task = (plan.url, plan.key_split)
-    if place in log and log.record(place).source == plan.source:
+    if _is_planned(plan, log):
         return
     if output.if_exists == "error":
-        if place in log and output.existing_shards():
+        if (plan.url, plan.key_split) in log and output.existing_shards():
             raise output.of_another_run()
         output.check_absent()
     log.add(plan)
+
+
+def _is_planned(plan: ShardRecord, log: Journal) -> bool:
+    """Whether a journal is of these samples and options."""
+    place: Task = (plan.url, plan.key_split)
+    return place in log and log.record(place).source == plan.source
 
 
 def write_all(
