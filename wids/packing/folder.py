@@ -126,13 +126,14 @@ class PackJob:
             executor=executor,
             progress=progress,
         )
+        remark = self.output.replaced().remark_on_others({task.path for task in self.tasks})
         counts = Counter(field for sample in plan.samples for field, _ in sample.members)
         return PackReport(
             self.output.prefix + ".json",
             spec,
             dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
             plan.skipped,
-            (*plan.remarks, *_remarks_of_leftovers(self.tasks, self.output)),
+            (*plan.remarks, *([remark] if remark else [])),
         )
 
 
@@ -170,14 +171,3 @@ def prepare_job(
         for number, (samples, nbytes) in enumerate(shards)
     ]
     return PackJob(plan, tasks, target)
-
-
-def _remarks_of_leftovers(tasks: list[ShardTask], output: Output) -> list[str]:
-    """Return a remark on shards of an earlier dataset that was replaced by a smaller one."""
-    written = {task.path for task in tasks}
-    others = [path for path in output.existing_shards() if path not in written]
-    if not others:
-        return []
-    first = os.path.basename(others[0])
-    count = "1 shard" if len(others) == 1 else f"{len(others):,} shards"
-    return [f"{count} of an earlier dataset, from {first} on, not in the spec: move them away"]

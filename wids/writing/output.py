@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, get_args
 
 from wids.fetching import upload
 from wids.transport import urls
+from wids.writing.replaced import Replaced
 from wids.writing.shard_names import ShardNames, pack_path
 from wids.writing.tar_writer import check_target
 
@@ -125,6 +126,10 @@ class Output:
             digest = hashlib.sha256(prefix.encode("utf-8", "surrogatepass")).hexdigest()
             prefix = f"{os.path.basename(prefix)}-{digest[:8]}"
         return os.path.abspath(f"{prefix}.{self.work}")
+
+    def replaced(self) -> Replaced:
+        """Return the dataset that may be there, to be replaced."""
+        return Replaced(self.names, self.spec_path, self.storage_options)
 
     def existing_shards(self) -> list[str]:
         """Return the paths of all shards that exist under names of the output."""

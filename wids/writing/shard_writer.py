@@ -6,6 +6,7 @@ written is up to `tar_writer`, how shards are named to `shard_names`.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -30,10 +31,13 @@ from wids.tars.index import TarIdentity
 from wids.transport import urls
 from wids.writing.members import Encoder, member_encoder
 from wids.writing.only_writer import only_writer
+from wids.writing.replaced import Replaced
 from wids.writing.shard_names import ShardNames, pack_path
 from wids.writing.tar_writer import TarWriter, check_target
 
 IfExists = Literal["error", "resume", "append", "replace"]
+
+_logger = logging.getLogger("wids")
 
 
 class ShardWriter:
@@ -58,11 +62,12 @@ class ShardWriter:
         name: Name of the dataset in the spec; None for the stem of the spec's file name.
         if_exists: What to do if shards or the spec exist already: ``"error"``, ``"resume"`` to keep
             the shards and continue after them, ``"append"`` to add shards to a published dataset,
-            or ``"replace"`` to overwrite them. Resuming finishes an interrupted run of the same
-            program: it reads the shards that exist, and writes a spec of all shards. Appending
-            begins new shards after the last number, and does not read the earlier ones, which
-            another program may have written; see `append_shards`. The dataset is as it was until
-            the writer is closed.
+            or ``"replace"`` to overwrite them: from the first new shard to the last there is no
+            spec, and then the earlier one's other shards are deleted. Resuming finishes an
+            interrupted run of the same program: it reads the shards that exist, and writes a spec
+            of all shards. Appending begins new shards after the last number, and does not read the
+            earlier ones, which another program may have written; see `append_shards`. The dataset
+            is as it was until the writer is closed.
         encoder, mode, user, group, mtime, compress, storage_options: As for `TarWriter`.
 
     Attributes:
@@ -123,6 +128,7 @@ class ShardWriter:
         self._extras: Mapping[str, Any] = {}
         self._storage_options = storage_options
         self._to_members = member_encoder(encoder)
+        self._replaced = Replaced(self._names, self._spec_path, storage_options, start_shard)
         self._tar_options = {"mode": mode, "user": user, "group": group, "mtime": mtime}
         self._is_open = True
         self._has_failed = False
@@ -198,6 +204,8 @@ class ShardWriter:
         # Until all that belongs to the shard is done: after an error in between, the next shard
         # would take the place of a published one.
         self._has_failed = True
+        if self._if_exists == "replace" and self._spec_path and not self.shards:
+            self._stack.enter_context(self._replaced.aside())
         writer.close()
         self._writer = None
         path = self._names.path(self._number)
@@ -223,6 +231,12 @@ class ShardWriter:
 
     def _resume(self) -> None:
         """Take over the shards that exist, and what their spec says of the dataset."""
+        if self._spec_path and self._replaced.is_unfinished():
+            raise FileExistsError(
+                f"{urls.redact(self._replaced.aside_path)}: expected shards of one run, found a "
+                "dataset that an interrupted run was replacing, so that shards may be of both; "
+                'run again with if_exists="replace"'
+            )
         fetcher = fetch.Fetcher(self._storage_options)
         numbers = self._names.existing(self._number, self._storage_options)
         with Bar("reading existing shards", len(numbers), "shard") as bar:
@@ -293,6 +307,11 @@ class ShardWriter:
             name = os.path.splitext(os.path.basename(path))[0]
         spec = DatasetSpec(tuple(self.shards), name, pack_path(path), self._extras)
         spec.save(path, storage_options=self._storage_options)
+        if self._if_exists == "replace":
+            kept = {shard.url for shard in self.shards}
+            self._replaced.remove_others(kept)
+            if remark := self._replaced.remark_on_others(kept):
+                _logger.warning("%s: %s", urls.redact(path), remark)
 
     def __repr__(self) -> str:
         state = "open" if self._is_open else "closed"
@@ -313,9 +332,12 @@ class ShardWriter:
             self.close()
             return
         self._is_open = False
-        with suppress(OSError), self._stack:  # a full disk: nobody needs what could not be written
-            if self._writer is not None:
-                self._writer.__exit__(kind, error, trace)
+        with suppress(OSError):  # a full disk: nobody needs what could not be written
+            try:
+                if self._writer is not None:
+                    self._writer.__exit__(kind, error, trace)
+            finally:
+                self._stack.__exit__(kind, error, trace)
 
 
 class _NumberedTar(TarWriter):

@@ -107,9 +107,12 @@ def run_tasks(
                 output = _starting_over([task.path for task in tasks], log, output)
             _begin(plan, log, output)
             missing = missing_tasks(tasks, log, output)
-            with _spec_aside(output) if missing else nullcontext():
+            replaced = output.replaced() if output.if_exists == "replace" else None
+            with replaced.aside() if replaced and missing else nullcontext():
                 write_all(tasks, missing, write, log, executor, progress, output)
                 spec = _publish(tasks, extras or {}, log, output)
+            if replaced:
+                replaced.remove_others({shard.url for shard in spec.shards})
         except BaseException:
             # What fails before the first shard, such as a file that is locked, leaves nothing. With
             # an executor, another task may still run and publish a shard later.
@@ -117,10 +120,8 @@ def run_tasks(
                 if executor is None and not output.existing_shards():
                     os.unlink(output.journal_path)
             raise
-        # Last of all: until the spec is saved, it is what an interrupted run resumes from.
+        # Last of all: until then, it is what an interrupted run resumes from.
         os.unlink(output.journal_path)
-        if output.if_exists == "replace" and upload.exists(_aside(output), output.storage_options):
-            upload.remove(_aside(output), output.storage_options)
     return spec
 
 
@@ -137,42 +138,6 @@ def _full_disk_explained(output: Output) -> Iterator[None]:
             f"{output.names.folder}: expected space for all shards, found: {error.strerror}; "
             "complete shards are kept: make space, and run the same again to resume",
         ) from error
-
-
-def _aside(output: Output) -> str:
-    return output.spec_path + ".replaced"
-
-
-@contextmanager
-def _spec_aside(output: Output) -> Iterator[None]:
-    """Move a spec whose shards are replaced to another name, so that nobody reads a mixture.
-
-    It is moved back if the block fails before any shard was replaced.
-    """
-    options = output.storage_options
-    if output.if_exists == "error" or not upload.exists(output.spec_path, options):
-        yield
-        return
-    before = _states(output)
-    upload.move(output.spec_path, _aside(output), options)
-    try:
-        yield
-    except BaseException:
-        if before and before == _states(output):
-            upload.move(_aside(output), output.spec_path, options)
-        raise
-
-
-def _states(output: Output) -> list[tuple[str, int, int]]:
-    """Return what changes when a local shard or pack is replaced; nothing for a URL."""
-    if not output.is_local:
-        return []
-    states = []
-    for path in (*output.existing_shards(), output.pack_path):
-        with suppress(FileNotFoundError):
-            status = os.stat(path)
-            states.append((path, status.st_ino, status.st_mtime_ns))
-    return states
 
 
 def journal_mode(output: Output) -> int:

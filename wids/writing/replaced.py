@@ -1,0 +1,116 @@
+"""A dataset whose names another one takes: its spec is aside meanwhile, then its shards go.
+
+Nobody reads shards of both as one dataset: there is no spec between the first new shard and the
+last. Only shards that the earlier spec lists under the names of the new ones are deleted. Knows
+nothing of how shards are written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from wids.errors import WidsError
+from wids.fetching import upload
+from wids.files.sizes import count_text
+from wids.specs.loader import load_spec
+from wids.transport import urls
+from wids.writing.shard_names import ShardNames, pack_path
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """The names under which an earlier dataset may be.
+
+    Attributes:
+        names: Names of the shards.
+        spec_path: Absolute path or URL of the spec.
+        storage_options: For the server of a URL.
+        start: Number of the first shard that is replaced.
+    """
+
+    names: ShardNames
+    spec_path: str
+    storage_options: upload.Options = None
+    start: int = 0
+
+    @property
+    def aside_path(self) -> str:
+        """Absolute path or URL of the spec while shards change."""
+        return self.spec_path + ".replaced"
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Move the spec, if there is one, to another name before its shards are replaced.
+
+        It is moved back if the block fails before any local shard was replaced.
+        """
+        if not upload.exists(self.spec_path, self.storage_options):
+            yield
+            return
+        # After a kill between the new spec and the deletion of the old shards.
+        self.remove_others(self._listed(self.spec_path))
+        before = self._states()
+        try:
+            upload.move(self.spec_path, self.aside_path, self.storage_options)
+            yield
+        except BaseException:
+            if before and before == self._states() and self.is_unfinished():
+                upload.move(self.aside_path, self.spec_path, self.storage_options)
+            raise
+
+    def is_unfinished(self) -> bool:
+        """Whether a run was killed while it replaced shards, which may be of two datasets."""
+        return upload.exists(self.aside_path, self.storage_options) and not upload.exists(
+            self.spec_path, self.storage_options
+        )
+
+    def remove_others(self, kept: Collection[str]) -> None:
+        """Delete the shards that the spec aside lists and the new dataset lacks, then that spec.
+
+        Shards that cannot be deleted stay; see `remark_on_others`.
+
+        Args:
+            kept: Paths or URLs of the shards of the new dataset, whose spec is published.
+        """
+        if not upload.exists(self.aside_path, self.storage_options):
+            return
+        for path in sorted(self._listed(self.aside_path).intersection(self._others(kept))):
+            with suppress(OSError):
+                upload.remove(path, self.storage_options)
+        upload.remove(self.aside_path, self.storage_options)
+
+    def remark_on_others(self, kept: Collection[str]) -> str | None:
+        """Return a remark on shards that are there and not in the new dataset, if there are any."""
+        others = self._others(kept)
+        if not others:
+            return None
+        first, count = os.path.basename(others[0]), count_text(len(others), "shard")
+        return f"{count} of an earlier dataset, from {first} on, not in the spec: move them away"
+
+    def _others(self, kept: Collection[str]) -> list[str]:
+        numbers = sorted(self.names.existing_numbers(self.start, self.storage_options))
+        return [path for path in map(self.names.path, numbers) if path not in kept]
+
+    def _listed(self, spec_path: str) -> set[str]:
+        """Return the shards that a spec lists; none of a document that is no spec."""
+        try:
+            data, _ = upload.read(spec_path, self.storage_options)
+            # References start from where it was.
+            spec = load_spec(self.spec_path, read=lambda _, __: data)
+        except (WidsError, OSError):
+            return set()
+        return {shard.url for shard in spec.shards}
+
+    def _states(self) -> list[tuple[str, int, int]]:
+        """Return what changes when a local shard or pack is replaced; nothing for a URL."""
+        if not urls.is_local(self.spec_path):
+            return []
+        states = []
+        for path in (*self._others(()), pack_path(self.spec_path)):
+            with suppress(FileNotFoundError):
+                status = os.stat(path)
+                states.append((path, status.st_ino, status.st_mtime_ns))
+        return states
