@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -116,3 +118,33 @@ def test_a_shard_that_has_changed_is_read_again(shards: list[Path], tmp_path: Pa
     spec = build_spec(shards, journal=journal)
 
     assert [shard.num_samples for shard in spec.shards] == [3, 5, 7]
+
+
+def test_an_edited_shard_whose_time_was_kept_is_read_again(
+    shards: list[Path], tmp_path: Path
+) -> None:
+    """Programs set the time of modification, and no length need change: ctime is compared too."""
+    journal = tmp_path / "journal"
+    before = build_spec(shards, journal=journal)
+    status = shards[0].stat()
+    shards[0].write_bytes(shards[0].read_bytes().replace(b"text 3", b"TEXT 3"))
+    os.utime(shards[0], ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    after = build_spec(shards, journal=journal)
+
+    assert after.shards[0].sha256 == hashlib.sha256(shards[0].read_bytes()).hexdigest()
+    assert after.shards[0].sha256 != before.shards[0].sha256
+    assert after.shards[1:] == before.shards[1:]
+
+
+def test_a_shard_that_was_copied_is_not_described_again(
+    shards: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restored backup has another ctime and the same bytes: its record counts."""
+    journal = tmp_path / "journal"
+    expected = build_spec(shards, journal=journal)
+    for path in shards:
+        shutil.copy(path, tmp_path / "copy")
+        (tmp_path / "copy").replace(path)
+    monkeypatch.setattr(build, "describe_shard", None)
+    assert build_spec(shards, journal=journal) == expected

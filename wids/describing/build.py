@@ -191,7 +191,7 @@ def _described(fetcher: fetch.Fetcher, task: Task, report: Report | None = None)
             record = describe_shard(path, key_split)
         except ShardFormatError as error:
             raise ShardFormatError(str(error).replace(printable(path), urls.redact(url))) from None
-    return replace(record, url=url, mtime_ns=record.mtime_ns if urls.is_local(url) else None)
+    return replace(record, url=url, identity=record.identity if urls.is_local(url) else None)
 
 
 def _with_facts(

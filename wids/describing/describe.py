@@ -23,7 +23,7 @@ class ShardRecord:
     Attributes:
         url: Absolute path or URL.
         key_split: The rule that groups its members into samples.
-        mtime_ns: Modification time of a local file when it was read; None for a remote one.
+        identity: Of a local file when it was read; None for a remote one.
         num_samples: Number of samples.
         nbytes: Length of the tar in bytes.
         sha256: Digest of the tar, in hexadecimal digits; None if only its headers were read.
@@ -34,7 +34,7 @@ class ShardRecord:
 
     url: str
     key_split: KeySplit
-    mtime_ns: int | None
+    identity: TarIdentity | None
     num_samples: int
     nbytes: int
     sha256: str | None
@@ -54,7 +54,7 @@ def describe_shard(path: str, key_split: KeySplit = "first") -> ShardRecord:
             path,
             key_split,
             # Of the file that was opened, so that a change while it is read shows later.
-            shard.identity.mtime_ns,
+            shard.identity,
             len(shard),
             shard.nbytes,
             file_digest(path, "sha256"),

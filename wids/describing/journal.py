@@ -17,13 +17,14 @@ from typing import IO, Final
 
 from wids.describing.describe import ShardRecord
 from wids.files import locks
+from wids.files.digests import file_digest
 from wids.indexes import index_file
 from wids.tars.index import ShardIndex, TarIdentity
 from wids.tars.names import KeySplit
 from wids.transport import urls
 
 _RECORD: Final = struct.Struct("<QQI")
-_MAGIC: Final = b"wids journal 1\n"
+_MAGIC: Final = b"wids journal 2\n"
 
 Task = tuple[str, KeySplit]
 """The absolute path or URL of a shard, and the rule that groups its members into samples."""
@@ -75,8 +76,8 @@ class Journal:
             self._file.write(_MAGIC)
         elif magic != _MAGIC:
             raise FileExistsError(
-                f"{path}: expected a journal of an interrupted run, found another file; move it "
-                "away, or choose another name"
+                f"{path}: expected a journal of an interrupted run, found another file, or one of "
+                "another version of wids; move it away, or choose another name"
             )
         end = len(_MAGIC)
         while len(start := self._file.read(_RECORD.size)) == _RECORD.size:
@@ -86,10 +87,13 @@ class Journal:
             body = self._file.read(head_nbytes + blob_nbytes)
             if len(body) != head_nbytes + blob_nbytes or zlib.crc32(body) != crc:
                 break
-            record = ShardRecord(**json.loads(body[:head_nbytes]), blob=b"")
+            fields = json.loads(body[:head_nbytes])
+            if fields["identity"] is not None:
+                fields["identity"] = TarIdentity(*fields["identity"])
+            record = ShardRecord(**fields, blob=b"")
             blob_start = end + _RECORD.size + head_nbytes
             end = self._file.tell()
-            if record.mtime_ns is None or _is_unchanged(record):
+            if record.identity is None or _is_unchanged(record, record.identity):
                 self._records[record.url, record.key_split] = (record, blob_start, end)
         self._file.seek(end)
         self._file.truncate()
@@ -170,9 +174,13 @@ def _opened(path: str | None, folder: str | None, mode: int) -> IO[bytes]:
     return open(path, "r+b", opener=lambda name, flags: os.open(name, flags | os.O_CREAT, mode))
 
 
-def _is_unchanged(record: ShardRecord) -> bool:
+def _is_unchanged(record: ShardRecord, identity: TarIdentity) -> bool:
+    """Whether a local shard is as it was described; one that was copied or touched is hashed."""
+    path = urls.local_path(record.url)
     try:
-        status = os.stat(urls.local_path(record.url))
+        found = TarIdentity.of_file(os.stat(path))
+        return found.fits(identity) or (
+            found.nbytes == record.nbytes and file_digest(path, "sha256") == record.sha256
+        )
     except OSError:
         return False
-    return (status.st_size, status.st_mtime_ns) == (record.nbytes, record.mtime_ns)

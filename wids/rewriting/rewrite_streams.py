@@ -17,6 +17,7 @@ from wids.fields.encode import encode
 from wids.files.sizes import parse_nbytes
 from wids.rewriting.old_streams import stream_samples
 from wids.specs.model import DatasetSpec
+from wids.tars.index import TarIdentity
 from wids.tars.names import KeySplit
 from wids.transport import urls
 from wids.writing.output import Output
@@ -103,8 +104,8 @@ def _identity(name: str) -> tuple[Any, ...]:
     """Return what changes when a local file does; of a remote one its URL."""
     if not urls.is_local(name):
         return (name,)
-    status = os.stat(urls.local_path(name))
-    return os.path.abspath(urls.local_path(name)), status.st_size, status.st_mtime_ns
+    path = os.path.abspath(urls.local_path(name))
+    return path, *TarIdentity.of_file(os.stat(path))
 
 
 def _all_samples(

@@ -100,9 +100,9 @@ def _record_of(writer: TarWriter, task: ShardTask) -> ShardRecord:
     """Return the description of a shard that was written."""
     # There always is an index, except for a stream.
     blob = b"" if writer.index is None else dump(writer.index, TarIdentity(writer.nbytes))
-    mtime_ns = os.stat(task.path).st_mtime_ns if urls.is_local(task.path) else None
+    identity = TarIdentity.of_file(os.stat(task.path)) if urls.is_local(task.path) else None
     return ShardRecord(
-        *(task.path, "first", mtime_ns, writer.num_samples),
+        *(task.path, "first", identity, writer.num_samples),
         *(writer.nbytes, writer.sha256, blob, task.source),
     )
 
