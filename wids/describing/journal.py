@@ -11,7 +11,7 @@ import struct
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from typing import IO, Final
 
@@ -24,6 +24,7 @@ from wids.tars.names import KeySplit
 from wids.transport import urls
 
 _RECORD: Final = struct.Struct("<QQI")
+_MAX_ATTEMPTS: Final = 10
 _MAGIC: Final = b"wids journal 2\n"
 
 Task = tuple[str, KeySplit]
@@ -61,16 +62,12 @@ class Journal:
         try:
             self._file = self._stack.enter_context(_opened(self._path, folder, mode))
             if self._path is not None:
-                # Not inherited by workers, who may outlive this process.
-                is_held = self._stack.enter_context(locks.holding(os.path.realpath(self._path)))
-                self._load(self._path, is_held=is_held is not False)
+                self._load(self._path)
         except BaseException:
             self._stack.close()
             raise
 
-    def _load(self, path: str, *, is_held: bool) -> None:
-        if not is_held:
-            raise OSError(f"{path}: another process is describing these shards")
+    def _load(self, path: str) -> None:
         magic = self._file.read(len(_MAGIC))
         if not magic:
             self._file.write(_MAGIC)
@@ -168,10 +165,37 @@ class Journal:
         self.close()
 
 
-def _opened(path: str | None, folder: str | None, mode: int) -> IO[bytes]:
+def _opened(path: str | None, folder: str | None, mode: int) -> AbstractContextManager[IO[bytes]]:
     if path is None:
         return tempfile.TemporaryFile(dir=folder)
-    return open(path, "r+b", opener=lambda name, flags: os.open(name, flags | os.O_CREAT, mode))
+    return _locked(path, mode)
+
+
+@contextmanager
+def _locked(path: str, mode: int) -> Iterator[IO[bytes]]:
+    """Yield an open journal that no other process writes to."""
+    for _ in range(_MAX_ATTEMPTS):
+        with ExitStack() as stack:
+            file = stack.enter_context(
+                open(
+                    path, "r+b", opener=lambda name, flags: os.open(name, flags | os.O_CREAT, mode)
+                )
+            )
+            # Not inherited by workers, who may outlive this process.
+            if _lock(stack, file, os.path.realpath(path)):
+                yield file
+                return
+    raise OSError(f"{path}: others renamed or deleted it {_MAX_ATTEMPTS} times meanwhile")
+
+
+def _lock(stack: ExitStack, file: IO[bytes], path: str) -> bool:
+    """Lock a journal; return False if its last owner has renamed or deleted it before."""
+    try:
+        if stack.enter_context(locks.holding(path)) is False:
+            raise OSError(f"{path}: another process is describing these shards")
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _is_unchanged(record: ShardRecord, identity: TarIdentity) -> bool:

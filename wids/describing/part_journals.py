@@ -91,12 +91,23 @@ def part_journal(path: str, part: Part, plan: ShardRecord, mode: int = 0o666) ->
         FileExistsError: There is a journal of this part with another plan, or another file.
         OSError: Another process works on this part.
     """
-    opened = path_of_part(path, part)
-    with Journal(opened, mode=mode) as log:
+    opened, log = _opened(path, part, mode)
+    with log:
         if not _is_planned(log, plan, opened):
             log.add(plan)
         yield log
-    os.replace(opened, part.path(path))
+        # Under its lock: another process of this part would write to it under the other name.
+        os.replace(opened, part.path(path))
+
+
+def _opened(path: str, part: Part, mode: int) -> tuple[str, Journal]:
+    """Return the path of the journal of a part, and the journal."""
+    while True:
+        opened = path_of_part(path, part)
+        log = Journal(opened, mode=mode)
+        if path_of_part(path, part) == opened:
+            return opened, log
+        log.close()  # another process has completed the part: this one is empty, and is deleted
 
 
 def collect_parts(path: str, plan: ShardRecord, tasks: Sequence[Task], mode: int = 0o666) -> None:
