@@ -186,8 +186,9 @@ def _written(job: RewriteJob, options: argparse.Namespace) -> Sequence[ShardSpec
     from wids.engines.processes import process_pool
 
     if options.merge:
-        return job.merge().shards
-    with _remarks_shown(), process_pool(options.jobs, len(job.tasks)) as executor:
+        with _remarks_shown(logging.WARNING):
+            return job.merge().shards
+    with _remarks_shown(logging.INFO), process_pool(options.jobs, len(job.tasks)) as executor:
         if options.part is None:
             return job.run(executor=executor).shards
         found = job.run_part(options.part, executor=executor)
@@ -195,16 +196,16 @@ def _written(job: RewriteJob, options: argparse.Namespace) -> Sequence[ShardSpec
 
 
 @contextmanager
-def _remarks_shown() -> Iterator[None]:
+def _remarks_shown(level: int) -> Iterator[None]:
     """Print what is logged inside the block, such as how many shards an earlier run has left."""
     logger, handler = logging.getLogger("wids"), logging.StreamHandler(sys.stderr)
-    level = logger.level
+    before = logger.level
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    logger.setLevel(level)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        logger.setLevel(before)
         logger.removeHandler(handler)
 
 

@@ -110,6 +110,11 @@ def _opened(path: str, part: Part, mode: int) -> tuple[str, Journal]:
         log.close()  # another process has completed the part: this one is empty, and is deleted
 
 
+def has_parts(path: str) -> bool:
+    """Whether there is the journal of all parts, or of any complete one."""
+    return os.path.exists(path) or bool(_complete_parts(path))
+
+
 def collect_parts(path: str, plan: ShardRecord, tasks: Sequence[Task], mode: int = 0o666) -> None:
     """Copy what the parts have described into the journal of all parts, and delete theirs.
 

@@ -177,7 +177,11 @@ class RewriteJob:
 
     def merge(self) -> DatasetSpec:
         """Publish what all parts have written."""
-        return merge_parts(self.tasks, self.output, rewrite_shard, extras=self.extras)
+        counts = [
+            None if task.is_mapped else task.samples.stop - task.samples.start
+            for task in self.tasks
+        ]
+        return merge_parts(self.tasks, counts, self.output, rewrite_shard, extras=self.extras)
 
 
 def prepare_rewrite(

@@ -5,17 +5,20 @@ Parts are written by processes that do not know of each other. Does not know how
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
 from wids.describing.describe import ShardRecord
-from wids.describing.part_journals import Part, collect_parts, part_journal
+from wids.describing.part_journals import Part, collect_parts, has_parts, part_journal
 from wids.fetching import upload
 from wids.files import abandoned
 from wids.specs.model import DatasetSpec
+from wids.transport import urls
 from wids.writing.new_shard import ShardTask
+from wids.writing.only_writer import only_writer
 from wids.writing.output import Output
 from wids.writing.task_run import (
     WriteShard,
@@ -23,12 +26,16 @@ from wids.writing.task_run import (
     missing_tasks,
     place_of,
     plan_record,
+    published,
     run_tasks,
     write_all,
 )
 
+_MERGED = "%s: already published, and no part is left to merge"
 _STEM_LENGTH = 40
 """Characters of a name that its temporary file has."""
+
+_logger = logging.getLogger("wids")
 
 
 def run_part(
@@ -70,6 +77,7 @@ def run_part(
 
 def merge_parts(
     tasks: Sequence[ShardTask],
+    counts: Sequence[int | None],
     output: Output,
     write: WriteShard,
     *,
@@ -77,8 +85,11 @@ def merge_parts(
 ) -> DatasetSpec:
     """Publish the pack and the spec of the shards that all parts have written.
 
+    A merge that was killed after it had deleted the journals is done.
+
     Args:
         tasks: All shards.
+        counts: The number of samples of each; None where it is not known.
         output: Where they are written.
         write: Writes one of them, if it is gone since.
         extras: Further entries of the spec.
@@ -88,10 +99,33 @@ def merge_parts(
         FileExistsError: The output exists, or a part is of other tasks.
         ValueError: A shard has changed since it was written.
     """
+    if not has_parts(output.journal_path):
+        spec = _merged(tasks, counts, output)
+        if spec is not None:
+            _logger.warning(_MERGED, urls.redact(output.spec_path))
+            return spec
     places = [place_of(task) for task in tasks]
     collect_parts(output.journal_path, plan_record(tasks, output), places, journal_mode(output))
     # As after an interruption: nothing is left to write.
     return run_tasks(tasks, output, write, extras=extras)
+
+
+def _merged(
+    tasks: Sequence[ShardTask], counts: Sequence[int | None], output: Output
+) -> DatasetSpec | None:
+    """Return the dataset that is published, if its shards have these names and counts."""
+    if not upload.exists(output.spec_path, output.storage_options):
+        return None
+    # Deletes what a killed merge has left, too.
+    with only_writer(output.names, output.spec_path, output.pack_path):
+        spec = published(output)
+        there = output.existing_shards()
+    found = {} if spec is None else {shard.url: shard.num_samples for shard in spec.shards}
+    for task, count in zip(tasks, counts, strict=True):
+        num_samples = found.pop(task.path, None if count is None else 0)
+        if count not in (None, num_samples) or (num_samples and task.path not in there):
+            return None
+    return None if found else spec
 
 
 def _sweep(tasks: Sequence[ShardTask], output: Output) -> None:

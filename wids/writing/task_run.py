@@ -333,12 +333,17 @@ def _publish(
 
 def _check_same_spec(spec: DatasetSpec, output: Output) -> None:
     """Raise FileExistsError unless the spec that exists is the one that an earlier run saved."""
+    found = published(output)
+    if found is None or (found.name, found.shards) != (spec.name, spec.shards):
+        raise output.already_exists(output.spec_path)
+
+
+def published(output: Output) -> DatasetSpec | None:
+    """Return the dataset whose spec is there; None if it is another document."""
     from wids.fetching.fetch import Fetcher
     from wids.specs.loader import load_spec
 
     try:
-        found = load_spec(output.spec_path, read=Fetcher(output.storage_options).read)
-    except SpecError:  # another document
-        raise output.already_exists(output.spec_path) from None
-    if (found.name, found.shards) != (spec.name, spec.shards):
-        raise output.already_exists(output.spec_path)
+        return load_spec(output.spec_path, read=Fetcher(output.storage_options).read)
+    except SpecError:
+        return None
