@@ -119,7 +119,7 @@ class History:
             return
         self.num_started += 1
         inodes = {h: file.inode for h, file in parent.handles.items()}
-        dropped = locks._held & inodes.keys()
+        dropped = {file.fileno() for file in locks._held} & inodes.keys()
         contents = {
             handle: bytes(inode.data)
             for handle, inode in inodes.items()
@@ -354,6 +354,9 @@ def simulated(history: History) -> Iterator[None]:
         fake_open = lambda path, mode, opener=None: FakeFile(system, path, mode, opener)  # noqa: E731
         for module in (publish, digests, verified):
             patch.setattr(module, "open", fake_open, raising=False)
+        patch.setattr(
+            locks, "FileIO", lambda path, _="r", opener=None: fake_open(path, "r", opener)
+        )
         patch.setattr(locks, "_held", set())
         patch.setattr(locks, "_no_fork", nullcontext())  # no call in it can be interrupted
         patch.setattr(locks, "acquire", lambda h: system.flock(h, is_exclusive=True))
@@ -431,10 +434,9 @@ def _no_lock(path: str) -> Iterator[bool]:
 
 @contextmanager
 def _holding_in_children_too(path: str) -> Iterator[Any]:
-    handle = locks.open_to_lock(path)
-    yield locks.acquire(handle)
-    locks.release(handle)
-    locks.os.close(handle)
+    with locks.open_to_lock(path) as file:
+        yield locks.acquire(file.fileno())
+        locks.release(file.fileno())
 
 
 @contextmanager

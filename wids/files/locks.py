@@ -12,7 +12,9 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from typing import Any, Final
+from weakref import WeakSet
 
 fcntl: Any
 try:
@@ -52,16 +54,19 @@ def lock_file(
     lock = FileLock(
         path, mode=mode, thread_local=False, fallback_to_soft=False, preserve_lock_file=True
     )
-    is_held: bool | None = True
+
+    def acquired() -> bool | None:
+        try:
+            lock.acquire(timeout=timeout_s, poll_interval=_POLL_S, cancel_check=give_up)
+        except Timeout:  # an OSError too, so it comes first
+            # In a folder that takes no files, filelock waits as for another process.
+            return False if os.path.lexists(path) else None
+        except OSError:  # ENOLCK, ENOSYS, a read-only folder, a symbolic link
+            return None
+        return True
+
     try:
-        lock.acquire(timeout=timeout_s, poll_interval=_POLL_S, cancel_check=give_up)
-    except Timeout:  # an OSError too, so it comes first
-        # In a folder that takes no files, filelock waits as for another process.
-        is_held = False if os.path.lexists(path) else None
-    except OSError:  # ENOLCK, ENOSYS, a read-only folder, a symbolic link
-        is_held = None
-    try:
-        yield is_held
+        yield acquired()
     finally:
         with suppress(OSError):
             lock.release()
@@ -80,20 +85,18 @@ def holding(path: str) -> Iterator[bool | None]:
     Raises:
         OSError: The file cannot be opened.
     """
-    handle = None
-    try:
-        with _no_fork:
-            handle = open_to_lock(path)
-            _held.add(handle)
-        yield acquire(handle)
-    finally:
-        if handle is not None:
-            release(handle)
-            _held.discard(handle)
-            os.close(handle)
+    with _no_fork:
+        file = open_to_lock(path)
+        _held.add(file)
+    with file:  # closed by C code, or when it is collected: an interrupt leaves no lock
+        try:
+            yield acquire(file.fileno())
+        finally:
+            release(file.fileno())
+            _held.discard(file)
 
 
-_held: Final[set[int]] = set()
+_held: Final[WeakSet[FileIO]] = WeakSet()
 _no_fork: Final = threading.RLock()
 """Held while a file is open that is not yet in the set: a child would inherit its lock."""
 
@@ -101,10 +104,10 @@ _no_fork: Final = threading.RLock()
 def _drop_locks() -> None:
     # The fork copied the lock in the held state, which no thread of the child would end.
     _no_fork.release()
-    for handle in _held:
+    for file in _held:
         # The number stays taken: the child may close it later, when it could be another file's.
         null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, handle, inheritable=False)
+        os.dup2(null, file.fileno(), inheritable=False)
         os.close(null)
     _held.clear()
 
@@ -155,7 +158,7 @@ def release(handle: int) -> None:
             fcntl.flock(handle, fcntl.LOCK_UN)
 
 
-def open_to_lock(path: str) -> int:
+def open_to_lock(path: str) -> FileIO:
     """Open an existing file to lock it: not through a link, and without waiting for a named pipe.
 
     Raises:
@@ -163,22 +166,17 @@ def open_to_lock(path: str) -> int:
     """
     # Another user of a shared folder could put a link or a named pipe there (SEC-40).
     flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    try:
-        return os.open(path, os.O_RDWR | flags)  # NFS locks exclusively only what is open to write
+    try:  # NFS locks exclusively only what is open to write
+        return FileIO(path, "r+", opener=lambda name, _: os.open(name, os.O_RDWR | flags))
     except PermissionError:  # elsewhere a read-only file will do
-        return os.open(path, os.O_RDONLY | flags)
+        return FileIO(path, opener=lambda name, _: os.open(name, os.O_RDONLY | flags))
 
 
 def probe(path: str) -> bool:
     """Return whether nobody holds a lock on this file, and a lock on it would exclude others."""
-    handles: list[int] = []
     try:
-        handles += [open_to_lock(path), open_to_lock(path)]
         # Two openings, because some network file systems grant every lock (CACHE-6).
-        return acquire(handles[0]) is True and acquire(handles[1]) is False
+        with open_to_lock(path) as one, open_to_lock(path) as other:
+            return acquire(one.fileno()) is True and acquire(other.fileno()) is False
     except OSError:
         return False
-    finally:
-        for handle in handles:
-            with suppress(OSError):
-                os.close(handle)
