@@ -299,6 +299,57 @@ def fill(writer: ShardWriter, start: int, stop: int) -> None:
         writer.write({"__key__": f"s{number:05d}", "txt": f"text {number}"})
 
 
+def test_verify_between_the_two_steps(
+    spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The dataset is the old one, and a remark says why its pack has more (SPEC-36)."""
+    before = spec.read_bytes()
+
+    def killed() -> bool:
+        rename = os.replace
+
+        def killing(source: str, target: str) -> None:
+            if target == str(spec):
+                os.kill(os.getpid(), signal.SIGKILL)
+            rename(source, target)
+
+        os.replace = killing
+        append_shards(spec, [more(tmp_path)])
+        return True
+
+    assert not in_child(killed)
+    assert spec.read_bytes() == before
+    assert texts(spec) == expected(20)
+    assert main(["verify", str(spec), "-j1"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "remark: " in printed.err
+    assert "train.index: has the indexes of 4 shards, and the spec lists 3" in printed.err
+    assert "being appended" in printed.err
+    # What is wrong with the dataset is found all the same.
+    (tmp_path / "train-000002.tar").unlink()
+    write_tar(tmp_path / "train-000002.tar", sample_members(12, 19))
+    found = [str(problem) for problem in wids.verify_spec(spec, on_remark=lambda _: None)]
+    assert len(found) == 1
+    assert "train-000002.tar: the spec says the sha256" in found[0]
+    write_tar(tmp_path / "train-000002.tar", sample_members(13, 20))
+
+    append_shards(spec, [more(tmp_path)])
+    remarks: list[wids.Problem] = []
+    assert wids.verify_spec(spec, on_remark=remarks.append) == remarks == []
+
+
+def test_repeated_keys_between_the_two_steps(tmp_path: Path) -> None:
+    """Keys of shards that the spec does not list yet are not its keys (SPEC-36)."""
+    shards = [more(tmp_path, f"{n}.tar", start, start + 3) for n, start in enumerate([0, 2, 0])]
+    spec, pack = tmp_path / "a.json", tmp_path / "a.index"
+    whole = wids.build_spec(shards, pack=pack, on_problem=lambda _: None)
+    for count, expected_text in ((2, '1 key occurs in several shards: "s00002"'), (1, "")):
+        replace(whole, shards=whole.shards[:count]).save(spec)
+        found = [str(problem) for problem in wids.verify_spec(spec, on_remark=lambda _: None)]
+        assert [expected_text in text for text in found] == [True] * (count - 1)
+
+
 def test_a_writer_appends(tmp_path: Path) -> None:
     """New shards begin after the last number, and the dataset changes at the end (SPEC-36)."""
     pattern, spec = tmp_path / "a-%d.tar", tmp_path / "a.json"

@@ -9,10 +9,11 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import IO
 
 from wids.fetching import upload
 from wids.indexes.pack import LocalPack, load_pack
-from wids.indexes.pack_writer import write_pack
+from wids.indexes.pack_writer import join_packs, write_pack
 from wids.tars.index import ShardIndex
 from wids.transport import urls
 
@@ -36,7 +37,22 @@ def new_pack(
         else upload.publishing(target, storage_options=storage_options)
     ) as file:
         write_pack(file, shards)
-        file.flush()
-        file.seek(0)
-        name = "a temporary pack" if target is None else urls.redact(target)
-        yield load_pack(name, os.dup(file.fileno()))
+        yield _loaded(file, "a temporary pack" if target is None else urls.redact(target))
+
+
+@contextmanager
+def first_of(pack: LocalPack, num_shards: int) -> Iterator[LocalPack | None]:
+    """Yield a temporary pack of the first shards of another.
+
+    Raises:
+        ValueError: The other one is damaged.
+    """
+    with tempfile.TemporaryFile() as file:
+        join_packs(file, [(pack, num_shards)])
+        yield _loaded(file, "a temporary pack")
+
+
+def _loaded(file: IO[bytes], name: str) -> LocalPack | None:
+    file.flush()
+    file.seek(0)
+    return load_pack(name, os.dup(file.fileno()))

@@ -18,7 +18,7 @@ from wids.checking.dataset_problems import dataset_problems
 from wids.checking.problems import Problem, log_problem
 from wids.describing.describe import ShardRecord
 from wids.describing.journal import Journal
-from wids.describing.new_packs import new_pack
+from wids.describing.new_packs import first_of, new_pack
 from wids.engines.results import results_of
 from wids.errors import FetchError, SampleError, ShardFormatError
 from wids.fetching import fetch
@@ -27,6 +27,7 @@ from wids.fetching.lengths import lengths_as_known
 from wids.fields.decode import Decoder
 from wids.files.digests import file_digest
 from wids.files.progress import PartsBar
+from wids.files.sizes import count_text
 from wids.indexes import index_file
 from wids.indexes.pack import LocalPack, Pack, load_pack
 from wids.specs.loader import Shards, load_with
@@ -39,6 +40,10 @@ from wids.tars.shard import Shard
 from wids.transport import urls
 
 _MAX_NAMES: Final = 3
+_APPENDING: Final = (
+    "has the indexes of {}, and the spec lists {}: more are being appended, or an append was "
+    "interrupted, which can be run again"
+)
 
 Locate = Callable[[ShardSpec], "str | None"]
 
@@ -124,7 +129,7 @@ def verify_spec(
         bar = stack.enter_context(PartsBar("verifying", sizes, "shard", wanted=progress))
         pack: LocalPack | None = None
         if spec.index is not None and locate is None:
-            pack, pack_problems = _opened_pack(stack, fetcher, spec)
+            pack, pack_problems = _opened_pack(stack, fetcher, spec, on_remark)
         log = stack.enter_context(Journal(None))
         wants_index = locate is None and pack is None
         # Workers report a shard when it is finished; this thread also while it arrives.
@@ -278,7 +283,10 @@ def _decode_problems(shard: Shard) -> list[str]:
 
 
 def _opened_pack(
-    stack: ExitStack, fetcher: fetch.Fetcher, spec: DatasetSpec
+    stack: ExitStack,
+    fetcher: fetch.Fetcher,
+    spec: DatasetSpec,
+    on_remark: Callable[[Problem], None],
 ) -> tuple[LocalPack | None, list[Problem]]:
     """Open the pack of a spec until the stack ends; return it, and what is wrong with all of it."""
     url = spec.index or ""
@@ -291,6 +299,14 @@ def _opened_pack(
     if pack is None:
         found = "another or a damaged file" if os.path.exists(path) else "no file"
         return None, [Problem(name, f"expected a pack of indexes, found {found}")]
+    if len(pack) > len(spec.shards):
+        # As readers do: at any moment an append may be between its two steps (SPEC-36).
+        text = _APPENDING.format(count_text(len(pack), "shard"), f"{len(spec.shards):,}")
+        on_remark(Problem(name, text, "remark"))
+        try:
+            return stack.enter_context(first_of(pack, len(spec.shards))), []
+        except ValueError as error:
+            return None, [Problem(name, _without(name, error))]
     if len(pack) != len(spec.shards):
         text = f"expected the indexes of {len(spec.shards)} shards, found {len(pack)}"
         return pack, [Problem(name, text)]
