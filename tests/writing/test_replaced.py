@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from conftest import in_child, raises
+from faults import interrupted
 from s3 import Bucket
 
 import wids
@@ -269,3 +271,33 @@ def test_a_killed_replacement_is_not_resumed(tmp_path: Path) -> None:
         write("out", NEW, if_exists="resume")
     write("out", NEW, if_exists="replace")
     assert texts("out.json") == NEW
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("step", [83, pytest.param(1, marks=pytest.mark.long)])
+@WORKS
+def test_interrupted_at_any_line(
+    work: Write, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C leaves one dataset or none, and the old one if none of it was replaced (PACK-16)."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # only a power failure would show it
+    for name, values in (("old", OLD), ("fresh", NEW), ("count", OLD)):
+        (tmp_path / name).mkdir()
+        work(f"{name}/out", values)
+    packages = ("writing", "packing", "files", "tars", "specs", "describing")
+    with interrupted(packages, 0) as count:
+        work("count/out", NEW, if_exists="replace")
+    shards = {n: data for n, data in contents(tmp_path / "old").items() if n.endswith(".tar")}
+    for number in range(1, count.reached + 1, step):
+        folder = tmp_path / str(number)
+        shutil.copytree("old", folder)
+        with suppress(KeyboardInterrupt), interrupted(packages, number):
+            work(f"{folder}/out", NEW, if_exists="replace")
+        what = f"interrupted at line {number} of {count.reached}"
+        left = contents(folder)
+        assert texts(f"{number}/out.json") in (OLD, NEW, None), what
+        if shards.items() <= left.items():
+            assert "out.json" in left, what
+        work(f"{folder}/out", NEW, if_exists="replace")
+        assert contents(folder) == contents(tmp_path / "fresh"), what
