@@ -1,12 +1,12 @@
 """Train with Lightning on two processes: it keeps the sampler unchanged, and resumes exactly.
 
-    pip install lightning torchdata
+    pip install lightning
     wids demo
     python examples/train_lightning.py wids-demo/shapes.json --checkpoints shapes-checkpoints
 
-Kill it and restart it: it resumes with the batch after the last checkpoint, because the loader has
-a state. With torch's own DataLoader, Lightning would use the first batches of the epoch a second
-time in place of the remaining ones.
+Kill it and restart it, as often as you like: it resumes with the batch after the last checkpoint,
+because the callback keeps the sampler's state. Without it, Lightning would use the first batches of
+the epoch a second time in place of the remaining ones.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
-from torchdata.stateful_dataloader import StatefulDataLoader
+from torch.utils.data import DataLoader
 
 import wids
+from wids.trainers.lightning import SamplerCallback
 
 
 class Classifier(lightning.LightningModule):
@@ -64,8 +65,12 @@ def main() -> None:
 
     dataset = wids.ShardListDataset(options.spec, transformations="torch")
     sampler = wids.DistributedChunkedSampler(dataset)  # Lightning starts the processes later
-    loader = StatefulDataLoader(
-        dataset, batch_size=24, sampler=sampler, num_workers=options.num_workers
+    loader = DataLoader(
+        dataset,
+        batch_size=24,
+        sampler=sampler,
+        collate_fn=wids.collate,
+        num_workers=options.num_workers,
     )
     saving = ModelCheckpoint(options.checkpoints, every_n_train_steps=options.save_every)
     trainer = lightning.Trainer(
@@ -74,7 +79,7 @@ def main() -> None:
         devices=options.devices,
         max_epochs=options.epochs,
         logger=False,
-        callbacks=[saving],
+        callbacks=[SamplerCallback(sampler), saving],
         enable_progress_bar=False,
     )
     latest = max(options.checkpoints.glob("*.ckpt"), key=lambda p: p.stat().st_mtime, default=None)

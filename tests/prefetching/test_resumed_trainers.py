@@ -13,6 +13,7 @@ from conftest import need
 from loopback import Server
 from served_shards import NUM_SAMPLES, NUM_SHARDS, serve_shards
 from torch import nn
+from torch.utils.data import DataLoader
 
 import wids
 
@@ -86,14 +87,15 @@ def test_transformers(num_workers: int, server: Server, tmp_path: Path) -> None:
     assert Counter(server.requests) == LEFT
 
 
-@pytest.mark.filterwarnings("ignore")  # what Lightning and torchdata have to say
-def test_lightning(server: Server, tmp_path: Path) -> None:
-    """Lightning restores the state of torchdata's loader, and with it that of the sampler."""
+@pytest.mark.filterwarnings("ignore")  # what Lightning has to say
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_lightning(num_workers: int, server: Server, tmp_path: Path) -> None:
+    """`SamplerCallback` restores the state of the sampler inside a prefetcher."""
     need(importlib.util.find_spec("lightning"), "pip install lightning")
-    need(importlib.util.find_spec("torchdata"), "pip install torchdata")
     import lightning
     from lightning.pytorch.callbacks import ModelCheckpoint
-    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    from wids.trainers.lightning import SamplerCallback
 
     shards = serve_shards(tmp_path, server)
 
@@ -110,16 +112,18 @@ def test_lightning(server: Server, tmp_path: Path) -> None:
 
     def train(part: str, num_steps: int) -> list[int]:
         with wids.ShardListDataset(shards, cache_dir=tmp_path / part) as dataset:
-            loader = StatefulDataLoader(
-                indices_of(dataset), batch_size=BATCH, sampler=fetched_ahead(dataset)
+            sampler = fetched_ahead(dataset)
+            loader = DataLoader(
+                indices_of(dataset), batch_size=BATCH, sampler=sampler, num_workers=num_workers
             )
+            saving = ModelCheckpoint(tmp_path, filename="saved", every_n_train_steps=DONE)
             module = Module()
             trainer = lightning.Trainer(
                 accelerator="cpu",
                 max_steps=num_steps,
                 logger=False,
                 enable_progress_bar=False,
-                callbacks=[ModelCheckpoint(tmp_path, filename="saved", every_n_train_steps=DONE)],
+                callbacks=[SamplerCallback(sampler), saving],
                 use_distributed_sampler=False,
             )
             saved = None if part == "first" else str(tmp_path / "saved.ckpt")

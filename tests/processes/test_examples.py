@@ -216,28 +216,31 @@ def program(name: str, *packages: str) -> Path:
 
 
 def killed_and_restarted(
-    tmp_path: Path, command: list[str], checkpoints: str, kill_at: int
-) -> tuple[list[jobs.Step], list[jobs.Step]]:
-    """Kill a job at a step and start it again; return the steps of both jobs."""
-    traces = [tmp_path / "trace0", tmp_path / "trace1"]
-    command = [*command, checkpoints, str(tmp_path / "saved"), "--save-every", "7"]
-    traces[0].mkdir()
-    with jobs.started([*command, "--trace", str(traces[0])]) as job:
-        jobs.wait_for_step(job, traces[0], kill_at)
-        jobs.kill(job)
-    return jobs.steps(traces[0]), traced(traces[1], command)
+    tmp_path: Path, command: list[str], checkpoints: str, *kills: int, save_every: int = 7
+) -> list[list[jobs.Step]]:
+    """Kill a job at each of some steps and start it again; return the steps of all jobs."""
+    command = [*command, checkpoints, str(tmp_path / "saved"), "--save-every", str(save_every)]
+    runs = []
+    for number, kill_at in enumerate(kills):
+        trace = tmp_path / f"trace{number}"
+        trace.mkdir()
+        with jobs.started([*command, "--trace", str(trace)]) as job:
+            jobs.wait_for_step(job, trace, kill_at)
+            jobs.kill(job)
+        runs.append(jobs.steps(trace))
+    return [*runs, traced(tmp_path / "trace", command)]
 
 
-def check_exact(
-    before: list[jobs.Step], after: list[jobs.Step], num_samples: int, count: int
-) -> None:
-    """Up to the checkpoint and after it, every sample of two epochs was used exactly once."""
-    begin = min(step.number for step in after)
-    assert 1 < begin <= max(step.number for step in before) + 1
-    steps = [step for step in before if step.number < begin] + after
-    num_replicas = len({step.rank for step in after})
-    check_equal_steps(steps, num_replicas, 2, count)
-    for epoch in range(2):
+def check_exact(runs: list[list[jobs.Step]], num_samples: int, count: int, epochs: int = 2) -> None:
+    """Up to each checkpoint and after it, every sample of an epoch was used exactly once."""
+    steps: list[jobs.Step] = []
+    for run in runs:
+        begin = min(step.number for step in run)
+        assert not steps or 1 < begin <= max(step.number for step in steps) + 1
+        steps = [step for step in steps if step.number < begin] + run
+    num_replicas = len({step.rank for step in runs[-1]})
+    check_equal_steps(steps, num_replicas, epochs, count)
+    for epoch in range(epochs):
         assert jobs.used(steps, epoch) == list(range(num_samples))
 
 
@@ -249,21 +252,27 @@ def test_stateful_dataloader(num_workers: int, tmp_path: Path) -> None:
     script = program("train_stateful.py", "torchdata")
     command = [sys.executable, str(script), str(spec), "--num-workers", str(num_workers)]
 
-    before, after = killed_and_restarted(tmp_path, command, "--checkpoint", 65)
+    runs = killed_and_restarted(tmp_path, command, "--checkpoint", 65)
 
-    check_exact(before, after, 1200, 50)
+    check_exact(runs, 1200, 50)
 
 
 @pytest.mark.long
-def test_lightning(tmp_path: Path) -> None:
-    """``Trainer(strategy="ddp")`` in two processes leaves the sampler alone, also after a kill."""
-    spec = jobs.write_pictures(tmp_path, [700, 3, 700, 997])
-    script = program("train_lightning.py", "lightning", "torchdata")
-    command = [sys.executable, str(script), str(spec)]
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_lightning(devices: int, num_workers: int, tmp_path: Path) -> None:
+    """Killed five times, in mid-epoch and after an epoch's last step, in one process and in two."""
+    lengths = [150, 3, 150, 297]
+    spec = jobs.write_pictures(tmp_path, [length * devices for length in lengths])
+    script = program("train_lightning.py", "lightning")
+    command = [sys.executable, str(script), str(spec), "--epochs", "3"]
+    command += ["--devices", str(devices), "--num-workers", str(num_workers)]
 
-    before, after = killed_and_restarted(tmp_path, command, "--checkpoints", 65)
+    # An epoch has 25 steps, and the checkpoint of step 25 is resumed from twice.
+    kills = 8, 26, 27, 38, 51
+    runs = killed_and_restarted(tmp_path, command, "--checkpoints", *kills, save_every=5)
 
-    check_exact(before, after, 2400, 50)
+    check_exact(runs, 600 * devices, 25, 3)
 
 
 @pytest.mark.long
@@ -273,9 +282,9 @@ def test_accelerate(tmp_path: Path) -> None:
     script = program("train_accelerate.py", "accelerate", "torchdata")
     command = jobs.torchrun(2, script, spec)
 
-    before, after = killed_and_restarted(tmp_path, command, "--checkpoints", 65)
+    runs = killed_and_restarted(tmp_path, command, "--checkpoints", 65)
 
-    check_exact(before, after, 2400, 50)
+    check_exact(runs, 2400, 50)
 
 
 @pytest.mark.long
@@ -289,15 +298,15 @@ def test_transformers(num_replicas: int, tmp_path: Path) -> None:
     if num_replicas > 1:
         command = jobs.torchrun(num_replicas, script, spec)
 
-    before, after = killed_and_restarted(tmp_path, command, "--checkpoints", 65)
+    runs = killed_and_restarted(tmp_path, command, "--checkpoints", 65)
 
-    check_exact(before, after, 1200 * num_replicas, 50)
+    check_exact(runs, 1200 * num_replicas, 50)
     with ShardListDataset(spec) as dataset:
         for rank in range(num_replicas):
             sampler = DistributedChunkedSampler(dataset, num_replicas=num_replicas, rank=rank)
             sampler.set_epoch(1)
             order = list(sampler)
-            for step in after:
+            for step in runs[-1]:
                 if step.rank == rank:
                     at = (step.number - 51) * 24
                     assert list(step.indices) == order[at : at + 24]
@@ -313,9 +322,9 @@ def test_ray_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = program("train_ray.py", "ray")
     command = [sys.executable, str(script), str(spec), "--num-workers", "0"]
 
-    before, after = killed_and_restarted(tmp_path, command, "--storage", 65)
+    runs = killed_and_restarted(tmp_path, command, "--storage", 65)
 
-    check_exact(before, after, 2400, 50)
+    check_exact(runs, 2400, 50)
 
 
 def test_every_example_has_a_test() -> None:
