@@ -25,6 +25,7 @@ rebuilds an exception of a DataLoader worker in the main process, so its type su
 from __future__ import annotations
 
 import os
+import re
 
 
 def message_of(error: BaseException) -> str:
@@ -45,6 +46,20 @@ def printable(text: str) -> str:
         char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
         for char in text
     )
+
+
+def without_quoted_secrets(text: str) -> str:
+    """Return text without the users, passwords and queries of the URLs that it quotes (SEC-4)."""
+    # Word by word, which takes linear time: a server may have written the text. One slash is what a
+    # path has of `://` after it was normalized.
+    return re.sub(r"[^\s'\"]+", _without_secrets, text) if ":/" in text else text
+
+
+def _without_secrets(word: re.Match[str]) -> str:
+    stem, mark, query = word[0].partition("?")
+    if ":/" not in stem:
+        return word[0]
+    return re.sub(r"(\w:/{1,2})[^/]*@", r"\1", stem) + mark + (query and "…")
 
 
 class WidsError(Exception):
@@ -166,9 +181,10 @@ class TransformError(SampleError):
 
 def local_error(path: str, error: OSError) -> FetchError:
     """Return the `FetchError` for a local path that could not be opened."""
+    name = without_quoted_secrets(path)  # a URL, where it was taken for a path
     if isinstance(error, FileNotFoundError):
         return NotFoundError(
-            f"{path}: no such file (the current folder is {os.getcwd()}); check the path, or `base`"
+            f"{name}: no such file (the current folder is {os.getcwd()}); check the path, or `base`"
         )
     found = "a folder" if os.path.isdir(path) else error.strerror or error
-    return FetchError(f"{path}: expected a readable file, found: {found}")
+    return FetchError(f"{name}: expected a readable file, found: {found}")

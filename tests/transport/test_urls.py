@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 from conftest import raises
@@ -95,11 +96,52 @@ def test_scheme(url: str, scheme: str) -> None:
         ("s3://b/k", "s3://b/k"),
         ("pipe:curl -H 'token'", "pipe:curl …"),
         ("/d/a?b.tar", "/d/a?b.tar"),
+        ("file:///d/a.tar?sig=a b", "file:///d/a.tar?…"),
+        ("https://me:a@b@h/p", "https://h/p"),
+        ("simplecache::https://me:pw@h/p?sig=1", "simplecache::https://h/p?…"),
+        ("zip://a.tar::s3://key:pw@b/k.zip", "zip://a.tar::s3://b/k.zip"),
+        ("https://h/p?sig=1::https://h/q", "https://h/p?…"),
+        ("/cwd/https:/me:pw@h/p?sig=1", "/cwd/https:/h/p?…"),
     ],
 )
 def test_redacted_url_has_no_secret(url: str, shown: str) -> None:
     """Messages show where a file is, but not how to get access."""
     assert urls.redact(url) == shown
+
+
+SIGNED = "s3://key%2F1:pass%2Fword@bucket/a?X-Signature=sig%2Fnature&n=1"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"no {SIGNED}", "no s3://bucket/a?…"),
+        ("no bucket 'key%2F1:pass%2Fword@bucket'", "no bucket '…@bucket'"),
+        ("no bucket key/1:pass/word@bucket", "no bucket …@bucket"),
+        ("the key pass/word is of nobody", "the key … is of nobody"),
+        ("SignatureDoesNotMatch sig/nature, 1 of 1", "SignatureDoesNotMatch …, 1 of 1"),
+        ("moved to https://me:pw@h/b?token=2, try", "moved to https://h/b?… try"),
+        ("what is /a/b?", "what is /a/b?"),
+    ],
+)
+def test_text_of_others_has_no_secret(text: str, shown: str) -> None:
+    """A driver may quote a part of the URL, decoded or not, or other URLs."""
+    assert urls.without_secrets(text, SIGNED) == shown
+
+
+def test_secrets_are_found_in_linear_time() -> None:
+    """A server that answers with a long text of beginnings of URLs delays nobody."""
+    begin_s = time.perf_counter()
+    for text in ("a:/" * 500_000, "a://b@c " * 200_000, "https://" + "?a" * 500_000):
+        urls.without_secrets(text, SIGNED)
+    assert time.perf_counter() - begin_s < 10  # a second; minutes if it were quadratic
+
+
+def test_a_chain_of_drivers_is_no_path() -> None:
+    """It is refused as a URL (SEC-10), and not looked for as a file with a password in its name."""
+    assert urls.scheme("simplecache::https://h/a.tar") == "simplecache"
+    assert urls.join("/data", "simplecache::https://h/a.tar") == "simplecache::https://h/a.tar"
+    assert urls.scheme("a::b/c.tar") == ""
 
 
 def test_within_compares_whole_names() -> None:

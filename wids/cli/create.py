@@ -325,7 +325,8 @@ def _check_output(output: str, files: list[str], base: str | None) -> None:
     from wids.transport import urls
 
     if not output.endswith(".json"):
-        raise ValueError(f"--output: expected a name that ends in .json, found {output!r}")
+        found = repr(urls.redact(output))
+        raise ValueError(f"--output: expected a name that ends in .json, found {found}")
     folder = os.path.dirname(os.path.abspath(urls.local_path(output)))
     if urls.is_local(output) and not os.path.isdir(folder):
         raise FileNotFoundError(f"{folder}: no such folder, for --output")

@@ -63,24 +63,25 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print what each spec says."""
     from wids.looking.text import shortened, spec_rows, spec_text, table
+    from wids.transport import urls
 
     if options.columns is not None and (options.json or options.table):
         raise ValueError("--columns: expected neither --json nor --table, found both")
     # All are loaded before anything is printed: after an error there is no half of a table.
     specs = [(path, loaded_spec(path, options)) for path in options.specs]
-    found = [(path, spec_rows(spec)) for path, spec in specs]
+    found = [(urls.redact(path), spec_rows(spec)) for path, spec in specs]
     if options.json:
-        for path, rows in found:
-            print(json.dumps({"file": path, **rows}))
+        for name, rows in found:
+            print(json.dumps({"file": name, **rows}))
     elif options.table:
         columns = ["name", "num_samples", "num_shards", "nbytes", "first", "last"]
-        rows_of = ([path, *(rows[column] for column in columns)] for path, rows in found)
+        rows_of = ([name, *(rows[column] for column in columns)] for name, rows in found)
         text = table(["file", *columns], rows_of)
         print("\n".join(shortened(line, output_width()) for line in text.splitlines()))
     else:
         texts = []
-        for (path, rows), (_, spec) in zip(found, specs, strict=True):
-            heading = f"{path}\n" if len(found) > 1 else ""
+        for (name, rows), (path, spec) in zip(found, specs, strict=True):
+            heading = f"{name}\n" if len(found) > 1 else ""
             details = _fields_text(spec) or _glimpse_text(path, spec, options)
             text = heading + spec_text(rows, output_width()) + details
             texts.append(text + _columns_text(spec, options))

@@ -136,13 +136,16 @@ def report_text(report: PackReport) -> str:
 
 def next_steps(report: PackReport) -> str:
     """Return the two things to do next, as a command and as lines of Python."""
+    from wids.transport import urls
+
+    name = urls.redact(report.spec_path)
     lines = [
-        f"    wids browse {shlex.quote(report.spec_path)}",
+        f"    wids browse {shlex.quote(name)}",
         "",
         "    import wids",
         "    from torch.utils.data import DataLoader",
         "",
-        f'    dataset = wids.ShardListDataset({report.spec_path!r}, transformations="torch")',
+        f'    dataset = wids.ShardListDataset({name!r}, transformations="torch")',
         "    sampler = wids.DistributedChunkedSampler(dataset)",
         "    loader = DataLoader(",
         "        dataset, batch_size=32, sampler=sampler, collate_fn=list, num_workers=2",

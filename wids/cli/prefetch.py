@@ -46,6 +46,7 @@ def run(options: argparse.Namespace) -> int:
     from wids.prefetching import bulk_fetch
     from wids.reading.cost import download_cost
     from wids.reading.fetch_all import fetch_all
+    from wids.transport import urls
 
     if (options.rank is None) != (options.num_replicas is None):
         raise ValueError("expected --rank and --num-replicas together")
@@ -54,8 +55,8 @@ def run(options: argparse.Namespace) -> int:
     # Before the dataset is made, which would fetch such shards to count them.
     if any(shard.num_samples is None for shard in spec.shards):
         raise ValueError(
-            f"{options.spec}: expected the number of samples of each shard; to count them, all "
-            "shards would be fetched; `wids create` states it"
+            f"{urls.redact(options.spec)}: expected the number of samples of each shard; to count "
+            "them, all shards would be fetched; `wids create` states it"
         )
     # One bar for all shards is shown; a bar for each download would write over it.
     servers = storage_options(options)

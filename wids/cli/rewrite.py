@@ -140,11 +140,13 @@ def _run_streams(options: argparse.Namespace) -> int:
     from wids.fetching.fetch import Fetcher
     from wids.rewriting.rewrite_streams import rewrite_streams
     from wids.specs.naming import tar_urls
+    from wids.transport import urls
 
     for name in ("shuffle", "where", "map", "part", "merge"):
         if getattr(options, name) is not None and getattr(options, name) is not False:
             raise ValueError(
-                f"--{name}: expected a dataset with random access, found {options.spec}; write it "
+                f"--{name}: expected a dataset with random access, found "
+                f"{urls.redact(options.spec)}; write it "
                 f"into plain tars without --{name} first, and rewrite these"
             )
     given = storage_options(options)
@@ -175,10 +177,12 @@ def _pattern(output: str) -> str:
 
 
 def _print_counts(shards: Sequence[ShardSpec | ShardRecord], options: argparse.Namespace) -> None:
+    from wids.transport import urls
+
     num_samples = sum(shard.num_samples or 0 for shard in shards)
     part = "" if options.part is None else f"part {options.part}: "
     counts = f"{counted(len(shards), 'shard')}, {counted(num_samples, 'sample')}"
-    print(f"{options.output}: {part}{counts}")
+    print(f"{urls.redact(options.output)}: {part}{counts}")
 
 
 def _written(job: RewriteJob, options: argparse.Namespace) -> Sequence[ShardSpec | ShardRecord]:

@@ -72,7 +72,10 @@ def run(options: argparse.Namespace) -> int:
         # Past the text layer, which would encode the bytes, and on Windows change line ends.
         sys.stdout.buffer.write(sample[field])
     else:
-        raise KeyError(f'{options.spec}: sample "{sample["__key__"]}": it has no field {field}')
+        from wids.transport import urls
+
+        place = f'{urls.redact(options.spec)}: sample "{sample["__key__"]}"'
+        raise KeyError(f"{place}: it has no field {field}")
     if damage:
         print(f"wids: {damage}", file=sys.stderr)
     return 1 if damage else 0

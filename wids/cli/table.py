@@ -57,6 +57,7 @@ def run(options: argparse.Namespace) -> int:
     from wids.dataset import ShardListDataset
     from wids.engines.processes import process_pool
     from wids.specs.edit import name_table
+    from wids.transport import urls
 
     check_arrow()
     columns = named_columns(options.columns)
@@ -76,8 +77,8 @@ def run(options: argparse.Namespace) -> int:
         name_table(options.spec, output, mark)
     else:
         print(
-            f"wids: {options.spec}: no JSON spec on this machine, so it does not name the table; "
-            "load_table needs one: make it with `wids create`",
+            f"wids: {urls.redact(options.spec)}: no JSON spec on this machine, so it does not name "
+            "the table; load_table needs one: make it with `wids create`",
             file=sys.stderr,
         )
     print(_text(options.output, table))

@@ -46,6 +46,7 @@ def run(options: argparse.Namespace) -> int:
     from wids.describing.verify import verify_spec
     from wids.engines.processes import process_pool
     from wids.errors import printable
+    from wids.transport import urls
 
     spec = loaded_spec(options.spec, options)
     servers = storage_options(options)
@@ -67,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     if len(counts) == len(spec.shards):
         text += f", {counted(sum(counts), 'sample')}"
     # Standard output has the problems alone, so that it is empty where there are none.
-    print(f"{options.spec}: {text}: no problems", file=sys.stderr)
+    print(f"{urls.redact(options.spec)}: {text}: no problems", file=sys.stderr)
     return 0
 
 

@@ -124,7 +124,10 @@ def entries(
     """
     name = urls.redact(old.target)
     if base is not None and urls.join(urls.parent(old.target), os.fspath(base)) != old.base:
-        raise ValueError(f"{name}: expected its base {urls.redact(old.base)}, found {base!r}")
+        raise ValueError(
+            f"{name}: expected its base {urls.redact(old.base)}, found "
+            f"{urls.redact(os.fspath(base))!r}"
+        )
     known = {shard.url for shard in old.spec.shards}
     is_default = old.key_split == (old.document.get("key_split") or "first")
     found = []

@@ -87,7 +87,9 @@ def publishing(
 def is_local(target: str) -> bool:
     """Whether a target is a path; raise ValueError for ``file:``, which no writer takes."""
     if urls.scheme(target) == "file":
-        raise ValueError(f"{target}: expected a path or a remote URL, found file:; pass the path")
+        raise ValueError(
+            f"{urls.redact(target)}: expected a path or a remote URL, found file:; pass the path"
+        )
     return urls.scheme(target) == ""
 
 

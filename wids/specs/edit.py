@@ -104,6 +104,11 @@ def name_with_query(url: str) -> str:
 
 
 def _loaded(path: str, keys: tuple[str, ...] = ("shardlist",)) -> dict[str, Any]:
+    if not urls.is_local(path):
+        raise SpecError(
+            f"{urls.redact(path)}: expected a JSON spec on this machine; change the local one, and "
+            "publish it again"
+        )
     load_spec(path, allow_pipe=True)  # raises what is wrong with the file
     with open(path, encoding="utf-8") as file:
         document: dict[str, Any] = json.load(file)

@@ -81,6 +81,6 @@ def check_local(url: str, name: str, context: Context) -> None:
         return
     if context.mirror is None or not urls.is_within(urls.local_path(url), context.mirror):
         raise SpecError(
-            f"{context.name}: names {name!r}, a local file; a remote document must not do that: "
-            "if you trust it, download it first or pass `base`"
+            f"{context.name}: names {urls.redact(name)!r}, a local file; a remote document must "
+            "not do that: if you trust it, download it first or pass `base`"
         )

@@ -52,7 +52,7 @@ def _open(path: str) -> int:
     try:
         return os.open(path, os.O_RDONLY)  # a third of the time that open() takes
     except OSError as error:
-        raise local_error(path, error) from error
+        raise local_error(path, error) from None
     except ValueError as error:  # a NUL in the path
         raise FetchError(f"{path!r}: expected a path, found: {error}") from error
 

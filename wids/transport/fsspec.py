@@ -113,9 +113,9 @@ class Fsspec:
             extra = _EXTRAS.get(scheme)
             remedy = f"pip install 'wids[{extra}]'" if extra else "install its fsspec driver"
             raise FetchError(
-                f'{urls.redact(url)}: expected a driver for "{scheme}", found: {error}; {remedy}, '
-                "or pass a handler for it"
-            ) from error
+                f'{urls.redact(url)}: expected a driver for "{scheme}", found: '
+                f"{urls.without_secrets(str(error), url)}; {remedy}, or pass a handler for it"
+            ) from None
         except Exception as error:  # noqa: BLE001 - some drivers connect at once
             raise driver_error(url, error) from None
         # Drivers of other packages are not in the list above.

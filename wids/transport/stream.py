@@ -190,10 +190,6 @@ def _status(error: BaseException) -> int:
 
 def error_text(error: BaseException, url: str) -> str:
     """Return type and message of another library's error, without the secrets of the URL."""
-    _, _, query = url.partition("?")
-    text = str(error).replace(url, urls.redact(url))
-    text = text.replace(query, "…") if query else text
-    # Of addresses that redirects led to, which may be signed.
-    text = re.sub(r"(\w://[^\s'\"?]*)\?[^\s'\"]+", r"\1?…", text)
+    text = urls.without_secrets(str(error), url)
     # urllib3 puts the repr of a connection in front of its messages.
     return f"{type(error).__name__}: {re.sub(r'<[^<>]* object at 0x[0-9a-f]+>: ', '', text):.300}"

@@ -10,13 +10,19 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from typing import Final
 from urllib.parse import quote, unquote
 
-from wids.errors import FetchError, SpecError, printable
+from wids.errors import FetchError, SpecError, printable, without_quoted_secrets
+
+_SECRET_LENGTH: Final = 6
+"""Characters from which on a part of a URL is recognized on its own in other text."""
 
 # Names without dots to resolve, schemes, `~` or queries: joined without looking further.
 _PLAIN = re.compile(r"(?:\w[\w.-]*/)*\w[\w.-]*")
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+# Also that of a chain of fsspec, `simplecache::https://…`, which is no path (SEC-10).
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:::[A-Za-z][A-Za-z0-9+.:-]*)?://")
+_LINK = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*://)")
 
 
 def scheme(url: str) -> str:
@@ -46,7 +52,7 @@ def local_path(url: str) -> str:
     if rest.startswith("//"):
         host, slash, rest = rest[2:].partition("/")
         if host not in ("", "localhost"):
-            raise SpecError(f"{url}: expected a local file, found the host {host!r}")
+            raise SpecError(f"{redact(url)}: expected a local file, found the host {host!r}")
         rest = slash + rest
     return os.path.expanduser(unquote(rest))
 
@@ -231,20 +237,57 @@ def unquoted(text: str) -> str:
 
 
 def redact(url: str) -> str:
-    """Return a URL for a message: printable, without user, password, query and arguments."""
+    """Return a URL for a message: printable, without user, password, query and arguments.
+
+    All messages and commands show URLs in this form (SEC-4), and also what may be one.
+    """
     return printable(_without_secrets(url))
 
 
 def _without_secrets(url: str) -> str:
     kind = scheme(url)
-    if kind in ("", "file"):
-        return url
+    if kind == "":
+        return without_quoted_secrets(url)  # a URL may have been joined to a folder
     if kind == "pipe":
         words = url[len("pipe:") :].split(maxsplit=1)
         # A shell accepts TOKEN=… in front of the command, so only a plain word is shown.
         first = words[0] if words and re.fullmatch(r"[\w./-]+", words[0]) else "…"
         return f"pipe:{first}{' …' if len(words) > 1 and first != '…' else ''}"
-    origin, path, query = _split(url)
+    stem, mark, _ = url.partition("?")
+    return "::".join(map(_without_user, _LINK.split(stem))) + (mark and "?…")
+
+
+def _without_user(stem: str) -> str:
+    if scheme(stem) in ("", "file"):
+        return stem
+    origin, path, _ = _split(stem)
     # The last `@`: a password may contain one, and its rest must not be shown (SEC-4).
-    host = origin.partition("://")[2].rpartition("@")[2]
-    return f"{kind}://{host}{path}{'?…' if query else ''}"
+    return f"{scheme(stem)}://{origin.partition('://')[2].rpartition('@')[2]}{path}"
+
+
+def without_secrets(text: str, *known: str) -> str:
+    """Return text of another library without the secrets of URLs.
+
+    Args:
+        text: The text, such as the message of a driver's error.
+        known: URLs that the library had; it may quote a part of them. The secrets of all other URLs
+            in the text, such as those that redirects led to, are left out too.
+    """
+    for url in known:
+        text = text.replace(url, redact(url))
+        for secret in sorted(_secrets(url), key=len, reverse=True):
+            text = text.replace(secret, "…")
+    return without_quoted_secrets(text)
+
+
+def _secrets(url: str) -> set[str]:
+    """Return what a message about a remote URL must not have, as it is and decoded."""
+    if scheme(url) in ("", "file", "pipe"):
+        return set()
+    user = _authority(url).rpartition("@")[0]
+    query = url.partition("?")[2]
+    values = (part.partition("=")[2] for part in query.split("&"))
+    # Of short ones only the whole is replaced, since messages have words and numbers like them.
+    long = {part for part in (user.partition(":")[2], *values) if len(part) >= _SECRET_LENGTH}
+    found = {user, query, *long} - {""}
+    return found | {unquote(part) for part in found}

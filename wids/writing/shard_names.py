@@ -73,7 +73,8 @@ class ShardNames:
                 "readers of a remote spec do not have them"
             )
         if not path.endswith(".json"):
-            raise ValueError(f"spec: expected a name that ends in .json, found {os.fspath(spec)!r}")
+            found = repr(urls.redact(os.fspath(spec)))
+            raise ValueError(f"spec: expected a name that ends in .json, found {found}")
         return path
 
     def existing(self, start: int, storage_options: upload.Options = None) -> range:
