@@ -30,7 +30,8 @@ NAMES = ["train-000000.tar", "train-000001.tar"]
 
 def signed(url: str) -> str:
     """Return a URL with a user, a password and a signature."""
-    return url.replace("://", f"://{USER}") + QUERY
+    user = "" if "without-user" in url else USER  # no bucket has a name with a user
+    return url.replace("://", f"://{user}") + QUERY
 
 
 Scene = Callable[[Server, Path], str]
@@ -139,6 +140,7 @@ SCENES: dict[str, Scene] = {
     "no driver": lambda *_: "nodriver://host/train.json",
     "chained drivers": lambda *_: "simplecache::http://127.0.0.1/train.json",
     "no bucket": lambda *_: "s3://bucket-of-nobody/train.json",
+    "no store": lambda *_: "s3://bucket-without-user/train.json",
     "odd server": lambda *_: "http://127.0.0.1#.example/train.json",
     "shards without a driver": with_document(_names_shards(f"nodriver://{USER}h/NAME{QUERY}")),
     "shards of a command": with_document(_names_shards("pipe:TOKEN=token-SECRET cat NAME")),
@@ -200,6 +202,7 @@ class Said:
         self.texts: list[str] = []
         self._caplog = caplog
         caplog.set_level(logging.INFO)
+        caplog.set_level(logging.DEBUG, "wids")
         failed = cli._failed
 
         def noted(error: Exception) -> int:
@@ -230,7 +233,7 @@ class Said:
     def leaks(self) -> list[str]:
         """Return the lines with secrets since the latest call."""
         for record in self._caplog.records:
-            if record.levelno > logging.DEBUG:
+            if record.levelno > logging.DEBUG or record.name.startswith("wids"):
                 self.texts.append(logging.Formatter().format(record))
         lines = [line for text in self.texts for line in text.splitlines()]
         self.texts.clear()
@@ -261,8 +264,9 @@ def filled(arguments: Iterable[str], url: str) -> list[str]:
 
 def looked_at(browser: Any) -> None:
     """Write what a page of `wids browse` consists of, and end it."""
-    for path in ("about", "fields", "shards", "samples", "sample/5", "shard/1/samples", "nothing"):
-        _, _, body = browser._site.answer(path, {})
+    for path in ("about", "samples", "sample/1", "shard/0/about", "shard/0/sample/1", "nothing"):
+        status, _, body = browser._site.answer(path, {})
+        sys.stdout.write(f"{path} {status} ")
         sys.stdout.write(body if isinstance(body, str) else bytes(body).decode())
     raise KeyboardInterrupt
 
@@ -283,7 +287,7 @@ def url(
     monkeypatch: pytest.MonkeyPatch,
 ) -> str:
     """The URL of the spec in each of the scenes."""
-    if request.param == "no bucket":
+    if request.param in ("no bucket", "no store"):
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             monkeypatch.setenv(name, "test")
@@ -349,6 +353,8 @@ CALLS: dict[str, Callable[[str], object]] = {
     "no column": _opened(lambda d: d.table({"label": ".nothing"})),
     "another type": _opened(lambda d: d.table({"label": ".txt/a"})),
     "joined": _opened(lambda d: d.join(d, prefix="b")[3]["__key__"]),
+    "joined by its URL": lambda url: _opened(lambda d: d.join(url))(url),
+    "joined with files": _opened(lambda d: d.join("{shard}.captions.json", prefix="b")[3]),
     "rewritten": _opened(lambda d: wids.rewrite(d, "new-%06d.tar")),
     "rewritten there": lambda url: _opened(lambda d: wids.rewrite(d, url))(url),
     "a failing map": _opened(lambda d: d.map(lambda sample: sample["nothing"])[5]),

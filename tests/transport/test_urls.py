@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from urllib.parse import quote
 
 import pytest
 from conftest import raises
@@ -120,6 +121,7 @@ SIGNED = "s3://key%2F1:pass%2Fword@bucket/a?X-Signature=sig%2Fnature&n=1"
         ("no bucket key/1:pass/word@bucket", "no bucket …@bucket"),
         ("the key pass/word is of nobody", "the key … is of nobody"),
         ("SignatureDoesNotMatch sig/nature, 1 of 1", "SignatureDoesNotMatch …, 1 of 1"),
+        (f"no https://b.s3/a{quote('?X-Signature=sig%2Fnature&n=1')}", "no https://b.s3/a%3F…"),
         ("moved to https://me:pw@h/b?token=2, try", "moved to https://h/b?… try"),
         ("what is /a/b?", "what is /a/b?"),
     ],

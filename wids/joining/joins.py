@@ -26,6 +26,7 @@ from wids.joining.join_sides import JoinableDataset, Names, Side
 from wids.joining.join_store import PositionMap
 from wids.joining.joined_reader import JoinedReader
 from wids.reading.positions import Positions, as_int_array
+from wids.transport import urls
 
 Missing = Literal["error", "skip", "none"]
 
@@ -135,10 +136,11 @@ def _rows(other: Any, missing: Missing) -> Rows:
 
 
 def _not_joinable(other: Any) -> TypeError:
+    shown = urls.redact(other) if isinstance(other, str) else other  # the URL of a spec, perhaps
     return TypeError(
         "join: expected a wids.ShardListDataset or a view, a pyarrow.Table, a pandas frame, a "
         'mapping from keys, or a pattern such as "{shard}.captions.json", found '
-        f"{type(other).__name__} {other!r:.80}; a subset is a view, dataset[indices], and a column "
+        f"{type(other).__name__} {shown!r:.80}; a subset is a view, dataset[indices], and a column "
         "with its keys a frame, column.to_frame()"
     )
 

@@ -50,15 +50,18 @@ def _by_rules(url: str, rules: str) -> str:
         if not rule.strip():
             continue
         if not equals:
-            raise SpecError(f"WDS_REWRITE: expected regex=replacement, found {rule!r}")
+            raise _rule_error(rule)
         try:
             result = re.sub(pattern, replacement, result)
         except (re.error, IndexError) as error:
-            raise SpecError(
-                f"WDS_REWRITE: expected regex=replacement, found {rule!r}: {error}"
-            ) from error
+            raise _rule_error(rule, f": {error}") from error
     _check_rewriting(url, result)
     return result
+
+
+def _rule_error(rule: str, reason: str = "") -> SpecError:
+    shown = urls.without_secrets(rule)
+    return SpecError(f"WDS_REWRITE: expected regex=replacement, found {shown!r}{reason}")
 
 
 def _check_rewriting(url: str, result: str) -> None:

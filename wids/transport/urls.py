@@ -281,7 +281,7 @@ def without_secrets(text: str, *known: str) -> str:
 
 
 def _secrets(url: str) -> set[str]:
-    """Return what a message about a remote URL must not have, as it is and decoded."""
+    """Return what a message about a remote URL must not have: as it is, decoded and encoded."""
     if scheme(url) in ("", "file", "pipe"):
         return set()
     user = _authority(url).rpartition("@")[0]
@@ -290,4 +290,4 @@ def _secrets(url: str) -> set[str]:
     # Of short ones only the whole is replaced, since messages have words and numbers like them.
     long = {part for part in (user.partition(":")[2], *values) if len(part) >= _SECRET_LENGTH}
     found = {user, query, *long} - {""}
-    return found | {unquote(part) for part in found}
+    return found.union(*({unquote(part), quote(part), quote(part, safe="")} for part in found))
