@@ -7,7 +7,6 @@ samples, and passes them through the transformations. Files, caches and shards a
 from __future__ import annotations
 
 import logging
-import operator
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from wids.looking.in_notebooks import show_samples_in_notebooks
 from wids.mapstyle import join_torch
 from wids.opening.cache_settings import cache_folder, cache_limits, placed_names
 from wids.opening.options import Access, ReadOptions, Verify, field_set
+from wids.reading.indices import as_index
 from wids.reading.positions import (
     Positions,
     counts_per_shard,
@@ -235,9 +235,9 @@ class ShardListDataset(ComposableDataset):
     @overload
     def __getitem__(self, index: slice | Sequence[int] | npt.NDArray[Any]) -> ShardListDataset: ...
     def __getitem__(self, index: Any) -> Any:
-        if type(index) is not int:  # nearly always it is, and operator.index is a call
+        if type(index) is not int:  # nearly always it is, and as_index is a call
             try:
-                index = operator.index(index)
+                index = as_index(index)
             except TypeError:
                 return self._view(select(self._positions, index))
         positions, reader = self._positions, self.reader

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,11 @@ import polars as pl
 import pyarrow as pa
 import pytest
 import torch
-from conftest import raises
+from conftest import raises, sample_members, write_tar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import wids
 from wids.reading.positions import select
 
 
@@ -106,3 +109,76 @@ def test_a_column_of_something_else_is_an_error(indices: Any) -> None:
     """Texts, tables, and nulls that could be a mask or indices."""
     with raises(TypeError, "expected an index, a slice, a list of indices or a mask of 5"):
         select(range(5), indices)
+
+
+INTEGERS = {
+    "list": list,
+    "numpy": np.array,
+    "Arrow table": lambda indices: pa.table({"a": indices})["a"],
+    **INDICES,
+}
+ONE_SAMPLE = {
+    "numpy scalar": np.int8,
+    "numpy array": lambda index: np.array(index, np.uint16),
+    "torch": torch.tensor,
+    "torch of few bits": lambda index: torch.tensor(index, dtype=torch.int8),
+}
+
+
+@pytest.fixture
+def five(tmp_path: Path) -> Iterator[wids.ShardListDataset]:
+    """Five samples; the slices ``[:1]`` and ``[4:]`` are datasets of one."""
+    path = write_tar(tmp_path / "a.tar", sample_members(0, 5))
+    with wids.ShardListDataset([str(path)]) as dataset:
+        yield dataset
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_a_mask_of_one_selects_a_view(five: wids.ShardListDataset, kind: str) -> None:
+    """TABLE-15: a mask with one element is a mask, although torch turns it into an integer."""
+    make, one = MASKS[kind], five[4:]
+    assert list(one[make([False])].positions) == list(one.keys()[make([False])]) == []
+    assert list(one[make([True])].positions) == [4]
+    assert list(one.keys()[make([True])]) == [one[0]["__key__"]]
+    for view in (five, five.keys()):
+        with raises(IndexError, "expected a mask of 5 booleans", "found 1"):
+            view[make([True])]
+
+
+@pytest.mark.parametrize("kind", INTEGERS)
+def test_indices_of_one_select_a_view(five: wids.ShardListDataset, kind: str) -> None:
+    """TABLE-15: a view of one sample, as any other number of indices; no index of a sample."""
+    indices = INTEGERS[kind]([3])
+    assert list(five[indices].positions) == [3]
+    assert list(five.keys()[indices]) == [five[3]["__key__"]]
+    with raises(TypeError, "expected the index of a sample"):
+        five.locate(indices)
+
+
+def test_hits_of_nonzero_select_a_view(five: wids.ShardListDataset) -> None:
+    """TABLE-15: whether there are no hits, one or several."""
+    for wanted in ([], [2], [0, 4]):
+        hits = torch.isin(torch.arange(5), torch.tensor(wanted)).nonzero()
+        assert list(five[hits.flatten()].positions) == wanted
+        with raises(TypeError, "expected an index, a slice"):  # two dimensions, as for numpy
+            five[hits]
+
+
+@pytest.mark.parametrize("kind", ONE_SAMPLE)
+def test_an_integer_without_dimensions_is_a_sample(five: wids.ShardListDataset, kind: str) -> None:
+    """TABLE-15: of any package that has such integers."""
+    index = ONE_SAMPLE[kind](3)
+    assert five[index]["__index__"] == 3
+    assert five.keys()[index] == five[3]["__key__"]
+    assert five.locate(index) == (0, 3)
+
+
+@pytest.mark.parametrize("make", [np.bool_, np.array, torch.tensor, pa.scalar])
+def test_a_truth_without_dimensions_is_an_error(five: wids.ShardListDataset, make: Any) -> None:
+    """TABLE-15: it could be a mask, or the result of a comparison of one value."""
+    truth = make(bool(five))
+    for view in (five, five.keys()):
+        with raises(TypeError, "expected an index, a slice, a list of indices or a mask of 5"):
+            view[truth]
+    with raises(TypeError, "expected the index of a sample"):
+        five.locate(truth)

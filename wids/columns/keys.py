@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Any, Final, Protocol, overload
 
 from wids.errors import WidsError, printable
+from wids.reading.indices import as_index
 from wids.reading.position_array import IntArray
 from wids.reading.positions import Positions, first_index_of, from_start, select
 from wids.tars.index import ShardIndex
@@ -64,7 +65,7 @@ class Keys(Sequence[str]):
     def __getitem__(self, index: Any) -> Keys: ...
     def __getitem__(self, index: Any) -> str | Keys:
         try:
-            index = operator.index(index)
+            index = as_index(index)
         except TypeError:
             return Keys(self._shards, select(self._positions, index))
         position = int(self._positions[from_start(index, len(self))])

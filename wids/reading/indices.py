@@ -17,6 +17,20 @@ _NULLS: Final = frozenset(("NoneType", "NAType"))
 """The names of the types of Python's null and of pandas'."""
 
 
+def as_index(index: Any) -> int:
+    """Return the index of one sample as an integer of Python.
+
+    Raises:
+        TypeError: It is none. A tensor with dimensions selects a view, also if it has one element,
+            and one of booleans is a mask, although torch would turn both into integers.
+    """
+    if not isinstance(index, int | np.integer):
+        num_dimensions, dtype = getattr(index, "ndim", 0), str(getattr(index, "dtype", ""))
+        if num_dimensions or "bool" in dtype:
+            raise TypeError(f"expected the index of a sample, found {index!r:.80}")
+    return operator.index(index)
+
+
 def as_array(indices: Any) -> npt.NDArray[Any]:
     """Return indices as an array; without dimensions, which `select` refuses, if they are none."""
     try:
@@ -68,7 +82,8 @@ def _without_nulls(indices: Any) -> Any:
     if package == "pandas" and str(getattr(indices, "dtype", "")) in ("boolean", "bool[pyarrow]"):
         return indices.to_numpy(dtype=bool, na_value=False)
     kind = str(getattr(indices, "type", getattr(indices, "dtype", "")))
-    if package in ("pyarrow", "polars") and kind in ("bool", "Boolean"):
+    is_column = package in ("pyarrow", "polars") and hasattr(indices, "fill_null")  # no scalar
+    if is_column and kind in ("bool", "Boolean"):
         return indices.fill_null(False)  # noqa: FBT003 - the parameter has no name in common
     return indices
 

@@ -6,14 +6,13 @@ is packed when it is pickled. Nothing here knows shards or samples.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from wids.reading.indices import as_array, as_selection
+from wids.reading.indices import as_array, as_index, as_selection
 from wids.reading.position_array import IntArray, PositionArray
 
 _HINT: Final = "; a dataset is not a mapping: read a sample by its key with get_by_key(key)"
@@ -42,7 +41,7 @@ def position_at(positions: Positions, index: Any) -> int:
         TypeError: It is not an integer.
     """
     try:
-        index = operator.index(index)
+        index = as_index(index)
     except TypeError:
         raise TypeError(
             f"expected the index of a sample, found {type(index).__name__} {index!r:.80}"
