@@ -6,6 +6,7 @@ Does not know what is counted.
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any, Final
 
 _NUM_SLOTS: Final = 509
@@ -15,8 +16,8 @@ _NUM_SLOTS: Final = 509
 class SharedNumber:
     """A number that processes add to, forked and spawned ones alike.
 
-    Each process adds in a slot of its own, so that no lock is needed. A copy that is pickled for
-    another machine, or by hand, starts from the value of that moment and is on its own.
+    Each process adds in a slot of its own, so that processes need no lock. A copy that is pickled
+    for another machine, or by hand, starts from the value of that moment and is on its own.
 
     Args:
         value: The first value.
@@ -41,11 +42,13 @@ class SharedNumber:
 
     def add(self, count: int) -> None:
         """Add to the number."""
-        self._slots[os.getpid() % _NUM_SLOTS] += count
+        with _writing:
+            self._slots[os.getpid() % _NUM_SLOTS] += count
 
     def set(self, value: int) -> None:
         """Set the number, in all processes. What others add at this moment may be lost."""
-        self._slots[:] = [value] + [0] * (_NUM_SLOTS - 1)
+        with _writing:
+            self._slots[:] = [value] + [0] * (_NUM_SLOTS - 1)
 
     def __reduce__(self) -> tuple[Any, ...]:
         from multiprocessing import context
@@ -54,6 +57,18 @@ class SharedNumber:
         if context.get_spawning_popen() is None:
             return SharedNumber, (self.value,)
         return _from_slots, (self._slots,)
+
+
+_writing: Final = threading.RLock()
+"""Held by the thread that writes into the slot of this process."""
+
+if hasattr(os, "register_at_fork"):
+    # A child would otherwise inherit the lock of a thread that it does not have.
+    os.register_at_fork(
+        before=_writing.acquire,
+        after_in_parent=_writing.release,
+        after_in_child=_writing.release,
+    )
 
 
 def _from_slots(slots: Any) -> SharedNumber:

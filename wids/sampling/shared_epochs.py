@@ -14,8 +14,8 @@ from torch.utils.data import get_worker_info
 
 from wids.sampling.passes import Epochs
 
-_NUM_SLOTS: Final = 256
-"""Most workers of one loader."""
+_NUM_SLOTS: Final = 1024
+"""Most workers of one loader. The array is made before their number is known."""
 
 # Where the parts of the shared array begin: single numbers, and one number for each worker.
 _FIXED, _BEGUN, _START, _RESTORED, _POSITION, _AFTER, _PASSES = range(7)
@@ -161,9 +161,20 @@ class SharedEpochs(Epochs):
 
 
 def worker() -> tuple[int, int]:
-    """Return the number of this worker and of all workers; ``(0, 1)`` in the main process."""
+    """Return the number of this worker and of all workers; ``(0, 1)`` in the main process.
+
+    Raises:
+        ValueError: The loader has more workers than can share an epoch.
+    """
     info = get_worker_info()
-    return (0, 1) if info is None else (info.id, info.num_workers)
+    if info is None:
+        return 0, 1
+    if info.num_workers > _NUM_SLOTS:
+        raise ValueError(
+            f"num_workers: expected at most {_NUM_SLOTS:,} workers for a stream, found "
+            f"{info.num_workers:,}; pass the dataset and the sampler to the loader instead"
+        )
+    return info.id, info.num_workers
 
 
 def _slots() -> range:
