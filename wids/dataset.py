@@ -34,7 +34,7 @@ from wids.reading.positions import (
     select,
     select_batch,
 )
-from wids.reading.reader import ShardReader
+from wids.reading.reader import ShardReader, in_batch
 from wids.specs.loader import Shards, load_with
 from wids.tars.names import KeySplit
 from wids.tars.samples import Raw
@@ -246,7 +246,8 @@ class ShardListDataset(ComposableDataset):
         position = positions[index]
         if type(position) is not int:  # an array yields a numpy integer
             position = int(position)
-        return self._sample(position, bisect_right(reader.ends, position), reader.fetches_for_one)
+        local = reader.fetches_for_many if in_batch.get() is reader else reader.fetches_for_one
+        return self._sample(position, bisect_right(reader.ends, position), local)
 
     def __getitems__(self, indices: Sequence[int] | npt.NDArray[Any]) -> list[Any]:
         """Return a batch: exactly ``[dataset[i] for i in indices]``, with each shard opened once.

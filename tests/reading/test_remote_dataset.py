@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +265,39 @@ def test_batches_of_a_subclass_fetch_whole_shards(site: Site) -> None:
     with WithUrl(spec, access="range") as dataset:
         dataset.__getitems__([0, 1])
         assert not dataset.reader.fetches_for_one
+
+
+class Waiting(wids.ShardListDataset):
+    """A subclass whose first sample of a batch waits while others read."""
+
+    began: threading.Event
+    may_end: threading.Event
+
+    def __getitem__(self, index: Any) -> Any:
+        sample = super().__getitem__(index)
+        if index == 0:
+            self.began.set()
+            assert self.may_end.wait(30)
+        return sample
+
+
+def test_a_batch_of_one_thread_fetches_nothing_for_another(site: Site) -> None:
+    """What a batch fetches is for its own thread: others read single samples by range meanwhile.
+
+    A batch that ends leaves that of another thread as it is.
+    """
+    site.pack()
+    with Waiting(site.spec(index="train.index")) as dataset:
+        dataset.began, dataset.may_end = threading.Event(), threading.Event()
+        with ThreadPoolExecutor(1) as thread:
+            first = thread.submit(dataset.__getitems__, [0, 14])
+            assert dataset.began.wait(30)
+            dataset[9]
+            assert [dataset.reader.is_local(n) for n in range(3)] == [True, False, False]
+            dataset.__getitems__([1, 2])
+            dataset.may_end.set()
+            first.result()
+        assert [dataset.reader.is_local(n) for n in range(3)] == [True, False, True]
 
 
 def test_sizes_are_checked_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

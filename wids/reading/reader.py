@@ -11,8 +11,9 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -35,6 +36,9 @@ from wids.transport import urls
 if TYPE_CHECKING:
     from wids.reading.key_lookup import KeyLookup
     from wids.sampling.fit import Limits
+
+in_batch: Final[ContextVar[ShardReader | None]] = ContextVar("in_batch", default=None)
+"""The reader whose single samples this thread reads as a batch; see `ShardReader.reading_many`."""
 
 
 class ShardReader:
@@ -176,15 +180,12 @@ class ShardReader:
 
     @contextmanager
     def reading_many(self) -> Iterator[None]:
-        """Fetch shards for single samples inside the block as for a batch, since they are one.
-
-        Where threads overlap, some of them may read by range instead: the samples are the same.
-        """
-        self.fetches_for_one = self.fetches_for_many
+        """Fetch shards for single samples inside the block as for a batch, since they are one."""
+        token = in_batch.set(self)
         try:
             yield
         finally:
-            self.fetches_for_one = self._options.access == "download"
+            in_batch.reset(token)
 
     def find(self, key: str, number: int | None = None) -> Iterator[int]:
         """Yield the positions of a key, one for each shard that has it, in ascending order.
