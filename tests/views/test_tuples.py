@@ -10,6 +10,7 @@ from conftest import raises, write_tar
 from torch.utils.data import DataLoader
 
 from wids import ShardListDataset, TransformError
+from wids.views.tuples import ToTuple
 
 
 @pytest.fixture
@@ -49,6 +50,19 @@ def test_a_missing_field_names_those_that_exist(mixed: Path) -> None:
             dataset.to_tuple(".jpg;.png", ".cls")[0]
         with raises(TransformError, "to_tuple: expected a sample, found int 0"):
             dataset.map(lambda sample: sample[".cls"]).to_tuple(".cls")[0]
+
+
+def test_a_missing_field_is_a_key_error(mixed: Path) -> None:
+    """As for `sample[name]`, so that programs need not know which of them it was."""
+    with ShardListDataset(mixed) as dataset:
+        with raises(KeyError, "to_tuple: expected the field .jpg or .png, found .txt, .cls;"):
+            ToTuple(".jpg;.png")(dataset[0])
+        with pytest.raises(TransformError) as caught:
+            dataset.to_tuple(".jpg;.png")[0]
+    assert isinstance(caught.value.__cause__, KeyError)
+    # The text is no `repr`, which that of a KeyError is.
+    assert "KeyError: to_tuple: expected the field" in str(caught.value)
+    assert "\\" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -93,5 +93,5 @@ def _missing_text(sample: dict[Any, Any], name: str) -> str:
     if same is not None:
         return f'{name}: field names keep their case: sample["{same}"]'
     if not name.startswith("."):
-        return repr(name)  # perhaps the key of another dict
+        return name if " " in name else repr(name)  # a message, or the key of another dict
     return f"{name}: the sample has {', '.join(fields) or 'no fields'}"

@@ -57,8 +57,7 @@ class ToTuple:
             found = next((name for name in spellings if name is not None), None)
             if found is None:
                 existing = ", ".join(name for name in sample if name.startswith("."))
-                # No KeyError: its text would be shown as a repr.
-                raise LookupError(
+                raise KeyError(
                     f"to_tuple: expected the field {' or '.join(names)}, found "
                     f'{existing or "no fields"}; add an alternative, as in ".jpg;.png"'
                 )
