@@ -6,6 +6,8 @@ import doctest
 import json
 import shutil
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +187,77 @@ def test_the_file_has_the_last_word(saved: Path, tmp_path: Path) -> None:
     own.unlink()
     with raises(FetchError, "no such file"):
         wids.load_table(saved)
+
+
+def outcomes(spec: Path, flips: Iterator[tuple[int, int]]) -> Counter[str]:
+    """Return what becomes of a table after each change of a byte; fail if it has other values."""
+    own, found = spec.with_suffix(".parquet"), Counter[str]()
+    good = own.read_bytes()
+    with ShardListDataset(spec) as dataset:
+        expected = wids.load_table(dataset)
+        for at, flip in flips:
+            own.write_bytes(good[:at] + bytes([good[at] ^ flip]) + good[at + 1 :])
+            table, message = expected, ""
+            try:
+                table = wids.load_table(dataset)
+            except TableError as error:
+                message = str(error)
+            assert table.equals(expected), (at, flip)
+            assert table.schema == expected.schema, (at, flip)
+            assert not message or (str(own) in message and "`wids table`" in message), message
+            found["error" if message else "equal"] += 1
+    own.write_bytes(good)
+    return found
+
+
+def test_a_flipped_bit_never_changes_a_value(saved: Path) -> None:
+    """TABLE-21: in no page, header or footer; the error names the file and the remedy."""
+    nbytes = saved.with_suffix(".parquet").stat().st_size
+    found = outcomes(saved, ((at, 1 << at % 8) for at in range(0, nbytes, 3)))
+    assert found["error"] > 9 * found["equal"]
+
+
+@pytest.mark.long
+def test_no_flipped_bit_changes_a_value(tmp_path: Path) -> None:
+    """TABLE-21: of all bits of a table with values of many types."""
+    members = [
+        (f"s{n:04d}.{field}", data)
+        for n in range(40)
+        for field, data in (
+            ("cls", b"%d" % (n % 7)),
+            ("json", json.dumps({"a": [n] * (n % 3), "b": n / 3, "c": n % 2 > 0}).encode()),
+        )
+    ]
+    spec, output = tmp_path / "own.json", str(tmp_path / "own.parquet")
+    wids.build_spec([str(write_tar(tmp_path / "own.tar", members))]).save(spec)
+    columns = "cls=.cls,a=.json/a,b=.json/b,c=.json/c,whole=.json"
+    assert main(["table", str(spec), "--columns", columns, "-o", output, "-j", "1"]) == 0
+    nbytes = Path(output).stat().st_size
+    outcomes(spec, ((at, 1 << bit) for at in range(nbytes) for bit in range(8)))
+
+
+def test_damage_of_a_column_that_is_not_read(saved: Path) -> None:
+    """TABLE-21: only what is read is compared, so a column costs no more than its bytes."""
+    own = saved.with_suffix(".parquet")
+    blob = bytearray(own.read_bytes())
+    chunk = pq.read_metadata(own).row_group(0).column(3)
+    blob[chunk.dictionary_page_offset + chunk.total_compressed_size // 2] ^= 1
+    own.write_bytes(blob)
+    assert wids.load_table(saved, ["label"])["label"].to_pylist() == EXPECTED
+    with raises(TableError, "caption does not have the checksum", "make it again"):
+        wids.load_table(saved, ["caption"])
+
+
+def test_a_table_without_checksums_is_read(saved: Path) -> None:
+    """TABLE-21: one of an earlier version, or one that another program has saved again."""
+    document = json.loads(saved.read_text())
+    assert len(document["table"].pop("crc32")) == 1 + 4
+    assert document["table"].pop("filesize") == saved.with_suffix(".parquet").stat().st_size
+    with ShardListDataset({**document, "base": str(saved.parent)}) as dataset:
+        assert wids.load_table(dataset)["label"].to_pylist() == EXPECTED
+    table = pq.read_table(saved.with_suffix(".parquet"))
+    pq.write_table(table, saved.with_suffix(".parquet"), compression="none")
+    assert wids.load_table(saved)["label"].to_pylist() == EXPECTED
 
 
 def test_a_table_with_other_rows_is_refused(saved: Path) -> None:

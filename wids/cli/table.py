@@ -72,9 +72,9 @@ def run(options: argparse.Namespace) -> int:
         ask_to_fetch(dataset, options, "reading columns of shards without an index")
         with process_pool(options.jobs, len(dataset.spec.shards)) as executor:
             table = dataset.table(columns, errors=options.errors, executor=executor)
-        mark = save_table(table, dataset.spec, dataset.reader.edges, columns, output)
+        saved = save_table(table, dataset.spec, dataset.reader.edges, columns, output)
     if _is_local_document(options.spec):
-        name_table(options.spec, output, mark)
+        name_table(options.spec, saved)
     else:
         print(
             f"wids: {urls.redact(options.spec)}: no JSON spec on this machine, so it does not name "

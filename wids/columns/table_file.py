@@ -19,6 +19,7 @@ import numpy as np
 from wids.cache.store import Cache
 from wids.columns.column_paths import INDEX, KEY
 from wids.columns.table import check_arrow, read_table
+from wids.columns.table_checksums import column_checksums, damaged_column, footer_checksum
 from wids.errors import TableError, WidsError, local_error
 from wids.fetching.fetch import Fetcher
 from wids.files import abandoned, publish
@@ -27,7 +28,7 @@ from wids.opening.side_files import local_file
 from wids.reading.positions import Positions
 from wids.reading.reader import ShardReader
 from wids.specs.loader import Shards, load_with
-from wids.specs.model import DatasetSpec
+from wids.specs.model import DatasetSpec, SavedTable
 from wids.transport import urls
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def save_table(
     edges: np.ndarray,
     paths: Mapping[str, str],
     output: str | os.PathLike[str],
-) -> str:
+) -> SavedTable:
     """Save a table of all samples as Parquet; the file appears complete, or not at all.
 
     Args:
@@ -90,10 +91,10 @@ def save_table(
         spec: Of the dataset that it was made from.
         edges: Where the shards begin, and the end of the last one.
         paths: The paths of its columns by their names.
-        output: The file.
+        output: The absolute path of the file.
 
     Returns:
-        The fingerprint of the shards, for the spec.
+        What the spec has to say of it.
     """
     import pyarrow.parquet as pq
 
@@ -102,13 +103,13 @@ def save_table(
     schema = table.schema.with_metadata({_METADATA: own.encode("utf-8")})
     abandoned.sweep_beside(output)
     table = table.replace_schema_metadata(schema.metadata)
-    with (
-        publish.replacing(output) as file,
-        pq.ParquetWriter(file, schema, compression="zstd") as writer,
-    ):
-        for start, stop in _row_groups(edges.tolist()):
-            writer.write_table(table.slice(start, stop - start), row_group_size=_MAX_GROUP)
-    return mark
+    with publish.replacing(output) as file:
+        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            for start, stop in _row_groups(edges.tolist()):
+                writer.write_table(table.slice(start, stop - start), row_group_size=_MAX_GROUP)
+        found = [footer_checksum(file), *column_checksums(file, pq.read_metadata(file))]
+        nbytes = file.seek(0, os.SEEK_END)
+    return SavedTable(os.fspath(output), mark, nbytes, tuple(found))
 
 
 def _row_groups(edges: list[int]) -> Iterator[tuple[int, int]]:
@@ -168,13 +169,12 @@ def load_table(
     if isinstance(columns, str):
         raise TypeError(f"columns: expected a list of names, found the text {columns!r}")
     place = _place(dataset, allow_pipe, storage_options)
-    with _opened(place) as (name, file):
-        if columns is not None:
-            columns = [INDEX, KEY, *(c for c in columns if c not in (INDEX, KEY))]
-            _check_columns(columns, file.schema_arrow.names, name)
+    if columns is not None:
+        columns = [INDEX, KEY, *(c for c in columns if c not in (INDEX, KEY))]
+    with _opened(place, columns) as (name, file):
         try:
             table = file.read(columns)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise _damaged(name, error) from error
     # Whoever sorts a table with pyarrow and saves it again keeps the fingerprint.
     if not np.array_equal(table[INDEX].to_numpy(), np.arange(len(table))):
@@ -193,7 +193,7 @@ def saved_columns(dataset: Tabular) -> dict[str, str]:
         ModuleNotFoundError: pyarrow is not installed.
     """
     check_arrow()
-    with _opened(_Place(dataset.spec, dataset.reader.store, None)) as (_, file):
+    with _opened(_Place(dataset.spec, dataset.reader.store, None), ()) as (_, file):
         columns: dict[str, str] = _own(file)["columns"]
         return columns
 
@@ -235,10 +235,14 @@ def _place(
 
 
 @contextmanager
-def _opened(place: _Place) -> Iterator[tuple[str, Any]]:
-    """Provide the name of a saved table, and the Parquet file, checked against the spec."""
+def _opened(place: _Place, columns: Collection[str] | None) -> Iterator[tuple[str, Any]]:
+    """Provide the name of a saved table, and the Parquet file, checked against the spec.
+
+    Args:
+        place: Where it is.
+        columns: The columns that will be read; None for all.
+    """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     spec = place.spec
     if spec.table is None:
@@ -252,22 +256,43 @@ def _opened(place: _Place) -> Iterator[tuple[str, Any]]:
         raise _stale(name, expected, spec.table.fingerprint)
     with local_file(place.store, spec.table.url) as path:
         try:
-            file = pq.ParquetFile(path)
-        except pa.ArrowException as error:
-            raise _damaged(name, error) from error
+            source = pa.OSFile(path)
         except OSError as error:
             raise local_error(path, error) from error
-        with file:
-            found = _own(file).get("fingerprint")
-            if found != expected:
-                raise _stale(name, expected, found)
-            if not {INDEX, KEY} <= set(file.schema_arrow.names):
-                raise _damaged(name, f"it has no column {INDEX} or {KEY}")
-            counts = [shard.num_samples for shard in spec.shards]
-            num_rows = file.metadata.num_rows
-            if None not in counts and num_rows != sum(count or 0 for count in counts):
-                raise _damaged(name, f"it has {num_rows:,} rows, and the spec other samples")
+        with source:
+            # Damage leaves the length as it was, unlike another program that saves it again.
+            is_as_saved = spec.table.nbytes in (None, source.size())
+            crc32s = spec.table.checksums if is_as_saved else ()
+            if crc32s and footer_checksum(source) != crc32s[0]:
+                raise _damaged(name, "its end does not have the checksum that the spec states")
+            file = _parsed(source, name, spec, expected)
+            _check_columns(columns or (), file.schema_arrow.names, name)
+            names = file.schema_arrow.names if columns is None else columns
+            column = damaged_column(source, file.metadata, crc32s[1:], names)
+            if column is not None:
+                raise _damaged(name, f"{column} does not have the checksum that the spec states")
             yield name, file
+
+
+def _parsed(source: Any, name: str, spec: DatasetSpec, expected: str) -> Any:
+    """Return what parses an open table, whose footer has been compared with the spec."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(source)
+        found, names = _own(file).get("fingerprint"), set(file.schema_arrow.names)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _damaged(name, error) from error
+    if found != expected:
+        raise _stale(name, expected, found)
+    if not {INDEX, KEY} <= names:
+        raise _damaged(name, f"it has no column {INDEX} or {KEY}")
+    counts = [shard.num_samples for shard in spec.shards]
+    num_rows = file.metadata.num_rows
+    if None not in counts and num_rows != sum(count or 0 for count in counts):
+        raise _damaged(name, f"it has {num_rows:,} rows, and the spec other samples")
+    return file
 
 
 def _own(file: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from typing import Any
 
 from wids.errors import SpecError
@@ -66,14 +67,13 @@ def edit_spec(
     _replace(path, document)
 
 
-def name_table(path: str | os.PathLike[str], table: str, fingerprint: str) -> None:
+def name_table(path: str | os.PathLike[str], table: SavedTable) -> None:
     """Name a saved table in a spec; the previous file stays beside it as ``.bak``.
 
     Args:
         path: The JSON document.
-        table: Absolute path of the table. If the base of the document is remote, the table is named
-            by its base name alone, since that is where it will be published.
-        fingerprint: Of the shards that it was made from.
+        table: The table, by its absolute path. If the base of the document is remote, the table is
+            named by its base name alone, since that is where it will be published.
 
     Raises:
         SpecError: The document is malformed, or names no shards in a shardlist or datasets.
@@ -83,10 +83,11 @@ def name_table(path: str | os.PathLike[str], table: str, fingerprint: str) -> No
     base = document.get("base") or document.get("base_path")
     folder = os.path.dirname(os.path.abspath(path))
     if base is None:
-        url = urls.relative(table, folder)
+        url = urls.relative(table.url, folder)
     else:
-        url = table if urls.is_local(urls.join(folder, base)) else os.path.basename(table)
-    document["table"] = SavedTable(url, fingerprint).entry()
+        is_local = urls.is_local(urls.join(folder, base))
+        url = table.url if is_local else os.path.basename(table.url)
+    document["table"] = replace(table, url=url).entry()
     _replace(path, document)
 
 

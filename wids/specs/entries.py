@@ -121,7 +121,12 @@ def table_of(
             f"{label}: expected a url and a fingerprint, found {', '.join(map(str, entry)):.80}; "
             "`wids table` writes both"
         )
-    return SavedTable(join(url), fingerprint)
+    checksums = list_of(entry, "crc32", label)
+    for value in checksums:
+        if type(value) is not int or not 0 <= value < 1 << 32:
+            raise SpecError(f"{label}.crc32: expected CRC-32s, found {value!r:.80}")
+    nbytes = _count(entry.get("filesize"), "filesize", label)
+    return SavedTable(join(url), fingerprint, nbytes, tuple(checksums))
 
 
 def text(entry: Mapping[str, Any], key: str, label: str) -> str | None:

@@ -122,14 +122,24 @@ class SavedTable:
     Attributes:
         url: Absolute path or URL of the Parquet file.
         fingerprint: That of the shards that it was made from.
+        nbytes: Length of the file that the checksums are of, in bytes, or None.
+        checksums: The CRC-32 of its footer, and one for each column; none if they are not known.
     """
 
     url: str
     fingerprint: str
+    nbytes: int | None = None
+    checksums: tuple[int, ...] = ()
 
-    def entry(self, folder: str | None = None) -> dict[str, str]:
+    def entry(self, folder: str | None = None) -> dict[str, Any]:
         """Return the table's entry in a JSON document that is in ``folder``."""
-        return {"url": _relative(self.url, folder), "fingerprint": self.fingerprint}
+        known = {
+            "url": _relative(self.url, folder),
+            "fingerprint": self.fingerprint,
+            "filesize": self.nbytes,
+            "crc32": list(self.checksums),
+        }
+        return {key: value for key, value in known.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
