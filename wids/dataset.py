@@ -72,8 +72,8 @@ class ShardListDataset(ComposableDataset):
 
     Args:
         shards: Path, URL, ``Path`` or open file of a JSON spec; one ``.tar``; a pattern with braces
-            or wildcards; a folder; a list of these, of ``(path, count)`` pairs or of dicts. Shards
-            without a count are indexed once, now, to learn the length.
+            or wildcards; a folder; a spec; a list of these, of ``(path, count)`` pairs or of dicts.
+            Shards without a count are indexed once, now, to learn the length.
         base: Folder or URL that relative references start from, instead of the spec's.
         cache_dir: Folder for copies of remote shards and for indexes. None for ``$WIDS_CACHE``, or
             else the user's cache folder. A shard that was placed in a folder passed here, under its

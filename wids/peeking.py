@@ -160,7 +160,7 @@ class Peek:
         spec = self._glimpses.spec
         shard_spec = spec.shards[number]
         self.number = number
-        self.spec = replace(spec, shards=(shard_spec,), index=None)
+        self.spec = replace(spec, shards=(shard_spec,), index=None, packs=())
         self.dataset_name = shard_spec.dataset or spec.name
         self.title = self.dataset_name or dataset_name(spec.shards[0].url)
 

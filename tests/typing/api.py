@@ -54,6 +54,7 @@ def shards() -> None:
     wids.load_spec(["a.tar", Path("b.tar")])
     wids.load_spec([{"url": "a.tar"}])
     spec: wids.DatasetSpec = wids.load_spec([wids.ShardSpec("a.tar")])
+    wids.load_spec([spec, "b.json"])
     count: int | None = spec.shards[0].num_samples
     del count
 

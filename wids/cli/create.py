@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
     _check_output(options.output, files, options.base)
     output = upload.absolute(options.output)
     if not options.append:
-        check_references(output, files if options.base is None else [options.base], None)
+        check_references(output, files if options.base is None else [options.base], ())
     info = _text_of(options.info)  # an error now, and not after all shards were read
     # Before anything is read, so that a wrong bound of a pattern costs nothing.
     journal = _journal_path(output)

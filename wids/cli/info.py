@@ -94,7 +94,8 @@ def _fields_text(spec: DatasetSpec) -> str:
     from wids.transport import urls
 
     # A remote pack is not fetched for this: `info` shows what the spec says and stays quick.
-    if spec.index is None or not urls.is_local(spec.index):
+    packs = spec.all_packs()
+    if not (packs and all(urls.is_local(pack.url) for pack in packs)):
         return ""
     from wids.dataset import ShardListDataset
     from wids.looking import preview
@@ -127,7 +128,7 @@ def _glimpse_text(path: str, spec: DatasetSpec, options: argparse.Namespace) -> 
     from wids.specs.naming import is_document
 
     # What a document says is shown at once; its servers may be far or gone.
-    if is_document(path) or spec.index is not None:
+    if is_document(path) or spec.all_packs():
         return ""
     shards = peek(spec, storage_options=storage_options(options))
     shards.read_on(1)

@@ -31,8 +31,9 @@ def spec_and_peek(
     from wids.peeking import create_command, peek
 
     spec = loaded_spec(options.spec, options)
-    # A pack is believed in, so that the command opens it once.
-    if spec.index is not None and not wanted:
+    # Packs are believed in, so that the command opens them once.
+    num_packed = sum(pack.stop - pack.start for pack in spec.all_packs())
+    if num_packed == len(spec.shards) and not wanted:
         return spec, None
     shards = peek(
         spec,

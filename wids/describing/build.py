@@ -126,6 +126,7 @@ def build_spec(
         shards=described,
         name=dataset_name,
         index=pack_path or spec.index,
+        packs=() if pack_path else spec.packs,
     )
 
 

@@ -31,7 +31,7 @@ from wids.files.sizes import count_text
 from wids.indexes import index_file
 from wids.indexes.pack import LocalPack, Pack, load_pack
 from wids.specs.loader import Shards, load_with
-from wids.specs.model import DatasetSpec, ShardSpec
+from wids.specs.model import PackedShards, ShardSpec
 from wids.tars.archive import TarBytes, TarMembers
 from wids.tars.index import ShardIndex, TarIdentity, build_index, with_checksums
 from wids.tars.names import KeySplit, split_names, to_text
@@ -127,9 +127,14 @@ def verify_spec(
         # Those that `locate` finds are local, and some are left out.
         sizes = dict.fromkeys(stated) if locate else lengths_as_known(fetcher, stated)
         bar = stack.enter_context(PartsBar("verifying", sizes, "shard", wanted=progress))
-        pack: LocalPack | None = None
-        if spec.index is not None and locate is None:
-            pack, pack_problems = _opened_pack(stack, fetcher, spec, on_remark)
+        packs: dict[int, tuple[PackedShards, LocalPack]] = {}
+        for shared in spec.all_packs() if locate is None else ():
+            opened, found = _opened_pack(stack, fetcher, shared, on_remark)
+            pack_problems += found
+            if opened is not None:
+                packs.update(dict.fromkeys(range(shared.start, shared.stop), (shared, opened)))
+        # That of all shards has all their keys, unlike those of parts.
+        pack = None if spec.index is None or 0 not in packs else packs[0][1]
         log = stack.enter_context(Journal(None))
         wants_index = locate is None and pack is None
         # Workers report a shard when it is finished; this thread also while it arrives.
@@ -143,10 +148,13 @@ def verify_spec(
         stack.enter_context(closing(results))
         for number, (_, (found, fingerprint)) in enumerate(results):
             problems += found
-            if pack is not None and fingerprint is not None:
-                pack_problems += _pack_mismatch(pack, spec, number, fingerprint)
-                pack.release()
-            elif fingerprint is not None and fingerprint.record is not None:
+            if number in packs and fingerprint is not None:
+                shared, opened = packs[number]
+                pack_problems += _pack_mismatch(
+                    opened, shared, spec.shards[number], number, fingerprint
+                )
+                opened.release()
+            if fingerprint is not None and fingerprint.record is not None:
                 log.add(fingerprint.record)
                 packed.append(spec.shards[number])
             bar.finish(spec.shards[number].url)
@@ -285,41 +293,44 @@ def _decode_problems(shard: Shard) -> list[str]:
 def _opened_pack(
     stack: ExitStack,
     fetcher: fetch.Fetcher,
-    spec: DatasetSpec,
+    shared: PackedShards,
     on_remark: Callable[[Problem], None],
 ) -> tuple[LocalPack | None, list[Problem]]:
-    """Open the pack of a spec until the stack ends; return it, and what is wrong with all of it."""
-    url = spec.index or ""
-    name = urls.redact(url)
+    """Open a pack until the stack ends; return it, and what is wrong with all of it."""
+    name, num_shards = urls.redact(shared.url), shared.stop - shared.start
     try:
-        path = stack.enter_context(fetch.downloaded(fetcher, url))
+        path = stack.enter_context(fetch.downloaded(fetcher, shared.url))
     except FetchError as error:
         return None, [Problem(name, _without(name, error))]
-    pack = load_pack(path, None, len(spec.shards))
+    pack = load_pack(path, None, num_shards)
     if pack is None:
         found = "another or a damaged file" if os.path.exists(path) else "no file"
         return None, [Problem(name, f"expected a pack of indexes, found {found}")]
-    if len(pack) > len(spec.shards):
+    if len(pack) > num_shards:
         # As readers do: at any moment an append may be between its two steps (SPEC-36).
-        text = _APPENDING.format(count_text(len(pack), "shard"), f"{len(spec.shards):,}")
+        text = _APPENDING.format(count_text(len(pack), "shard"), f"{num_shards:,}")
         on_remark(Problem(name, text, "remark"))
         try:
-            return stack.enter_context(first_of(pack, len(spec.shards))), []
+            return stack.enter_context(first_of(pack, num_shards)), []
         except ValueError as error:
             return None, [Problem(name, _without(name, error))]
-    if len(pack) != len(spec.shards):
-        text = f"expected the indexes of {len(spec.shards)} shards, found {len(pack)}"
+    if len(pack) != num_shards:
+        text = f"expected the indexes of {num_shards} shards, found {len(pack)}"
         return pack, [Problem(name, text)]
     return pack, []
 
 
 def _pack_mismatch(
-    pack: Pack, spec: DatasetSpec, number: int, fingerprint: _Fingerprint
+    pack: Pack,
+    shared: PackedShards,
+    shard_spec: ShardSpec,
+    number: int,
+    fingerprint: _Fingerprint,
 ) -> list[Problem]:
     """Return what is wrong with the index of a shard in a pack, as a list of at most one."""
+    number -= shared.start
     if number >= len(pack):  # a pack that is too short is a problem of its own
         return []
-    shard_spec = spec.shards[number]
     name = os.path.basename(urls.path_of(shard_spec.url))
     found = pack.index(number, fingerprint.nbytes, shard_spec.key_split or "first")
     if (
@@ -329,7 +340,7 @@ def _pack_mismatch(
     ):
         return []
     text = f"its index of {name} does not match the shard; rebuild the pack"
-    return [Problem(urls.redact(spec.index or ""), text)]
+    return [Problem(urls.redact(shared.url), text)]
 
 
 def _digest(blob: bytes) -> bytes:

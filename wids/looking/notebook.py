@@ -264,7 +264,7 @@ def _facts(dataset: Browsable) -> dict[str, str]:
         "size": nbytes_text(sum(nbytes)) if len(nbytes) == len(shards) else "not stated",
         "available locally": _amount(num_local, num_checked, len(shards)),
         "cache": _from_home(dataset.reader.cache_folder),
-        "index": "published" if dataset.spec.index else "none published",
+        "index": "published" if dataset.spec.all_packs() else "none published",
     }
 
 

@@ -118,7 +118,7 @@ def spec_rows(spec: DatasetSpec) -> dict[str, Any]:
         "num_samples": _total(samples),
         "num_shards": len(spec.shards),
         "nbytes": _total(nbytes),
-        "index": spec.index and urls.redact(spec.index),
+        "index": ", ".join(urls.redact(pack.url) for pack in spec.all_packs()) or None,
         "first": urls.redact(spec.shards[0].url),
         "last": urls.redact(spec.shards[-1].url),
     }

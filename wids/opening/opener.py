@@ -151,7 +151,7 @@ class ShardOpener:
         if shard_spec.md5sum or shard_spec.sha256:
             return rule, shard_spec.nbytes, shard_spec.md5sum, shard_spec.sha256
         if self.is_packed(number):
-            return rule, shard_spec.url, shard_spec.nbytes, self.packs.digest()
+            return rule, shard_spec.url, shard_spec.nbytes, self.packs.digest(number)
         return None
 
     def packs_key(self, number: int, local_index: int, key: str, num_samples: int) -> bool:

@@ -1,19 +1,21 @@
 """The packs that a spec names → the index of a shard, before the shard is opened.
 
-A pack holds the indexes of many shards. A spec can name a pack for the whole dataset, and one for
-a single shard. This module finds packs in a spec and keeps them open. A pack that is missing,
-damaged or outdated is ignored: an index can always be built from its tar. No shard is opened here.
+A pack holds the indexes of many shards. A spec can name a pack for the whole dataset, or one for
+each of its parts, and one for a single shard. This module finds packs in a spec and keeps them
+open. A pack that is missing, damaged or outdated is ignored: an index can always be built from its
+tar. No shard is opened here.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from bisect import bisect_right
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from wids.cache.store import Cache
-from wids.specs.model import DatasetSpec
+from wids.specs.model import DatasetSpec, PackedShards
 from wids.tars.index import ShardIndex
 from wids.tars.names import KeySplit
 from wids.transport import urls
@@ -21,6 +23,9 @@ from wids.transport.rewrite import rewritten
 
 if TYPE_CHECKING:
     from wids.indexes.pack import Pack
+
+_MAX_SHARED: Final = 64
+"""Most packs of parts of a dataset that stay mapped, and that are asked for each key."""
 
 _logger = logging.getLogger("wids")
 
@@ -39,10 +44,12 @@ class Packs:
     def __init__(self, spec: DatasetSpec, store: Cache) -> None:
         self.shards = spec.shards
         self._store = store
-        self._dataset_url = spec.index
+        self._shared = spec.all_packs()
+        self._starts = [shared.start for shared in self._shared]
         self._packs: dict[str, Pack | None] = {}
-        if spec.index is not None and urls.is_local(rewritten(spec.index)):
-            self._pack(spec.index)  # now, so that processes forked later share the mapped memory
+        for shared in self._shared[:_MAX_SHARED]:
+            if urls.is_local(rewritten(shared.url)):
+                self._open(shared)  # now, so that processes forked later share the mapped memory
 
     def index(self, number: int, tar_nbytes: int, key_split: KeySplit) -> ShardIndex | None:
         """Return the index of a shard; None where no pack has the index of a tar of this length."""
@@ -67,42 +74,51 @@ class Packs:
         return None
 
     def has_keys_of(self, number: int) -> bool:
-        """Whether the dataset's pack has a shard of this number and name."""
-        pack = self._dataset_pack()
-        return pack is not None and any(pack.is_named(number, n) for n in self._names(number))
+        """Whether the pack of a dataset has a shard of this number and name."""
+        pack, position = self._shared_pack(number)
+        return pack is not None and any(pack.is_named(position, n) for n in self._names(number))
 
-    def digest(self) -> tuple[int, int] | None:
-        """Return what other keys in the dataset's pack would change; None without a pack."""
-        pack = self._dataset_pack()
+    def digest(self, number: int) -> tuple[int, int] | None:
+        """Return what other keys in the pack of a shard would change; None without a pack."""
+        pack, _ = self._shared_pack(number)
         return None if pack is None else pack.digest
 
     def has_length(self, number: int, tar_nbytes: int | None) -> bool:
-        """Whether the dataset's pack states this length for a shard that it has; None fits any."""
-        pack = self._dataset_pack()
-        return pack is not None and tar_nbytes in (None, pack.tar_nbytes(number))
+        """Whether the pack of a dataset states this length for its shard; None fits any."""
+        pack, position = self._shared_pack(number)
+        return pack is not None and tar_nbytes in (None, pack.tar_nbytes(position))
 
     def samples_with(self, key: str) -> list[tuple[int, int]] | None:
         """Return number of shard and index in the shard of the samples that may have a key.
 
-        Only the dataset's pack is asked: of what it packed, which the spec may list a part of or
-        replace. None where it cannot tell.
+        Only the packs of datasets are asked: of what they packed, which the spec may list a part
+        of or replace. None where one of them cannot tell.
         """
-        pack = self._dataset_pack()
-        return None if pack is None else pack.samples_with(key)
+        if len(self._shared) > _MAX_SHARED:  # each key would be looked for in all of them
+            return None
+        found: list[tuple[int, int]] = []
+        for shared in self._shared:
+            pack = self._open(shared)
+            places = [] if pack is None else pack.samples_with(key)
+            if places is None:
+                return None
+            numbered = ((shared.start + position, at) for position, at in places)
+            found += [place for place in numbered if place[0] < shared.stop]
+        return found
 
     def has_key(
         self, number: int, local_index: int, key: str, num_samples: int, key_split: KeySplit
     ) -> bool:
-        """Whether a sample of a shard with so many samples has a key, as the dataset's pack says.
+        """Whether a sample of a shard with so many samples has a key, as its pack says.
 
-        The shard is one that `has_keys_of` said the pack knows.
+        The shard is one that `has_keys_of` said a pack knows.
         """
-        pack = self._dataset_pack()
+        pack, position = self._shared_pack(number)
         return (
             pack is not None
-            and number < len(pack)
-            and int(pack.num_samples[number]) == num_samples
-            and pack.has_key(number, local_index, key, key_split)
+            and position < len(pack)
+            and int(pack.num_samples[position]) == num_samples
+            and pack.has_key(position, local_index, key, key_split)
         )
 
     def release(self) -> None:
@@ -113,19 +129,28 @@ class Packs:
             if isinstance(pack, LocalPack):
                 pack.release()
 
-    def _dataset_pack(self) -> Pack | None:
-        return None if self._dataset_url is None else self._pack(self._dataset_url)
+    def _shared_pack(self, number: int) -> tuple[Pack | None, int]:
+        """Return the pack of the dataset, or of the part of it, that a shard is in; its place."""
+        at = bisect_right(self._starts, number) - 1
+        if at < 0 or number >= self._shared[at].stop:
+            return None, 0
+        return self._open(self._shared[at]), number - self._starts[at]
+
+    def _open(self, shared: PackedShards) -> Pack | None:
+        return self._pack(shared.url, shared.stop - shared.start, is_shared=True)
 
     def _packs_of(self, number: int) -> Iterator[tuple[Pack, int]]:
         """Yield the packs that have a shard of this number and name, with its position there."""
-        shard_spec = self.shards[number]
-        if self._dataset_url is None and shard_spec.index is None:
+        own_url = self.shards[number].index
+        if not self._shared and own_url is None:
             return  # the common case, and shards are opened often
         names = self._names(number)
-        for url, position in ((self._dataset_url, number), (shard_spec.index, 0)):
-            pack = None if url is None else self._pack(url)
-            if pack is not None and any(pack.is_named(position, name) for name in names):
-                yield pack, position
+        pack, position = self._shared_pack(number)
+        if pack is not None and any(pack.is_named(position, name) for name in names):
+            yield pack, position
+        own = None if own_url is None else self._pack(own_url, 1, is_shared=False)
+        if own is not None and any(own.is_named(0, name) for name in names):
+            yield own, 0
 
     def _names(self, number: int) -> tuple[str, str]:
         """Return the names that a shard may have in a pack."""
@@ -133,20 +158,23 @@ class Packs:
         # A tar that was packed by its path has %20 in its URL where the pack has a blank.
         return name, urls.unquoted(name)
 
-    def _pack(self, url: str) -> Pack | None:
+    def _pack(self, url: str, num_shards: int, *, is_shared: bool) -> Pack | None:
         """Return a pack, opened or fetched at its first use; None if it cannot be used."""
         if url in self._packs:
             return self._packs[url]
         from wids.opening.pack_files import open_pack  # packs and their look-ups: 2 ms
 
-        num_shards = len(self.shards) if url == self._dataset_url else 1
         pack = open_pack(self._store, url, num_shards)
         if pack is None:
             _logger.info("%s: no index that can be used", urls.redact(url))
-        # A mapped pack holds a descriptor: affordable for the dataset's pack, not for each shard's.
-        if pack is None or url == self._dataset_url or not pack.is_mapped:
+        # A mapped pack holds a descriptor: affordable for some packs, not for one of each shard.
+        if pack is None or not pack.is_mapped or (is_shared and self._num_mapped < _MAX_SHARED):
             self._packs[url] = pack
         return pack
+
+    @property
+    def _num_mapped(self) -> int:
+        return sum(pack is not None and pack.is_mapped for pack in list(self._packs.values()))
 
     def __getstate__(self) -> dict[str, Any]:
         # The copy of a remote pack may be evicted before this is unpickled.

@@ -1,9 +1,9 @@
 """A key → the positions that it has in a dataset, in constant time.
 
-The dataset's pack answers for the shards that it knows. For all others a table of hashes is built
-from their indexes when a key is first wanted. Which shard is which is established once; later only
-the shard that was found is checked again. What is found is compared with the key itself. No sample
-is read, and no shard is fetched.
+The packs of the dataset, or of its parts, answer for the shards that they know. For all others a
+table of hashes is built from their indexes when a key is first wanted. Which shard is which is
+established once; later only the shard that was found is checked again. What is found is compared
+with the key itself. No sample is read, and no shard is fetched.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from wids.specs.entries import (
     table_of,
     text,
 )
-from wids.specs.model import VERSION, DatasetSpec, ShardSpec
+from wids.specs.model import VERSION, DatasetSpec, PackedShards, ShardSpec
 from wids.specs.naming import Folder, is_document, resolve
 from wids.specs.parsing import (
     MAX_DOCUMENT_NBYTES,
@@ -37,7 +37,7 @@ from wids.specs.parsing import (
     num_values,
     parse,
 )
-from wids.specs.parts import Part, as_component, combined, weight_of, weights_of
+from wids.specs.parts import Part, as_component, combined, packs_of, weight_of, weights_of
 from wids.specs.trust import MAX_DEPTH, Context, base_of, check_local
 from wids.transport import urls
 from wids.transport.listing import Named, is_pattern
@@ -60,7 +60,7 @@ _logger = logging.getLogger("wids")
 Path: TypeAlias = "str | os.PathLike[str]"
 Shards: TypeAlias = (
     "Path | IO[str] | IO[bytes] | Mapping[str, Any] | DatasetSpec"
-    " | Iterable[Path | tuple[Path, int] | Mapping[str, Any] | ShardSpec]"
+    " | Iterable[Path | tuple[Path, int] | Mapping[str, Any] | ShardSpec | DatasetSpec]"
 )
 Read: TypeAlias = Callable[[str, int], bytes]
 """``read(url, limit_nbytes)``: the bytes of a document."""
@@ -81,8 +81,8 @@ def load_spec(
     Args:
         shards: Path or URL of a JSON document, an open file or a parsed document; one ``.tar``; a
             brace pattern (``train-{000000..000146}.tar``); wildcards (``s3://bucket/train-*.tar``);
-            a folder, or a remote one with a slash at its end; or a list of these, of ``(path,
-            count)`` pairs and of entries as in a document.
+            a folder, or a remote one with a slash at its end; a spec; or a list of these, of
+            ``(path, count)`` pairs and of entries as in a document.
         base: Folder or URL that relative references start from. It replaces the base that a
             document states and the folder that it is in.
         allow_pipe: Whether a document may name ``pipe:`` commands, which run on this machine. In
@@ -126,11 +126,10 @@ def load_with(
     Afterwards the fetcher sends options without a URL prefix only to the server that the first
     document came from, even if the document was read earlier, by another fetcher (SEC-9).
     """
-    if isinstance(shards, DatasetSpec):
-        if shards.origin:
-            fetcher.bind_options(shards.origin)
-        return shards
     loader = _Loader(fetcher, allow_pipe, read or fetcher.read)
+    if isinstance(shards, DatasetSpec):
+        loader.bind(shards)
+        return shards
     try:
         with no_collections():
             spec = loader.load(shards, None if base is None else os.fspath(base))
@@ -176,23 +175,37 @@ class _Loader:
         join = urls.joiner(urls.join(os.getcwd(), base or ""))
         match items:
             case [str() | os.PathLike() as path]:
-                # With the name and the pack of its document, which a part of a longer list loses.
+                # With the name of its document, which a part of a longer list has for its shards.
                 return self.named(os.fspath(path), join)
+            case [DatasetSpec() as spec]:
+                self.bind(spec)
+                return spec
         shards: list[ShardSpec] = []
         parts: list[Part] = []
+        packs: list[PackedShards] = []
         for number, item in enumerate(items):
             part = self.item(item, f"shards[{number}]", join)
             if isinstance(part, DatasetSpec):
                 parts.append(Part(part))
+                packs += part.all_packs(len(shards))
                 part = part.shards
             shards += part
-        return DatasetSpec(tuple(shards), weights=combined(parts))
+        return DatasetSpec(tuple(shards), weights=combined(parts), packs=tuple(packs))
+
+    def bind(self, spec: DatasetSpec) -> None:
+        """Have options without a prefix go only to the server of the first document (SEC-9)."""
+        if spec.origin:
+            self.fetcher.bind_options(spec.origin)
+            self.origin = self.origin or spec.origin
 
     def item(self, item: Any, label: str, join: Join) -> DatasetSpec | Sequence[ShardSpec]:
         """Return the dataset, or the shards, that one item of a caller's list names."""
         match item:
             case ShardSpec():
                 return (item,)
+            case DatasetSpec():
+                self.bind(item)
+                return as_component(item, None)
             case str() | os.PathLike():
                 name = os.fspath(item)
                 if name.endswith(".tar") and _WILD.isdisjoint(name):  # each of up to 100,000
@@ -210,7 +223,7 @@ class _Loader:
             case Mapping():
                 return (shard_of(item, label, join),)
         raise SpecError(
-            f"{label}: expected a path, a (path, count) pair or a dict, "
+            f"{label}: expected a path, a (path, count) pair or a dict, or a DatasetSpec, "
             f"found {type(item).__name__} {item!r:.80}"
         )
 
@@ -230,7 +243,7 @@ class _Loader:
             return specs[0]
         parts = [Part(as_component(spec, None)) for spec in specs]
         shards = tuple(shard for part in parts for shard in part.spec.shards)
-        return DatasetSpec(shards, weights=combined(parts))
+        return DatasetSpec(shards, weights=combined(parts), packs=packs_of(parts))
 
     def found(self, item: Named | Folder) -> DatasetSpec:
         """Load a file or a folder that a caller's name stands for."""
@@ -333,10 +346,11 @@ class _Loader:
             self.component(component, context.inside(number, base), join)
             for number, component in enumerate(list_of(document, "datasets", label))
         ]
+        index = reference(document, "index", label)
+        packs = packs_of(parts, len(shards)) if index is None else ()
         for part in parts:
             shards += part.spec.shards
         weights = {**combined(parts), **weights_of(document, label)}
-        index = reference(document, "index", label)
         extras = {key: value for key, value in document.items() if key not in _DOCUMENT_KEYS}
         return DatasetSpec(
             tuple(shards),
@@ -345,6 +359,7 @@ class _Loader:
             extras,
             weights=weights,
             table=table_of(document, label, join),
+            packs=packs,
         )
 
     def component(self, component: Any, context: Context, join: Join) -> Part:

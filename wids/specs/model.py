@@ -143,6 +143,21 @@ class SavedTable:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedShards:
+    """Shards of a dataset, one after the other, that are the first shards of one pack.
+
+    Attributes:
+        url: Absolute path or URL of the pack.
+        start: Number of the first of them in the dataset.
+        stop: Number of the shard after the last of them.
+    """
+
+    url: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
 class DatasetSpec:
     """A dataset: its shards in order, and what its JSON document says about it.
 
@@ -156,6 +171,8 @@ class DatasetSpec:
             Options for servers that are passed without a URL prefix go to no other.
         weights: Weights of named datasets in a mix, where any are stated.
         table: The table that `load_table` reads, or None.
+        packs: The packs of the datasets that it consists of, in the order of their shards, if it
+            has no pack of its own.
 
     Example:
         >>> import wids
@@ -172,12 +189,25 @@ class DatasetSpec:
     origin: str = field(default="", compare=False, repr=False)
     weights: Mapping[str, float] = field(default_factory=dict)
     table: SavedTable | None = None
+    packs: tuple[PackedShards, ...] = ()
 
     def __repr__(self) -> str:
         """Return its name, and the first and last of its shards, of which there may be many."""
         ends = [repr(urls.redact(shard.url)) for shard in (*self.shards[:1], *self.shards[1:][-1:])]
         shards = count_text(len(self.shards), "shard")
         return f"<DatasetSpec {self.name!r}: {shards}, {' to '.join(ends)}>"
+
+    def all_packs(self, start: int = 0) -> tuple[PackedShards, ...]:
+        """Return the pack of all shards, or those of parts; none if there are none.
+
+        Args:
+            start: The number of the first shard in a dataset that this one becomes a part of.
+        """
+        if self.index is not None:
+            return (PackedShards(self.index, start, start + len(self.shards)),)
+        return tuple(
+            PackedShards(pack.url, start + pack.start, start + pack.stop) for pack in self.packs
+        )
 
     def without_counts(self) -> DatasetSpec:
         """Return the same spec with the number of samples of every shard unknown.
@@ -206,8 +236,24 @@ class DatasetSpec:
             "wids_version": VERSION,
             **{key: value for key, value in known.items() if value},
             **self.extras,
-            "shardlist": [shard.entry(folder) for shard in self.shards],
+            **self._shard_entries(folder),
         }
+
+    def _shard_entries(self, folder: str | None) -> dict[str, Any]:
+        """Return the shards as a list, or as datasets with a pack each."""
+        entries = [shard.entry(folder) for shard in self.shards]
+        if self.index is not None or not self.packs:
+            return {"shardlist": entries}
+        parts: list[dict[str, Any]] = []
+        start = 0
+        for pack in self.packs:
+            if start < pack.start:
+                parts.append({"shardlist": entries[start : pack.start]})
+            own = entries[pack.start : pack.stop]
+            parts.append({"index": _relative(pack.url, folder), "shardlist": own})
+            start = pack.stop
+        rest = entries[start:]
+        return {"datasets": [*parts, {"shardlist": rest}] if rest else parts}
 
     def save(
         self,
@@ -229,15 +275,16 @@ class DatasetSpec:
 
         target = upload.absolute(path)
         document = self.document(urls.parent(target))
-        check_references(target, [shard.url for shard in self.shards], self.index)
+        packs = [pack.url for pack in self.all_packs()]
+        check_references(target, [shard.url for shard in self.shards], packs)
         save_document(target, document, storage_options=storage_options)
 
 
-def check_references(target: str, shards: Iterable[str], index: str | None) -> None:
+def check_references(target: str, shards: Iterable[str], packs: Iterable[str]) -> None:
     """Raise ValueError if a remote document would name local files, which no reader would open."""
     if urls.is_local(target):
         return
-    for url in (*shards, *([] if index is None else [index])):
+    for url in (*shards, *packs):
         if urls.is_local(url):
             raise ValueError(
                 f"{urls.redact(target)}: expected remote shards and a remote pack, found {url}, "

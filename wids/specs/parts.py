@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wids.errors import SpecError
-from wids.specs.model import DatasetSpec, ShardSpec
+from wids.specs.model import DatasetSpec, PackedShards, ShardSpec
 from wids.tars.names import KeySplit
 
 _logger = logging.getLogger("wids")
@@ -53,7 +53,7 @@ def as_component(
         )
         for shard in spec.shards
     ]
-    return DatasetSpec(tuple(shards), weights=spec.weights)
+    return DatasetSpec(tuple(shards), weights=spec.weights, packs=spec.all_packs())
 
 
 def weight_of(component: Mapping[str, Any], label: str) -> float | None:
@@ -81,6 +81,15 @@ def weights_of(document: Mapping[str, Any], label: str) -> dict[str, float]:
             f"found {weights!r:.80}"
         )
     return {name: _checked(value, f"{label}: weights[{name!r}]") for name, value in weights.items()}
+
+
+def packs_of(parts: Sequence[Part], start: int = 0) -> tuple[PackedShards, ...]:
+    """Return the packs of parts that follow one another, from a number of a shard on."""
+    packs: list[PackedShards] = []
+    for part in parts:
+        packs += part.spec.all_packs(start)
+        start += len(part.spec.shards)
+    return tuple(packs)
 
 
 def combined(parts: Sequence[Part]) -> dict[str, float]:
