@@ -109,6 +109,8 @@ def test_texts_that_are_missing_in_a_frame(tmp_path: Path, dtype: str) -> None:
     """They are None or pandas' own null in samples, and null in a table (JOIN-2)."""
     write_side(tmp_path, "l", KEYS, [], ".txt")
     texts = pd.Series(["a", None, float("nan"), "d"]).astype(dtype)
+    if texts.isna().sum() < 2:
+        pytest.skip("before pandas 3, the type str made the texts 'None' and 'nan' of nulls")
     frame = pd.DataFrame({"__key__": KEYS, "cap": texts, "x": [0.5, None, 1, 2]})
     with opened(tmp_path, "l") as dataset:
         joined = dataset.join(frame)
