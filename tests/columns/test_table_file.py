@@ -325,6 +325,26 @@ def test_a_remote_table_is_fetched_once(saved: Path, server: Server) -> None:
     assert [r.path for r in server.log] == ["/stale.json"], "before anything is fetched"
 
 
+def test_a_damaged_copy_of_a_table_is_fetched_again(
+    saved: Path, server: Server, own_cache: Path
+) -> None:
+    """TABLE-21: once; if the server has damaged bytes, that is an error."""
+    good = saved.with_suffix(".parquet").read_bytes()
+    server.page("/train.parquet", good)
+    url = server.page("/train.json", json.loads(saved.read_text()))
+    wids.load_table(url)
+    (copy,) = (own_cache / "shards").glob("*-train.parquet")
+    for at in (100, len(good) - 100):
+        copy.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+        assert wids.load_table(url)["label"].to_pylist() == EXPECTED
+        assert copy.read_bytes() == good
+    server.page("/train.parquet", good[:100] + bytes([good[100] ^ 1]) + good[101:])
+    server.log.clear()
+    with raises(TableError, "/train.parquet", "does not have the checksum", "make it again"):
+        wids.load_table(url)
+    assert len([r for r in server.log if r.path == "/train.parquet" and r.num_sent > 1]) == 2
+
+
 def test_a_remote_spec_names_no_local_table(saved: Path, server: Server) -> None:
     """SPEC-12: a document from a URL must not name files of this machine."""
     document = json.loads(saved.read_text())

@@ -33,8 +33,8 @@ def column_checksums(source: Any, metadata: Any) -> list[int]:
 
 def damaged_column(
     source: Any, metadata: Any, expected: Sequence[int], names: Collection[str]
-) -> str | None:
-    """Return a column of which the file has other bytes than expected; None if there is none.
+) -> str:
+    """Return a column of which the file has other bytes than expected; ``""`` if there is none.
 
     Args:
         source: The open file.
@@ -49,7 +49,7 @@ def damaged_column(
         is_wanted = any(path == name or path.startswith(f"{name}.") for name in names)
         if is_wanted and _of_column(source, metadata, number) != checksum:
             return str(path)
-    return None
+    return ""
 
 
 def _of_column(source: Any, metadata: Any, number: int) -> int:

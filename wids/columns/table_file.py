@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
 
@@ -24,7 +24,7 @@ from wids.errors import TableError, WidsError, local_error
 from wids.fetching.fetch import Fetcher
 from wids.files import abandoned, publish
 from wids.opening.cache_settings import cache_folder
-from wids.opening.side_files import local_file
+from wids.opening.side_files import discard, local_file
 from wids.reading.positions import Positions
 from wids.reading.reader import ShardReader
 from wids.specs.loader import Shards, load_with
@@ -242,8 +242,6 @@ def _opened(place: _Place, columns: Collection[str] | None) -> Iterator[tuple[st
         place: Where it is.
         columns: The columns that will be read; None for all.
     """
-    import pyarrow as pa
-
     spec = place.spec
     if spec.table is None:
         label = f"the spec {spec.name!r}" if spec.name else "the spec"
@@ -254,24 +252,36 @@ def _opened(place: _Place, columns: Collection[str] | None) -> Iterator[tuple[st
     name, expected = urls.redact(spec.table.url), fingerprint(spec)
     if spec.table.fingerprint != expected:  # before anything is fetched
         raise _stale(name, expected, spec.table.fingerprint)
-    with local_file(place.store, spec.table.url) as path:
-        try:
-            source = pa.OSFile(path)
-        except OSError as error:
-            raise local_error(path, error) from error
-        with source:
-            # Damage leaves the length as it was, unlike another program that saves it again.
-            is_as_saved = spec.table.nbytes in (None, source.size())
-            crc32s = spec.table.checksums if is_as_saved else ()
-            if crc32s and footer_checksum(source) != crc32s[0]:
-                raise _damaged(name, "its end does not have the checksum that the spec states")
-            file = _parsed(source, name, spec, expected)
-            _check_columns(columns or (), file.schema_arrow.names, name)
-            names = file.schema_arrow.names if columns is None else columns
-            column = damaged_column(source, file.metadata, crc32s[1:], names)
-            if column is not None:
-                raise _damaged(name, f"{column} does not have the checksum that the spec states")
-            yield name, file
+    with ExitStack() as stack:
+        file, damage = _checked(stack, place, spec.table, columns)
+        if damage and discard(place.store, spec.table.url):  # the copy, and not the table
+            stack.close()
+            file, damage = _checked(stack, place, spec.table, columns)
+        if damage:
+            raise _damaged(name, f"{damage} does not have the checksum that the spec states")
+        yield name, file
+
+
+def _checked(
+    stack: ExitStack, place: _Place, saved: SavedTable, columns: Collection[str] | None
+) -> tuple[Any, str]:
+    """Open a saved table until the stack ends; return it, and what of it is damaged, or ``""``."""
+    import pyarrow as pa
+
+    path = stack.enter_context(local_file(place.store, saved.url))
+    try:
+        source = stack.enter_context(pa.OSFile(path))
+    except OSError as error:
+        raise local_error(path, error) from error
+    # Damage leaves the length as it was, unlike another program that saves the table again.
+    crc32s = saved.checksums if saved.nbytes in (None, source.size()) else ()
+    if crc32s and footer_checksum(source) != crc32s[0]:
+        return None, "its end"
+    name = urls.redact(saved.url)
+    file = _parsed(source, name, place.spec, saved.fingerprint)
+    _check_columns(columns or (), file.schema_arrow.names, name)
+    names = file.schema_arrow.names if columns is None else columns
+    return file, damaged_column(source, file.metadata, crc32s[1:], names)
 
 
 def _parsed(source: Any, name: str, spec: DatasetSpec, expected: str) -> Any:

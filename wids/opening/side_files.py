@@ -176,6 +176,18 @@ def local_file(store: Cache, url: str) -> Iterator[str]:
         os.close(copy.handle)  # until here it is not evicted
 
 
+def discard(store: Cache, url: str) -> bool:
+    """Delete the copy of a file, so that it is fetched again; return whether the file is remote.
+
+    Raises:
+        FetchError: Its server cannot be reached.
+    """
+    if urls.is_local(rewritten(url)):
+        return False
+    store.discard(versioned_file(store.fetcher, url)[0])
+    return True
+
+
 def read_file(store: Cache, url: str) -> bytes:
     """Return the bytes of a small file.
 
