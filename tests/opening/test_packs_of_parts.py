@@ -231,6 +231,20 @@ def test_datasets_of_a_document_keep_their_packs(parts: Parts) -> None:
     assert (spec.index, spec.packs) == (f"{parts.server.url}/all.index", ())
 
 
+def test_a_pack_by_another_rule_is_not_used(parts: Parts) -> None:
+    """SPEC-42: a document can split the names of its datasets otherwise than their packs did."""
+    tar = write_tar(parts.folder / "d.tar", [("a.b.txt", b"1"), ("a.c.txt", b"2")])
+    wids.build_spec(str(tar), pack=parts.folder / "d.index").save(parts.folder / "d.json")
+    document = json.loads(Path(parts.path("d")).read_text())
+    del document["shardlist"][0]["nsamples"]
+    Path(parts.path("d")).write_text(json.dumps(document))
+    other = {"datasets": [{"source_url": "d.json", "key_split": "last"}, {"source_url": "a.json"}]}
+    with wids.ShardListDataset(other, base=parts.folder) as dataset:
+        assert [(p.start, p.stop) for p in dataset.spec.packs] == [(1, 3)]
+        assert dataset.get_by_key("a.c")[".txt"] == "2"
+        assert dataset.get_by_key("s00019")[".txt"] == "text 19"
+
+
 def test_a_list_of_specs_is_verified_with_their_packs(parts: Parts) -> None:
     """A pack of other shards is a problem that names it; so is a key in two parts."""
     specs = [parts.path("a"), parts.path("b")]
