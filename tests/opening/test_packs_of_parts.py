@@ -220,7 +220,7 @@ def test_a_saved_dataset_of_parts_keeps_the_packs(parts: Parts) -> None:
 
 
 def test_datasets_of_a_document_keep_their_packs(parts: Parts) -> None:
-    """SPEC-42: unless the document around them has a pack of its own."""
+    """SPEC-44: unless the document around them has a pack of its own."""
     document = {"datasets": [{"source_url": "a.json"}, {"source_url": "b.json", "weight": 2}]}
     url = parts.server.page("/all.json", document)
     with wids.ShardListDataset(url, fields=["txt"]) as dataset:
@@ -232,7 +232,7 @@ def test_datasets_of_a_document_keep_their_packs(parts: Parts) -> None:
 
 
 def test_a_pack_by_another_rule_is_not_used(parts: Parts) -> None:
-    """SPEC-42: a document can split the names of its datasets otherwise than their packs did."""
+    """SPEC-44: a document can split the names of its datasets otherwise than their packs did."""
     tar = write_tar(parts.folder / "d.tar", [("a.b.txt", b"1"), ("a.c.txt", b"2")])
     wids.build_spec(str(tar), pack=parts.folder / "d.index").save(parts.folder / "d.json")
     document = json.loads(Path(parts.path("d")).read_text())
