@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import hypothesis
 import pytest
@@ -26,6 +26,7 @@ from loopback import Server
 
 if TYPE_CHECKING:
     from s3 import Bucket
+    from tabs import Chromium
 
 # A case may take any time: one of 10 ms took more than the 200 allowed, on a busy machine.
 hypothesis.settings.register_profile("wids", deadline=None)
@@ -191,6 +192,25 @@ def bucket(s3_address: str, request: pytest.FixtureRequest) -> Iterator[Bucket]:
     digest = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:20]
     with bucket_of(s3_address, f"bucket-{digest}") as bucket:
         yield bucket
+
+
+@pytest.fixture(scope="module")
+def chromium_program() -> Iterator[Any]:
+    """Chromium, for the tests of a module."""
+    from tabs import started
+
+    with started() as program:
+        yield program
+
+
+@pytest.fixture
+def chromium(chromium_program: Any) -> Iterator[Chromium]:
+    """Pages for a test, which fails on every problem that they report and it does not cause."""
+    from tabs import Chromium
+
+    chromium = Chromium(chromium_program)
+    yield chromium
+    chromium.close()
 
 
 @contextmanager

@@ -24,10 +24,10 @@ from typing import Any
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import scenery
 from loopback import Server
+from tabs import Chromium, started
 
 from wids import demo
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 WIDS = (sys.executable, "-m", "wids.cli")
 NUM_PICTURES = 10_000
 
@@ -73,13 +73,11 @@ def write_folder(folder: Path) -> None:
 
 def main(repeats: int) -> None:
     """Print the table."""
-    from playwright.sync_api import sync_playwright
-
     server = Server()
-    with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as name, started() as program:
         os.environ["WIDS_CACHE"] = os.path.join(name, "cache")
         folder = Path(name)
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        chromium = Chromium(program)
         chromium.new_page().close()
         cases = {"demo": demo.write_dataset(str(folder / "wids-demo"))}
         write_folder(folder / "photos")

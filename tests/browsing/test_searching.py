@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import numpy as np
 import pytest
 from conftest import raises, write_tar
 from looks import Client, browsing, peeking, search, serving
@@ -143,22 +147,23 @@ def test_nothing_is_searched_unasked(spec: Path) -> None:
 def test_a_search_is_stopped_and_continued(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hits so far are shown, and a stopped search continues where it stopped (LOOK-5)."""
     monkeypatch.setattr("wids.browsing.scans._BLOCK", 10)
-    stopped, seen = threading.Event(), []
-    visit, stop = hits_module.Hits.visit, Scan.stop
+    seen, is_asked_to_stop = [], threading.Event()
+    visit, stop = hits_module.Hits.visit, Scans.stop
 
     def visit_until_stopped(self: Any, start: int, shard: Any, rows: Any) -> bool:
         seen.append(start + int(rows[0]))
         if len(seen) == 4:
-            assert stopped.wait(20)
+            assert is_asked_to_stop.wait(20)
         return visit(self, start, shard, rows)
 
     def stop_early(self: Any) -> None:
-        self._stopped.set()  # as `stop` does at first, to know when it has
-        stopped.set()
+        with self._changed:  # as the original does first: then the block that is read may end
+            self._want(None)
+        is_asked_to_stop.set()
         stop(self)
 
     monkeypatch.setattr(hits_module.Hits, "visit", visit_until_stopped)
-    monkeypatch.setattr(Scan, "stop", stop_early)
+    monkeypatch.setattr(Scans, "stop", stop_early)
     with browsing(spec) as client:
         query = query_of("caption")
         client.request("POST", f"hits?{query}")
@@ -178,33 +183,81 @@ def test_a_search_is_stopped_and_continued(spec: Path, monkeypatch: pytest.Monke
 def test_a_new_search_stops_the_one_before(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One search runs at a time, and few are kept (LOOK-5)."""
     started, gate = threading.Event(), threading.Event()
+    num_running, most_running = 0, 0
 
     class Endless:
+        fields = ()
+
         def wanted(self, start: int, rows: Any) -> Any:  # noqa: ARG002 - as a visitor
             return rows
 
         def visit(self, *_: Any) -> bool:
+            nonlocal num_running, most_running
+            num_running += 1
+            most_running = max(most_running, num_running)
             started.set()
             gate.wait()
+            num_running -= 1
             return False
 
     monkeypatch.setattr("wids.browsing.scans._BLOCK", 5)
     with wids.ShardListDataset(spec) as dataset:
-        scans = Scans()
-        first = scans.start("hits", "a", lambda: Scan(dataset, Endless()))
+        scans: Scans[Any] = Scans()
+        first = scans.start("a", lambda: Scan(dataset, Endless()))
         started.wait()
-        ends = threading.Thread(target=lambda: first._stopped.wait() and gate.set())
-        ends.start()
-        second = scans.start("hits", "b", lambda: Scan(dataset, Endless()))
-        ends.join()
-        assert not first.is_running
-        assert first.progress()["searched"] < 100
-        scans.stop()
-        assert not second.is_running
+        second = scans.start("b", lambda: Scan(dataset, Endless()))
+        assert scans.progress(first).state == "stopped"
+        assert scans.progress(second).state == "running"
+        gate.set()
+        scans.wait(second, 20)
+        assert most_running == 1
+        assert scans.progress(first).searched == 5
+        assert scans.progress(second).state == "done"
         for number in range(20):
-            scans.run("hits", number, lambda: Scan(dataset, Endless()))
-        assert scans.get("hits", "a") is None
-        assert scans.get("hits", 19) is not None
+            scan = scans.start(number, lambda: Scan(dataset, Endless()))
+            scans.wait(scan, 20)
+        assert scans.get("a") is None
+        assert scans.get(19) is not None
+        scans.stop()
+
+
+def test_searches_that_many_start_at_once(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request is answered, one search runs at a time, the last one to its end (LOOK-5)."""
+    monkeypatch.setattr("wids.browsing.scans._BLOCK", 1)
+    num_pages, num_turns = 12, 25
+    running, most_running, statuses = set(), [], []
+
+    def visit(self: Any, *arguments: Any) -> bool:
+        running.add(self)
+        most_running.append(len(running))
+        try:
+            return original(self, *arguments)
+        finally:
+            running.discard(self)
+
+    original = hits_module.Hits.visit
+    monkeypatch.setattr(hits_module.Hits, "visit", visit)
+
+    def use(client: Client, page: int) -> None:
+        query = query_of(f"caption {page % 3}")
+        for turn in range(num_turns):
+            paths = [("POST", f"hits?{query}"), ("GET", f"hits?{query}"), ("POST", "stop/hits")]
+            for method, path in paths[: 3 if turn % 5 == page % 5 else 2]:
+                statuses.append(client.request(method, path)[0])
+            name = urlencode({"name": (".cls", ".json/n", ".json/note")[(page + turn) % 3]})
+            statuses.append(client.request("POST", f"column?{name}")[0])
+
+    with browsing(spec) as client:
+        pages = [threading.Thread(target=use, args=(client, page)) for page in range(num_pages)]
+        for thread in pages:
+            thread.start()
+        for thread in pages:
+            thread.join()
+        assert len(statuses) >= 3 * num_pages * num_turns
+        assert set(statuses) == {200}
+        answer = search(client, query_of("winter"))
+    assert max(most_running) == 1
+    assert (answer["state"], answer["found"], answer["problem"]) == ("done", 25, "")
 
 
 def test_a_search_that_nobody_follows_ends(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,6 +306,40 @@ def test_what_is_too_long_to_be_searched_is_counted(
         name = urlencode({"name": ".json/a"})
         counts = client.json(f"column?{name}")
         assert (counts["num_values"], counts["num_nulls"], counts["too_long"]) == (3, 1, 1)
+
+
+def test_large_values_are_decoded_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block has few samples if their values are large: their memory stays small (SEC-53)."""
+    monkeypatch.setattr("wids.browsing.rows.MAX_VALUE_NBYTES", 100_000)
+    value = b'{"n": %d, "parts": [' + b",".join([b"[]"] * 33_000) + b"]}"  # 2 MB when decoded
+    members = [(f"{n}.json", value % n) for n in range(10)]
+    with browsing(write_tar(tmp_path / "a.tar", members)) as client:
+        tracemalloc.start()
+        values = {"state": "running"}
+        while values["state"] == "running":
+            values = client.json(f"column?{urlencode({'name': '.json/n'})}")
+        hits = search(client, query_of(where=[{"column": ".json/n", "low": 5}]))
+        peak_nbytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert (values["num_values"], hits["found"], hits["too_long"]) == (10, 5, 0)
+    assert peak_nbytes < 10_000_000
+
+
+def test_values_that_are_large_when_decompressed_are_left_out(tmp_path: Path) -> None:
+    """The limit of 1 MB holds for what a few compressed bytes become, too (SEC-53)."""
+    bomb = io.BytesIO()
+    np.savez_compressed(bomb, n=np.zeros(1_000_000, np.uint64))
+    members = [
+        ("0.json.gz", gzip.compress(b'{"n": 0, "text": "' + b" " * 1_000_000 + b'"}')),
+        ("1.json.gz", gzip.compress(b'{"n": 1}')),
+        ("2.npz", bomb.getvalue()),
+    ]
+    with browsing(write_tar(tmp_path / "a.tar", members)) as client:
+        for name, num_values in ((".json.gz/n", 1), (".npz/n/0", 0)):
+            answer = client.json(f"column?{urlencode({'name': name})}")
+            assert (answer["num_values"], answer["unreadable"]) == (num_values, 1)
 
 
 def test_a_shard_that_cannot_be_searched_is_an_error(tmp_path: Path) -> None:
@@ -353,11 +440,33 @@ def test_many_samples_are_counted_on_request(spec: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("wids.browsing.hits.MAX_TALLIED", 50)
     monkeypatch.setattr("wids.browsing.scans._BLOCK", 10)
     with browsing(spec) as client:
-        assert client.json("column?name=.cls") == {"name": ".cls", "state": "new", "total": 100}
+        answer = client.json("column?name=.cls")
+        assert (answer["state"], answer["searched"], answer["total"]) == ("new", 0, 100)
         answer = json.loads(client.request("POST", "column?name=.cls")[2])
         while answer["state"] == "running":
             answer = client.json("column?name=.cls")
         assert (answer["state"], answer["searched"], answer["num_values"]) == ("done", 50, 50)
+
+
+def test_every_answer_states_how_far_it_is(spec: Path, tmp_path: Path) -> None:
+    """Searches and counts have one form, whether they are new, done, or need no search (LOOK-5)."""
+    pytest.importorskip("pyarrow")
+    copy = tmp_path / spec.name
+    for path in spec.parent.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    columns = ["table", str(copy), "--columns", "label=.cls", "--output", f"{tmp_path}/t.parquet"]
+    assert main(columns) == 0
+    progress = {"state", "total", "searched", "unreadable", "too_long", "problem"}
+    with browsing(copy) as client:
+        query = query_of("caption")
+        hits = [client.json(f"hits?{each}") for each in (query, query_of())]
+        hits.append(search(client, query))
+        values = [client.json("column?name=label"), client.json("column?name=.cls")]
+    assert [answer["state"] for answer in (*hits, *values)] == ["new", *["done"] * 4]
+    assert [answer["searched"] for answer in (*hits, *values)] == [0, 100, 100, 100, 100]
+    assert {frozenset(answer) for answer in hits} == {frozenset((*progress, "found"))}
+    assert len({frozenset(answer) - {"low", "high"} for answer in values}) == 1
+    assert all(progress <= set(answer) for answer in values)
 
 
 def test_a_saved_table_answers_without_a_shard(

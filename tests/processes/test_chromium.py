@@ -1,42 +1,28 @@
 """The pages in a real browser: headless Chromium, driven by Playwright.
 
-The tests use the system's Chromium (``apt-get install chromium``) and start it once per module.
+A test that causes a problem, such as a banner, says so; every other problem fails it.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import re
-import shutil
 import tarfile
-from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
-from conftest import need, write_tar
+from conftest import write_tar
 from looks import browsing, peeking, picture, write
 from loopback import Server
+from tabs import Chromium, Tab
 
 import wids
 from wids.looking.html import sample_html
 
 pytestmark = pytest.mark.long
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    need(importlib.util.find_spec("playwright"), "pip install playwright")
-    need(CHROMIUM, "apt-get install chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -44,47 +30,21 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("looks"), 200)
 
 
-class Tab:
-    """A tab of the browser that records errors, and requests to any other server."""
-
-    def __init__(self, chromium: Any, url: str, **options: Any) -> None:
-        self.url = url
-        self.page = chromium.new_page(**{"viewport": {"width": 1200, "height": 800}, **options})
-        self.errors: list[str] = []
-        self.foreign_requests: list[str] = []
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("console", self._record_error)
-        self.page.on("request", self._record_request)
-        self.page.goto(url)
-        self.page.wait_for_selector("#grid[aria-busy=false] a")
-
-    def _record_error(self, message: Any) -> None:
-        if message.type == "error":
-            self.errors.append(message.text)
-
-    def _record_request(self, request: Any) -> None:
-        if not request.url.startswith((self.url.partition("#")[0], "data:")):
-            self.foreign_requests.append(request.url)
-
-    def indices(self) -> list[int]:
-        """Return the samples of the grid."""
-        links = self.page.eval_on_selector_all("#grid a", "links => links.map(a => a.href)")
-        return [int(re.findall(r"sample=(\d+)", link)[0]) for link in links]
-
-    def wait_for_first(self, index: int) -> None:
-        """Wait until the grid begins with a sample."""
-        self.page.wait_for_selector(f'#grid[aria-busy=false] a:first-child[href*="sample={index}"]')
-
-    def __enter__(self) -> Tab:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.page.close()
-        if kind is None:
-            assert (self.errors, self.foreign_requests) == ([], [])
+def test_every_problem_of_a_page_is_noticed(chromium_program: Any) -> None:
+    """A banner, an error of the console or of a script fails a test that does not cause it."""
+    page = """<div id='banner' hidden>too late</div><script>
+        console.error("wrong"); setTimeout(() => { banner.hidden = false; lost.value = 1; });
+        </script>"""
+    problems = ("banner: too late", "wrong", "uncaught: lost is not defined")
+    for causes in (problems, problems[1:], problems[:2], (*problems, "more")):
+        chromium = Chromium(chromium_program)
+        chromium.causes(*causes)
+        chromium.new_page().goto(f"data:text/html,{quote(page)}")
+        with pytest.raises(AssertionError) if causes != problems else nullcontext():
+            chromium.close()
 
 
-def test_paging(chromium: Any, spec: Path) -> None:
+def test_paging(chromium: Chromium, spec: Path) -> None:
     """Buttons and arrow keys turn pages forwards and backwards, to the end."""
     with browsing(spec) as client, Tab(chromium, client.parts.geturl()) as tab:
         assert tab.indices() == list(range(48))
@@ -104,7 +64,7 @@ def test_paging(chromium: Any, spec: Path) -> None:
         assert tab.page.is_disabled("#next-page")
 
 
-def test_samples_and_links(chromium: Any, spec: Path) -> None:
+def test_samples_and_links(chromium: Chromium, spec: Path) -> None:
     """A click opens a sample, arrow keys move to the next, and the address opens it again."""
     with browsing(spec) as client, Tab(chromium, client.parts.geturl()) as tab:
         tab.page.click("#grid a:nth-child(8)")
@@ -120,7 +80,7 @@ def test_samples_and_links(chromium: Any, spec: Path) -> None:
             other.page.wait_for_selector("#key:text('8 · k/0008')")
 
 
-def test_jumping(chromium: Any, spec: Path) -> None:
+def test_jumping(chromium: Chromium, spec: Path) -> None:
     """An index or a key leads to its sample; an unknown key shows an error (LOOK-12)."""
     with browsing(spec) as client, Tab(chromium, client.parts.geturl()) as tab:
         tab.page.focus("#jump-to")
@@ -136,11 +96,10 @@ def test_jumping(chromium: Any, spec: Path) -> None:
         tab.page.fill("#jump-to", "unknown")
         tab.page.keyboard.press("Enter")
         tab.page.wait_for_selector("#banner-text:text('no sample has the key')")
-        assert all("404" in error for error in tab.errors)
-        tab.errors.clear()  # the 404 for the unknown key
+        chromium.causes("status of 404", "no sample has the key 'unknown'")
 
 
-def test_filtering(chromium: Any, spec: Path) -> None:
+def test_filtering(chromium: Chromium, spec: Path) -> None:
     """The grid shows only samples with the chosen field."""
     with browsing(spec) as client, Tab(chromium, client.parts.geturl()) as tab:
         tab.page.click("#fields button[data-field='.npy']")
@@ -150,7 +109,7 @@ def test_filtering(chromium: Any, spec: Path) -> None:
         assert "field=.npy" in tab.page.url
 
 
-def test_a_hostile_dataset_runs_nothing(chromium: Any, spec: Path) -> None:
+def test_a_hostile_dataset_runs_nothing(chromium: Chromium, spec: Path) -> None:
     """Scripts in captions, JSON, keys and field names are shown as text (SEC-13)."""
     with browsing(spec) as client, Tab(chromium, client.parts.geturl()) as tab:
         assert "<script>" in tab.page.inner_text("#grid a:nth-child(4)")
@@ -162,7 +121,7 @@ def test_a_hostile_dataset_runs_nothing(chromium: Any, spec: Path) -> None:
         assert tab.page.locator("script").count() == 1
 
 
-def test_a_corrupt_picture_is_described(chromium: Any, spec: Path) -> None:
+def test_a_corrupt_picture_is_described(chromium: Chromium, spec: Path) -> None:
     """The grid and the sample state the reason in place of the picture (LOOK-10)."""
     with browsing(spec) as client, Tab(chromium, f"{client.parts.geturl()}#sample=5") as tab:
         tab.page.wait_for_selector("#stage .none:text('not a picture')")
@@ -171,7 +130,7 @@ def test_a_corrupt_picture_is_described(chromium: Any, spec: Path) -> None:
             assert "its bytes are those of no JPEG" in tab.page.inner_text(place)
 
 
-def test_phone(chromium: Any, spec: Path) -> None:
+def test_phone(chromium: Chromium, spec: Path) -> None:
     """At the width of a phone nothing overflows sideways, and everything can be reached."""
     phone = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
     with browsing(spec) as client, Tab(chromium, client.parts.geturl(), **phone) as tab:
@@ -187,7 +146,7 @@ def test_phone(chromium: Any, spec: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_light_and_dark(scheme: str, chromium: Any, spec: Path) -> None:
+def test_light_and_dark(scheme: str, chromium: Chromium, spec: Path) -> None:
     """The page and the output in a notebook follow the colour scheme of the reader."""
     background = "getComputedStyle(document.body).backgroundColor"
     with browsing(spec) as client, Tab(chromium, client.parts.geturl(), color_scheme=scheme) as tab:
@@ -205,7 +164,7 @@ def test_light_and_dark(scheme: str, chromium: Any, spec: Path) -> None:
     page.close()
 
 
-def test_a_million_samples(chromium: Any, tmp_path: Path) -> None:
+def test_a_million_samples(chromium: Chromium, tmp_path: Path) -> None:
     """A dataset of a million tiny samples shows the first page, a jump and the last page."""
     path = write_tar(
         tmp_path / "a.tar", [(f"{n:06d}.cls", b"%d" % (n % 10)) for n in range(50_000)]
@@ -254,7 +213,7 @@ def pattern(server: Server) -> str:
 
 
 def test_shards_are_looked_at_and_indexed(
-    chromium: Any,
+    chromium: Chromium,
     pattern: str,
     server: Server,
     tmp_path: Path,
@@ -311,7 +270,7 @@ def test_shards_are_looked_at_and_indexed(
 
 
 def test_everything_has_a_name_and_can_be_reached(
-    chromium: Any,
+    chromium: Chromium,
     pattern: str,
     tmp_path: Path,
 ) -> None:
@@ -338,8 +297,9 @@ def test_everything_has_a_name_and_can_be_reached(
         assert {"shard", "next-shard", "make-index", "copy-command"} <= reached
 
 
-def test_a_shard_that_cannot_be_read(chromium: Any, server: Server) -> None:
+def test_a_shard_that_cannot_be_read(chromium: Chromium, server: Server) -> None:
     """The page shows why, once, and other shards can be reached."""
+    chromium.causes("banner: http", "a.tar: not found", "status of 502")
     server.page("/b.tar", b"<html>log in</html>" * 100)
     with peeking([server.url + "/a.tar", server.url + "/b.tar"]) as client:
         page = chromium.new_page()

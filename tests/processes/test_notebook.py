@@ -20,11 +20,10 @@ from typing import Any
 import jobs
 import pytest
 from conftest import need
-from test_chromium import chromium
+from tabs import Chromium
 
 from wids import demo
 
-__all__ = ["chromium"]  # a fixture
 pytestmark = pytest.mark.long
 
 
@@ -113,7 +112,7 @@ def test_datasets_and_samples_display_themselves(outputs: list[dict[str, Any]]) 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_output_looks_right(
-    scheme: str, outputs: list[dict[str, Any]], chromium: Any, tmp_path: Path
+    scheme: str, outputs: list[dict[str, Any]], chromium: Chromium, tmp_path: Path
 ) -> None:
     """In a real browser all pictures load, nothing overflows, and text is legible."""
     page = chromium.new_page(viewport={"width": 800, "height": 900}, color_scheme=scheme)

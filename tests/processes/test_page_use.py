@@ -1,6 +1,6 @@
 """What people do on the page of `wids browse`, in a real browser: search, filter, zoom, copy.
 
-The tests use the system's Chromium and start it once. axe-core finds what a screen reader misses.
+axe-core finds what a screen reader misses.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from typing import Any
 import pytest
 from conftest import need, write_tar
 from looks import browsing, picture, serving
+from loopback import Server
 from PIL import Image
 from scenery import SEASONS, write_scenery
-from test_chromium import Tab, chromium
+from tabs import Chromium, Tab
 
 import wids
 from wids.browsing.hits import Hits
-from wids.browsing.scans import Scan
+from wids.browsing.scans import Scans
+from wids.cli.main import main
 
-__all__ = ["chromium"]  # a fixture
 pytestmark = pytest.mark.long
 
 NUM_SAMPLES = 300
@@ -40,7 +41,7 @@ def captions(seasons: Path) -> list[str]:
 
 
 @pytest.fixture
-def tab(chromium: Any, seasons: Path) -> Iterator[Tab]:
+def tab(chromium: Chromium, seasons: Path) -> Iterator[Tab]:
     with browsing(seasons) as client, Tab(chromium, client.parts.geturl()) as tab:
         tab.page.wait_for_selector("#values button")
         yield tab
@@ -71,7 +72,7 @@ def test_search(tab: Tab, captions: list[str]) -> None:
 
 
 def Tab_of(tab: Tab) -> Tab:  # noqa: N802 - another tab of the same address
-    return Tab(tab.page.context.browser, tab.page.url)
+    return Tab(tab.chromium, tab.page.url)
 
 
 def test_a_long_search_is_watched_and_stopped(
@@ -81,19 +82,20 @@ def test_a_long_search_is_watched_and_stopped(
     import threading
 
     gate, is_asked_to_stop = threading.Semaphore(0), threading.Event()
-    visit, stop = Hits.visit, Scan.stop
+    visit, stop = Hits.visit, Scans.stop
 
     def slow(self: Any, *arguments: Any) -> bool:
         gate.acquire()
         return visit(self, *arguments)
 
     def stop_and_tell(self: Any) -> None:
-        self._stopped.set()  # as the original does first: then the block that is read may end
+        with self._changed:  # as the original does first: then the block that is read may end
+            self._want(None)
         is_asked_to_stop.set()
         stop(self)
 
     monkeypatch.setattr(Hits, "visit", slow)
-    monkeypatch.setattr(Scan, "stop", stop_and_tell)
+    monkeypatch.setattr(Scans, "stop", stop_and_tell)
     monkeypatch.setattr("wids.browsing.scans._BLOCK", 20)
     gate.release(2)
     tab.page.fill("#query", "hills")
@@ -205,7 +207,7 @@ def test_size_of_cards(tab: Tab) -> None:
     assert tab.page.input_value("#size") == "340"
 
 
-def test_links_and_python_are_copied(chromium: Any, seasons: Path, tmp_path: Path) -> None:
+def test_links_and_python_are_copied(chromium: Chromium, seasons: Path, tmp_path: Path) -> None:
     """Address and expression are copied; a field is saved under its key (LOOK-11)."""
     context = chromium.new_context(accept_downloads=True)
     context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -225,7 +227,7 @@ def test_links_and_python_are_copied(chromium: Any, seasons: Path, tmp_path: Pat
     context.close()
 
 
-def test_the_picture_of_each_sample_is_shown(chromium: Any, tmp_path: Path) -> None:
+def test_the_picture_of_each_sample_is_shown(chromium: Chromium, tmp_path: Path) -> None:
     """Formats and cases are mixed; a mask can be preferred; tiny pictures are sharp (LOOK-8)."""
     names = ["a.jpg", "b.JPG", "c.png", "d.WebP", "e.mask.png", "e.jpg", "f.jpeg"]
     forms = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP"}
@@ -248,8 +250,9 @@ def test_the_picture_of_each_sample_is_shown(chromium: Any, tmp_path: Path) -> N
         tab.page.wait_for_selector("#picture-text:text('.jpg · JPEG 16 x 12')")
 
 
-def test_problems_are_shown_once(chromium: Any, tmp_path: Path) -> None:
+def test_problems_are_shown_once(chromium: Chromium, tmp_path: Path) -> None:
     """A broken shard is one message with its reason; so is a server that is gone (LOOK-12)."""
+    chromium.causes("banner: ", "0.tar", "`wids browse` does not answer", "ERR_CONNECTION_REFUSED")
     members = [(f"{n}.jpg", picture(n)) for n in range(60)]
     shards = [write_tar(tmp_path / f"{n}.tar", members) for n in range(2)]
     wids.build_spec(shards, pack=tmp_path / "a.index").save(tmp_path / "a.json")
@@ -278,7 +281,7 @@ def test_problems_are_shown_once(chromium: Any, tmp_path: Path) -> None:
     tab.page.close()
 
 
-def test_hits_are_marked_in_any_language(chromium: Any, tmp_path: Path) -> None:
+def test_hits_are_marked_in_any_language(chromium: Chromium, tmp_path: Path) -> None:
     """Texts whose length changes in lower case, and words with signs, are marked too (LOOK-3)."""
     texts = ["İİİİ (dog)+", "a DOG, and a (dog)+", "cat"]
     members = [(f"{n}.txt", text.encode()) for n, text in enumerate(texts)]
@@ -297,8 +300,9 @@ def test_hits_are_marked_in_any_language(chromium: Any, tmp_path: Path) -> None:
         tab.page.close()
 
 
-def test_a_sample_that_cannot_be_shown_states_why(chromium: Any, tmp_path: Path) -> None:
+def test_a_sample_that_cannot_be_shown_states_why(chromium: Chromium, tmp_path: Path) -> None:
     """The reason stands in the dialog, with nothing of the sample before (LOOK-12)."""
+    chromium.causes("status of 404")
     spec = write_scenery(tmp_path, 3, width=40)
     with browsing(spec) as client:
         tab = Tab(chromium, f"{client.parts.geturl()}#sample=1")
@@ -312,7 +316,7 @@ def test_a_sample_that_cannot_be_shown_states_why(chromium: Any, tmp_path: Path)
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1300), ("dark", 1300), ("dark", 360)])
 def test_screen_readers_find_everything(
-    scheme: str, width: int, chromium: Any, seasons: Path
+    scheme: str, width: int, chromium: Chromium, seasons: Path
 ) -> None:
     """axe-core finds no violation on the page, while it filters, and in a sample (LOOK-13)."""
     need(importlib.util.find_spec("axe_playwright_python"), "pip install axe-playwright-python")
@@ -345,7 +349,7 @@ def violations(results: Any) -> None:
     assert found == []
 
 
-def test_everything_by_keyboard(chromium: Any, seasons: Path) -> None:
+def test_everything_by_keyboard(chromium: Chromium, seasons: Path) -> None:
     """The Tab key reaches every control of the page and of a sample, and each has a name."""
     with browsing(seasons) as client, Tab(chromium, client.parts.geturl()) as tab:
         tab.page.wait_for_selector("#values button")
@@ -371,3 +375,84 @@ def test_everything_by_keyboard(chromium: Any, seasons: Path) -> None:
                 )
             assert len({at for at in reached if at >= 0}) >= controls
             tab.page.focus("#grid a:first-child")
+
+
+# Datasets whose values are not counted unasked.
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The spec of 10,001 samples with a caption, a class and a number."""
+    folder = tmp_path_factory.mktemp("many")
+    members = [
+        member
+        for n in range(10_001)
+        for member in [
+            (f"{n:05d}.txt", b"caption %d" % n),
+            (f"{n:05d}.cls", b"%d" % (n % 4)),
+            (f"{n:05d}.json", b'{"n": %d}' % n),
+        ]
+    ]
+    shard = write_tar(folder / "many.tar", members)
+    wids.build_spec([shard], pack=folder / "many.index").save(folder / "many.json")
+    return folder / "many.json"
+
+
+def count_and_search(tab: Tab, num_samples: int, num_found: int) -> None:
+    """Count the values of the first column when asked, filter by one, and search."""
+    page = tab.page
+    page.wait_for_selector(f"#count-column:text-is('count the values of {num_samples:,} samples')")
+    assert page.is_hidden("#column-progress")
+    assert (page.locator("#values button").count(), page.inner_text("#column-note")) == (0, "")
+    page.click("#count-column")
+    page.wait_for_selector("#values button >> nth=3")
+    page.wait_for_selector("#column-line", state="hidden")
+    page.click("#values button >> nth=2")
+    page.wait_for_selector(f"#hits:has-text('hits · {num_samples:,} searched')")
+    tab.wait_for_first(2)
+    page.fill("#query", "caption 10")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(f"#hits:text-is('{num_found} hits · {num_samples:,} searched')")
+    page.select_option("#column", ".json/n")
+    page.wait_for_selector(f"#count-column:text-is('count the values of {num_samples:,} samples')")
+    page.click("#count-column")
+    page.wait_for_selector("#histogram span")
+    page.wait_for_selector("#grid[aria-busy=false]")
+
+
+def test_more_than_10000_samples(chromium: Chromium, many: Path) -> None:
+    """Their page opens without a problem, and counts values when it is asked to (LOOK-6)."""
+    wanted = sum(n % 4 == 2 and "10" in str(n) for n in range(10_001))
+    with browsing(many) as client, Tab(chromium, client.parts.geturl()) as tab:
+        count_and_search(tab, 10_001, wanted)
+
+
+def test_a_remote_dataset(chromium: Chromium, seasons: Path, server: Server) -> None:
+    """Its page opens without a problem, and counts values when it is asked to (LOOK-6)."""
+    for path in seasons.parent.iterdir():
+        if path.is_file():
+            server.page(f"/{path.name}", path.read_bytes())
+    url = f"{server.url}/{seasons.name}"
+    with browsing(url) as client, Tab(chromium, client.parts.geturl()) as tab:
+        assert tab.page.locator("#grid img").count() == 48
+        tab.page.wait_for_selector("#count-column:text('count the values of 300 samples')")
+        tab.page.click("#count-column")
+        tab.page.wait_for_selector("#values button >> nth=3")
+        tab.page.fill("#query", "winter")
+        tab.page.keyboard.press("Enter")
+        tab.page.wait_for_selector("#hits:has-text('hits · 300 searched')")
+        tab.page.wait_for_selector("#grid[aria-busy=false] mark")
+
+
+def test_a_saved_table(chromium: Chromium, many: Path) -> None:
+    """Its columns are counted when the page opens, however many samples there are (LOOK-6)."""
+    pytest.importorskip("pyarrow")
+    columns = "label=.cls,n=.json/n"
+    table = str(many.with_suffix(".parquet"))
+    assert main(["table", str(many), "--columns", columns, "--output", table]) == 0
+    with browsing(many) as client, Tab(chromium, client.parts.geturl()) as tab:
+        tab.page.wait_for_selector("#values button >> nth=3")
+        assert tab.page.is_hidden("#column-line")
+        tab.page.select_option("#column", "n")
+        tab.page.wait_for_selector("#histogram span")
+        tab.page.wait_for_selector("#grid[aria-busy=false]")

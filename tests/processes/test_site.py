@@ -7,13 +7,12 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
 from conftest import need
 from pages import ROOT
-from test_chromium import chromium  # noqa: F401 - a fixture
+from tabs import Chromium
 
 import wids
 
@@ -69,7 +68,7 @@ def test_every_public_name_is_in_the_reference(pages: dict[Path, str]) -> None:
     assert [name for name in wids.__all__ if f'id="wids.{name}"' not in text] == []
 
 
-def test_pictures_follow_the_mode(site: Path, chromium: Any) -> None:  # noqa: F811 - the fixture
+def test_pictures_follow_the_mode(site: Path, chromium: Chromium) -> None:
     """Each ``<picture>`` shows the file of the system's colours, or of the mode that is chosen."""
     shown = "[...document.querySelectorAll('img')].filter((i) => i.offsetWidth && i.src.endsWith"
     shown += "('g')).map((i) => [i.complete && i.naturalWidth > 0, i.src.split(/[-.]/).at(-2)])"
@@ -90,7 +89,7 @@ def test_pictures_follow_the_mode(site: Path, chromium: Any) -> None:  # noqa: F
 @pytest.mark.parametrize("width", [1280, 390])
 def test_pages_fit_the_window_and_load_nothing_else(
     site: Path,
-    chromium: Any,  # noqa: F811 - the fixture
+    chromium: Chromium,
     width: int,
     scheme: str,
 ) -> None:

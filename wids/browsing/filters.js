@@ -209,7 +209,7 @@ function noteOf({ state: kind, searched, total, num_values: count, num_nulls: nu
     notes.push(`${isExact ? "" : "more than "}${number(distinct)} different values`);
   }
   if (nulls && bins.length) notes.push(`${number(nulls)} without a value`);
-  if (kind === "done" && searched !== undefined && searched < total) notes.push(`of the first ${number(searched)} samples`);
+  if (kind === "done" && searched < total) notes.push(`of the first ${number(searched)} samples`);
   if (unreadable) notes.push(`${number(unreadable)} could not be read`);
   if (tooLong) notes.push(`${number(tooLong)} of more than 1 MB not counted`);
   return notes.join(" · ");

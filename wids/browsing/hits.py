@@ -32,6 +32,7 @@ class Hits:
         columns: The columns of the dataset.
 
     Attributes:
+        fields: The fields whose values are decoded.
         found: Their indices so far, ascending.
         needs_scan: Whether samples have to be read to answer.
 
@@ -44,6 +45,7 @@ class Hits:
         self._mask = _common_mask(saved, columns)
         rest = tuple(each for each in conditions.filters if each not in saved)
         self._paths = [path_of(name) for name in dict.fromkeys(each.column for each in rest)]
+        self.fields = tuple(dict.fromkeys(path.field for path in self._paths))
         self._conditions = replace(conditions, filters=rest)
         self.needs_scan = bool(self._conditions)
         self.found = array("q")
@@ -75,6 +77,7 @@ class ColumnTally:
         name: The path of the column.
 
     Attributes:
+        fields: The field whose values are decoded.
         tally: The values so far.
 
     Raises:
@@ -83,6 +86,7 @@ class ColumnTally:
 
     def __init__(self, name: str) -> None:
         self._path = path_of(name)
+        self.fields = (self._path.field,)
         self.tally = Tally()
         self._num_seen = 0
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.browsing.conditions import Filter
+from wids.browsing.rows import MAX_VALUE_NBYTES
 from wids.columns.column_paths import ColumnPath, codec_of, parse_columns
 from wids.columns.column_values import decoder_of
 from wids.columns.table_file import Tabular, load_table, saved_columns
@@ -151,7 +152,8 @@ def _paths_in_samples(dataset: Browsable) -> Iterator[str]:
         with dataset.only(fields) as selection:
             for sample in selection.__getitems__(indices):
                 for field in fields:
-                    yield from _paths(field, decoder_of(field)([bytes(sample[field])])[0], ())
+                    (value,) = decoder_of(field, MAX_VALUE_NBYTES)([bytes(sample[field])])
+                    yield from _paths(field, value, ())
 
 
 def _paths(field: str, value: Any, steps: Sequence[str]) -> Iterator[str]:

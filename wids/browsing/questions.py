@@ -6,7 +6,9 @@ of a dataset, and a small dataset on this machine, answer at once.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
@@ -14,7 +16,7 @@ from wids.browsing.answers import parsed_number
 from wids.browsing.conditions import Conditions, parse_conditions
 from wids.browsing.hits import ColumnTally, Hits
 from wids.browsing.page_columns import PageColumns
-from wids.browsing.scans import Scan, Scans
+from wids.browsing.scans import Progress, Scan, Scans
 from wids.browsing.selection import Selection
 from wids.browsing.tally import Tally
 from wids.errors import WidsError, printable
@@ -23,6 +25,8 @@ from wids.looking.text import class_name, class_names
 
 _MAX_UNASKED: Final = 10_000
 """Samples of a dataset on this machine whose values are counted without being asked for."""
+_WAIT_S: Final = 2.0
+"""How long an answer waits for them; then it states how far the count is."""
 
 
 class Questions:
@@ -35,18 +39,21 @@ class Questions:
     def __init__(self, dataset: Browsable) -> None:
         self._dataset = dataset
         self._columns = PageColumns(dataset)
-        self._scans = Scans()
+        self._searches: Scans[Hits] = Scans()
+        self._counts: Scans[ColumnTally] = Scans()
+        self._unasked = threading.Lock()
 
     def close(self) -> None:
-        """Stop all scans."""
-        self._scans.stop()
+        """Stop what runs."""
+        self._searches.stop()
+        self._counts.stop()
 
     # Which samples.
 
     def selection(self, query: dict[str, str]) -> Selection:
         """Return the samples that a query asks for, as far as they are found, in its order."""
         conditions, seed = parse_conditions(query), query.get("seed", "")
-        scan = self._scans.get("hits", conditions)
+        scan = self._searches.get(conditions)
         found = None if not conditions else [] if scan is None else scan.visitor.found
         # As many as there are now: a scan may find more meanwhile.
         found = None if found is None else found[: len(found)]
@@ -56,26 +63,28 @@ class Questions:
         """Look for samples, or continue to; return what `hits` does."""
         conditions = parse_conditions(query)
         if conditions:
-            self._scans.start("hits", conditions, partial(self._new_hits, conditions))
+            self._searches.start(conditions, partial(self._new_hits, conditions))
         return self.hits(query)
 
     def hits(self, query: dict[str, str]) -> dict[str, Any]:
         """Return how many samples were found, and how far the search for them is."""
-        conditions = parse_conditions(query)
+        conditions, total = parse_conditions(query), len(self._dataset)
         if not conditions:
-            return {"state": "all", "found": len(self._dataset)}
-        scan = self._scans.get("hits", conditions)
+            return {**asdict(Progress("done", total, total)), "found": total}
+        scan = self._searches.get(conditions)
         if scan is None:
-            return {"state": "new", "found": 0, "total": len(self._dataset)}
-        progress = scan.progress()
-        return {**progress, "found": len(scan.visitor.found)}
+            return {**asdict(Progress("new", total)), "found": 0}
+        progress = self._searches.progress(scan)
+        return {**asdict(progress), "found": len(scan.visitor.found)}
 
     def _new_hits(self, conditions: Conditions) -> Scan[Hits]:
         return Scan(self._dataset, Hits(conditions, self._columns))
 
     def stop(self, kind: str) -> dict[str, Any]:
-        """Stop the scans of a kind."""
-        self._scans.stop(kind)
+        """Stop the scans of a kind: ``"hits"`` or ``"column"``."""
+        if kind not in ("hits", "column"):
+            raise ValueError(f"expected hits or column to stop, found {kind!r:.40}")
+        (self._searches if kind == "hits" else self._counts).stop()
         return {}
 
     # Which values.
@@ -100,23 +109,34 @@ class Questions:
 
     def column(self, name: str) -> dict[str, Any]:
         """Return how the values of a column are distributed, as far as that is known."""
+        total = len(self._dataset)
         if self._columns.is_saved(name):
             tally = Tally()
             tally.add_column(self._columns.column(name))
-            total = len(self._dataset)
-            return self._distribution(name, tally, {"state": "done", "total": total})
-        scan = self._scans.get("column", name)
-        if scan is None and self._is_free():
-            scan = self._scans.run("column", name, partial(self._new_tally, name))
+            return self._distribution(name, tally, Progress("done", total, total))
+        scan = self._counts.get(name) or self._counted_unasked(name)
         if scan is None:
-            return {"name": name, "state": "new", "total": len(self._dataset)}
-        return self._distribution(name, scan.visitor.tally, scan.progress())
+            return self._distribution(name, Tally(), Progress("new", total))
+        # Stated before the tally is summed: a count that has ended is complete.
+        progress = self._counts.progress(scan)
+        return self._distribution(name, scan.visitor.tally, progress)
 
     def count(self, name: str) -> dict[str, Any]:
         """Count the values of a column, or continue to; return what `column` does."""
         if not self._columns.is_saved(name):
-            self._scans.start("column", name, partial(self._new_tally, name))
+            self._counts.start(name, partial(self._new_tally, name))
         return self.column(name)
+
+    def _counted_unasked(self, name: str) -> Scan[ColumnTally] | None:
+        """Return the count of a column that nobody has to ask for; None if it is much work."""
+        if not self._is_free():
+            return None
+        with self._unasked:  # or pages that open together would stop each other's counts
+            scan = self._counts.get(name)
+            if scan is None:
+                scan = self._counts.start(name, partial(self._new_tally, name))
+                self._counts.wait(scan, _WAIT_S)
+        return scan
 
     def _new_tally(self, name: str) -> Scan[ColumnTally]:
         return Scan(self._dataset, ColumnTally(name))
@@ -127,12 +147,12 @@ class Questions:
         lengths = self._dataset.lengths
         return sum(lengths) <= _MAX_UNASKED and all(map(is_local, range(len(lengths))))
 
-    def _distribution(self, name: str, tally: Tally, progress: dict[str, Any]) -> dict[str, Any]:
+    def _distribution(self, name: str, tally: Tally, progress: Progress) -> dict[str, Any]:
         summary = tally.summary()
         names = class_names(self._dataset.spec)
         for value in summary["values"] if _is_of_classes(name) else ():
             value["name"] = class_name(".cls", value["label"], names)
-        return {"name": name, **progress, **summary}
+        return {"name": name, **asdict(progress), **summary}
 
 
 def _is_of_classes(name: str) -> bool:

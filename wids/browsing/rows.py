@@ -24,7 +24,10 @@ Rows = npt.NDArray[np.int64]
 """Positions of samples in a shard, ascending."""
 
 MAX_VALUE_NBYTES: Final = 1_000_000
-"""Longer fields are not read for a filter or a search."""
+"""Longer fields are not read for a filter or a search, also when decompressed.
+
+No more bytes than these are decoded at a time: as values they take a hundred times as much memory.
+"""
 _MAX_READ_NBYTES: Final = 8_000_000
 """Bytes to read at a time."""
 
@@ -79,9 +82,20 @@ class ShardRows:
                 if data is not None:
                     yield row, fields[name], data
 
+    def affordable(self, rows: Rows, fields: Sequence[str]) -> Rows:
+        """Return the first of some samples: those whose values can be decoded at a time."""
+        nbytes = np.zeros(len(rows), np.int64)
+        for field in fields:
+            samples, members = self._members_in(field, rows)
+            sizes = np.asarray(self._shard.index.sizes)[members]
+            # Longer ones are left out.
+            nbytes[np.searchsorted(rows, samples)] += np.where(sizes > MAX_VALUE_NBYTES, 0, sizes)
+        count = int(np.searchsorted(np.cumsum(nbytes), MAX_VALUE_NBYTES, side="right"))
+        return rows[: max(count, 1)]
+
     def values(self, path: ColumnPath, rows: Rows) -> list[Any]:
         """Return what a path leads to in samples; None where that is nothing."""
-        decode = self._decoders.setdefault(path.field, decoder_of(path.field))
+        decode = self._decoders.setdefault(path.field, decoder_of(path.field, MAX_VALUE_NBYTES))
         read = self.read([path.field], rows, MAX_VALUE_NBYTES)
         found = {row: data for row, _, data in read}
         values = decode(list(found.values()))

@@ -1,8 +1,7 @@
 """Something to find out about all samples → a pass through them that can be watched and stopped.
 
-A pass runs in a thread of its own, block by block, because each block may have to be read from far
-away. It ends by itself when nobody asks for its progress any more. What a block is searched for is
-not known here.
+A pass runs block by block, because each block may have to be read from far away. It ends by itself
+when nobody asks for its progress any more. What a block is searched for is not known here.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -22,15 +22,20 @@ from wids.errors import message_of, printable
 from wids.looking.preview import Browsable
 
 _BLOCK: Final = 512
-"""Samples after which progress is stated, and a pass can be stopped."""
+"""Samples after which progress is stated, and a pass can be stopped; or fewer large ones."""
 _PATIENCE_S: Final = 120.0
 """Browsers ask for the progress of a hidden page once in a minute."""
 _MAX_KEPT: Final = 8
-_JOIN_S: Final = 5.0
+_STOP_S: Final = 5.0
+"""How long to wait for the end of a block that is being read."""
 
 
 class Visitor(Protocol):
     """What is to be found out."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields whose values are decoded."""
 
     def wanted(self, start: int, rows: Rows) -> Rows:
         """Return those samples of a shard that are to be read; the shard begins at ``start``."""
@@ -42,8 +47,28 @@ class Visitor(Protocol):
 AnyVisitor = TypeVar("AnyVisitor", bound=Visitor)
 
 
+@dataclass(frozen=True)
+class Progress:
+    """How far an answer is that concerns all samples, as the page shows it.
+
+    Attributes:
+        state: ``"new"``, ``"running"``, ``"stopped"`` or ``"done"``.
+        total: Samples of the dataset.
+        searched: Samples that were looked at.
+        unreadable, too_long: Fields that were left out.
+        problem: The error that ended it; ``""`` if there was none.
+    """
+
+    state: str
+    total: int
+    searched: int = 0
+    unreadable: int = 0
+    too_long: int = 0
+    problem: str = ""
+
+
 class Scan(Generic[AnyVisitor]):
-    """One pass through a dataset.
+    """One pass through a dataset, which `Scans` runs.
 
     Args:
         dataset: The dataset, of which no shard is downloaded.
@@ -61,120 +86,138 @@ class Scan(Generic[AnyVisitor]):
         self._next = 0
         self._left_out: Counter[str] = Counter()
         self._is_enough = False
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._asked_s = time.monotonic()
-        self._lock = threading.Lock()
+        self._asked_s = 0.0
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the pass continues."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def start(self) -> None:
-        """Begin the pass, or continue it where it stopped."""
-        with self._lock:
-            if self.is_running:
-                return
-            self.problem = ""
-            self._asked_s = time.monotonic()
-            self._stopped.clear()
-            # A daemon: a read from a server that does not answer must not keep the program alive.
-            self._thread = threading.Thread(target=self.run, name="wids-scan", daemon=True)
-            self._thread.start()
-
-    def stop(self) -> None:
-        """End the pass after the block that is being read."""
-        self._stopped.set()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(_JOIN_S)
-
-    def progress(self) -> dict[str, Any]:
-        """Return how far the pass is, as the page shows it."""
+    def progress(self, *, is_running: bool) -> Progress:
+        """Return how far the pass is; whether it runs was looked at before."""
         self._asked_s = time.monotonic()
         total = len(self._dataset)
-        is_running = self.is_running  # before the position: a pass that ended is at its end
         searched = min(self._next, total)
-        is_done = self._is_enough or searched == total
-        state = "running" if is_running else "done" if is_done and not self.problem else "stopped"
-        return {
-            "state": state,
-            "searched": searched,
-            "total": total,
-            "unreadable": self._left_out["unreadable"],
-            "too_long": self._left_out["too_long"],
-            "problem": self.problem,
-        }
+        is_done = (self._is_enough or searched == total) and not self.problem
+        return Progress(
+            "running" if is_running else "done" if is_done else "stopped",
+            total,
+            searched,
+            self._left_out["unreadable"],
+            self._left_out["too_long"],
+            self.problem,
+        )
 
-    def run(self) -> None:
-        """Run the pass in this thread."""
+    def run(self, stopped: threading.Event) -> None:
+        """Begin the pass, or continue it where it stopped; it ends after a block if asked to."""
+        self.problem = ""
+        self._asked_s = time.monotonic()
         rows = OpenRows(self._dataset)
         try:
-            self._run(rows)
+            self._run(rows, stopped)
         except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
             self.problem = printable(message_of(error))
         finally:
             rows.close()
 
-    def _run(self, open_rows: OpenRows) -> None:
+    def _run(self, open_rows: OpenRows, stopped: threading.Event) -> None:
         starts = [0, *accumulate(self._dataset.lengths)]
         before = self._left_out  # of the part before it was stopped
-        while self._next < starts[-1] and not self._is_enough and not self._stopped.is_set():
+        while self._next < starts[-1] and not self._is_enough and not stopped.is_set():
             if time.monotonic() - self._asked_s > _PATIENCE_S:
                 return
             number = bisect_right(starts, self._next) - 1
             start, stop = starts[number], min(self._next + _BLOCK, starts[number + 1])
             rows = self.visitor.wanted(start, np.arange(self._next - start, stop - start))
             if len(rows):  # or the shard is not even opened
-                self._is_enough = self.visitor.visit(start, open_rows.of(number), rows)
+                shard = open_rows.of(number)
+                few = shard.affordable(rows, self.visitor.fields)
+                stop = stop if len(few) == len(rows) else start + int(rows[len(few)])
+                self._is_enough = self.visitor.visit(start, shard, few)
                 self._left_out = before + open_rows.left_out
             self._next = stop
 
 
-class Scans:
-    """The passes that a page has started. Safe to use from any thread.
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """A scan from its start to its end, or until it is stopped."""
 
-    One of each kind runs at a time: a new one stops the one before.
+    scan: Scan[Any]
+    stopped: threading.Event
+
+
+class Scans(Generic[AnyVisitor]):
+    """The scans of one kind that a page has started. Safe to use from any thread.
+
+    One thread runs them, so that one is run at a time: the latest that was started.
     """
 
     def __init__(self) -> None:
-        self._scans: dict[tuple[str, Hashable], Scan[Any]] = {}
-        self._lock = threading.Lock()
+        self._scans: dict[Hashable, Scan[AnyVisitor]] = {}
+        self._changed = threading.Condition()
+        self._wanted: _Run | None = None
+        self._current: _Run | None = None
+        self._thread: threading.Thread | None = None
 
-    def get(self, kind: str, what: Hashable) -> Scan[Any] | None:
-        """Return a pass that was started, or None."""
-        with self._lock:
-            return self._scans.get((kind, what))
+    def get(self, what: Hashable) -> Scan[AnyVisitor] | None:
+        """Return a scan that was started, or None."""
+        with self._changed:
+            return self._scans.get(what)
 
-    def start(self, kind: str, what: Hashable, make: Callable[[], Scan[Any]]) -> Scan[Any]:
-        """Start a pass, or continue it; others of its kind are stopped."""
-        with self._lock:
-            others = [scan for key, scan in self._scans.items() if key[0] == kind]
-            scan = self._keep((kind, what), self._scans.get((kind, what)) or make())
-        for other in others:
-            if other is not scan:
-                other.stop()
-        scan.start()
+    def progress(self, scan: Scan[AnyVisitor]) -> Progress:
+        """Return how far a scan is, as the page shows it."""
+        return scan.progress(is_running=self._is_wanted(scan))
+
+    def start(self, what: Hashable, make: Callable[[], Scan[AnyVisitor]]) -> Scan[AnyVisitor]:
+        """Start a scan, or continue it; the one before is stopped."""
+        new = self.get(what) or make()  # without the lock, since it may read a table
+        with self._changed:
+            scan = self._scans.pop(what, new)
+            self._scans[what] = scan  # as the latest
+            while len(self._scans) > _MAX_KEPT:
+                del self._scans[next(iter(self._scans))]
+            if not self._is_wanted(scan):
+                self._want(_Run(scan, threading.Event()))
         return scan
 
-    def run(self, kind: str, what: Hashable, make: Callable[[], Scan[Any]]) -> Scan[Any]:
-        """Run a short pass, in this thread, and return it."""
-        scan = make()
-        scan.run()
-        with self._lock:
-            return self._keep((kind, what), scan)
+    def wait(self, scan: Scan[AnyVisitor], seconds: float) -> None:
+        """Wait until a scan has ended, or was stopped, or this time has passed."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_wanted(scan), seconds)
 
-    def stop(self, kind: str = "") -> None:
-        """Stop all passes of a kind, or of all kinds."""
-        with self._lock:
-            scans = [scan for key, scan in self._scans.items() if kind in ("", key[0])]
-        for scan in scans:
-            scan.stop()
+    def stop(self) -> None:
+        """End the scan that runs, after the block that is being read."""
+        with self._changed:
+            self._want(None)
+            current, thread = self._current, self._thread
+            if current is not None:
+                self._changed.wait_for(lambda: self._current is not current, _STOP_S)
+            is_idle = self._thread is None
+        if thread is not None and is_idle:
+            thread.join()  # it has nothing left to do
 
-    def _keep(self, key: tuple[str, Hashable], scan: Scan[Any]) -> Scan[Any]:
-        self._scans.pop(key, None)  # to become the latest
-        self._scans[key] = scan
-        while len(self._scans) > _MAX_KEPT:
-            del self._scans[next(iter(self._scans))]
-        return scan
+    def _is_wanted(self, scan: Scan[AnyVisitor]) -> bool:
+        wanted = self._wanted
+        return wanted is not None and wanted.scan is scan
+
+    def _want(self, run: _Run | None) -> None:
+        """Have this run, and nothing else; the caller holds the lock."""
+        if run is not None and self._thread is None:
+            # A daemon: a read from a server that does not answer must not keep the program alive.
+            thread = threading.Thread(target=self._work, name="wids-scan", daemon=True)
+            thread.start()  # it waits for the lock
+            self._thread = thread
+        if self._wanted is not None:
+            self._wanted.stopped.set()
+        self._wanted = run
+        self._changed.notify_all()
+
+    def _work(self) -> None:
+        while (run := self._take()) is not None:
+            run.scan.run(run.stopped)
+
+    def _take(self) -> _Run | None:
+        """Return what is to be run next; None if nothing is, and the thread ends."""
+        with self._changed:
+            if self._wanted is self._current:
+                self._wanted = None  # it has ended by itself
+            self._current = self._wanted
+            if self._current is None:
+                self._thread = None
+            self._changed.notify_all()
+            return self._current

@@ -1,12 +1,13 @@
 """The values of a column → how often each occurs, and how numbers are distributed.
 
-Values arrive in parts, in any order. Nothing is read here.
+Values arrive in parts, in any order, while others look at them. Nothing is read here.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
@@ -29,9 +30,10 @@ _NUM_BINS: Final = 32
 
 
 class Tally:
-    """The values of a column, as far as they are known."""
+    """The values of a column, as far as they are known. Safe to use from any thread."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._num_values = 0
         self._num_nulls = 0
@@ -41,38 +43,41 @@ class Tally:
 
     def add(self, values: Iterable[Any]) -> None:
         """Add values of some samples; None is a sample without one."""
-        self._add_counts(Counter(map(label_of, values)).items())
+        counts = Counter(map(label_of, values))
         values = [value for value in values if value is not None]
-        self._is_numeric = self._is_numeric and all(map(is_number, values))
-        if self._is_numeric:
-            self._numbers.append(np.array([*filter(_is_finite, values)], np.float64))
+        is_numeric = all(map(is_number, values))
+        numbers = np.array([*filter(_is_finite, values)], np.float64) if is_numeric else None
+        self._add(counts.items(), numbers)
 
     def add_column(self, column: pa.ChunkedArray) -> None:
         """Add all values of a column of a table."""
         import pyarrow as pa
 
         found = column.value_counts()
-        values = found.field("values").to_pylist()
-        self._add_counts(
-            (label_of(value), count)
-            for value, count in zip(values, found.field("counts").to_pylist(), strict=True)
-        )
-        kind = column.type
-        self._is_numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind)
-        if self._is_numeric:
+        labels = map(label_of, found.field("values").to_pylist())
+        numbers, kind = None, column.type
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind):
             numbers = column.drop_null().to_numpy().astype(np.float64)
-            self._numbers.append(numbers[np.isfinite(numbers)])
+            numbers = numbers[np.isfinite(numbers)]
+        self._add(zip(labels, found.field("counts").to_pylist(), strict=True), numbers)
 
-    def _add_counts(self, counts: Iterable[tuple[str | None, int]]) -> None:
-        for label, count in counts:
-            if label is None:
-                self._num_nulls += count
-                continue
-            self._num_values += count
-            if label in self._counts or len(self._counts) < _MAX_DISTINCT:
-                self._counts[label] += count
-            else:
-                self._num_uncounted += count
+    def _add(
+        self, counts: Iterable[tuple[str | None, int]], numbers: npt.NDArray[np.float64] | None
+    ) -> None:
+        """Add labels with their counts, and their values if all of them are numbers."""
+        with self._lock:
+            for label, count in counts:
+                if label is None:
+                    self._num_nulls += count
+                    continue
+                self._num_values += count
+                if label in self._counts or len(self._counts) < _MAX_DISTINCT:
+                    self._counts[label] += count
+                else:
+                    self._num_uncounted += count
+            self._is_numeric = self._is_numeric and numbers is not None
+            if self._is_numeric and numbers is not None:
+                self._numbers.append(numbers)
 
     def summary(self) -> dict[str, Any]:
         """Return what a page shows of the column.
@@ -80,6 +85,10 @@ class Tally:
         ``values`` are labels with counts, numbers ascending and others by frequency; ``bins`` is a
         histogram of numbers that are too many to list.
         """
+        with self._lock:
+            return self._summary()
+
+    def _summary(self) -> dict[str, Any]:
         distinct = len(self._counts)
         numbers = np.concatenate([np.empty(0), *self._numbers]) if self._is_numeric else np.empty(0)
         is_numeric = len(numbers) > 0

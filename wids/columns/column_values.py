@@ -27,10 +27,10 @@ _MAX_NAMES: Final = 100
 DecodeMany = Callable[[Sequence[bytes]], list[Any]]
 
 
-def decoder_of(field: str) -> DecodeMany:
+def decoder_of(field: str, max_nbytes: int | None = None) -> DecodeMany:
     """Return what decodes the bytes of a field, as `Decoder` does, for many samples at once."""
     codec = codec_of(field)
-    decoder = Decoder()
+    decoder = Decoder(max_nbytes=max_nbytes)
 
     def decode_one(data: bytes) -> Any:
         try:
@@ -38,7 +38,7 @@ def decoder_of(field: str) -> DecodeMany:
         except DecodeError as error:
             return error
 
-    if codec is None or field.lower().endswith(".gz"):
+    if codec is None or codec.is_archive or field.lower().endswith(".gz"):
         return lambda datas: list(map(decode_one, datas))
     is_simple = codec.decode in (int, decode_text)
     many = _json_values if "json" in codec.extensions else _mapped(codec.decode, is_simple)
