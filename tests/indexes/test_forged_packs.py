@@ -236,3 +236,66 @@ def test_dataset_ignores_what_is_no_pack_of_this_version(
         r for r in caplog.records if "expected a pack of version 2, found version 1" in r.message
     ]
     assert [line.levelno for line in lines] == [logging.INFO]
+
+
+def forged_index(good: bytes, chance: random.Random) -> bytes:
+    """Return a pack with wrong numbers or bytes in an index or in the tables of keys."""
+    header, data = parse_header(good, len(good)), bytearray(good)
+    starts = struct.unpack_from(f"<{2 * NUM_SHARDS}Q", data, header.directory)
+    start, nbytes = chance.choice(list(zip(starts[:NUM_SHARDS], starts[NUM_SHARDS:], strict=True)))
+    # Keys and where they begin are changed most often, then everything else.
+    section = chance.choice([0, 0, 2, 2, 2, *range(10), 10, 11])
+    for _ in range(chance.randint(1, 3)):
+        if section < 10:
+            at, length = struct.unpack_from("<QQ", data, start + 88 + 16 * section)
+            at, count = at + start, (length, length, 10, 10)[section] if section < 4 else 18
+        else:
+            at, count = (header.hashes, header.positions)[section - 10], 27
+            length = count * (8, header.width)[section - 10]
+        width = length // count
+        at += width * chance.randrange(count)
+        old, limit = int.from_bytes(data[at : at + width], "little"), 1 << 8 * width
+        other = old ^ 1 << chance.randrange(8 * width)
+        new = chance.choice([0, 1, old + 1, old - 1, old + 2, other, chance.randrange(limit), -1])
+        data[at : at + width] = (new % limit).to_bytes(width, "little")
+    struct.pack_into("<I", data, start + 12, zlib.crc32(data[start + 16 : start + nbytes]))
+    keys = data[header.hashes : header.hashes + 8 * 27]
+    positions = data[header.positions : header.positions + header.width * 27]
+    return forged(bytes(data), keys_crc=zlib.crc32(positions, zlib.crc32(keys)))
+
+
+@pytest.mark.parametrize(
+    "count", [100, pytest.param(3000, marks=[pytest.mark.long, pytest.mark.timeout(600)])]
+)
+def test_forged_indexes_end_in_own_errors(good: bytes, tmp_path: Path, count: int) -> None:
+    """Keys, tables and samples by a forged index are returned, or an error of wids (INDEX-3).
+
+    Its checksums are correct, and the error names the tar.
+    """
+    pytest.importorskip("pyarrow")
+    chance = random.Random(count)
+    document = {"index": "a.index", "shardlist": [{"url": f"{n}.tar"} for n in range(NUM_SHARDS)]}
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    errors: list[Exception] = []
+    for _ in range(count):
+        (tmp_path / "a.index").write_bytes(forged_index(good, chance))
+        with wids.ShardListDataset(tmp_path / "a.json") as dataset:
+            assert len(list(dataset.keys())) == len(dataset) == 9 * NUM_SHARDS
+            assert len(dataset[5:23].keys()[2:]) == 16
+            for use in (
+                lambda: dataset.table([".cls", ".txt"]).to_pylist(),
+                lambda: dataset[7:20].table([".cls"]).to_pylist(),
+                lambda: [dataset[index] for index in range(27)],
+                lambda: dataset.__getitems__([26, 3, 14]),
+                lambda: dataset.get_by_key("s00014"),
+                lambda: dataset.find_key("s00026"),
+                lambda: dataset.find_key("none"),
+            ):
+                try:
+                    use()
+                except (wids.WidsError, KeyError) as error:
+                    errors.append(error)
+    assert all("no sample has" in str(e) for e in errors if not isinstance(e, wids.WidsError))
+    own = [str(error) for error in errors if isinstance(error, wids.WidsError)]
+    assert all(".tar" in text for text in own)
+    assert len(own) > count // 20

@@ -123,6 +123,11 @@ def test_forged_index_cannot_lead_outside(shard_path: Path) -> None:
         "samples past the end": {"member_starts": original.member_starts + np.uint8(1)},
         "keys that go back": {"key_starts": original.key_starts[::-1].copy()},
         "keys past the end": {"key_starts": original.key_starts + np.uint8(1)},
+        "keys that begin elsewhere": {
+            "key_starts": original.key_starts + (np.arange(len(original) + 1) == 3).astype(np.uint8)
+        },
+        "a key with a NUL": {"text": original.text.replace(b"s00004", b"s0\x00004")},
+        "two keys that are one": {"text": original.text.replace(b"\0s00004", b"_s00004")},
         "too few sizes": {"sizes": original.sizes[:-1]},
         "too few checksums": {"head_crcs": np.zeros(1, np.uint32)},
         "too few payload checksums": {"payload_crcs": np.zeros(1, np.uint32)},

@@ -192,6 +192,7 @@ def _is_sound(shard_index: ShardIndex, header: _Header) -> bool:
     return (
         _has_right_lengths(shard_index, header)
         and _has_ascending_starts(shard_index)
+        and _has_nuls_between_keys(shard_index)
         and (not header.num_members or _is_inside_tar(shard_index, header.tar_nbytes))
     )
 
@@ -219,6 +220,14 @@ def _has_ascending_starts(shard_index: ShardIndex) -> bool:
         and (keys[1:] > keys[:-1]).all()
         and (members[1:] > members[:-1]).all()
     )
+
+
+def _has_nuls_between_keys(shard_index: ShardIndex) -> bool:
+    """Whether a NUL precedes each key and ends the last, and no key has one."""
+    nbytes = shard_index.text_stop - shard_index.text_start
+    text = np.frombuffer(shard_index.text, np.uint8, nbytes, shard_index.text_start)
+    starts = shard_index.key_starts
+    return bool(nbytes - np.count_nonzero(text) == len(starts) and not text.take(starts - 1).any())
 
 
 def _is_inside_tar(shard_index: ShardIndex, tar_nbytes: int) -> bool:
