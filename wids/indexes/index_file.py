@@ -233,13 +233,16 @@ def _has_nuls_between_keys(shard_index: ShardIndex) -> bool:
 def _is_inside_tar(shard_index: ShardIndex, tar_nbytes: int) -> bool:
     """Whether all members and their headers are inside the tar, and all fields exist."""
     blocks, sizes = shard_index.blocks, shard_index.sizes
-    if max(int(blocks.max()) * BLOCK_NBYTES, int(sizes.max())) > tar_nbytes:
+    last, largest = int(blocks.max()) * BLOCK_NBYTES, int(sizes.max())
+    if max(last, largest) > tar_nbytes:
         return False
-    # Now that all are small, the sum cannot overflow.
-    ends = blocks.astype(np.int64) * BLOCK_NBYTES + sizes.astype(np.int64)
+    if last + largest > tar_nbytes:  # or each member ends inside, as in most tars
+        # Now that all are small, the sum cannot overflow.
+        ends = blocks.astype(np.int64) * BLOCK_NBYTES + sizes.astype(np.int64)
+        if int(ends.max()) > tar_nbytes:
+            return False
     return bool(
-        int(ends.max()) <= tar_nbytes
-        and int(shard_index.field_ids.max()) < len(shard_index.fields)
+        int(shard_index.field_ids.max()) < len(shard_index.fields)
         and int(shard_index.head_blocks.min()) > 0
         and (shard_index.head_blocks <= blocks).all()
     )
