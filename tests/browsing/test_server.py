@@ -9,16 +9,18 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 from conftest import raises, write_tar
-from looks import HOSTILE, browsing, picture, search, write
+from looks import HOSTILE, Client, browsing, picture, search, write
 from loopback import Server
 
 import wids
 from wids.browsing.answers import STATIC_ROUTES, error_answer
+from wids.browsing.open_connections import MAX_CONNECTIONS
 from wids.browsing.server import Browser, allowed_hosts
 from wids.fields.encode import encode
 
@@ -187,11 +189,74 @@ def test_idle_connections_are_closed(spec: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("wids.browsing.server._Handler.timeout", 0.2)
     with browsing(spec) as client:
         for start in (b"", b"GET /", b"GET / HTTP/1.0\r\nHost: "):
-            address = (client.parts.hostname, client.parts.port)
-            with socket.create_connection(address, timeout=5) as connection:
+            with connected(client) as connection:
                 connection.sendall(start)
                 assert connection.recv(10) == b""
         assert client.get("about")[0] == 200
+
+
+def test_a_request_has_one_deadline(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that sends a byte now and then is closed like one that sends nothing (SEC-53)."""
+    monkeypatch.setattr("wids.browsing.server._Handler.timeout", 0.3)
+    with browsing(spec) as client, connected(client) as connection:
+        connection.sendall(b"GET /about HTTP/1.0\r\nX-Patience: ")
+        sends = threading.Event()
+        thread = threading.Thread(target=send_slowly, args=(connection, sends))
+        thread.start()
+        with suppress(ConnectionResetError):  # a byte was on its way when the server closed
+            assert connection.recv(10) == b""
+        assert sends.is_set()
+        thread.join()
+        assert client.get("about")[0] == 200
+
+
+def send_slowly(connection: socket.socket, sends: threading.Event) -> None:
+    """Send a byte every few milliseconds, as long as somebody reads them."""
+    with suppress(OSError):
+        while True:
+            connection.sendall(b"x")
+            sends.set()
+            time.sleep(0.02)
+
+
+def test_idle_connections_keep_nobody_out(spec: Path) -> None:
+    """Of many connections without a request the oldest are closed; the page works (SEC-53)."""
+    before = threading.active_count()
+    with browsing(spec) as client, ExitStack() as stack:
+        idle = [stack.enter_context(connected(client)) for _ in range(MAX_CONNECTIONS + 40)]
+        for connection in idle[-20:]:
+            connection.sendall(b"GET /")
+        assert client.get("about")[0] == 200
+        assert len(client.json("samples?count=100")["cards"]) == 100
+        assert [connection.recv(1) for connection in idle[:40]] == [b""] * 40
+        wait_until(lambda: threading.active_count() <= before + MAX_CONNECTIONS + 1)
+
+
+def test_too_many_requests_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While all places are taken by requests, others have the answer 503 with a reason (SEC-53)."""
+    monkeypatch.setattr("wids.browsing.open_connections.MAX_CONNECTIONS", 3)
+    film = write_tar(tmp_path / "a.tar", [("a.mp4", bytes(30_000_000))])  # more than sockets buffer
+    with browsing([(film, 1)]) as client:
+        with ExitStack() as stack:
+            for _ in range(3):
+                connection = stack.enter_context(connected(client))
+                path, host = client.parts.path, client.parts.netloc
+                request = f"GET {path}field/0/.mp4 HTTP/1.0\r\nHost: {host}\r\n\r\n"
+                connection.sendall(request.encode())
+                assert connection.recv(4) == b"HTTP"
+            status, headers, body = client.get("about")
+            assert (status, headers["Content-Type"]) == (503, "application/json")
+            assert "too many requests" in json.loads(body)["error"]
+
+        def is_answered() -> bool:
+            return client.get("about")[0] == 200
+
+        wait_until(is_answered)
+
+
+def connected(client: Client) -> socket.socket:
+    """Return a connection to the server."""
+    return socket.create_connection((client.parts.hostname, client.parts.port), timeout=10)
 
 
 def test_clients_that_stop_reading_are_dropped(

@@ -8,9 +8,11 @@ the browser to run anything that comes from the dataset.
 
 from __future__ import annotations
 
+import io
 import logging
 import secrets
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
@@ -18,6 +20,7 @@ from urllib.parse import parse_qs, unquote
 
 from wids.browsing.answers import Answer, FieldBytes, Site, error_answer
 from wids.browsing.byte_ranges import requested_span
+from wids.browsing.open_connections import Connections, RequestBytes
 from wids.browsing.pages import Pages
 from wids.browsing.peek_pages import PeekPages
 from wids.looking.preview import Browsable
@@ -27,6 +30,13 @@ _logger = logging.getLogger("wids")
 _REQUEST_TIMEOUT_S: Final = 30
 _SEND_TIMEOUT_S: Final = 300
 """Longer than for a request: a player that is paused stops reading, and then requests the rest."""
+
+_REFUSAL: Final = (
+    b"HTTP/1.0 503 Service Unavailable\r\nContent-Type: application/json\r\n\r\n"
+    b'{"error": "too many requests are being answered; close other tabs, or try again later"}'
+)
+_REFUSAL_S: Final = 0.5
+"""How long to wait for the request that is refused."""
 
 # Browsers leave it out of the Host header (RFC 9110, section 4.2.3).
 _DEFAULT_PORT: Final = 80
@@ -100,12 +110,30 @@ class _Server(ThreadingHTTPServer):
 
     # Or Ctrl-C would wait for each player that is still connected.
     daemon_threads = True
+    # Or those beyond the first five, which come at the same time, would be delayed by a second.
+    request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], site: Site, token: str) -> None:
         super().__init__(address, _Handler)
         self.site = site
         self._token = token.encode()
         self._hosts = allowed_hosts(self.server_port)
+        self.connections = Connections()
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - as in the base
+        """Return whether a connection is answered, for which there has to be a place (SEC-53)."""
+        if self.connections.admit(request):
+            return True
+        with suppress(OSError):
+            request.settimeout(_REFUSAL_S)
+            request.recv(1 << 16)  # or the client would find a reset before the answer
+            request.sendall(_REFUSAL)
+        return False
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        self.connections.remove(request)
+        super().shutdown_request(request)
 
     def is_allowed(self, token: str, host: str | None) -> bool:
         """Return whether a request has the token and names this machine."""
@@ -135,8 +163,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     server: _Server
     server_version, sys_version = "wids", ""
-    # SEC-53: a client that sends half a request would otherwise hold its thread forever.
     timeout = _REQUEST_TIMEOUT_S
+
+    def setup(self) -> None:
+        """Read the request until a deadline: a byte now and then would hold the thread forever."""
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(RequestBytes(self.connection, self.timeout))
 
     def do_POST(self) -> None:
         # What is sent along has no meaning here, and is not read: it ends with the connection.
@@ -144,6 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
+        self.server.connections.has_request(self.connection)
         self.connection.settimeout(_SEND_TIMEOUT_S)
         status, kind, body = self._answer()
         if isinstance(body, FieldBytes):

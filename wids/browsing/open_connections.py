@@ -1,0 +1,90 @@
+"""The connections of a server: how many there may be, and how long one may take for its request.
+
+This module knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import io
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+MAX_CONNECTIONS: Final = 64
+"""Each takes a thread. A browser opens six at a time."""
+
+
+class Connections:
+    """The open connections of a server. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        # Those whose request has not arrived; the oldest first.
+        self._waiting: dict[socket.socket, None] = {}
+
+    def admit(self, connection: socket.socket) -> bool:
+        """Add a connection; return whether there is a place for it.
+
+        A connection without a whole request is closed to make place, the oldest first, so that
+        clients which only connect keep nobody out.
+        """
+        with self._lock:
+            if len(self._open) >= MAX_CONNECTIONS and self._waiting:
+                oldest = next(iter(self._waiting))
+                self._forget(oldest)
+                with suppress(OSError):  # the client is gone already
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread finds the end, and closes it
+            has_place = len(self._open) < MAX_CONNECTIONS
+            if has_place:
+                self._open.add(connection)
+                self._waiting[connection] = None
+            return has_place
+
+    def has_request(self, connection: socket.socket) -> None:
+        """Note that the whole request of a connection has arrived."""
+        with self._lock:
+            self._waiting.pop(connection, None)
+
+    def remove(self, connection: socket.socket) -> None:
+        """Forget a connection that is about to be closed."""
+        with self._lock:
+            self._forget(connection)
+
+    def _forget(self, connection: socket.socket) -> None:
+        self._open.discard(connection)
+        self._waiting.pop(connection, None)
+
+
+class RequestBytes(io.RawIOBase):
+    """What a client sends, until a deadline for all of it.
+
+    Args:
+        connection: The connection.
+        seconds: How long the client may take.
+    """
+
+    def __init__(self, connection: socket.socket, seconds: float) -> None:
+        self._connection = connection
+        self._deadline_s = time.monotonic() + seconds
+
+    def readable(self) -> bool:
+        """Return that bytes can be read."""
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        """Read what has arrived.
+
+        Raises:
+            TimeoutError: Nothing came until the deadline.
+        """
+        rest_s = self._deadline_s - time.monotonic()
+        if rest_s <= 0:
+            raise TimeoutError("expected a whole request, found none until the deadline")
+        self._connection.settimeout(rest_s)
+        return self._connection.recv_into(buffer)
