@@ -221,6 +221,37 @@ def test_a_new_search_stops_the_one_before(spec: Path, monkeypatch: pytest.Monke
         scans.stop()
 
 
+def test_searches_of_several_shards_follow_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without indexes too, one search runs at a time, of whichever shard (LOOK-16, SEC-53)."""
+    entered, gate = threading.Event(), threading.Event()
+    visit = hits_module.Hits.visit
+
+    def visit_slowly(*arguments: Any) -> bool:
+        entered.set()
+        gate.wait()
+        return visit(*arguments)
+
+    monkeypatch.setattr("wids.browsing.scans._BLOCK", 2)
+    monkeypatch.setattr(hits_module.Hits, "visit", visit_slowly)
+    shards = [write_tar(tmp_path / f"{n}.tar", [*members(n * 6, n * 6 + 6)]) for n in range(2)]
+    with peeking([str(shard) for shard in shards]) as client:
+        query = query_of("caption")
+        try:
+            for shard in ("shard/0/", "shard/1/"):
+                client.json(f"{shard}samples?count=9")
+                answer = json.loads(client.request("POST", f"{shard}hits?{query}")[2])
+                assert answer["state"] == "running"
+                assert entered.wait(20)
+            assert client.json(f"shard/0/hits?{query}")["state"] == "stopped"
+        finally:
+            gate.set()
+        assert search(client, query, "shard/1/")["found"] == 6
+        answer = client.json(f"shard/0/hits?{query}")
+        assert (answer["state"], answer["found"]) == ("stopped", 2)
+
+
 def test_searches_that_many_start_at_once(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request is answered, one search runs at a time, the last one to its end (LOOK-5)."""
     monkeypatch.setattr("wids.browsing.scans._BLOCK", 1)

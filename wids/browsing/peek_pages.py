@@ -22,7 +22,7 @@ from wids.browsing.answers import (
 )
 from wids.browsing.conditions import parse_conditions
 from wids.browsing.pages import MAX_PAGE, Pages, field_rows, picture_fields
-from wids.browsing.questions import Questions
+from wids.browsing.questions import PageScans, Questions
 from wids.errors import printable
 from wids.files.sizes import count_text, nbytes_text
 from wids.looking.notebook import known_text
@@ -52,6 +52,7 @@ class PeekPages:
         }
         # One at a time: each may download a shard.
         self._indexing = threading.Lock()
+        self._scans = PageScans()
         self._questions: dict[int, Questions] = {}
         self._lock = threading.Lock()
 
@@ -65,10 +66,7 @@ class PeekPages:
 
     def close(self) -> None:
         """Stop what was started."""
-        with self._lock:
-            questions = list(self._questions.values())
-        for each in questions:
-            each.close()
+        self._scans.close()
 
     def _act(self, rest: str, query: Query) -> Answer:
         digits, _, path = rest.partition("/")
@@ -82,12 +80,10 @@ class PeekPages:
     def _pages(self, peek: Peekable) -> Pages:
         # Made for each request, since more samples may be known each time.
         with self._lock:
-            questions = self._questions.pop(peek.number, None) or Questions(peek)
+            questions = self._questions.pop(peek.number, None) or Questions(peek, self._scans)
             self._questions[peek.number] = questions  # as the latest
-            oldest = next(iter(self._questions))
-            forgotten = self._questions.pop(oldest) if len(self._questions) > _MAX_KEPT else None
-        if forgotten is not None:
-            forgotten.close()
+            if len(self._questions) > _MAX_KEPT:
+                del self._questions[next(iter(self._questions))]
         return Pages(peek, f"shard/{peek.number}/", questions=questions)
 
     def _about(self, _: str, __: Query) -> Answer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -29,31 +29,49 @@ _WAIT_S: Final = 2.0
 """How long an answer waits for them; then it states how far the count is."""
 
 
+@dataclass(frozen=True)
+class PageScans:
+    """The scans that a page has started. One search and one count run at a time.
+
+    Attributes:
+        searches: Of samples.
+        counts: Of the values of columns.
+        unasked: Held while values are counted that nobody has asked for.
+    """
+
+    searches: Scans[Hits] = field(default_factory=Scans)
+    counts: Scans[ColumnTally] = field(default_factory=Scans)
+    unasked: threading.Lock = field(default_factory=threading.Lock)
+
+    def close(self) -> None:
+        """Stop what runs."""
+        self.searches.stop()
+        self.counts.stop()
+
+
 class Questions:
     """What a page asks about all samples of a dataset. Safe to use from any thread.
 
     Args:
         dataset: The dataset, which may grow.
+        scans: Where its scans run; None for none that others share.
     """
 
-    def __init__(self, dataset: Browsable) -> None:
+    def __init__(self, dataset: Browsable, scans: PageScans | None = None) -> None:
         self._dataset = dataset
+        self._scans = scans or PageScans()
         self._columns = PageColumns(dataset)
-        self._searches: Scans[Hits] = Scans()
-        self._counts: Scans[ColumnTally] = Scans()
-        self._unasked = threading.Lock()
 
     def close(self) -> None:
         """Stop what runs."""
-        self._searches.stop()
-        self._counts.stop()
+        self._scans.close()
 
     # Which samples.
 
     def selection(self, query: dict[str, str]) -> Selection:
         """Return the samples that a query asks for, as far as they are found, in its order."""
         conditions, seed = parse_conditions(query), query.get("seed", "")
-        scan = self._searches.get(conditions)
+        scan = self._scans.searches.get((self, conditions))
         found = None if not conditions else [] if scan is None else scan.visitor.found
         # As many as there are now: a scan may find more meanwhile.
         found = None if found is None else found[: len(found)]
@@ -63,7 +81,7 @@ class Questions:
         """Look for samples, or continue to; return what `hits` does."""
         conditions = parse_conditions(query)
         if conditions:
-            self._searches.start(conditions, partial(self._new_hits, conditions))
+            self._scans.searches.start((self, conditions), partial(self._new_hits, conditions))
         return self.hits(query)
 
     def hits(self, query: dict[str, str]) -> dict[str, Any]:
@@ -71,10 +89,10 @@ class Questions:
         conditions, total = parse_conditions(query), len(self._dataset)
         if not conditions:
             return {**asdict(Progress("done", total, total)), "found": total}
-        scan = self._searches.get(conditions)
+        scan = self._scans.searches.get((self, conditions))
         if scan is None:
             return {**asdict(Progress("new", total)), "found": 0}
-        progress = self._searches.progress(scan)
+        progress = self._scans.searches.progress(scan)
         return {**asdict(progress), "found": len(scan.visitor.found)}
 
     def _new_hits(self, conditions: Conditions) -> Scan[Hits]:
@@ -84,7 +102,7 @@ class Questions:
         """Stop the scans of a kind: ``"hits"`` or ``"column"``."""
         if kind not in ("hits", "column"):
             raise ValueError(f"expected hits or column to stop, found {kind!r:.40}")
-        (self._searches if kind == "hits" else self._counts).stop()
+        (self._scans.searches if kind == "hits" else self._scans.counts).stop()
         return {}
 
     # Which values.
@@ -114,28 +132,28 @@ class Questions:
             tally = Tally()
             tally.add_column(self._columns.column(name))
             return self._distribution(name, tally, Progress("done", total, total))
-        scan = self._counts.get(name) or self._counted_unasked(name)
+        scan = self._scans.counts.get((self, name)) or self._counted_unasked(name)
         if scan is None:
             return self._distribution(name, Tally(), Progress("new", total))
         # Stated before the tally is summed: a count that has ended is complete.
-        progress = self._counts.progress(scan)
+        progress = self._scans.counts.progress(scan)
         return self._distribution(name, scan.visitor.tally, progress)
 
     def count(self, name: str) -> dict[str, Any]:
         """Count the values of a column, or continue to; return what `column` does."""
         if not self._columns.is_saved(name):
-            self._counts.start(name, partial(self._new_tally, name))
+            self._scans.counts.start((self, name), partial(self._new_tally, name))
         return self.column(name)
 
     def _counted_unasked(self, name: str) -> Scan[ColumnTally] | None:
         """Return the count of a column that nobody has to ask for; None if it is much work."""
         if not self._is_free():
             return None
-        with self._unasked:  # or pages that open together would stop each other's counts
-            scan = self._counts.get(name)
+        with self._scans.unasked:  # or pages that open together would stop each other's counts
+            scan = self._scans.counts.get((self, name))
             if scan is None:
-                scan = self._counts.start(name, partial(self._new_tally, name))
-                self._counts.wait(scan, _WAIT_S)
+                scan = self._scans.counts.start((self, name), partial(self._new_tally, name))
+                self._scans.counts.wait(scan, _WAIT_S)
         return scan
 
     def _new_tally(self, name: str) -> Scan[ColumnTally]:
