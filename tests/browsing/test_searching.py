@@ -206,11 +206,12 @@ def test_a_new_search_stops_the_one_before(spec: Path, monkeypatch: pytest.Monke
         first = scans.start("a", lambda: Scan(dataset, Endless()))
         started.wait()
         second = scans.start("b", lambda: Scan(dataset, Endless()))
-        assert scans.progress(first).state == "stopped"
-        assert scans.progress(second).state == "running"
+        # The block that is being read is read to its end.
+        assert scans.progress(first).state == scans.progress(second).state == "running"
         gate.set()
         scans.wait(second, 20)
         assert most_running == 1
+        assert scans.progress(first).state == "stopped"
         assert scans.progress(first).searched == 5
         assert scans.progress(second).state == "done"
         for number in range(20):
@@ -244,7 +245,6 @@ def test_searches_of_several_shards_follow_each_other(
                 answer = json.loads(client.request("POST", f"{shard}hits?{query}")[2])
                 assert answer["state"] == "running"
                 assert entered.wait(20)
-            assert client.json(f"shard/0/hits?{query}")["state"] == "stopped"
         finally:
             gate.set()
         assert search(client, query, "shard/1/")["found"] == 6

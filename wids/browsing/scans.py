@@ -161,7 +161,7 @@ class Scans(Generic[AnyVisitor]):
 
     def progress(self, scan: Scan[AnyVisitor]) -> Progress:
         """Return how far a scan is, as the page shows it."""
-        return scan.progress(is_running=self._is_wanted(scan))
+        return scan.progress(is_running=self._is_running(scan))
 
     def start(self, what: Hashable, make: Callable[[], Scan[AnyVisitor]]) -> Scan[AnyVisitor]:
         """Start a scan, or continue it; the one before is stopped."""
@@ -171,14 +171,14 @@ class Scans(Generic[AnyVisitor]):
             self._scans[what] = scan  # as the latest
             while len(self._scans) > _MAX_KEPT:
                 del self._scans[next(iter(self._scans))]
-            if not self._is_wanted(scan):
+            if self._wanted is None or self._wanted.scan is not scan:
                 self._want(_Run(scan, threading.Event()))
         return scan
 
     def wait(self, scan: Scan[AnyVisitor], seconds: float) -> None:
-        """Wait until a scan has ended, or was stopped, or this time has passed."""
+        """Wait until a scan has ended, or this time has passed."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._is_wanted(scan), seconds)
+            self._changed.wait_for(lambda: not self._is_running(scan), seconds)
 
     def stop(self) -> None:
         """End the scan that runs, after the block that is being read."""
@@ -191,9 +191,10 @@ class Scans(Generic[AnyVisitor]):
         if thread is not None and is_idle:
             thread.join()  # it has nothing left to do
 
-    def _is_wanted(self, scan: Scan[AnyVisitor]) -> bool:
-        wanted = self._wanted
-        return wanted is not None and wanted.scan is scan
+    def _is_running(self, scan: Scan[AnyVisitor]) -> bool:
+        """Whether a scan is read, also if only to the end of a block, or will be."""
+        runs = (self._wanted, self._current)
+        return any(run is not None and run.scan is scan for run in runs)
 
     def _want(self, run: _Run | None) -> None:
         """Have this run, and nothing else; the caller holds the lock."""
