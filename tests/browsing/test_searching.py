@@ -8,6 +8,7 @@ import json
 import threading
 import time
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -23,6 +24,8 @@ from wids.browsing import hits as hits_module
 from wids.browsing.conditions import Filter, parse_conditions
 from wids.browsing.scans import Scan, Scans
 from wids.cli.main import main
+from wids.indexes.pack_writer import write_pack
+from wids.tars.index import index_tar
 
 SEASONS = ["spring", "summer", "autumn", "winter"]
 
@@ -371,6 +374,20 @@ def test_values_that_are_large_when_decompressed_are_left_out(tmp_path: Path) ->
         for name, num_values in ((".json.gz/n", 1), (".npz/n/0", 0)):
             answer = client.json(f"column?{urlencode({'name': name})}")
             assert (answer["num_values"], answer["unreadable"]) == (num_values, 1)
+
+
+def test_wide_numbers_of_an_index(tmp_path: Path) -> None:
+    """An index whose integers all have 8 bytes, as its author may choose, is searched (LOOK-5)."""
+    data = write_tar(tmp_path / "a.tar", [*members(0, 8)]).read_bytes()
+    index = index_tar(data, checksums=True)
+    columns = ("key_starts", "member_starts", "blocks", "sizes", "field_ids", "head_blocks")
+    wide = replace(index, **{name: getattr(index, name).astype(np.uint64) for name in columns})
+    with (tmp_path / "a.index").open("w+b") as file:
+        write_pack(file, [("a.tar", len(data), wide)])
+    (tmp_path / "a.json").write_text('{"index": "a.index", "shardlist": [{"url": "a.tar"}]}')
+    with browsing(tmp_path / "a.json") as client:
+        assert client.json("column?name=.cls")["num_values"] == 8
+        assert found(client, query_of("7", [{"column": ".cls", "value": "3"}])) == [7]
 
 
 def test_a_shard_that_cannot_be_searched_is_an_error(tmp_path: Path) -> None:

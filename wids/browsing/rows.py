@@ -87,7 +87,7 @@ class ShardRows:
         nbytes = np.zeros(len(rows), np.int64)
         for field in fields:
             samples, members = self._members_in(field, rows)
-            sizes = np.asarray(self._shard.index.sizes)[members]
+            sizes = self._shard.index.sizes[members].astype(np.int64)
             # Longer ones are left out.
             nbytes[np.searchsorted(rows, samples)] += np.where(sizes > MAX_VALUE_NBYTES, 0, sizes)
         count = int(np.searchsorted(np.cumsum(nbytes), MAX_VALUE_NBYTES, side="right"))

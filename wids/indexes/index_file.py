@@ -226,8 +226,8 @@ def _has_nuls_between_keys(shard_index: ShardIndex) -> bool:
     """Whether a NUL precedes each key and ends the last, and no key has one."""
     nbytes = shard_index.text_stop - shard_index.text_start
     text = np.frombuffer(shard_index.text, np.uint8, nbytes, shard_index.text_start)
-    starts = shard_index.key_starts
-    return bool(nbytes - np.count_nonzero(text) == len(starts) and not text.take(starts - 1).any())
+    ends = shard_index.key_starts.astype(np.int64) - 1
+    return bool(nbytes - np.count_nonzero(text) == len(ends) and not text.take(ends).any())
 
 
 def _is_inside_tar(shard_index: ShardIndex, tar_nbytes: int) -> bool:
