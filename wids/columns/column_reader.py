@@ -242,6 +242,10 @@ def values_in(
 def members_in(index: ShardIndex, name: str, rows: Rows) -> tuple[IntArray, IntArray]:
     """Return which of some samples have a field, as positions in ``rows``, and their members."""
     samples, members = index.members_of(name)
+    # An index from elsewhere can repeat a field; the last one counts, as in a tar.
+    is_last = np.ones(len(samples), np.bool_)
+    is_last[:-1] = samples[1:] != samples[:-1]
+    samples, members = samples[is_last], members[is_last]
     if isinstance(rows, range):
         first, last = np.searchsorted(samples, (rows.start, rows.stop)).tolist()
         return samples[first:last] - rows.start, members[first:last]

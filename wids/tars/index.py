@@ -152,11 +152,7 @@ class ShardIndex:
         if field not in self.fields:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         members = np.flatnonzero(self.field_ids == self.fields.index(field))
-        samples = np.searchsorted(self.member_starts, members, side="right") - 1
-        # An index from elsewhere can repeat a field; the last one counts, as in a tar.
-        is_last = np.ones(len(samples), np.bool_)
-        is_last[:-1] = samples[1:] != samples[:-1]
-        return samples[is_last], members[is_last]
+        return np.searchsorted(self.member_starts, members, side="right") - 1, members
 
     def without_payload_crcs(self) -> ShardIndex:
         """Return the index of the same samples whose members are not compared."""
