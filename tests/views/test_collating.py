@@ -5,7 +5,6 @@ from __future__ import annotations
 import doctest
 import io
 import math
-import os
 from typing import Any
 
 import numpy as np
@@ -177,16 +176,3 @@ def test_large_tensors_that_are_not_in_order_are_stacked_as_torch_does(num_worke
     for name, wanted in default_collate(samples).items():
         assert torch.equal(batch[name], wanted)
         assert batch[name].stride() == wanted.stride()
-
-
-def test_small_tensors_are_sent_without_shared_memory() -> None:
-    """Of small tensors, only those that numpy lacks arrive as torch's shared memory (VIEW-21)."""
-    loader: DataLoader[Any] = DataLoader(
-        Samples(as_tuples=False),  # type: ignore[arg-type]
-        batch_size=3,
-        num_workers=1,
-        collate_fn=wids.collate,
-    )
-    batch = next(iter(loader))
-    shared = [name for name, value in batch.items() if getattr(value, "is_shared", bool)()]
-    assert shared == [".half"] if hasattr(os, "memfd_create") else [".half", ".jpg"]

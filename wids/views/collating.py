@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from wids.views.lending import LARGE_NBYTES, is_plain, lender
-from wids.views.parcels import parcel
+from wids.views.small_tensors import send_by_value
 
 if TYPE_CHECKING:
     import torch
@@ -62,11 +62,13 @@ def collate(samples: Sequence[Any]) -> Any:
     try:
         # Torch's table, with what programs added to it.
         functions = {**default_collate_fn_map, torch.Tensor: _stack}
-        return parcel(collate_by(list(samples), collate_fn_map=functions))
+        batch = collate_by(list(samples), collate_fn_map=functions)
     except (TypeError, RuntimeError, KeyError, AttributeError) as error:
         if not are_dicts:
             raise
         raise _error_of_field(samples) from error
+    send_by_value(batch)
+    return batch
 
 
 def _stack(batch: list[torch.Tensor], *, collate_fn_map: Any) -> torch.Tensor:
@@ -92,16 +94,16 @@ def _stack(batch: list[torch.Tensor], *, collate_fn_map: Any) -> torch.Tensor:
 
 
 def _are_plain(tensors: list[torch.Tensor]) -> bool:
-    """Whether tensors are plain, of one shape and type, and large together."""
+    """Whether tensors are plain, and of one shape and type."""
     first = tensors[0]
-    return first.nbytes * len(tensors) > LARGE_NBYTES and all(
+    return all(
         is_plain(tensor) and (tensor.shape, tensor.dtype) == (first.shape, first.dtype)
         for tensor in tensors
     )
 
 
 def _stack_plain(tensors: list[torch.Tensor]) -> torch.Tensor | None:
-    """Stack plain tensors: in a worker into a buffer that it lends, elsewhere in this thread alone.
+    """Stack plain tensors: in a worker into memory that it lends, elsewhere in this thread alone.
 
     Return None for torch's own way.
     """
@@ -109,12 +111,11 @@ def _stack_plain(tensors: list[torch.Tensor]) -> torch.Tensor | None:
     import torch
     from torch.utils.data import get_worker_info
 
+    if tensors[0].nbytes * len(tensors) <= LARGE_NBYTES:
+        return torch.stack(tensors)  # in a worker torch would make shared memory for it
     if get_worker_info() is not None:
         known = lender()
-        if known is None:
-            return None
-        out = known.empty((len(tensors), *tensors[0].shape), tensors[0].dtype)
-        return None if out is None else torch.stack(tensors, out=out)
+        return None if known is None else known.stack(tensors)
     try:
         # torch's threads wait for each other: where other processes use the processors, that takes
         # up to eighty times as long as this copy.

@@ -1,45 +1,34 @@
-"""The large tensors of a worker's batches ↔ shared memory that is used again and again.
+"""Shared memory for the large tensors of a worker, used again once nothing reads it.
 
 torch makes new shared memory for each tensor that a worker sends, and the system has to make its
-pages, which can take a third of an epoch of pictures. Here a worker *lends* a buffer: it stacks a
-batch into it and sends the number of the buffer. Once the main process has released the last tensor
-over it, the worker stacks another batch there.
+pages, which can take a third of an epoch of pictures. Here a worker keeps buffers and *lends* them.
+A lent tensor is one of torch's shared tensors, which torch sends, moves and releases as any other.
 
-The first byte of a buffer says whether it is free. The worker marks it as lent before it writes
-there, and the main process marks it as free after its last use, or never: a process that was forked
-meanwhile may still read there. Nothing here knows what a batch is.
+The system counts the readers. A loan opens the file of a buffer once more, and locks it. Such a
+lock belongs to what was opened: each descriptor and each mapping that is made of it, in any
+process, holds the lock, and the last one that ends releases it, in a process that is killed too. A
+buffer that can be locked is free. Nothing here knows what a batch is.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
-import weakref
-from collections import deque
+from collections.abc import Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import torch
 
-Bytes: TypeAlias = NDArray[np.uint8]
-
 LARGE_NBYTES: Final = 64 << 10
 """Tensors beyond this length are worth a buffer."""
 
-_HEAD_NBYTES: Final = 64
-"""Before the tensor's bytes, so that these are aligned as those of any tensor."""
-_FREE, _LENT, _KEPT = range(3)
 _MAX_SLACK: Final = 2
-"""A buffer is used for tensors of at least half of its length."""
-_MAX_AGE: Final = 64
-"""Tensors after which a buffer that none of them needed is released."""
-_MAX_LOST: Final = 8
-"""Tensors that were not sent as they were made, after which a worker leaves them to torch."""
+"""A buffer is lent for tensors of at least half of its length."""
+_MAX_AGE: Final = 128
+"""Loans after which a buffer that none of them used is released; there are never more buffers."""
 
 
 def is_plain(value: Any) -> bool:
@@ -54,307 +43,137 @@ def is_plain(value: Any) -> bool:
     )
 
 
-# In the worker.
-
-
 class _Buffer:
-    """Shared memory of a worker.
+    """Memory of a worker, which other processes map while it is lent.
 
     Attributes:
-        content: All of it, with its first byte.
-        last_used: The number of the tensor that it was last used for.
-        is_held: Whether a tensor of the worker is over it.
-        is_kept: Whether a process that the worker has forked may read there.
-        file: A descriptor to send, until that was done; the map has one of its own.
+        nbytes: Its length.
+        memory: The worker's own map, for writing: its pages stay mapped between loans.
+        file: A descriptor that is never sent, so that it has no part in the lock of a loan.
+        last_loan: The number of the loan that it was last used for.
     """
 
-    def __init__(self, number: int, capacity: int) -> None:
-        self.number = number
-        self.capacity = capacity
-        self.last_used = 0
-        self.is_held = False
-        self.is_kept = False
+    def __init__(self, nbytes: int) -> None:
+        import torch
+
+        self.nbytes = nbytes
+        self.last_loan = 0
         # Without a name: it is gone with the last process that has mapped it, however that ends.
-        self.file: int | None = os.memfd_create("wids-batch")
+        self.file = os.memfd_create("wids-batch")
         try:
-            os.ftruncate(self.file, _HEAD_NBYTES + capacity)
-            self.content: Bytes = np.frombuffer(mmap.mmap(self.file, 0), np.uint8)
+            os.ftruncate(self.file, nbytes)
+            self.memory = torch.from_file(self._path(), shared=True, size=nbytes, dtype=torch.uint8)
         except BaseException:
-            self.close_file()
+            self.close()
             raise
 
-    def close_file(self) -> None:
-        """Close the descriptor that was to be sent; the memory stays mapped."""
-        file, self.file = self.file, None
-        if file is not None:
-            os.close(file)
+    def _path(self) -> str:
+        return f"/proc/self/fd/{self.file}"
 
+    def lend(self, nbytes: int) -> torch.UntypedStorage | None:
+        """Return the first bytes as torch's shared memory; None while anything has them mapped."""
+        import fcntl
 
-class Loan:
-    """A tensor in a buffer, to be sent once."""
+        import torch
+        from torch.multiprocessing.reductions import rebuild_storage_fd
 
-    def __init__(self, lender: Lender, buffer: _Buffer, address: int) -> None:
-        self.lender = lender
-        self.buffer = buffer
-        self.address = address
-        self.is_sent = False
+        with open(self._path(), "r+b", buffering=0) as opened:
+            try:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return None
+            received = SimpleNamespace(detach=lambda: os.dup(opened.fileno()))
+            return rebuild_storage_fd(torch.UntypedStorage, received, nbytes)  # type: ignore[no-any-return, no-untyped-call]
 
-    def end(self) -> None:
-        """Have the buffer used again; called when no tensor of this process is over it."""
-        if os.getpid() != self.lender.process:
-            return
-        # Another tensor may soon have this address.
-        self.lender.loans.pop(self.address, None)
-        self.buffer.is_held = False
-        if not self.is_sent:
-            self.lender.num_lost += 1
-            self.buffer.content[0] = _FREE
+    def close(self) -> None:
+        """Leave the memory to those that have it mapped."""
+        os.close(self.file)
 
 
 class Lender:
-    """The buffers of a worker.
-
-    Attributes:
-        process: The worker's number.
-        name: Distinguishes it from all others.
-        num_lost: Tensors that were not sent as they were made.
-        loans: Tensors that are not sent yet, by their addresses.
-        sender: The thread that sends to the process that knows the buffers.
-    """
+    """The buffers of a worker, at most one for each of the latest loans."""
 
     def __init__(self) -> None:
-        self.process = os.getpid()
-        self.name = os.urandom(16)
-        self.num_lost = 0
-        self.loans: dict[int, Loan] = {}
-        self.sender: threading.Thread | None = None
-        self._lock = threading.Lock()
-        self._buffers: dict[int, _Buffer] = {}
-        self._num_made = 0
-        self._released: deque[int] = deque()
+        import resource
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """Return a tensor in a buffer, with any values; None where torch should make it."""
+        self._lock = threading.Lock()
+        self._buffers: list[_Buffer] = []
+        self._num_loans = 0
+        num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._max_age = min(_MAX_AGE, num_files // 8) if num_files > 0 else _MAX_AGE
+
+    def stack(self, tensors: list[torch.Tensor]) -> torch.Tensor | None:
+        """Return plain tensors of one shape and type stacked in a buffer; None for torch's way."""
         import torch
 
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        first, nbytes = tensors[0], sum(tensor.nbytes for tensor in tensors)
         # Users choose files with names, torch's other strategy, where descriptors are few.
         strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
-        if self.num_lost >= _MAX_LOST or strategy != "file_descriptor":
+        if strategy != "file_descriptor":
             return None
         try:
             with self._lock:  # a collate function may have threads
-                buffer = self._free_buffer(nbytes)
-                buffer.content[0] = _LENT
-                buffer.is_held = True
-        except OSError:  # no descriptor, no memory
+                loan = self._loan(nbytes)
+        except (OSError, RuntimeError):  # no descriptor, no memory
             return None
-        content = buffer.content[_HEAD_NBYTES : _HEAD_NBYTES + nbytes]
-        loan = Loan(self, buffer, content.ctypes.data)
-        self.loans[loan.address] = loan
-        weakref.finalize(content, loan.end).atexit = False
-        return _over(content).view(dtype).view(shape)
+        if loan is None:
+            return None
+        buffer, storage = loan
+        shape = (len(tensors), *first.shape)
+        torch.stack(tensors, out=buffer.memory[:nbytes].view(first.dtype).view(shape))
+        return torch.empty(0, dtype=first.dtype).set_(storage).view(shape)
 
-    def _free_buffer(self, nbytes: int) -> _Buffer:
-        """Return a free buffer, of those that fit the latest one; made if there is none."""
-        self._num_made += 1
-        fitting = []
-        for buffer in list(self._buffers.values()):
-            state, age = buffer.content[0], self._num_made - buffer.last_used
-            if state == _LENT or buffer.is_held:
-                continue
-            if state == _KEPT or buffer.is_kept or age > _MAX_AGE:
-                self._release(buffer)
-            elif nbytes <= buffer.capacity <= _MAX_SLACK * nbytes:
-                fitting.append((buffer.last_used, buffer.number))
-        if fitting:
-            found = self._buffers[max(fitting)[1]]
-        else:
-            found = _Buffer(self._num_made, nbytes)
-            self._buffers[found.number] = found
-        found.last_used = self._num_made
-        return found
+    def _loan(self, nbytes: int) -> tuple[_Buffer, torch.UntypedStorage] | None:
+        self._num_loans += 1
+        self._release_old()
+        for buffer in self._fitting(nbytes):
+            storage = buffer.lend(nbytes)
+            if storage is not None:
+                buffer.last_loan = self._num_loans
+                return buffer, storage
+        return None
 
-    def _release(self, buffer: _Buffer) -> None:
-        del self._buffers[buffer.number]
-        buffer.close_file()
-        self._released.append(buffer.number)
+    def _fitting(self, nbytes: int) -> Iterator[_Buffer]:
+        """Yield the buffers that fit, the latest first, and then a new one."""
+        for buffer in sorted(self._buffers, key=lambda buffer: -buffer.last_loan):
+            if nbytes <= buffer.nbytes <= _MAX_SLACK * nbytes:
+                yield buffer
+        self._buffers.append(_Buffer(nbytes))
+        yield self._buffers[-1]
 
-    def take_loan(self, tensor: torch.Tensor) -> Loan | None:
-        """Return the loan of a tensor that is to be sent, once; None for any other tensor."""
-        return self.loans.pop(tensor.untyped_storage().data_ptr(), None)
-
-    def is_sender(self) -> bool:
-        """Whether this thread is the one that sends tensors in buffers.
-
-        Only one process may receive them. Each queue has a thread of its own that sends, and the
-        first one is taken; a pipe sends in the thread that calls it.
-        """
-        thread = threading.current_thread()
-        if os.getpid() != self.process or thread is threading.main_thread():
-            return False
-        if self.sender is None:
-            self.sender = thread
-        return self.sender is thread
-
-    def take_released(self) -> list[int]:
-        """Return the numbers of released buffers, each once."""
-        return [self._released.popleft() for _ in range(len(self._released))]
-
-    def keep_held(self) -> None:
-        """Never use those buffers again that a tensor of this process is over now."""
-        for buffer in list(self._buffers.values()):
-            buffer.is_kept |= buffer.is_held
-
-
-_lender: Lender | None = None
+    def _release_old(self) -> None:
+        for buffer in list(self._buffers):
+            if self._num_loans - buffer.last_loan >= self._max_age:
+                self._buffers.remove(buffer)
+                buffer.close()
 
 
 def lender() -> Lender | None:
-    """Return the lender of this worker of a DataLoader; None in any other process."""
-    global _lender  # noqa: PLW0603 - a worker has one
+    """Return the lender of this worker of a DataLoader.
+
+    None in any other process, and where the system or torch do not count readers.
+    """
     from torch.utils.data import get_worker_info
 
-    if get_worker_info() is None or not hasattr(os, "memfd_create"):
-        return None
-    if _lender is None or _lender.process != os.getpid():
-        _lender = Lender()
-        _watch_forks()
-    return _lender
+    return None if get_worker_info() is None else _lender(os.getpid())
 
 
-class LentTensor:
-    """A tensor in a buffer, on its way to the main process; pickled only to be sent there."""
-
-    def __init__(self, tensor: torch.Tensor, loan: Loan) -> None:
-        self.tensor = tensor
-        self.loan = loan
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        from multiprocessing.reduction import DupFd
-
-        tensor, buffer, known = self.tensor, self.loan.buffer, self.loan.lender
-        # The main process maps a buffer once, and knows it by its number from then on.
-        handle = None if buffer.file is None else DupFd(buffer.file)
-        buffer.close_file()
-        self.loan.is_sent = True
-        place = (known.name, known.process, buffer.number, handle, known.take_released())
-        form = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
-        return _arrived, (*place, tensor.untyped_storage().nbytes(), *form)
+@lru_cache(1)
+def _lender(_process: int) -> Lender | None:
+    return Lender() if _counts_readers() else None
 
 
-def lent(tensor: torch.Tensor) -> LentTensor | None:
-    """Return what to send in place of a tensor in a buffer; None for any other tensor."""
-    loan = _lender.take_loan(tensor) if _lender is not None and _lender.is_sender() else None
-    return None if loan is None else LentTensor(tensor, loan)
-
-
-# In the main process.
-
-
-class _Borrowed:
-    """The buffers of a worker, in the process that its batches arrive in."""
-
-    def __init__(self, process: int) -> None:
-        self.process = process
-        self.buffers: dict[int, Bytes] = {}
-
-    def has_ended(self) -> bool:
-        """Whether the worker has ended."""
+def _counts_readers() -> bool:
+    """Whether a buffer is lent for as long as torch has it mapped, and no longer."""
+    try:
+        buffer = _Buffer(1)
         try:
-            os.kill(self.process, 0)
-        except ProcessLookupError:
-            return True
-        except OSError:
-            return False
-        return False
-
-
-_borrowed: dict[bytes, _Borrowed] = {}
-
-
-def _arrived(
-    name: bytes,
-    process: int,
-    number: int,
-    handle: Any,
-    released: list[int],
-    nbytes: int,
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
-    stride: tuple[int, ...],
-    offset: int,
-) -> torch.Tensor:
-    """Return a tensor of the worker ``name``, in its buffer ``number``."""
-    import torch
-
-    _watch_forks()
-    known = _borrowed.setdefault(name, _Borrowed(process))
-    for gone in released:
-        known.buffers.pop(gone, None)
-    if handle is not None:
-        _forget_ended()
-        file = handle.detach()
-        try:
-            known.buffers[number] = np.frombuffer(mmap.mmap(file, 0), np.uint8)
+            storage = buffer.lend(1)
+            was_lent = storage is not None and buffer.lend(1) is None
+            del storage
+            return was_lent and buffer.lend(1) is not None
         finally:
-            os.close(file)
-    buffer = known.buffers.get(number)
-    if buffer is None:
-        raise RuntimeError(
-            f"worker {process}: expected the memory of its batch in this process, found none; the "
-            "worker has ended, or sends batches to a second process, where it has to send "
-            "dict(batch)"
-        )
-    content = buffer[_HEAD_NBYTES : _HEAD_NBYTES + nbytes]
-    weakref.finalize(content, _returned, buffer, os.getpid()).atexit = False
-    storage = _over(content).untyped_storage()
-    # Its length need not be a multiple of the type's.
-    return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
-
-
-def _returned(buffer: Bytes, process: int) -> None:
-    """Mark a buffer as free; called when nothing in this process is over its bytes."""
-    if os.getpid() != process:
-        return
-    if buffer[0] == _LENT:
-        buffer[0] = _FREE
-    _forget_ended()
-
-
-def _forget_ended() -> None:
-    for name, known in list(_borrowed.items()):
-        if known.has_ended():
-            _borrowed.pop(name, None)
-
-
-# In both.
-
-
-def _over(content: Bytes) -> torch.Tensor:
-    """Return a tensor over bytes, which last as long as any tensor or array over them."""
-    import torch
-
-    tensor = torch.from_numpy(content)
-    # `share_memory_()`, and another queue, have torch move the tensor to other memory. Arrays that
-    # were made of it before are not moved, but hold its storage.
-    tensor.untyped_storage().wids_content = content  # type: ignore[attr-defined]
-    return tensor
-
-
-# A process that is forked has the same tensors, and reads them for as long as it likes.
-
-
-@lru_cache(None)
-def _watch_forks() -> None:
-    # Once more afterwards: another thread may have received a batch in between.
-    os.register_at_fork(before=_keep_all, after_in_parent=_keep_all, after_in_child=_borrowed.clear)
-
-
-def _keep_all() -> None:
-    if _lender is not None:
-        _lender.keep_held()
-    for known in list(_borrowed.values()):
-        for buffer in list(known.buffers.values()):
-            if buffer[0] == _LENT:
-                buffer[0] = _KEPT
+            buffer.close()
+    # No such memory, no /proc, another torch.
+    except (OSError, RuntimeError, AttributeError, ImportError, TypeError):
+        return False
