@@ -420,6 +420,26 @@ def test_arrays_of_tensors_that_are_moved_stay_as_they_are() -> None:
             assert (old == wanted.reshape(4, 1, 1, 1)).all()
 
 
+@pytest.mark.parametrize("way", ["share", "pass on"])
+def test_tensors_that_torch_moves_to_named_memory_are_not_taken_for_others(way: str) -> None:
+    """A batch in a buffer that was used before is read from there, not from torch's cache."""
+    loader, queue, kept = batches(Pictures(120), num_workers=1), forking.Queue(), []
+    strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
+    torch.multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
+    try:
+        for number, batch in enumerate(loader):
+            if way == "share":
+                batch[".jpg"].share_memory_()
+            else:
+                queue.put(batch[".jpg"])
+                batch[".jpg"] = queue.get()
+            kept = [*kept[-8:], (batch, number)]
+            for old, count in kept:
+                check(old, count)
+    finally:
+        torch.multiprocessing.set_sharing_strategy(strategy)  # type: ignore[no-untyped-call]
+
+
 def test_threads_of_a_worker_have_buffers_of_their_own() -> None:
     """No two tensors are over one buffer."""
     lender, wrong = lending.Lender(), []

@@ -117,7 +117,7 @@ def test_memory_that_nothing_reads_is_forgotten() -> None:
     del kept
     for _ in range(1000):
         small_tensors._arrived(bytearray(b"abcd"))
-    assert len(small_tensors._received) <= 2 * small_tensors._MIN_SWEEP
+    assert len(small_tensors._received) <= 2 * 128
 
 
 def with_views(samples: list[Any]) -> Any:

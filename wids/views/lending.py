@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
+
+from wids.views.storages import Reduced, StorageTable, send_storages_by
 
 if TYPE_CHECKING:
     import torch
@@ -74,20 +75,25 @@ class _Buffer:
         """Return the first bytes as torch's shared memory; None while anything has them mapped."""
         import fcntl
 
-        import torch
-        from torch.multiprocessing.reductions import rebuild_storage_fd
-
         with open(self._path(), "r+b", buffering=0) as opened:
             try:
                 fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return None
-            received = SimpleNamespace(detach=lambda: os.dup(opened.fileno()))
-            return rebuild_storage_fd(torch.UntypedStorage, received, nbytes)  # type: ignore[no-any-return, no-untyped-call]
+            return _shared(opened.fileno(), nbytes)
 
     def close(self) -> None:
         """Leave the memory to those that have it mapped."""
         os.close(self.file)
+
+
+def _shared(file: int, nbytes: int) -> torch.UntypedStorage:
+    """Return the first bytes of a file as torch's shared memory, with a descriptor of its own."""
+    import torch
+
+    # torch's function for it looks into a cache first, by the number of the file. That is the same
+    # for all loans of a buffer, and torch may have moved an earlier one to memory with a name.
+    return torch.UntypedStorage._new_shared_fd_cpu(file, nbytes)  # type: ignore[attr-defined,no-any-return]  # noqa: SLF001
 
 
 class Lender:
@@ -119,6 +125,7 @@ class Lender:
         if loan is None:
             return None
         buffer, storage = loan
+        _send_loan(storage)
         shape = (len(tensors), *first.shape)
         torch.stack(tensors, out=buffer.memory[:nbytes].view(first.dtype).view(shape))
         return torch.empty(0, dtype=first.dtype).set_(storage).view(shape)
@@ -146,6 +153,42 @@ class Lender:
             if self._num_loans - buffer.last_loan >= self._max_age:
                 self._buffers.remove(buffer)
                 buffer.close()
+
+
+# Where a loan is sent, and where it arrives, which may send it on.
+
+_loans: StorageTable[bool] = StorageTable()
+
+
+def _send_loan(storage: torch.UntypedStorage) -> None:
+    """Have a loan sent by this process as one."""
+    _register()
+    _loans[storage] = True
+
+
+@lru_cache(1)
+def _register() -> bool:
+    return send_storages_by(_reduced)
+
+
+def _reduced(storage: torch.UntypedStorage, before: Callable[[Any], Reduced]) -> Reduced:
+    from torch.multiprocessing.reductions import rebuild_storage_fd
+
+    match before(storage):
+        case (rebuild, (_, file, nbytes)) if rebuild is rebuild_storage_fd and storage in _loans:
+            return _arrived, (file, nbytes)
+        case reduced:
+            return reduced
+
+
+def _arrived(sent: Any, nbytes: int) -> torch.UntypedStorage:
+    file = sent.detach()
+    try:
+        storage = _shared(file, nbytes)
+    finally:
+        os.close(file)
+    _send_loan(storage)
+    return storage
 
 
 def lender() -> Lender | None:

@@ -8,13 +8,13 @@ is, and any other memory, is sent by torch.
 
 from __future__ import annotations
 
-import io
 import threading
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from wids.views.lending import is_plain
+from wids.views.storages import Reduced, StorageTable, send_storages_by
 
 if TYPE_CHECKING:
     import torch
@@ -30,8 +30,8 @@ _SENDER: Final = "QueueFeederThread"
 
 # In the worker.
 
-_waiting: dict[Any, int] = {}
-"""The memory that is to be sent by value, with its length."""
+_waiting: StorageTable[int] = StorageTable()
+"""The lengths of the storages that are to be sent by value."""
 
 
 def send_by_value(batch: Any) -> None:
@@ -41,13 +41,12 @@ def send_by_value(batch: Any) -> None:
     worker = get_worker_info()
     if worker is None or not _register():
         return
-    _forget_expired(_waiting)
-    left = min(_MAX_NBYTES, _PIPE_NBYTES // 2 // worker.num_workers) - sum(_waiting.values())
+    left = min(_MAX_NBYTES, _PIPE_NBYTES // 2 // worker.num_workers) - sum(_waiting.present())
     for tensor in _tensors(batch):
         storage = tensor.untyped_storage()
         if 0 < storage.nbytes() <= left and not storage.is_shared():
             left -= storage.nbytes()
-            _waiting[_reference(storage)] = storage.nbytes()
+            _waiting[storage] = storage.nbytes()
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -64,66 +63,37 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 @lru_cache(1)
 def _register() -> bool:
-    """Have queues between processes ask here first how to send memory; whether torch allows it."""
-    from multiprocessing.reduction import ForkingPickler
-
-    import torch
-
-    by_torch = ForkingPickler(io.BytesIO()).dispatch_table.get(torch.UntypedStorage)
-    if by_torch is None:
-        return False
-    ForkingPickler.register(torch.UntypedStorage, lambda storage: _reduced(storage, by_torch))
-    return True
+    return send_storages_by(_reduced)
 
 
-def _reduced(storage: torch.UntypedStorage, by_torch: Callable[[Any], Any]) -> Any:
-    """Return how memory is pickled: as bytes if it waits for that, otherwise as torch does it."""
+def _reduced(storage: torch.UntypedStorage, before: Callable[[Any], Reduced]) -> Reduced:
     import torch
 
     # Pipes are written to by the thread that uses them, and a second queue finds nothing waiting.
     if threading.current_thread().name != _SENDER:
-        return by_torch(storage)
-    nbytes = _waiting.pop(_reference(storage), None)
+        return before(storage)
+    nbytes = _waiting.pop(storage)
     # It may have been shared or resized since.
     if nbytes != storage.nbytes() or storage.is_shared():
-        return by_torch(storage)
+        return before(storage)
     values = torch.empty(0, dtype=torch.uint8).set_(storage)
     return _arrived, (bytearray(values.numpy().tobytes()),)
 
 
 # In the process where it arrives.
 
-_received: dict[Any, bytearray] = {}
-"""The bytes below each memory that has arrived, for as long as any tensor or array is over it."""
-_MIN_SWEEP: Final = 128
-_sweep_at = _MIN_SWEEP
+_received: StorageTable[bytearray] = StorageTable()
+"""The bytes below each storage."""
 
 
 def _arrived(values: bytearray) -> torch.UntypedStorage:
-    """Return memory over bytes.
+    """Return a storage over bytes.
 
     `share_memory_()`, and a queue that passes the tensor on, have torch put other memory below it.
     Arrays that were made before then still point to these bytes, so these stay.
     """
-    global _sweep_at  # noqa: PLW0603 - of this table
     import torch
 
     storage = torch.frombuffer(values, dtype=torch.uint8).untyped_storage()
-    if len(_received) >= _sweep_at:
-        _forget_expired(_received)
-        _sweep_at = max(_MIN_SWEEP, 2 * len(_received))
-    _received[_reference(storage)] = values
+    _received[storage] = values
     return storage
-
-
-def _reference(storage: torch.UntypedStorage) -> Any:
-    """Return a key that is equal for the same memory, and expires with it."""
-    from torch.multiprocessing.reductions import StorageWeakRef
-
-    return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-
-
-def _forget_expired(table: dict[Any, Any]) -> None:
-    for reference in list(table):
-        if reference.expired():
-            table.pop(reference, None)
