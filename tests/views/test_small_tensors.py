@@ -238,10 +238,10 @@ def seconds_to_end(collate: str, marks: Path) -> float:
         return time.monotonic() - start_s
     finally:
         main.kill()
-        main.communicate()
         for worker in workers:
             with suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGKILL)
+        main.communicate()
 
 
 @pytest.mark.long

@@ -25,11 +25,11 @@ def collate(samples: Sequence[Any]) -> Any:
     Pictures that are decoded to tensors are views of rows of pixels. Torch's function copies them
     pixel by pixel into planes of one color, which takes almost three times as long. Here their
     batch has the same shape and values, and stays in that order: ``torch.channels_last``, which
-    convolutions take as it is. ``batch.contiguous()`` makes planes, for ``view``. A batch of at
-    most 64 kB that a worker sends arrives as planes.
+    convolutions take as it is. ``batch.contiguous()`` makes planes, for ``view``.
 
-    On Linux a worker sends larger tensors in memory that it uses again, once no tensor or array
-    over it is left. A batch that is kept keeps its values, and the worker takes other memory.
+    In a worker of a DataLoader on Linux, large tensors are in shared memory that is used again once
+    nothing reads it. A batch that is kept keeps its values, and the worker takes other memory. What
+    torch allows with a batch in a worker, or with one that has arrived, is allowed here.
 
     Args:
         samples: The samples of a batch.
