@@ -7,10 +7,12 @@ Workers are those of torch's DataLoader, forked or spawned; a tensor of picture 
 from __future__ import annotations
 
 import copy
+import fcntl
 import gc
 import os
 import pickle
 import random
+import resource
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -387,15 +389,16 @@ def test_what_a_worker_sends_is_what_arrives(collate: Callable[[list[Any]], Any]
 
 
 def receive() -> None:
-    """Check batches as they arrive in a process of its own."""
+    """Check batches as they arrive in a process of its own, and once more at the end."""
     torch.set_num_threads(1)
-    for number in range(20):
-        check(receiving.recv(), number)
-        check(elsewhere.get(), number)
+    kept = [(receiving.recv(), elsewhere.get()) for _ in range(20)]
+    for number, pair in enumerate(kept):
+        check(pair[0], number)
+        check(pair[1], number)
 
 
-def test_one_process_receives_buffers() -> None:
-    """Whatever a worker sends to others has memory of its own (VIEW-24)."""
+def test_all_that_receive_a_batch_have_its_values() -> None:
+    """A pipe and another queue send a batch to a second process, the loader to this (VIEW-24)."""
     other = forking.Process(target=receive)
     other.start()
     try:
@@ -468,6 +471,22 @@ def test_threads_of_a_worker_have_buffers_of_their_own() -> None:
         buffer.close()
 
 
+def test_buffers_take_an_eighth_of_the_descriptors() -> None:
+    """A worker whose batches are kept has no more buffers than that."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (400, limits[1]))
+    try:
+        lender = lending.Lender()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    values = torch.zeros(50_000, dtype=torch.uint8)
+    kept = [lender.stack([values, values]) for _ in range(120)]
+    assert len(lender._buffers) == 50
+    assert len(mapped()) == len(kept)
+    for buffer in lender._buffers:
+        buffer.close()
+
+
 def test_parts_of_batches_share_their_memory() -> None:
     """A collate function that sends parts of a batch sends each byte once, as torch does."""
     numbers: set[str] = set()
@@ -495,9 +514,13 @@ def without_proc(_: int) -> None:
     lending._Buffer._path = lambda self: f"/nowhere/{self.file}"  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("prepare", [by_name, without_memory, without_proc])
+def without_counts(_: int) -> None:
+    fcntl.flock = lambda *_: None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("prepare", [by_name, without_memory, without_proc, without_counts])
 def test_workers_without_buffers_leave_tensors_to_torch(prepare: Callable[[int], None]) -> None:
-    """With torch's other strategy, and where no memory can be had or opened again."""
+    """With torch's other strategy, without memory to be had, and where nothing counts readers."""
     for number, batch in enumerate(batches(Pictures(40), worker_init_fn=prepare)):
         check(batch, number)
         assert batch[".jpg"].is_shared()
