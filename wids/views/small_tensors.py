@@ -8,6 +8,7 @@ is, and any other memory, is sent by torch.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -20,10 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 _MAX_NBYTES: Final = 8 << 10
-"""The longest message: the pages of such a pipe exist, those of shared memory would be made."""
-_PIPE_NBYTES: Final = 48 << 10
-"""What two messages of every worker may have together. A pipe holds 64 KiB, and a worker that has
-to wait until it is read waits for ever where the reader was killed."""
+"""What waits to be sent by value. A pipe holds several such messages: workers seldom wait."""
 _SENDER: Final = "QueueFeederThread"
 """The name of threads that send what was put into a queue between processes, as a loader's is."""
 
@@ -38,10 +36,9 @@ def send_by_value(batch: Any) -> None:
     """Have the small tensors of a worker's batch sent by value, once; elsewhere do nothing."""
     from torch.utils.data import get_worker_info
 
-    worker = get_worker_info()
-    if worker is None or not _register():
+    if get_worker_info() is None or not _register():
         return
-    left = min(_MAX_NBYTES, _PIPE_NBYTES // 2 // worker.num_workers) - sum(_waiting.present())
+    left = _MAX_NBYTES - sum(_waiting.present())
     for tensor in _tensors(batch):
         storage = tensor.untyped_storage()
         if 0 < storage.nbytes() <= left and not storage.is_shared():
@@ -63,7 +60,26 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 @lru_cache(1)
 def _register() -> bool:
+    from multiprocessing.util import Finalize
+
+    # After queues were told to end, and before they are waited for.
+    Finalize(None, _leave_unread, (os.getpid(), os.getppid()), exitpriority=0)
     return send_storages_by(_reduced)
+
+
+def _leave_unread(worker: int, main: int) -> None:
+    """End a worker whose main process was killed, if it could not send what nobody reads now.
+
+    Its siblings hold the reading end of the pipe as well, so that a worker that waits until the
+    full pipe is read waits for ever.
+    """
+    if os.getpid() != worker or os.getppid() == main:
+        return
+    for thread in threading.enumerate():
+        if thread.name == _SENDER:
+            thread.join(1)
+            if thread.is_alive():
+                os._exit(1)
 
 
 def _reduced(storage: torch.UntypedStorage, before: Callable[[Any], Reduced]) -> Reduced:
