@@ -28,7 +28,7 @@ def build(shards: list[Path], folder: Path) -> DatasetSpec:
     return build_spec(shards, journal=folder / "journal", pack=pack, progress=False)
 
 
-@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", [23, pytest.param(1, marks=pytest.mark.long)])
 def test_no_lock_is_left(step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same process resumes at once: no file is locked or open, at whatever line it ended."""
     monkeypatch.setattr(os, "fsync", lambda _: None)  # only a power failure would show it
