@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import importlib
 import importlib.metadata
 import io
 import json
@@ -18,6 +19,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import hypothesis
@@ -80,6 +82,14 @@ def need(what: object, reason: str) -> None:
     """Skip if something is missing on a contributor's machine; fail in CI, which should have it."""
     if not what:
         miss(reason)
+
+
+def optional(module: str) -> ModuleType:
+    """Return a module of an optional package; without it skip, or fail in CI."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        miss(f"pip install {module.partition('.')[0]}")
 
 
 def need_weights() -> None:

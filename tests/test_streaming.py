@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import raises, write_shards
+from conftest import optional, raises, write_shards
 from torch.utils.data import DataLoader
 
 import wids
@@ -109,7 +109,7 @@ def test_stateful_loader_resumes_at_any_batch(
     dataset: wids.ShardListDataset, num_workers: int, step: int
 ) -> None:
     """The batches after a state are those that the interrupted loader would have read (VIEW-15)."""
-    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    stateful = optional("torchdata.stateful_dataloader")
 
     def loader() -> Any:
         stream = wids.stream(dataset, sampler(dataset), batch_size=30)
@@ -138,7 +138,7 @@ def test_stateful_loader_resumes_at_any_batch(
 @pytest.mark.parametrize("num_workers", [0, *(pytest.param(n, marks=LONG) for n in (1, 3))])
 def test_states_near_the_end_of_an_epoch(dataset: wids.ShardListDataset, num_workers: int) -> None:
     """Saved at any of the last batches, or after them, nothing is lost or read twice (VIEW-15)."""
-    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    stateful = optional("torchdata.stateful_dataloader")
 
     def loader() -> Any:
         stream = wids.stream(dataset, sampler(dataset), batch_size=30)
@@ -178,7 +178,7 @@ def test_states_at_the_beginning_of_an_epoch(
     dataset: wids.ShardListDataset, consumed: int | None, again: int, every: int, persistent: bool
 ) -> None:
     """Saved before all workers have begun the epoch, in a resumed job too, the rest is exact."""
-    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    stateful = optional("torchdata.stateful_dataloader")
 
     def loader() -> Any:
         return stateful.StatefulDataLoader(
@@ -222,7 +222,7 @@ def test_batches_that_torchdata_leaves_out_are_noticed(
     torchdata passes over what was read since its snapshot, also if that was of another epoch; and
     without workers, it takes the end of a stream for that of the next pass (ORDER-62).
     """
-    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    stateful = optional("torchdata.stateful_dataloader")
 
     def loader() -> Any:
         order = sampler(dataset, num_samples=470)
@@ -331,7 +331,7 @@ def test_other_loaders_and_samplers_are_refused(dataset: wids.ShardListDataset) 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_first_stage_of_a_webdataset_pipeline(tmp_path: Path, num_workers: int) -> None:
     """Webdataset's stages and its loader get the exact order of the rank (VIEW-16)."""
-    wds = pytest.importorskip("webdataset")
+    wds = optional("webdataset")
     spec = write_shards(tmp_path, [70, 80, 60])
     with wids.ShardListDataset(spec, transformations=[], raw="bytes") as dataset:
         stream = wids.stream(dataset, sampler(dataset), batch_size=16, webdataset=True)

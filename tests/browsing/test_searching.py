@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 import numpy as np
 import pytest
-from conftest import raises, write_tar
+from conftest import optional, raises, write_tar
 from looks import Client, browsing, peeking, search, serving
 from loopback import Server
 
@@ -451,7 +451,7 @@ def test_numbers_that_no_histogram_can_hold(tmp_path: Path) -> None:
 def test_long_texts_that_begin_alike_stay_apart(tmp_path: Path, is_saved: bool) -> None:
     """Values that are too long for a label have one each, by which they are found (LOOK-6)."""
     if is_saved:
-        pytest.importorskip("pyarrow")
+        optional("pyarrow")
     start = "once upon a time " * 20
     texts = [start + "a fox", start + "a hen", start + "a hen", start]
     members = [(f"{n}.json", json.dumps({"tale": text}).encode()) for n, text in enumerate(texts)]
@@ -498,7 +498,7 @@ def test_many_samples_are_counted_on_request(spec: Path, monkeypatch: pytest.Mon
 
 def test_every_answer_states_how_far_it_is(spec: Path, tmp_path: Path) -> None:
     """Searches and counts have one form, whether they are new, done, or need no search (LOOK-5)."""
-    pytest.importorskip("pyarrow")
+    optional("pyarrow")
     copy = tmp_path / spec.name
     for path in spec.parent.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -524,7 +524,7 @@ def test_a_saved_table_answers_without_a_shard(
 
     The tars are gone.
     """
-    pytest.importorskip("pyarrow")
+    optional("pyarrow")
     for path in spec.parent.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     copy = tmp_path / spec.name

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import write_shards, write_tar
+from conftest import optional, write_shards, write_tar
 
 from wids import ShardListDataset
 from wids.cli.main import main
@@ -51,7 +51,7 @@ def test_outputs_and_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_filtered_with_some_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Conditions are on paths, on columns of the saved table, on both, or on keys."""
-    pytest.importorskip("pyarrow")
+    optional("pyarrow")
     members = [
         member
         for n in range(20)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import need, raises, write_tar
+from conftest import need, optional, raises, write_tar
 from PIL import Image
 from torch.utils.data import default_collate
 
@@ -47,7 +47,7 @@ def turned() -> bytes:
 
 def ycck() -> bytes:
     """Colours for print, as Photoshop stores them."""
-    simplejpeg = pytest.importorskip("simplejpeg")
+    simplejpeg = optional("simplejpeg")
     inks = np.asarray(Image.open(io.BytesIO(jpeg_bytes("CMYK"))))
     data: bytes = simplejpeg.encode_jpeg(np.ascontiguousarray(inks), colorspace="CMYK")
     assert simplejpeg.decode_jpeg_header(data)[2] == "YCCK"

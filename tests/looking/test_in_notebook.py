@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import write_shards
+from conftest import optional, write_shards
 from looks import write
 from loopback import Server
 
@@ -119,7 +119,7 @@ def test_ipython_shows_samples_and_no_other_dicts(
     spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real IPython shell formats samples as HTML and other dicts as before."""
-    interactive = pytest.importorskip("IPython.core.interactiveshell")
+    interactive = optional("IPython.core.interactiveshell")
     # IPython warns where the environment that was activated is not that of the interpreter.
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     shell = interactive.InteractiveShell.instance()

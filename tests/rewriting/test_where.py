@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import raises
+from conftest import optional, raises
 
 from wids.rewriting.where import Comparison, mask, parsed
 
@@ -29,7 +29,7 @@ def test_everything_else_is_refused(text: str) -> None:
 
 def test_missing_values_meet_nothing() -> None:
     """A sample without the field is not selected, whatever the comparison."""
-    arrow = pytest.importorskip("pyarrow")
+    arrow = optional("pyarrow")
     table = arrow.table({"h": [1, None, 300], "t": ["a", "b", None]})
     assert mask(table, parsed("h != 5")).tolist() == [True, False, True]
     assert mask(table, parsed("h > 0 and t < 'z'")).tolist() == [True, False, False]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import raises, write_tar
+from conftest import optional, raises, write_tar
 from loopback import Server
 from torch.utils.data import DataLoader
 
@@ -133,7 +133,7 @@ def test_a_shard_that_cannot_be_fetched_is_no_bad_sample(
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_resuming_counts_positions(spec: list[str], num_workers: int) -> None:
     """A state after a batch that became shorter continues with the batch after it (VIEW-9)."""
-    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    stateful = optional("torchdata.stateful_dataloader")
 
     def loader(dataset: ShardListDataset) -> Any:
         return stateful.StatefulDataLoader(
