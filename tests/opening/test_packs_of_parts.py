@@ -231,6 +231,17 @@ def test_datasets_of_a_document_keep_their_packs(parts: Parts) -> None:
     assert (spec.index, spec.packs) == (f"{parts.server.url}/all.index", ())
 
 
+def test_copies_of_packs_of_parts_are_cleared(parts: Parts, own_cache: Path) -> None:
+    """`wids cache clear SPEC` deletes the copies of all packs of the dataset (CACHE-37)."""
+    document = {"datasets": [{"source_url": "a.json"}, {"source_url": "b.json"}]}
+    url = parts.server.page("/all.json", document)
+    with wids.ShardListDataset(url) as dataset:
+        assert dataset.get_by_key("s00031")[".txt"] == "text 31"
+    assert len(list(own_cache.glob("shards/*.index.index"))) == 2
+    assert main(["cache", "clear", url]) == 0
+    assert not list(own_cache.glob("shards/*.index*"))
+
+
 def test_a_pack_by_another_rule_is_not_used(parts: Parts) -> None:
     """SPEC-44: a document can split the names of its datasets otherwise than their packs did."""
     tar = write_tar(parts.folder / "d.tar", [("a.b.txt", b"1"), ("a.c.txt", b"2")])

@@ -34,7 +34,7 @@ def cached_files(spec: DatasetSpec, folder: str) -> list[CacheFile]:
     """
     files = clearable(folder)
     paths = {path for shard in spec.shards for path in _paths(shard, folder)}
-    beside = [spec.index, *(shard.index for shard in spec.shards)]
+    beside = [*(pack.url for pack in spec.all_packs()), *(shard.index for shard in spec.shards)]
     if spec.table is not None:
         beside.append(spec.table.url)
     wanted = {url_digest(url) for url in beside if url is not None}
