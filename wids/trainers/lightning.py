@@ -37,7 +37,8 @@ else:
     if tuple(map(int, _package.__version__.split(".")[:2])) < (2, 5):
         raise ImportError(
             "wids.trainers.lightning: expected Lightning 2.5 or newer, since older ones repeat a "
-            f"step after they resume, found {_package.__version__}; pip install -U {_name[:17]}"
+            f"step after they resume, found {_package.__version__}; pip install -U "
+            f"{_name.partition('.')[0]}"
         )
     Callback = _package.Callback
 
