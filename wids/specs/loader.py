@@ -223,7 +223,7 @@ class _Loader:
             case Mapping():
                 return (shard_of(item, label, join),)
         raise SpecError(
-            f"{label}: expected a path, a (path, count) pair or a dict, or a DatasetSpec, "
+            f"{label}: expected a path, a (path, count) pair, a dict or a DatasetSpec, "
             f"found {type(item).__name__} {item!r:.80}"
         )
 
