@@ -29,10 +29,10 @@ class Connections:
         self._waiting: dict[socket.socket, None] = {}
 
     def admit(self, connection: socket.socket) -> bool:
-        """Add a connection; return whether there is a place for it.
+        """Add a connection; return whether there is room for it.
 
-        A connection without a whole request is closed to make place, the oldest first, so that
-        clients which only connect keep nobody out.
+        If there is none, the oldest connection without a whole request is closed, so that clients
+        that only connect keep nobody out.
         """
         with self._lock:
             if len(self._open) >= MAX_CONNECTIONS and self._waiting:
@@ -40,11 +40,11 @@ class Connections:
                 self._forget(oldest)
                 with suppress(OSError):  # the client is gone already
                     oldest.shutdown(socket.SHUT_RDWR)  # its thread finds the end, and closes it
-            has_place = len(self._open) < MAX_CONNECTIONS
-            if has_place:
+            has_room = len(self._open) < MAX_CONNECTIONS
+            if has_room:
                 self._open.add(connection)
                 self._waiting[connection] = None
-            return has_place
+            return has_room
 
     def has_request(self, connection: socket.socket) -> None:
         """Note that the whole request of a connection has arrived."""
@@ -62,7 +62,7 @@ class Connections:
 
 
 class RequestBytes(io.RawIOBase):
-    """What a client sends, until a deadline for all of it.
+    """The request of a client, until a deadline for all of it.
 
     Args:
         connection: The connection.
@@ -81,10 +81,10 @@ class RequestBytes(io.RawIOBase):
         """Read what has arrived.
 
         Raises:
-            TimeoutError: Nothing came until the deadline.
+            TimeoutError: The deadline has passed.
         """
         rest_s = self._deadline_s - time.monotonic()
         if rest_s <= 0:
-            raise TimeoutError("expected a whole request, found none until the deadline")
+            raise TimeoutError("expected a whole request before the deadline, found less")
         self._connection.settimeout(rest_s)
         return self._connection.recv_into(buffer)

@@ -26,7 +26,7 @@ from wids.looking.text import class_name, class_names
 _MAX_UNASKED: Final = 10_000
 """Samples of a dataset on this machine whose values are counted without being asked for."""
 _WAIT_S: Final = 2.0
-"""How long an answer waits for them; then it states how far the count is."""
+"""How long an answer waits for that count; then it states how far the count is."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Questions:
 
     Args:
         dataset: The dataset, which may grow.
-        scans: Where its scans run; None for none that others share.
+        scans: Where its scans run, which others may share; None for its own.
     """
 
     def __init__(self, dataset: Browsable, scans: PageScans | None = None) -> None:
@@ -146,10 +146,10 @@ class Questions:
         return self.column(name)
 
     def _counted_unasked(self, name: str) -> Scan[ColumnTally] | None:
-        """Return the count of a column that nobody has to ask for; None if it is much work."""
+        """Return the count of a column that is counted without being asked for, or None."""
         if not self._is_free():
             return None
-        with self._scans.unasked:  # or pages that open together would stop each other's counts
+        with self._scans.unasked:  # pages that open together must not stop each other's counts
             scan = self._scans.counts.get((self, name))
             if scan is None:
                 scan = self._scans.counts.start((self, name), partial(self._new_tally, name))

@@ -83,12 +83,12 @@ class ShardRows:
                     yield row, fields[name], data
 
     def affordable(self, rows: Rows, fields: Sequence[str]) -> Rows:
-        """Return the first of some samples: those whose values can be decoded at a time."""
+        """Return the first of some samples, as many as can be decoded at a time."""
         nbytes = np.zeros(len(rows), np.int64)
         for field in fields:
             samples, members = self._members_in(field, rows)
             sizes = self._shard.index.sizes[members].astype(np.int64)
-            # Longer ones are left out.
+            # Longer values are not decoded.
             nbytes[np.searchsorted(rows, samples)] += np.where(sizes > MAX_VALUE_NBYTES, 0, sizes)
         count = int(np.searchsorted(np.cumsum(nbytes), MAX_VALUE_NBYTES, side="right"))
         return rows[: max(count, 1)]

@@ -1,4 +1,4 @@
-"""Something to find out about all samples → a pass through them that can be watched and stopped.
+"""Passes through all samples of a dataset, which can be watched and stopped.
 
 A pass runs block by block, because each block may have to be read from far away. It ends by itself
 when nobody asks for its progress any more. What a block is searched for is not known here.
@@ -31,7 +31,7 @@ _STOP_S: Final = 5.0
 
 
 class Visitor(Protocol):
-    """What is to be found out."""
+    """What a pass looks for."""
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ AnyVisitor = TypeVar("AnyVisitor", bound=Visitor)
 
 @dataclass(frozen=True)
 class Progress:
-    """How far an answer is that concerns all samples, as the page shows it.
+    """How complete an answer about all samples is, as the page shows it.
 
     Attributes:
         state: ``"new"``, ``"running"``, ``"stopped"`` or ``"done"``.
@@ -72,7 +72,7 @@ class Scan(Generic[AnyVisitor]):
 
     Args:
         dataset: The dataset, of which no shard is downloaded.
-        visitor: What is to be found out.
+        visitor: What it looks for.
 
     Attributes:
         visitor: As passed.
@@ -89,7 +89,7 @@ class Scan(Generic[AnyVisitor]):
         self._asked_s = 0.0
 
     def progress(self, *, is_running: bool) -> Progress:
-        """Return how far the pass is; whether it runs was looked at before."""
+        """Return how far the pass is; the caller knows whether it runs."""
         self._asked_s = time.monotonic()
         total = len(self._dataset)
         searched = min(self._next, total)
@@ -104,7 +104,7 @@ class Scan(Generic[AnyVisitor]):
         )
 
     def run(self, stopped: threading.Event) -> None:
-        """Begin the pass, or continue it where it stopped; it ends after a block if asked to."""
+        """Begin the pass, or continue it where it stopped, until the event is set."""
         self.problem = ""
         self._asked_s = time.monotonic()
         rows = OpenRows(self._dataset)
@@ -144,7 +144,7 @@ class _Run:
 class Scans(Generic[AnyVisitor]):
     """The scans of one kind that a page has started. Safe to use from any thread.
 
-    One thread runs them, so that one is run at a time: the latest that was started.
+    One thread runs them one at a time: always the latest that was started.
     """
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ class Scans(Generic[AnyVisitor]):
         return scan.progress(is_running=self._is_running(scan))
 
     def start(self, what: Hashable, make: Callable[[], Scan[AnyVisitor]]) -> Scan[AnyVisitor]:
-        """Start a scan, or continue it; the one before is stopped."""
+        """Start a scan, or continue it; the previous one is stopped."""
         new = self.get(what) or make()  # without the lock, since it may read a table
         with self._changed:
             scan = self._scans.pop(what, new)
@@ -192,12 +192,12 @@ class Scans(Generic[AnyVisitor]):
             thread.join()  # it has nothing left to do
 
     def _is_running(self, scan: Scan[AnyVisitor]) -> bool:
-        """Whether a scan is read, also if only to the end of a block, or will be."""
+        """Whether a scan runs, if only to the end of its block, or is next."""
         runs = (self._wanted, self._current)
         return any(run is not None and run.scan is scan for run in runs)
 
     def _want(self, run: _Run | None) -> None:
-        """Have this run, and nothing else; the caller holds the lock."""
+        """Make this the only run that is wanted; the caller holds the lock."""
         if run is not None and self._thread is None:
             # A daemon: a read from a server that does not answer must not keep the program alive.
             thread = threading.Thread(target=self._work, name="wids-scan", daemon=True)
@@ -213,7 +213,7 @@ class Scans(Generic[AnyVisitor]):
             run.scan.run(run.stopped)
 
     def _take(self) -> _Run | None:
-        """Return what is to be run next; None if nothing is, and the thread ends."""
+        """Return the next run; None if there is none, and the thread ends."""
         with self._changed:
             if self._wanted is self._current:
                 self._wanted = None  # it has ended by itself

@@ -110,7 +110,7 @@ class _Server(ThreadingHTTPServer):
 
     # Or Ctrl-C would wait for each player that is still connected.
     daemon_threads = True
-    # Or those beyond the first five, which come at the same time, would be delayed by a second.
+    # With the default of five, more that arrive at the same time would be delayed by a second.
     request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], site: Site, token: str) -> None:
@@ -121,7 +121,7 @@ class _Server(ThreadingHTTPServer):
         self.connections = Connections()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - as in the base
-        """Return whether a connection is answered, for which there has to be a place (SEC-53)."""
+        """Return whether there is room for a connection; refuse it otherwise (SEC-53)."""
         if self.connections.admit(request):
             return True
         with suppress(OSError):
@@ -166,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _REQUEST_TIMEOUT_S
 
     def setup(self) -> None:
-        """Read the request until a deadline: a byte now and then would hold the thread forever."""
+        """Read the request until a deadline, or a slow client would hold the thread forever."""
         super().setup()
         self.rfile.close()
         self.rfile = io.BufferedReader(RequestBytes(self.connection, self.timeout))
