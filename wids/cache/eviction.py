@@ -113,7 +113,7 @@ def contents(folder: str) -> list[CacheFile]:
 
 
 def clearable(folder: str) -> list[CacheFile]:
-    """Return what `contents` does, the indexes of local shards, and notes and maps beside them."""
+    """Return all of `contents`, the indexes of local shards, and notes and maps beside them."""
     return [*contents(folder), *_list_files(names.indexes_folder(folder))]
 
 

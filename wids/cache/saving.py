@@ -40,7 +40,7 @@ def save_or_warn(folder: str, paths: Iterable[str], data: bytes) -> str | None:
     """Write an index of the cache under the first of some paths that can be written.
 
     Args:
-        folder: The cache folder, which is named, once in each process, if there is none.
+        folder: The cache folder, which one warning in each process names if none can be written.
         paths: The paths.
         data: What to write.
 

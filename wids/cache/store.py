@@ -53,7 +53,7 @@ class CachedCopy(NamedTuple):
             is open, the file is not evicted.
         index_path: The path of its index.
         is_own: Whether the cache fetched it, and so may fetch it again if it is damaged.
-        inode: Number of the file; a copy that is fetched again has another one.
+        inode: Inode number; a copy that is fetched again has another one.
     """
 
     path: str
@@ -228,7 +228,7 @@ class Cache:
         return names.local_index_path(self.folder, path, "first")
 
     def is_as_stated(self, remote_file: RemoteFile, path: str) -> bool:
-        """Whether a copy has the digests that are stated; hash it once if that is not known."""
+        """Whether a copy has the stated digests; it is hashed if that is not known."""
         return self._verified.verify(path, os.stat(path), remote_file)
 
     def discard(self, remote_file: RemoteFile) -> None:

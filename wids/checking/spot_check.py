@@ -33,7 +33,7 @@ def parse_share(text: str, name: str) -> float:
 
 
 def check_copy(path: str, index_path: str, share: float) -> tuple[int, list[Problem]]:
-    """Compare some samples of a copy with the checksums in its index, whatever its time.
+    """Compare some samples of a copy with the checksums in its index, whenever it was modified.
 
     Args:
         path: The copy, as the cache fetched it.

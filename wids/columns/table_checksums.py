@@ -1,4 +1,4 @@
-"""The bytes of a Parquet file → the CRC-32 of its footer, and one for each of its columns.
+"""Compute the CRC-32 of the footer of a Parquet file, and one for each of its columns.
 
 Parquet's own checksums cover neither the footer nor the headers of pages, and a damaged one may
 still be read, as other values (decision 0072). A column is checked without reading the others.
@@ -34,7 +34,7 @@ def column_checksums(source: Any, metadata: Any) -> list[int]:
 def damaged_column(
     source: Any, metadata: Any, expected: Sequence[int], names: Collection[str]
 ) -> str:
-    """Return a column of which the file has other bytes than expected; ``""`` if there is none.
+    """Return the first column whose bytes differ from the expected ones; ``""`` if none do.
 
     Args:
         source: The open file.
@@ -44,8 +44,8 @@ def damaged_column(
     """
     for number, checksum in enumerate(expected):
         path = metadata.schema.column(number).path
-        # A column with parts has several: "a.list.element". One of another column "a.b" too many
-        # does no harm.
+        # A column with parts has several: "a.list.element". Those of a column named "a.b" are
+        # compared too, which does no harm.
         is_wanted = any(path == name or path.startswith(f"{name}.") for name in names)
         if is_wanted and _of_column(source, metadata, number) != checksum:
             return str(path)

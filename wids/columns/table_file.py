@@ -94,7 +94,7 @@ def save_table(
         output: The absolute path of the file.
 
     Returns:
-        What the spec has to say of it.
+        Its entry in the spec.
     """
     import pyarrow.parquet as pq
 
@@ -273,10 +273,10 @@ def _checked(
         source = stack.enter_context(pa.OSFile(path))
     except OSError as error:
         raise local_error(path, error) from error
-    # Damage leaves the length as it was, unlike another program that saves the table again.
+    # Damage leaves the length as it was; another program that saves the table again does not.
     crc32s = saved.checksums if saved.nbytes in (None, source.size()) else ()
     if crc32s and footer_checksum(source) != crc32s[0]:
-        return None, "its end"
+        return None, "its footer"
     name = urls.redact(saved.url)
     file = _parsed(source, name, place.spec, saved.fingerprint)
     _check_columns(columns or (), file.schema_arrow.names, name)
@@ -285,7 +285,7 @@ def _checked(
 
 
 def _parsed(source: Any, name: str, spec: DatasetSpec, expected: str) -> Any:
-    """Return what parses an open table, whose footer has been compared with the spec."""
+    """Return the parser of an open table whose footer has been compared with the spec."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -236,7 +236,7 @@ def _is_inside_tar(shard_index: ShardIndex, tar_nbytes: int) -> bool:
     last, largest = int(blocks.max()) * BLOCK_NBYTES, int(sizes.max())
     if max(last, largest) > tar_nbytes:
         return False
-    if last + largest > tar_nbytes:  # or each member ends inside, as in most tars
+    if last + largest > tar_nbytes:  # otherwise each member ends inside, as in most tars
         # Now that all are small, the sum cannot overflow.
         ends = blocks.astype(np.int64) * BLOCK_NBYTES + sizes.astype(np.int64)
         if int(ends.max()) > tar_nbytes:
@@ -268,7 +268,7 @@ def load_for_ranges(path: str, key_split: KeySplit) -> tuple[ShardIndex, TarIden
 
 
 def load_recorded(path: str) -> tuple[ShardIndex, TarIdentity] | None:
-    """Return the index with checksums that this user stored under a path, whatever its rule.
+    """Return the index with checksums that this user stored under a path, of any key rule.
 
     Returns:
         The index, and the tar that it was made from; None if there is none that is sound.

@@ -1,6 +1,6 @@
-"""A dataset → its files in a cache folder: copies, indexes, notes, and what was left unfinished.
+"""Find the files of a dataset in a cache folder: copies, indexes, notes, and unfinished files.
 
-No server is asked. What joins keep there belongs to two datasets, and is not found.
+No server is asked. Files that joins keep there belong to two datasets, and are not found.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from wids.transport.rewrite import rewritten
 
 _INDEX: Final = ".index"
 _MAX_RECORD_NBYTES: Final = 4096
-"""What is longer is no record but the index of a shard."""
+"""A longer file is not a record, but the index of a shard."""
 
 
 def cached_files(spec: DatasetSpec, folder: str) -> list[CacheFile]:
@@ -38,7 +38,7 @@ def cached_files(spec: DatasetSpec, folder: str) -> list[CacheFile]:
     if spec.table is not None:
         beside.append(spec.table.url)
     wanted = {url_digest(url) for url in beside if url is not None}
-    # Which versions of these files there were is not known, so that nothing but records tells.
+    # Which versions of these files were fetched is known from their records alone.
     for file in files if wanted else ():
         if file.name.endswith(_INDEX) and file.nbytes <= _MAX_RECORD_NBYTES:
             record = CopyRecord.load(file.path)

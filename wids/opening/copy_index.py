@@ -1,8 +1,8 @@
-"""A copy of a remote shard → its index: the one that was stored, if it is of these bytes.
+"""Find the index of a copy of a remote shard: the stored one, if it is of these bytes.
 
-A backup, ``rsync`` or ``cp`` gives a copy another time of modification, and so does somebody who
-edits it. Its bytes are then compared with the checksums of the stored index, or, where that is
-lost, with the digest that the spec states. Nothing here fetches a shard.
+A backup, ``rsync`` or ``cp`` changes the time of modification of a copy, and so does an edit. Its
+bytes are then compared with the checksums of the stored index, or, where that is lost, with the
+digest that the spec states. Nothing here fetches a shard.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def has_name(path: str, inode: int) -> bool:
         found = os.stat(path).st_ino
     except OSError:
         return False
-    return not (found ^ inode) & (1 << 64) - 1  # where inodes are longer, identities have no more
+    return not (found ^ inode) & (1 << 64) - 1  # identities have 64 bits of a longer inode
 
 
 def _is_recorded(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from wids.indexes.pack import Pack
 
 _MAX_SHARED: Final = 64
-"""Most packs of parts of a dataset that stay mapped, and that are asked for each key."""
+"""Maximum number of packs of parts that stay mapped, and that are searched for a key."""
 
 _logger = logging.getLogger("wids")
 
@@ -79,7 +79,7 @@ class Packs:
         return pack is not None and any(pack.is_named(position, n) for n in self._names(number))
 
     def digest(self, number: int) -> tuple[int, int] | None:
-        """Return what other keys in the pack of a shard would change; None without a pack."""
+        """Return the digest of the keys in the pack of a shard; None without a pack."""
         pack, _ = self._shared_pack(number)
         return None if pack is None else pack.digest
 
@@ -130,7 +130,7 @@ class Packs:
                 pack.release()
 
     def _shared_pack(self, number: int) -> tuple[Pack | None, int]:
-        """Return the pack of the dataset, or of the part of it, that a shard is in; its place."""
+        """Return the pack of the dataset, or of its part, that has a shard, and the place there."""
         at = bisect_right(self._starts, number) - 1
         if at < 0 or number >= self._shared[at].stop:
             return None, 0

@@ -41,7 +41,7 @@ class CopyRecord:
         url: A digest of the URL, which may have secrets.
         nbytes: Length of the copy.
         mtime_ns: When it was last changed.
-        sha256: Its digest, which also a copy of another time must have.
+        sha256: Its digest, which a copy with another time must have too.
     """
 
     url: str
@@ -69,12 +69,12 @@ class CopyRecord:
 
 
 def url_digest(url: str) -> str:
-    """Return what stands for a URL in records."""
+    """Return the digest by which records name a URL."""
     return hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def open_copy(store: Cache, remote_file: RemoteFile) -> CachedCopy:
-    """Open the copy of a file; see `Cache.open`. One that was changed in the cache is fetched.
+    """Open the copy of a file; see `Cache.open`. One that was changed in the cache is replaced.
 
     Raises:
         FetchError: It cannot be fetched or stored.
@@ -87,7 +87,7 @@ def open_copy(store: Cache, remote_file: RemoteFile) -> CachedCopy:
 
 
 def reopen_damaged(store: Cache, remote_file: RemoteFile) -> CachedCopy | None:
-    """Fetch and open a file again whose copy is not sound; None if that is what was fetched.
+    """Fetch and open a file again whose copy is damaged; None if it was fetched that way.
 
     Raises:
         FetchError: It cannot be fetched or stored.
@@ -109,12 +109,12 @@ def _open_again(store: Cache, remote_file: RemoteFile, path: str) -> CachedCopy:
 
 
 def _is_as_recorded(copy: CachedCopy, url: str, *, is_suspect: bool = False) -> bool:
-    """Whether a copy has the bytes that were recorded; note its time if that is another one.
+    """Whether a copy has the recorded bytes; if only its time differs, record the new time.
 
     Args:
         copy: The copy, which is closed after an error.
         url: Its URL.
-        is_suspect: Whether to compare it even if it has the time that was recorded.
+        is_suspect: Whether to compare it even if it has the recorded time.
     """
     try:
         status = os.fstat(copy.handle)

@@ -1,6 +1,6 @@
-"""An index ↔ its file in the cache folder, or in the default one if that takes no files.
+"""Load and store indexes in the cache folder, or in the default one if that takes no files.
 
-Which tar an index is of, and whether it is believed, is the matter of `indexes.index_file`.
+`indexes.index_file` decides which tar an index is of, and whether it is valid.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from wids.tars.names import KeySplit
 
 
 def index_paths(folder: str, path: str, key_split: KeySplit) -> Iterator[str]:
-    """Yield where the index of a file can be: in the cache folder, else in that of this user."""
+    """Yield where the index of a file can be: in the cache folder, then in the default one."""
     yield local_index_path(folder, path, key_split)
     own = default_folder()  # takes longer than all else here, and most indexes are found before
     if own != folder:
@@ -39,7 +39,7 @@ def store_index(
     """Store an index under the first of these paths that can be written.
 
     Returns:
-        The index as it is stored, whose memory all processes share; the same where that fails.
+        The index as it is stored, whose memory all processes share; the argument if that fails.
     """
     path = save_or_warn(folder, paths, index_file.dump(shard_index, identity))
     known = None if path is None else index_file.load(path, identity, shard_index.key_split)

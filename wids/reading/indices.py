@@ -21,8 +21,8 @@ def as_index(index: Any) -> int:
     """Return the index of one sample as an integer of Python.
 
     Raises:
-        TypeError: It is none. A tensor with dimensions selects a view, also if it has one element,
-            and one of booleans is a mask, although torch would turn both into integers.
+        TypeError: It is not one. A tensor with dimensions selects a view, even if it has one
+            element, and one of booleans is a mask, although torch would turn both into integers.
     """
     if not isinstance(index, int | np.integer):
         num_dimensions, dtype = getattr(index, "ndim", 0), str(getattr(index, "dtype", ""))

@@ -276,9 +276,9 @@ class ShardReader:
         return known
 
     def content(self, number: int) -> tuple[Any, ...]:
-        """Return what changes when the stored samples of a shard do, as far as that is known.
+        """Return facts that change when the stored samples of a shard do, as far as they are known.
 
-        Values whose ``repr`` is the same in every process.
+        The values have the same ``repr`` in every process.
 
         Raises:
             FetchError: The shard is not known, and would have to be fetched.
