@@ -50,8 +50,8 @@ def printable(text: str) -> str:
 
 def without_quoted_secrets(text: str) -> str:
     """Return text without the users, passwords and queries of the URLs that it quotes (SEC-4)."""
-    # Word by word, which takes linear time: a server may have written the text. One slash is what a
-    # path has of `://` after it was normalized.
+    # Word by word, which takes linear time: a server may have written the text. Of `://`, a path
+    # that was normalized has one slash.
     return re.sub(r"[^\s'\"]+", _without_secrets, text) if ":/" in text else text
 
 
@@ -181,7 +181,7 @@ class TransformError(SampleError):
 
 def local_error(path: str, error: OSError) -> FetchError:
     """Return the `FetchError` for a local path that could not be opened."""
-    name = without_quoted_secrets(path)  # a URL, where it was taken for a path
+    name = without_quoted_secrets(path)  # it may be a URL that was taken for a path
     if isinstance(error, FileNotFoundError):
         return NotFoundError(
             f"{name}: no such file (the current folder is {os.getcwd()}); check the path, or `base`"

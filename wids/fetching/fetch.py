@@ -43,9 +43,9 @@ class Fetcher:
 
     Args:
         storage_options: Options for servers. ``headers`` (a dict) and ``timeout`` (in seconds) are
-            for HTTP; ``retry_s`` is how many seconds a read waits for a server that has answered
-            before, by default ``$WIDS_RETRY_S``, or 300; the others go to the fsspec file systems
-            of other schemes. Or a dict of such dicts by URL prefix,
+            for HTTP; ``retry_s`` is the number of seconds that a read waits for a server that has
+            answered before, by default ``$WIDS_RETRY_S``, or 300; the others go to the fsspec file
+            systems of other schemes. Or a dict of such dicts by URL prefix,
             ``{"https://host/": {"headers": …}, "s3://": {…}}``; the longest matching prefix is
             used. Once a document has been read from a URL, options without a prefix go only to the
             server of the first such document, except for ``retry_s``. None for what

@@ -1,6 +1,6 @@
-"""A complete local file → a file of a driver of fsspec, by one attempt that leaves no part of it.
+"""Upload a complete local file by a driver of fsspec, in one attempt that leaves no part of it.
 
-Nothing here tries again: `upload` does.
+Nothing is retried here: `upload` does that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NUM_CONNECTIONS: Final = 4
 
 
 def is_refused_version(error: OSError) -> bool:
-    """Whether the server says that a file is another version than the one to replace."""
+    """Whether the server refuses to replace a file because it has another version."""
     response = getattr(error.__cause__, "response", None) or {}
     return response.get("Error", {}).get("Code") in ("PreconditionFailed", "412")
 
@@ -32,7 +32,7 @@ def is_same(system: Any, target: str, path: str) -> bool:
 
 
 def _num_held(system: Any, target: str, path: str) -> int | None:
-    """Return how many bytes of a local file, from its first on, a target is; None if it is not."""
+    """Return the length of a target that is the beginning of a local file; None for any other."""
     system.invalidate_cache()
     try:
         nbytes = system.info(target).get("size")
@@ -58,7 +58,7 @@ def directly(system: Any, path: str, target: str, *, is_new: bool, **headers: st
     }
     # Not all drivers have all of these, and some take any name for an option of the request.
     known = inspect.signature(getattr(system, "_put_file", system.put_file)).parameters
-    is_ours = is_new  # what is there after an error: nothing was there before
+    is_ours = is_new  # whether this upload wrote what is there after an error
     try:
         system.put_file(path, target, **{k: v for k, v in options.items() if k in known}, **headers)
         is_ours = True

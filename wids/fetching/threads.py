@@ -1,4 +1,4 @@
-"""Tasks that read remote files → their results, from threads that nobody has to wait for.
+"""Run tasks that read remote files in threads that need not be waited for.
 
 The threads of `concurrent.futures` keep a process from ending, after Ctrl-C too, and a read may
 wait minutes for a server that is away.
@@ -20,18 +20,18 @@ from wids.transport.retry import cancelled_by
 _T = TypeVar("_T")
 
 _PATIENCE_S: Final = 1.0
-"""How long requests that are under way have to end after an error."""
+"""How long to wait, after an error, for requests that are under way."""
 
 
 class ReadingThreads(Executor):
-    """Threads whose waits for a server end with them.
+    """Daemon threads, whose waits for servers end when their tasks are dropped.
 
     As a context manager it waits for all tasks; after an error, Ctrl-C included, it drops those
     that have not begun, and waits only a moment for the others.
 
     Args:
-        num_threads: Most tasks at a time.
-        name: Name of the threads, for people who debug.
+        num_threads: Maximum number of tasks at a time.
+        name: Name of the threads, for debugging.
     """
 
     def __init__(self, num_threads: int, name: str) -> None:
@@ -42,7 +42,7 @@ class ReadingThreads(Executor):
         self._is_over = threading.Event()
 
     def submit(self, fn: Callable[..., _T], /, *args: Any, **kwargs: Any) -> Future[_T]:
-        """Have a task done by the next thread that is free."""
+        """Run a task in the next free thread."""
         future: Future[_T] = Future()
         self._tasks.put((future, partial(fn, *args, **kwargs)))
         if len(self._threads) < self._num_threads:
@@ -56,7 +56,7 @@ class ReadingThreads(Executor):
 
         Args:
             wait: Whether to wait for those that were submitted.
-            cancel_futures: Whether to drop those that have not begun, and to end the waits for
+            cancel_futures: Whether to drop tasks that have not begun, and to end the waits for
                 servers of those that have.
         """
         if cancel_futures:

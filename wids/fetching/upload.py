@@ -237,7 +237,8 @@ def upload(
 ) -> None:
     """Upload a complete local file.
 
-    A file that is there with the same bytes is this one, whose server's answer was lost.
+    If an attempt is refused and the URL has the same bytes, the upload has succeeded, and only the
+    server's answer was lost.
 
     Args:
         path: The file.
@@ -271,7 +272,7 @@ def upload(
         except OSError as error:
             is_refused_version = replaces is not None and put.is_refused_version(error)
             is_final = is_refused_version or isinstance(error, (FileExistsError, FileNotFoundError))
-            # Drivers repeat requests too: what is in the way may be from this very attempt.
+            # Drivers repeat requests too, so this very attempt may have stored the file.
             if has_sent and is_final and put.is_same(system, target, path):
                 return
             if is_refused_version:
@@ -295,7 +296,7 @@ def _file_system(url: str, storage_options: Options) -> tuple[Any, str]:
 def _asked(url: str, storage_options: Options, attempt: Callable[[Any, str], _T]) -> _T:
     """Return what an attempt returns, retried; its errors name the URL without its secrets.
 
-    It is called with the file system of the URL, and the path there.
+    The attempt is called with the file system of the URL, and the path there.
     """
     system, path = _file_system(url, storage_options)
     wait_s = retry_s(options_for(url, by_prefix(storage_options)))

@@ -88,7 +88,7 @@ def holding(path: str) -> Iterator[bool | None]:
     with _no_fork:
         file = open_to_lock(path)
         _held.add(file)
-    with file:  # closed by C code, or when it is collected: an interrupt leaves no lock
+    with file:  # closed by C code, or by the garbage collector: an interrupt leaves no lock
         try:
             yield acquire(file.fileno())
         finally:

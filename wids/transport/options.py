@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 VARIABLE: Final = "WIDS_STORAGE_OPTIONS"
 RETRY_VARIABLE: Final = "WIDS_RETRY_S"
 RETRY_S: Final = 300.0
-"""Seconds that a read waits for a server, if nobody says."""
+"""Seconds that a read waits for a server by default."""
 
 Assignment: TypeAlias = "tuple[tuple[str, ...], Any]"
 """The names that lead to an option, and its value."""
@@ -47,10 +47,10 @@ def from_environment() -> dict[str, Any]:
 
 
 def retry_s(options: Mapping[str, Any]) -> float:
-    """Return how long a read waits for a server, by these options, the environment or default.
+    """Return how long a read waits for a server: by these options, the environment or default.
 
     Raises:
-        ValueError: It is no number of seconds.
+        ValueError: The value is not a number of seconds.
     """
     name, stated = "storage_options: retry_s", options.get("retry_s")
     if stated is None:

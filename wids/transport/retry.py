@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 _logger = logging.getLogger("wids")
 
 MAX_FAILURES: Final = 5
-"""Failures in a row, without `_PROGRESS_NBYTES` received in between, of what is no outage."""
+"""Failures in a row that are not outages, without `_PROGRESS_NBYTES` received in between."""
 
 _FIRST_CONTACT_S: Final = 8.0
 """How long to try to reach a server that has never answered: its name may be wrong."""
@@ -78,7 +78,7 @@ def note_answer(server: str) -> None:
 
 @contextmanager
 def cancelled_by(event: threading.Event) -> Iterator[None]:
-    """Make every wait of this thread, in the block, end when an event is set."""
+    """End every wait of this thread inside the block when an event is set."""
     token = _cancel.set(event)
     try:
         yield
@@ -96,7 +96,7 @@ def with_retries(
 
     Args:
         attempt: Raises `TransientError` if another attempt may succeed.
-        patience: Whom it asks, and how long to wait.
+        patience: Which server it reads from, and how long to wait.
         position: Returns the number of bytes received so far. Failures before the latest megabyte
             are forgotten.
         cancel: Ends the waiting when it is set; None for the event of `cancelled_by`.
@@ -131,8 +131,8 @@ class _Failures:
     Attributes:
         patience: As for `with_retries`.
         is_logged: Whether the read has been logged.
-        count: How many there were.
-        num_refusals: How many of them were no outages.
+        count: Number of failures.
+        num_refusals: How many of them were not outages.
         waited_s: Seconds since the first.
     """
 
@@ -151,7 +151,7 @@ class _Failures:
         server = self.patience.server
         if error.is_answer:
             note_answer(server)
-        # A server that worked may have sent part of a long response before it failed.
+        # The first attempt may have received part of a long response before it failed.
         if self.count or not has_answered(server):
             self.waited_s += spent_s
         self.count += 1
@@ -198,7 +198,7 @@ def _pause(wait_s: float, cancel: threading.Event | None) -> bool:
 
 
 def _backoff_s(num_failures: int) -> float:
-    """Return a random part of twice the previous wait, so that processes do not retry in step."""
+    """Return a random part of a limit that doubles, so that processes do not retry in step."""
     longest_s = min(_MAX_WAIT_S, math.ldexp(_FIRST_WAIT_S, min(num_failures, 20) - 1))
     return random.uniform(0.0, longest_s)  # noqa: S311 - no secret
 

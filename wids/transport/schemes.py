@@ -48,7 +48,7 @@ class Transports:
         scratch: str | None = None,
     ) -> None:
         self._options = by_prefix(storage_options)
-        # Kept here, since options without a prefix are soon for one server only, as secrets are.
+        # Kept here, since options without a prefix are later restricted to one server.
         self._retry_s = retry_s(self._options.get("", {}))
         self._handlers = {
             scheme.lower(): local.from_opener(opener) for scheme, opener in (handlers or {}).items()

@@ -28,7 +28,7 @@ class TransientError(FetchError):
     Attributes:
         wait_s: Seconds to wait first, as requested by the server, or None.
         is_answer: Whether the server is there, although it failed.
-        is_outage: Whether the server may be away; otherwise a few attempts show that it refuses.
+        is_outage: Whether the server may be away; otherwise only a few attempts are made.
     """
 
     def __init__(
@@ -164,16 +164,16 @@ def driver_error(url: str, error: Exception) -> FetchError:
 
 
 def transient_error(message: str, error: Exception) -> TransientError:
-    """Return the error that is tried again for one that a driver raised."""
+    """Return a `TransientError` for an error that a driver raised."""
     status = _status(error)
-    # What Python itself raises for a wrong value is no outage either.
+    # An error of Python about a wrong value is not an outage either.
     is_refusal = 400 <= status < 500 and status not in TRANSIENT_STATUSES
     is_outage = not (is_refusal or isinstance(error, (ValueError, ArithmeticError)))
     return TransientError(message, is_answer=bool(status), is_outage=is_outage)
 
 
 def _status(error: BaseException) -> int:
-    """Return the HTTP status in an error of a driver, or 0; each driver has another name for it."""
+    """Return the HTTP status in an error of a driver, or 0; drivers name it differently."""
     for found in (error, error.__cause__):
         response = getattr(found, "response", None)
         if isinstance(response, dict):  # of botocore

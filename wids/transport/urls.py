@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 from wids.errors import FetchError, SpecError, printable, without_quoted_secrets
 
 _SECRET_LENGTH: Final = 6
-"""Characters from which on a part of a URL is recognized on its own in other text."""
+"""Minimum length of a part of a URL that is recognized on its own in other text."""
 
 # Names without dots to resolve, schemes, `~` or queries: joined without looking further.
 _PLAIN = re.compile(r"(?:\w[\w.-]*/)*\w[\w.-]*")
@@ -239,7 +239,7 @@ def unquoted(text: str) -> str:
 def redact(url: str) -> str:
     """Return a URL for a message: printable, without user, password, query and arguments.
 
-    All messages and commands show URLs in this form (SEC-4), and also what may be one.
+    All messages and commands show URLs, and texts that may be URLs, in this form (SEC-4).
     """
     return printable(_without_secrets(url))
 
@@ -281,13 +281,13 @@ def without_secrets(text: str, *known: str) -> str:
 
 
 def _secrets(url: str) -> set[str]:
-    """Return what a message about a remote URL must not have: as it is, decoded and encoded."""
+    """Return the parts of a remote URL that no message may show: as is, decoded and encoded."""
     if scheme(url) in ("", "file", "pipe"):
         return set()
     user = _authority(url).rpartition("@")[0]
     query = url.partition("?")[2]
     values = (part.partition("=")[2] for part in query.split("&"))
-    # Of short ones only the whole is replaced, since messages have words and numbers like them.
+    # Short values are not replaced on their own, since messages have words and numbers like them.
     long = {part for part in (user.partition(":")[2], *values) if len(part) >= _SECRET_LENGTH}
     found = {user, query, *long} - {""}
     return found.union(*({unquote(part), quote(part), quote(part, safe="")} for part in found))
