@@ -1,4 +1,4 @@
-"""What a command would download or delete → its statement, and the person's consent if needed.
+"""State what a command would download or delete, and ask a person for consent if needed.
 
 Knows no command. Nothing is downloaded or deleted here.
 """
@@ -17,7 +17,7 @@ _WRONG_USAGE: Final = 2
 
 
 def add_yes(parser: argparse.ArgumentParser, text: str = "download more than 1 GB") -> None:
-    """Add the option that consents to what a command would ask for."""
+    """Add the option to consent in advance."""
     parser.add_argument("--yes", action="store_true", help=f"{text} without asking")
 
 

@@ -73,8 +73,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--version",
         metavar="TEXT",
-        help="stands for the map: change it with the map; a run resumes if it is the same, and "
-        "starts over without one",
+        help="version of the map, to be changed with it: a run with the same version resumes; "
+        "without one it starts over",
     )
     parser.add_argument(
         "--restart", action="store_true", help="write the shards of an interrupted run again"
@@ -127,7 +127,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_undivided(options: argparse.Namespace) -> None:
-    """Raise ValueError for parts, which have to know that all are written by the same map."""
+    """Raise ValueError for parts, which must all be written by the same map."""
     if options.merge or options.part is not None:
         raise ValueError(
             "--map: expected --version beside --part and --merge, the same for all parts of one "

@@ -199,7 +199,7 @@ def _lock(stack: ExitStack, file: IO[bytes], path: str) -> bool:
 
 
 def _is_unchanged(record: ShardRecord, identity: TarIdentity) -> bool:
-    """Whether a local shard is as it was described; one that was copied or touched is hashed."""
+    """Whether a local shard is unchanged; one that was copied or touched is hashed."""
     path = urls.local_path(record.url)
     try:
         found = TarIdentity.of_file(os.stat(path))

@@ -96,7 +96,7 @@ def part_journal(path: str, part: Part, plan: ShardRecord, mode: int = 0o666) ->
         if not _is_planned(log, plan, opened):
             log.add(plan)
         yield log
-        # Under its lock: another process of this part would write to it under the other name.
+        # Under its lock, or another process of this part would write to it by its old name.
         os.replace(opened, part.path(path))
 
 

@@ -307,7 +307,7 @@ def _opened_pack(
         found = "another or a damaged file" if os.path.exists(path) else "no file"
         return None, [Problem(name, f"expected a pack of indexes, found {found}")]
     if len(pack) > num_shards:
-        # As readers do: at any moment an append may be between its two steps (SPEC-36).
+        # As for readers: an append may be between its two steps (SPEC-36).
         text = _APPENDING.format(count_text(len(pack), "shard"), f"{num_shards:,}")
         on_remark(Problem(name, text, "remark"))
         try:

@@ -82,8 +82,8 @@ def rewrite(
     ``dataset[order]`` sorts, shuffles or filters, and a list of specs concatenates. Without ``map``
     fields are copied byte by byte. Each shard appears under its name when it is complete, and the
     spec last of all. After an interruption, at any point, call it again with the same arguments:
-    complete shards are not written again, if no function is involved or a ``version`` states that
-    it is the same one. The same arguments give the same bytes, on any executor.
+    complete shards are not written again, if no function is involved or ``version`` states that it
+    is unchanged. The same arguments give the same bytes, on any executor.
 
     Args:
         dataset: A `ShardListDataset` or a view.
@@ -99,7 +99,7 @@ def rewrite(
             about samples for which it raises or returns something else.
         rename: Takes the labels of a sample (``__key__``, ``__index__``, ``__shard__``,
             ``__shardindex__``, ``__dataset__``), returns its new key. None to keep the keys.
-        version: Stands for all functions that samples pass through: ``map``, ``rename``, the
+        version: The version of all functions that samples pass through: ``map``, ``rename``, the
             dataset's transformations and its ``on_error``. Choose any text, and change it when one
             of them, or what it uses, changes. A run with ``map`` or ``rename`` resumes if it has
             the version of the interrupted run; without one it starts over, which is logged.
@@ -151,7 +151,7 @@ class RewriteJob:
         output: Where they are written.
         extras: Further entries of the spec.
         resume: Whether complete shards of an interrupted run are kept.
-        is_comparable: Whether the tasks state all that shards are made from.
+        is_comparable: Whether the tasks state everything that shards are made from.
     """
 
     tasks: list[RewriteTask]
@@ -286,7 +286,7 @@ def _check_stored(dataset: Rewritable) -> None:
 class _Sources:
     """What shards are made from: identities of the shards that are read, positions and settings.
 
-    Functions are not in it: whether one does what it did before, only its author knows.
+    Functions are not included: only their authors know whether they do what they did before.
 
     Args:
         reader: Reads the samples.

@@ -15,7 +15,7 @@ from torch.utils.data import get_worker_info
 from wids.sampling.passes import Epochs
 
 _NUM_SLOTS: Final = 1024
-"""Most workers of one loader. The array is made before their number is known."""
+"""Maximum number of workers of one loader. The array is made before their number is known."""
 
 # Where the parts of the shared array begin: single numbers, and one number for each worker.
 _FIXED, _BEGUN, _START, _RESTORED, _POSITION, _AFTER, _PASSES = range(7)

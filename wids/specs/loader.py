@@ -175,7 +175,7 @@ class _Loader:
         join = urls.joiner(urls.join(os.getcwd(), base or ""))
         match items:
             case [str() | os.PathLike() as path]:
-                # With the name of its document, which a part of a longer list has for its shards.
+                # With the name of its document, which in a longer list only its shards have.
                 return self.named(os.fspath(path), join)
             case [DatasetSpec() as spec]:
                 self.bind(spec)

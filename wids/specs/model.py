@@ -123,7 +123,7 @@ class SavedTable:
         url: Absolute path or URL of the Parquet file.
         fingerprint: That of the shards that it was made from.
         nbytes: Length of the file that the checksums are of, in bytes, or None.
-        checksums: The CRC-32 of its footer, and one for each column; none if they are not known.
+        checksums: The CRC-32 of its footer, and one for each column; empty if they are not known.
     """
 
     url: str
@@ -198,7 +198,7 @@ class DatasetSpec:
         return f"<DatasetSpec {self.name!r}: {shards}, {' to '.join(ends)}>"
 
     def all_packs(self, start: int = 0) -> tuple[PackedShards, ...]:
-        """Return the pack of all shards, or those of parts; none if there are none.
+        """Return the pack of all shards, or the packs of parts, if there are any.
 
         Args:
             start: The number of the first shard in a dataset that this one becomes a part of.

@@ -53,7 +53,7 @@ def as_component(
         )
         for shard in spec.shards
     ]
-    # The packs have the keys of their own rule, which is the first dot where nothing is stated.
+    # The packs have keys by their own rule, which is the first dot where nothing is stated.
     is_as_packed = key_split != "last" or all(shard.key_split for shard in spec.shards)
     packs = spec.all_packs() if is_as_packed else ()
     return DatasetSpec(tuple(shards), weights=spec.weights, packs=packs)

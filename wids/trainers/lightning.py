@@ -1,9 +1,8 @@
-"""A wids sampler → a callback that keeps its position in Lightning's checkpoints.
+"""A callback that keeps the position of a wids sampler in Lightning's checkpoints.
 
 Lightning restores the state of a loader only into an epoch that it believes unfinished, and loses
 count of epochs in a run that it resumed at the end of one. The sampler's own state says where
-training is, so this restores it, and corrects the count. How a model is trained is left to
-Lightning.
+training is, so the callback restores it, and corrects the count.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from wids.errors import StateError
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
 else:
-    # The same code under two names. A program uses one of them, and has imported it already.
+    # The same code under two names. The program uses one of them, and has already imported it.
     _NAMES = sorted(("lightning.pytorch", "pytorch_lightning"), key=lambda n: n not in sys.modules)
     for _name in _NAMES:
         try:
@@ -152,7 +151,7 @@ def _end_at_last_step(loops: dict[str, Any]) -> None:
     """Have a checkpoint that was saved after an epoch look as though its last step had saved it.
 
     With ``max_steps``, Lightning resumes such a checkpoint inside the finished epoch and trains one
-    more step there. From the last step it resumes rightly.
+    more step there. From the last step it resumes correctly.
     """
     epochs, batches = loops["epoch_progress"], loops["epoch_loop.batch_progress"]
     if epochs["current"]["completed"] == epochs["current"]["processed"] - 1:

@@ -28,8 +28,8 @@ def collate(samples: Sequence[Any]) -> Any:
     convolutions take as it is. ``batch.contiguous()`` makes planes, for ``view``.
 
     In a worker of a DataLoader on Linux, large tensors are in shared memory that is used again once
-    nothing reads it. A batch that is kept keeps its values, and the worker takes other memory. What
-    torch allows with a batch in a worker, or with one that has arrived, is allowed here.
+    nothing reads it. A batch that is kept keeps its values, and the worker takes other memory. A
+    program may do with a batch, in a worker or after it has arrived, what torch allows.
 
     Args:
         samples: The samples of a batch.

@@ -83,7 +83,7 @@ class _Buffer:
             return _shared(opened.fileno(), nbytes)
 
     def close(self) -> None:
-        """Leave the memory to those that have it mapped."""
+        """Close the descriptor; the memory stays with those that have it mapped."""
         os.close(self.file)
 
 
@@ -155,13 +155,13 @@ class Lender:
                 buffer.close()
 
 
-# Where a loan is sent, and where it arrives, which may send it on.
+# In the process that sends a loan, and in one that receives it and may send it on.
 
 _loans: StorageTable[bool] = StorageTable()
 
 
 def _send_loan(storage: torch.UntypedStorage) -> None:
-    """Have a loan sent by this process as one."""
+    """Make this process send a storage as a loan."""
     _register()
     _loans[storage] = True
 
@@ -207,7 +207,7 @@ def _lender(_process: int) -> Lender | None:
 
 
 def _counts_readers() -> bool:
-    """Whether a buffer is lent for as long as torch has it mapped, and no longer."""
+    """Whether a buffer counts as lent exactly for as long as torch has it mapped."""
     try:
         buffer = _Buffer(1)
         try:

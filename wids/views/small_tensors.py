@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     import torch
 
 _MAX_NBYTES: Final = 8 << 10
-"""What waits to be sent by value. A pipe holds several such messages: workers seldom wait."""
+"""Maximum number of bytes that wait to be sent by value. A pipe holds several such messages."""
 _SENDER: Final = "QueueFeederThread"
-"""The name of threads that send what was put into a queue between processes, as a loader's is."""
+"""The name of threads that send what was put into a queue between processes, as a loader has."""
 
 
 # In the worker.
@@ -33,7 +33,7 @@ _waiting: StorageTable[int] = StorageTable()
 
 
 def send_by_value(batch: Any) -> None:
-    """Have the small tensors of a worker's batch sent by value, once; elsewhere do nothing."""
+    """Mark the small tensors of a worker's batch to be sent by value; elsewhere do nothing."""
     from torch.utils.data import get_worker_info
 
     if get_worker_info() is None or not _register():
@@ -68,10 +68,9 @@ def _register() -> bool:
 
 
 def _leave_unread(worker: int, main: int) -> None:
-    """End a worker whose main process was killed, if it could not send what nobody reads now.
+    """End a worker whose main process was killed, if it waits for a full pipe that nobody reads.
 
-    Its siblings hold the reading end of the pipe as well, so that a worker that waits until the
-    full pipe is read waits for ever.
+    Its siblings hold the reading end of the pipe as well, so that it would wait forever.
     """
     if os.getpid() != worker or os.getppid() == main:
         return
@@ -85,7 +84,7 @@ def _leave_unread(worker: int, main: int) -> None:
 def _reduced(storage: torch.UntypedStorage, before: Callable[[Any], Reduced]) -> Reduced:
     import torch
 
-    # Pipes are written to by the thread that uses them, and a second queue finds nothing waiting.
+    # A thread that writes to a pipe of its own has another name. A second queue finds no entry.
     if threading.current_thread().name != _SENDER:
         return before(storage)
     nbytes = _waiting.pop(storage)
@@ -105,8 +104,8 @@ _received: StorageTable[bytearray] = StorageTable()
 def _arrived(values: bytearray) -> torch.UntypedStorage:
     """Return a storage over bytes.
 
-    `share_memory_()`, and a queue that passes the tensor on, have torch put other memory below it.
-    Arrays that were made before then still point to these bytes, so these stay.
+    `share_memory_()`, and a queue that sends the tensor on, make torch move the storage to other
+    memory. Arrays that were made before still point to these bytes, so the bytes stay.
     """
     import torch
 

@@ -18,9 +18,9 @@ _MIN_SWEEP: Final = 128
 
 
 class StorageTable(Generic[Value]):
-    """Values of storages, at least for as long as any tensor or array is over these.
+    """Values of storages, for at least as long as any tensor or array is over them.
 
-    A few values stay for longer: they are looked through when their number has doubled.
+    Values of storages that are gone are removed when the size of the table has doubled.
     """
 
     def __init__(self) -> None:
@@ -59,13 +59,13 @@ def _reference(storage: torch.UntypedStorage) -> Any:
 
 
 Reduced: TypeAlias = str | tuple[Any, ...]
-"""What pickle wants: a function and its arguments, with which the receiver makes the storage."""
+"""What pickle takes: a function and its arguments, with which the receiver makes the storage."""
 
 
 def send_storages_by(
     reduce: Callable[[torch.UntypedStorage, Callable[[torch.UntypedStorage], Reduced]], Reduced],
 ) -> bool:
-    """Have queues and pipes of this process ask a function how to send a storage.
+    """Make queues and pipes of this process ask a function how to send a storage.
 
     Args:
         reduce: Is called with the storage, and with the function that was asked before.

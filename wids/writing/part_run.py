@@ -116,7 +116,7 @@ def _merged(
     """Return the dataset that is published, if its shards have these names and counts."""
     if not upload.exists(output.spec_path, output.storage_options):
         return None
-    # Deletes what a killed merge has left, too.
+    # This also deletes what a killed merge has left.
     with only_writer(output.names, output.spec_path, output.pack_path):
         spec = published(output)
         there = output.existing_shards()

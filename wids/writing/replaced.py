@@ -1,4 +1,4 @@
-"""A dataset whose names another one takes: its spec is aside meanwhile, then its shards go.
+"""Replace a dataset: its spec is moved aside meanwhile, and its other shards are deleted.
 
 Nobody reads shards of both as one dataset: there is no spec between the first new shard and the
 last. Only shards that the earlier spec lists under the names of the new ones are deleted. Knows
@@ -68,7 +68,7 @@ class Replaced:
         )
 
     def remove_others(self, kept: Collection[str]) -> None:
-        """Delete the shards that the spec aside lists and the new dataset lacks, then that spec.
+        """Delete the shards that the old spec lists and the new dataset lacks, then the old spec.
 
         Shards that cannot be deleted stay; see `remark_on_others`.
 

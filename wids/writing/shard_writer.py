@@ -63,11 +63,11 @@ class ShardWriter:
         if_exists: What to do if shards or the spec exist already: ``"error"``, ``"resume"`` to keep
             the shards and continue after them, ``"append"`` to add shards to a published dataset,
             or ``"replace"`` to overwrite them: from the first new shard to the last there is no
-            spec, and then the earlier one's other shards are deleted. Resuming finishes an
-            interrupted run of the same program: it reads the shards that exist, and writes a spec
-            of all shards. Appending begins new shards after the last number, and does not read the
-            earlier ones, which another program may have written; see `append_shards`. The dataset
-            is as it was until the writer is closed.
+            spec, and at the end the other shards of the earlier one are deleted. Resuming finishes
+            an interrupted run of the same program: it reads the shards that exist, and writes a
+            spec of all shards. Appending begins new shards after the last number, and does not read
+            the earlier ones, which another program may have written; see `append_shards`. The
+            dataset is as it was until the writer is closed.
         encoder, mode, user, group, mtime, compress, storage_options: As for `TarWriter`.
 
     Attributes:
