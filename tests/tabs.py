@@ -40,7 +40,7 @@ def started() -> Iterator[Any]:
 
 
 class Chromium:
-    """The pages of one test, and what they report: banners, errors of console and scripts."""
+    """The pages of one test, and the problems on them: banners, errors of console and scripts."""
 
     def __init__(self, program: Any) -> None:
         self._program = program

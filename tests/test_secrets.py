@@ -194,7 +194,7 @@ COMMANDS: dict[str, list[str]] = {
 
 
 class Said:
-    """All that was said: output, logs, warnings, and the errors that became a line of text."""
+    """All output: what was printed, logs, warnings, and errors that became a line of text."""
 
     def __init__(self, patch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
         self.texts: list[str] = []
@@ -410,7 +410,7 @@ def test_a_store_that_does_not_answer(said: Said, monkeypatch: pytest.MonkeyPatc
 def test_places_to_write(
     url: str, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Writing to a URL with a password says nothing of it, whether it fails or not."""
+    """Writing to a URL with a password never shows the password, whether it fails or not."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")

@@ -156,7 +156,7 @@ def test_clear_leaves_what_is_being_written(tmp_path: Path, server: Server) -> N
 
 
 def test_clear_leaves_the_index_of_a_copy_in_use(tmp_path: Path, server: Server) -> None:
-    """It tells whether the copy was changed, when that is opened again (CACHE-35)."""
+    """It shows whether the copy was changed, when the copy is opened again (CACHE-35)."""
     cache = make_cache(tmp_path)
     held, other = (RemoteFile(server.page(f"/{n}.tar", DATA[:n])) for n in (100, 200))
     read_copy(cache, other, lambda _: b"index")

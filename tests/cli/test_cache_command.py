@@ -139,7 +139,7 @@ def test_a_terminal_is_asked_before_all_is_cleared(answer: str, status: int, cop
 
 
 def test_a_spec_that_cannot_be_read_clears_nothing(copies: Path) -> None:
-    """Also an empty name, as of a variable of the shell that is not set (SPEC-24, CACHE-37)."""
+    """Also an empty name, such as that of an unset shell variable (SPEC-24, CACHE-37)."""
     for spec in ("", "nothing.json"):
         assert run("cache", "clear", spec)[0] == 1
         assert run("cache", "clear", spec, "--yes")[0] == 1
@@ -147,7 +147,7 @@ def test_a_spec_that_cannot_be_read_clears_nothing(copies: Path) -> None:
 
 
 def test_secrets_are_not_printed(site: Site, own_cache: Path) -> None:
-    """Neither users and passwords nor signed queries, whatever is done (SEC-4)."""
+    """No command prints users, passwords or signed queries (SEC-4)."""
     host = site.server.url.removeprefix("http://")
     site.spec()
     spec = f"http://someone:PASSWORD@{host}/train.json?signature=SIGNED"

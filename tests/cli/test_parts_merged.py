@@ -136,7 +136,7 @@ def large(sample: dict[str, bytes]) -> dict[str, bytes] | None:
 
 @pytest.mark.parametrize("change", ["count", "shard", "part", "spec"])
 def test_another_dataset_is_no_merge(change: str, folder: Path) -> None:
-    """One of other counts, without a shard, or beside a part, is not taken for it (REWRITE-22)."""
+    """With other counts, a missing shard, a part or another spec it is an error (REWRITE-22)."""
     rewrite("out")
     options = ["--maxcount", "4"] if change == "count" else []
     if change == "shard":

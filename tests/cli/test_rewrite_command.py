@@ -110,7 +110,7 @@ def test_mapped_by_a_function_of_a_module_here(
 def test_parts_of_a_map_have_a_version(
     option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Parts cannot know otherwise that all are written by the same map (REWRITE-22)."""
+    """Only the version shows that all parts are written by the same map (REWRITE-22)."""
     command = ["rewrite", str(write_shards(tmp_path, [4])), str(tmp_path / "new")]
     command += ["--map", f"{__name__}:same", "--jobs", "1"]
     assert main([*command, option]) == 1
@@ -141,7 +141,7 @@ def stopping(sample: dict[str, object]) -> dict[str, object]:
 def test_a_resumed_run_prints_what_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On standard error, and nothing else of what is logged stays on (REWRITE-8).
+    """On standard error; afterwards logging is as it was (REWRITE-8).
 
     Without ``--version`` nothing is kept, and the remark says what to pass.
     """

@@ -1,4 +1,4 @@
-"""`build_spec` that is interrupted at any line, in a process that goes on, as a notebook does."""
+"""`build_spec` is interrupted at any line, in a process that continues, such as a notebook."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def build(shards: list[Path], folder: Path) -> DatasetSpec:
 
 @pytest.mark.parametrize("step", [23, pytest.param(1, marks=pytest.mark.long)])
 def test_no_lock_is_left(step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same process resumes at once: no file is locked or open, at whatever line it ended."""
+    """The same process resumes at once, from any line: no file is locked or open."""
     monkeypatch.setattr(os, "fsync", lambda _: None)  # only a power failure would show it
     write_shards(tmp_path, [3, 2])
     shards = sorted(tmp_path.glob("*.tar"))

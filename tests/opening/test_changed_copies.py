@@ -200,7 +200,7 @@ def test_a_file_of_the_users(how: str, site: Site, tmp_path: Path) -> None:
 def test_a_copy_that_another_process_discards_meanwhile(
     site: Site, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not taken for one whose index is lost; the new copy is opened (CACHE-35)."""
+    """It is not mistaken for one whose index is lost; the new copy is opened (CACHE-35)."""
     copy = fetched(site.spec(), own_cache)
     edit(copy, b"text 9", b"TEXT 9")
     index = copy.with_name(copy.name + ".index")

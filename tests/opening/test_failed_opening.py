@@ -87,7 +87,7 @@ def failing(owner: Any, name: str, number: int) -> Iterator[Count]:
     ("owner", "name"), [(os, "fstat"), (os, "open"), (os, "utime"), (mmap, "mmap")]
 )
 def test_a_failure_of_any_call(owner: Any, name: str, work: Callable[[], None]) -> None:
-    """Whatever the system refuses, nothing stays open, which would keep copies (CACHE-7)."""
+    """If the system refuses any call, nothing stays open, which would keep copies (CACHE-7)."""
     before = descriptors()
     with failing(owner, name, 0) as count:
         work()

@@ -71,7 +71,7 @@ def test_a_folder_that_cannot_be_written_is_named_once(
 def test_each_process_warns(
     old_train: Path, blocked: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
-    """A worker that opens the first shard says it too; one that is forked later does not."""
+    """A worker that opens the first shard warns too; one that is forked later does not."""
     monkeypatch.setenv("WIDS_CACHE", str(blocked))
 
     def has_warned() -> bool:
@@ -87,7 +87,7 @@ def test_each_process_warns(
 def test_young_shards_and_packs_need_no_folder(
     train: Path, blocked: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
-    """Nothing would be stored, so nothing is said (CACHE-38)."""
+    """Nothing would be stored, so there is no warning (CACHE-38)."""
     monkeypatch.setenv("WIDS_CACHE", str(blocked))
     for path in train.parent.glob("*.tar"):
         os.utime(path)
@@ -117,7 +117,7 @@ def test_the_users_own_folder_stands_in(
 def test_copies_in_a_folder_of_another_user(
     tmp_path: Path, server: Server, scans: list[str], own_cache: Path
 ) -> None:
-    """Their indexes are not believed, so this user's are in the default folder (CACHE-38)."""
+    """Their indexes are not used, so those of this user are in the default folder (CACHE-38)."""
     spec = wids.load_spec(Site(tmp_path / "site", server).spec())
     read(spec)
     shutil.copytree(own_cache, tmp_path / "c")

@@ -399,7 +399,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def count_and_search(tab: Tab, num_samples: int, num_found: int) -> None:
-    """Count the values of the first column when asked, filter by one, and search."""
+    """Count the values of the first column by a click, filter by one, and search."""
     page = tab.page
     page.wait_for_selector(f"#count-column:text-is('count the values of {num_samples:,} samples')")
     assert page.is_hidden("#column-progress")

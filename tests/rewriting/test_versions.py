@@ -163,7 +163,7 @@ def interrupt(*_: object) -> None:
 def test_shards_that_the_new_map_leaves_out_are_not_left_behind(
     dataset: ShardListDataset, tmp_path: Path
 ) -> None:
-    """Of the run that is started over, no shard stays beside the new ones (REWRITE-8)."""
+    """No shard of the earlier run stays beside the new ones (REWRITE-8)."""
     interrupted(dataset, tmp_path / "out", by_closure({"text": "old"}), at=4)
     # As after a kill between the publication of a shard and its record.
     (tmp_path / "out" / "new-000002.tar").write_bytes(
@@ -175,7 +175,7 @@ def test_shards_that_the_new_map_leaves_out_are_not_left_behind(
 
 @pytest.mark.parametrize("version", ["", 2])
 def test_a_version_is_a_text(version: Any, dataset: ShardListDataset, tmp_path: Path) -> None:
-    """An empty one, as of a shell variable that is not set, is an error."""
+    """An empty one, such as that of an unset shell variable, is an error."""
     with raises(ValueError, f'version: expected a text such as "2", found {version!r}'):
         run(dataset, tmp_path / "out", by_global, version=version)
     assert not (tmp_path / "out").exists()

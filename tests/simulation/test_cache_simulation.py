@@ -3,7 +3,7 @@
 Each seed is one history. In every history these laws hold:
 
 - nobody reads wrong bytes, however long a copy stays open;
-- nobody waits for ever, and no error but those of the server reaches a reader;
+- nobody waits forever, and no error but those of the server reaches a reader;
 - if the limit is exceeded, nothing is left that could have been deleted, and no copy in use is;
 - while no process is stopped, a file is fetched by one process at a time;
 - what killed processes left is gone after the next download, a minute later.

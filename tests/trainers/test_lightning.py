@@ -215,7 +215,7 @@ def test_a_loader_of_another_sampler_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_without_a_state_is_refused(tmp_path: Path) -> None:
-    """A checkpoint that was saved without the callback says nothing about the sampler."""
+    """A checkpoint that was saved without the callback has no state of the sampler."""
     need(importlib.util.find_spec("lightning"), "pip install lightning")
     import lightning
 

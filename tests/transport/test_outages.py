@@ -214,7 +214,7 @@ def test_what_is_missing_is_an_error_at_once(server: Server) -> None:
 
 
 def test_how_long_to_wait_is_an_option(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is one of ``storage_options``, for a prefix or for all, else ``$WIDS_RETRY_S``."""
+    """It comes from ``storage_options``, for a prefix or for all, else from ``$WIDS_RETRY_S``."""
 
     def retry_s(options: dict[str, object] | None = None) -> float:
         fetcher = Fetcher(options)

@@ -140,7 +140,7 @@ def test_secrets_are_found_in_linear_time() -> None:
 
 
 def test_a_chain_of_drivers_is_no_path() -> None:
-    """It is refused as a URL (SEC-10), and not looked for as a file with a password in its name."""
+    """It is refused as a URL (SEC-10), and not opened as a file with a password in its name."""
     assert urls.scheme("simplecache::https://h/a.tar") == "simplecache"
     assert urls.join("/data", "simplecache::https://h/a.tar") == "simplecache::https://h/a.tar"
     assert urls.scheme("a::b/c.tar") == ""

@@ -56,7 +56,7 @@ def descriptors(collate: str, num_workers: int, num_batches: int) -> tuple[int, 
 @pytest.mark.long
 @pytest.mark.parametrize(("num_workers", "num_batches"), [(1, 12), (16, 100)])
 def test_the_main_process_needs_those_of_torch(num_workers: int, num_batches: int) -> None:
-    """A worker has an eighth of what is allowed on top, at most (VIEW-23)."""
+    """A worker has at most an eighth of its limit more than with torch (VIEW-23)."""
     torch_here, torch_there = descriptors("torch", num_workers, num_batches)
     here, there = descriptors("wids", num_workers, num_batches)
     assert here <= torch_here + 24  # a batch that ends sooner or later

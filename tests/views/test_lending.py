@@ -214,7 +214,7 @@ def test_persistent_workers_keep_their_buffers() -> None:
     del batch, loader
 
 
-def test_a_buffer_is_lent_to_whoever_can_read_it() -> None:
+def test_a_buffer_is_lent_until_nothing_reads_it() -> None:
     """It is free again after the last tensor, array, descriptor and process that has it."""
     buffer = lending._Buffer(5000)
     storage = buffer.lend(4000)
@@ -242,7 +242,7 @@ def test_a_buffer_is_lent_to_whoever_can_read_it() -> None:
 
 
 def test_a_process_that_is_killed_lends_nothing_on() -> None:
-    """The system releases what a process had that ends without a word."""
+    """The system releases the loans of a process that is killed."""
     buffer = lending._Buffer(5000)
     child = forking.Process(target=hold, args=(buffer.lend(5000),))
     child.start()

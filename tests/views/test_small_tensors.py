@@ -53,7 +53,7 @@ def batches(collate: Any = wids.collate, length: int = 40, **options: Any) -> It
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two batches have equal tensors, also of equal types and orders."""
+    """Whether two batches have equal tensors, of equal types and strides."""
     return one.keys() == other.keys() and all(
         torch.equal(one[name], other[name])
         and (one[name].dtype, one[name].stride()) == (other[name].dtype, other[name].stride())

@@ -53,7 +53,7 @@ def test_a_missing_field_names_those_that_exist(mixed: Path) -> None:
 
 
 def test_a_missing_field_is_a_key_error(mixed: Path) -> None:
-    """As for `sample[name]`, so that programs need not know which of them it was."""
+    """As for `sample[name]`, so that programs need not distinguish the two."""
     with ShardListDataset(mixed) as dataset:
         with raises(KeyError, "to_tuple: expected the field .jpg or .png, found .txt, .cls;"):
             ToTuple(".jpg;.png")(dataset[0])

@@ -66,7 +66,7 @@ def texts(spec: str, **options: Any) -> list[str] | None:
 
 
 def killing(number: int, work: Callable[[], None]) -> bool:
-    """Kill a process before one of its steps; return whether it came so far."""
+    """Kill a process before one of its steps; return whether it got that far."""
 
     def counted() -> bool:
         steps = 0
@@ -224,7 +224,7 @@ def test_shards_of_others_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture)
 
 
 def test_shards_that_cannot_be_deleted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """They are stated, and the new dataset is complete (PACK-16)."""
+    """They are reported, and the new dataset is complete (PACK-16)."""
     write("out", OLD)
     (tmp_path / "out-000003.tar").unlink()
     (tmp_path / "out-000003.tar").mkdir()
