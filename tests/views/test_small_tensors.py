@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -256,3 +257,45 @@ def test_workers_end_with_a_main_process_that_is_killed(
     """No worker outlives it longer than with torch, whatever waits to be sent (VIEW-22)."""
     by_torch = seconds_to_end("torch", tmp_path / "torch", length, 2)
     assert seconds_to_end("wids", tmp_path / "wids", length, ahead) <= 2 * by_torch + 10
+
+
+def orphan(answer: Any) -> None:
+    """Send whether this process, whose parent was killed, still takes that one for its parent."""
+    while os.getppid() == multiprocessing.parent_process().pid:  # type: ignore[union-attr]
+        time.sleep(0.01)
+    answer.send(os.getppid() == small_tensors._parent())
+
+
+def start_and_die(answer: Any) -> None:
+    forking.Process(target=orphan, args=(answer,)).start()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans have another parent elsewhere")
+def test_a_main_process_that_was_killed_before_the_first_batch_is_noticed() -> None:
+    """A worker whose first batch takes long is not bound to the process that adopted it."""
+    here, there = forking.Pipe(duplex=False)
+    main = forking.Process(target=start_and_die, args=(there,))
+    main.start()
+    main.join()
+    assert here.poll(30)
+    assert here.recv() is False
+
+
+def on_no_device(_: int) -> None:
+    torch.set_default_device("meta")
+
+
+@pytest.mark.parametrize("length", [4, 100_000])
+def test_the_default_device_of_a_worker_changes_nothing(length: int) -> None:
+    """Tensors that are on the CPU are collated there, as by torch."""
+    samples = [{"x": torch.full((length,), float(number), device="cpu")} for number in range(4)]
+    for collate in (None, wids.collate):
+        loader = DataLoader(
+            samples,  # type: ignore[arg-type]
+            2,
+            num_workers=1,
+            collate_fn=collate,
+            worker_init_fn=on_no_device,
+        )
+        assert [batch["x"][:, -1].tolist() for batch in loader] == [[0.0, 1.0], [2.0, 3.0]]

@@ -63,7 +63,9 @@ class _Buffer:
         self.file = os.memfd_create("wids-batch")
         try:
             os.ftruncate(self.file, nbytes)
-            self.memory = torch.from_file(self._path(), shared=True, size=nbytes, dtype=torch.uint8)
+            self.memory = torch.from_file(
+                self._path(), shared=True, size=nbytes, dtype=torch.uint8, device="cpu"
+            )
         except BaseException:
             self.close()
             raise
@@ -128,7 +130,8 @@ class Lender:
         _send_loan(storage)
         shape = (len(tensors), *first.shape)
         torch.stack(tensors, out=buffer.memory[:nbytes].view(first.dtype).view(shape))
-        return torch.empty(0, dtype=first.dtype).set_(storage).view(shape)
+        # On the CPU, whatever device is torch's default.
+        return torch.empty(0, dtype=first.dtype, device="cpu").set_(storage).view(shape)
 
     def _loan(self, nbytes: int) -> tuple[_Buffer, torch.UntypedStorage] | None:
         self._num_loans += 1

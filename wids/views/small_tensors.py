@@ -9,6 +9,7 @@ is, and any other memory, is sent by torch.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -63,16 +64,33 @@ def _register() -> bool:
     from multiprocessing.util import Finalize
 
     # After queues were told to end, and before they are waited for.
-    Finalize(None, _leave_unread, (os.getpid(), os.getppid()), exitpriority=0)
+    Finalize(None, _leave_unread, (os.getpid(), _parent()), exitpriority=0)
     return send_storages_by(_reduced)
 
 
-def _leave_unread(worker: int, main: int) -> None:
+def _parent() -> int:
+    """Return the process that is this worker's parent for as long as the main process lives.
+
+    That is the main process itself, or a fork server. The main process may be gone already, since
+    its first batch can take minutes.
+    """
+    from multiprocessing import parent_process
+
+    main = parent_process()
+    if main is not None and main.pid is not None and sys.platform != "win32":
+        try:
+            os.kill(main.pid, 0)
+        except ProcessLookupError:
+            return main.pid
+    return os.getppid()
+
+
+def _leave_unread(worker: int, parent: int) -> None:
     """End a worker whose main process was killed, if it waits for a full pipe that nobody reads.
 
     Its siblings hold the reading end of the pipe as well, so that it would wait forever.
     """
-    if os.getpid() != worker or os.getppid() == main:
+    if os.getpid() != worker or os.getppid() == parent:
         return
     for thread in threading.enumerate():
         if thread.name == _SENDER:
@@ -91,7 +109,7 @@ def _reduced(storage: torch.UntypedStorage, before: Callable[[Any], Reduced]) ->
     # It may have been shared or resized since.
     if nbytes != storage.nbytes() or storage.is_shared():
         return before(storage)
-    values = torch.empty(0, dtype=torch.uint8).set_(storage)
+    values = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
     return _arrived, (bytearray(values.numpy().tobytes()),)
 
 
