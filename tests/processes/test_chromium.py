@@ -33,13 +33,20 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_problem_of_a_page_is_noticed(chromium_program: Any) -> None:
     """A banner, an error of the console or of a script fails a test that does not cause it."""
     page = """<div id='banner' hidden>too late</div><script>
-        console.error("wrong"); setTimeout(() => { banner.hidden = false; lost.value = 1; });
+        console.error("wrong");
+        setTimeout(() => {
+            setTimeout(() => { document.title = "late"; });
+            banner.hidden = false;
+            lost.value = 1;
+        });
         </script>"""
     problems = ("banner: too late", "wrong", "uncaught: lost is not defined")
     for causes in (problems, problems[1:], problems[:2], (*problems, "more")):
         chromium = Chromium(chromium_program)
         chromium.causes(*causes)
-        chromium.new_page().goto(f"data:text/html,{quote(page)}")
+        tab = chromium.new_page()
+        tab.goto(f"data:text/html,{quote(page)}")
+        tab.wait_for_function("document.title == 'late'")
         with pytest.raises(AssertionError) if causes != problems else nullcontext():
             chromium.close()
 
