@@ -258,8 +258,7 @@ def test_stateful_dataloader(num_workers: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize(("devices", "num_workers"), [(1, 2), (2, 0)])
 def test_lightning(devices: int, num_workers: int, tmp_path: Path) -> None:
     """Killed five times, in mid-epoch and after an epoch's last step, in one process and in two."""
     lengths = [150, 3, 150, 297]
