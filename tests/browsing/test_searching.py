@@ -314,6 +314,14 @@ def test_damaged_fields_do_not_end_a_search(tmp_path: Path) -> None:
         assert search(client, query_of(where=where))["unreadable"] == 1
 
 
+def test_nothing_is_left_for_the_second_of_two_filters(tmp_path: Path) -> None:
+    """The search ends, and finds nothing."""
+    with browsing(write_tar(tmp_path / "a.tar", [*members(0, 6)])) as client:
+        where = [{"column": ".json/n", "low": 99}, {"column": ".cls", "low": 0}]
+        answer = search(client, query_of(where=where))
+    assert (answer["state"], answer["found"], answer["problem"]) == ("done", 0, "")
+
+
 def test_what_is_too_long_to_be_searched_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,6 +366,22 @@ def test_large_values_are_decoded_one_after_another(
         peak_nbytes = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert (values["num_values"], hits["found"], hits["too_long"]) == (10, 5, 0)
+    assert peak_nbytes < 10_000_000
+
+
+def test_compressed_values_are_decoded_one_after_another(tmp_path: Path) -> None:
+    """Of many small fields, no more than one is decoded and in memory at a time (SEC-53)."""
+    value = b'{"n": %d, "parts": [' + b",".join([b"[]"] * 33_000) + b"]}"  # 2 MB when decoded
+    members = [(f"{n}.json.gz", gzip.compress(value % n)) for n in range(20)]
+    with browsing(write_tar(tmp_path / "a.tar", members)) as client:
+        tracemalloc.start()
+        values = {"state": "running"}
+        while values["state"] == "running":
+            values = client.json(f"column?{urlencode({'name': '.json.gz/parts'})}")
+        hits = search(client, query_of(where=[{"column": ".json.gz/n", "low": 5}]))
+        peak_nbytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert (values["num_values"], hits["found"], hits["unreadable"]) == (20, 15, 0)
     assert peak_nbytes < 10_000_000
 
 

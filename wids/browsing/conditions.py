@@ -144,8 +144,10 @@ def matching(
         rows = rows[shard.have(conditions.field, rows)]
     for path in paths:
         filters = [each for each in conditions.filters if each.column == path.name]
-        values = shard.values(path, rows)
-        is_wanted = [all(each.accepts(value) for each in filters) for value in values]
+        is_wanted: list[bool] = []
+        for values in shard.values(path, rows):
+            is_wanted += [all(each.accepts(value) for each in filters) for value in values]
+            del values  # or they would stay in memory while the next ones are decoded
         rows = rows[np.array(is_wanted, bool)]
     return _with_words(conditions.words, shard, rows) if conditions.words else rows
 

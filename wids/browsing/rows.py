@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.columns.column_paths import ColumnPath
-from wids.columns.column_values import decoder_of, parts_of
+from wids.columns.column_values import decoder_of, is_compressed, parts_of
 from wids.errors import DecodeError, ShardFormatError
 from wids.looking.preview import Browsable
 from wids.tars.readable_shard import ReadableShard
@@ -83,7 +83,7 @@ class ShardRows:
                     yield row, fields[name], data
 
     def affordable(self, rows: Rows, fields: Sequence[str]) -> Rows:
-        """Return the first of some samples, as many as can be decoded at a time."""
+        """Return the first of some samples, as many as can be read at a time for `values`."""
         nbytes = np.zeros(len(rows), np.int64)
         for field in fields:
             samples, members = self._members_in(field, rows)
@@ -93,16 +93,28 @@ class ShardRows:
         count = int(np.searchsorted(np.cumsum(nbytes), MAX_VALUE_NBYTES, side="right"))
         return rows[: max(count, 1)]
 
-    def values(self, path: ColumnPath, rows: Rows) -> list[Any]:
-        """Return what a path leads to in samples; None where that is nothing."""
-        decode = self._decoders.setdefault(path.field, decoder_of(path.field, MAX_VALUE_NBYTES))
+    def values(self, path: ColumnPath, rows: Rows) -> Iterator[list[Any]]:
+        """Yield what a path leads to in samples, a few at a time; None where that is nothing.
+
+        Args:
+            path: The path.
+            rows: The samples, of which `affordable` has returned all.
+        """
         read = self.read([path.field], rows, MAX_VALUE_NBYTES)
         found = {row: data for row, _, data in read}
-        values = decode(list(found.values()))
+        # All are read at once, since each reading of a remote shard is a request.
+        count = 1 if is_compressed(path.field) else max(len(rows), 1)
+        for start in range(0, len(rows), count):
+            few = rows[start : start + count].tolist()
+            yield self._decoded(path, few, {row: found[row] for row in few if row in found})
+
+    def _decoded(self, path: ColumnPath, rows: list[int], datas: dict[int, bytes]) -> list[Any]:
+        decode = self._decoders.setdefault(path.field, decoder_of(path.field, MAX_VALUE_NBYTES))
+        values = decode(list(datas.values()))
         self.left_out["unreadable"] += sum(isinstance(value, DecodeError) for value in values)
         values = [None if isinstance(value, DecodeError) else value for value in values]
-        by_row = dict(zip(found, parts_of(values, path.steps).values, strict=True))
-        return [by_row.get(row) for row in rows.tolist()]
+        by_row = dict(zip(datas, parts_of(values, path.steps).values, strict=True))
+        return [by_row.get(row) for row in rows]
 
     def _members_in(self, field: str, rows: Rows) -> tuple[Rows, Rows]:
         """Return those of some samples that have a field, and the member of each."""

@@ -41,13 +41,18 @@ class Tally:
         self._is_numeric = True
         self._numbers: list[npt.NDArray[np.float64]] = []
 
-    def add(self, values: Iterable[Any]) -> None:
-        """Add values of some samples; None is a sample without one."""
-        counts = Counter(map(label_of, values))
-        values = [value for value in values if value is not None]
-        is_numeric = all(map(is_number, values))
-        numbers = np.array([*filter(_is_finite, values)], np.float64) if is_numeric else None
-        self._add(counts.items(), numbers)
+    def add(self, parts: Iterable[list[Any]]) -> None:
+        """Add values of some samples, a few at a time; None is a sample without one."""
+        counts: Counter[str | None] = Counter()
+        numbers: list[float] | None = []
+        for values in parts:
+            counts.update(map(label_of, values))
+            if numbers is not None and all(map(_is_number_or_none, values)):
+                numbers += [value for value in values if value is not None and _is_finite(value)]
+            else:
+                numbers = None
+            del values  # or they would stay in memory while the next ones are decoded
+        self._add(counts.items(), None if numbers is None else np.array(numbers, np.float64))
 
     def add_column(self, column: pa.ChunkedArray) -> None:
         """Add all values of a column of a table."""
@@ -115,6 +120,10 @@ def _number(label: str) -> float:
     """Return the number that a label states; one that is cut exceeds any float."""
     digits, is_cut, _ = label.partition("…")
     return math.copysign(math.inf, float(digits)) if is_cut else float(label)
+
+
+def _is_number_or_none(value: Any) -> bool:
+    return value is None or is_number(value)
 
 
 def _is_finite(number: float) -> bool:

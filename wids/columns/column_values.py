@@ -38,7 +38,7 @@ def decoder_of(field: str, max_nbytes: int | None = None) -> DecodeMany:
         except DecodeError as error:
             return error
 
-    if codec is None or codec.is_archive or field.lower().endswith(".gz"):
+    if codec is None or is_compressed(field):
         return lambda datas: list(map(decode_one, datas))
     is_simple = codec.decode in (int, decode_text)
     many = _json_values if "json" in codec.extensions else _mapped(codec.decode, is_simple)
@@ -54,6 +54,12 @@ def decoder_of(field: str, max_nbytes: int | None = None) -> DecodeMany:
         return values
 
     return decode
+
+
+def is_compressed(field: str) -> bool:
+    """Return whether the bytes of a field may be few, and its value large."""
+    codec = codec_of(field)
+    return field.lower().endswith(".gz") or (codec is not None and codec.is_archive)
 
 
 def _mapped(decode: Callable[[bytes], Any], is_simple: bool) -> DecodeMany:
