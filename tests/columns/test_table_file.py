@@ -260,6 +260,16 @@ def test_a_table_without_checksums_is_read(saved: Path) -> None:
     assert wids.load_table(saved)["label"].to_pylist() == EXPECTED
 
 
+@pytest.mark.parametrize("num_checksums", [1, 4, 6])
+def test_a_spec_with_other_checksums_than_columns(saved: Path, num_checksums: int) -> None:
+    """TABLE-21: it is an error about the spec, also if those that it has fit."""
+    document = json.loads(saved.read_text())
+    document["table"]["crc32"] = (document["table"]["crc32"] + [1])[:num_checksums]
+    saved.write_text(json.dumps(document))
+    with raises(TableError, "expected 5 checksums in the spec", f"found {num_checksums}"):
+        wids.load_table(saved)
+
+
 def test_a_table_with_other_rows_is_refused(saved: Path) -> None:
     """TABLE-13: also if its metadata say otherwise."""
     own = saved.with_suffix(".parquet")

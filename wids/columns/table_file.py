@@ -279,6 +279,12 @@ def _checked(
         return None, "its footer"
     name = urls.redact(saved.url)
     file = _parsed(source, name, place.spec, saved.fingerprint)
+    num_expected = 1 + file.metadata.num_columns
+    if crc32s and len(crc32s) != num_expected:
+        raise TableError(
+            f"{name}: expected {num_expected} checksums in the spec, of the footer and of each "
+            f"column, found {len(crc32s)}; make the table again with `wids table`"
+        )
     _check_columns(columns or (), file.schema_arrow.names, name)
     names = file.schema_arrow.names if columns is None else columns
     return file, damaged_column(source, file.metadata, crc32s[1:], names)
