@@ -131,6 +131,23 @@ def test_a_forked_process_does_not_hold_a_held_file(path: Path, handles: list[in
     assert os.waitpid(child, 0)[1] == 0
 
 
+def test_a_forked_process_drops_locks_beside_a_closed_file(
+    path: Path, handles: list[int], tmp_path: Path
+) -> None:
+    """An interrupt can leave a closed file among the held ones, while its traceback exists."""
+    other = tmp_path / "b.lock"
+    other.touch()
+    closed = locks.open_to_lock(str(other))
+    locks._held.add(closed)
+    closed.close()
+    try:
+        with locks.holding(str(path)) as is_held:
+            assert is_held
+            assert in_child(lambda: locks.acquire(handles[0]) is False and not locks._held)
+    finally:
+        locks._held.discard(closed)
+
+
 def test_waiting_for_a_lock_file(path: Path, handles: list[int]) -> None:
     """It ends with the lock, with the time, or when there is no use in it."""
     locks.acquire(handles[0])

@@ -105,6 +105,8 @@ def _drop_locks() -> None:
     # The fork copied the lock in the held state, which no thread of the child would end.
     _no_fork.release()
     for file in _held:
+        if file.closed:  # the traceback of an interrupt keeps it
+            continue
         # The number stays taken: the child may close it later, when it could be another file's.
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, file.fileno(), inheritable=False)
