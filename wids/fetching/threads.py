@@ -47,8 +47,8 @@ class ReadingThreads(Executor):
         self._tasks.put((future, partial(fn, *args, **kwargs)))
         if len(self._threads) < self._num_threads:
             thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            thread.start()  # which fails where the machine has no more threads
             self._threads.append(thread)
-            thread.start()
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
