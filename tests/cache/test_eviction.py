@@ -170,6 +170,15 @@ def test_clear_leaves_the_index_of_a_copy_in_use(tmp_path: Path, server: Server)
     assert clear(clearable(str(tmp_path))) == (2, 105, 0)
 
 
+def test_clear_does_not_count_what_another_process_deletes(tmp_path: Path, server: Server) -> None:
+    """A file that has been deleted meanwhile is neither deleted nor in use."""
+    cache = make_cache(tmp_path)
+    fill(cache, server, 2)
+    files = clearable(str(tmp_path))
+    os.unlink(files[0].path)
+    assert clear(files) == (1, files[1].nbytes, 0)
+
+
 def test_keep_and_no_limit_evict_nothing(tmp_path: Path, server: Server) -> None:
     """Nothing is evicted without a limit, or with keep=True (CACHE-8)."""
     for cache in (make_cache(tmp_path), make_cache(tmp_path, limit=1, keep=True)):

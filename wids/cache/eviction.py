@@ -132,7 +132,7 @@ def clear(files: Sequence[CacheFile]) -> tuple[int, int, int]:
         # A copy that stays is compared with its index when its time changes (CACHE-35).
         if file.path.removesuffix(_INDEX_SUFFIX) not in kept and delete(file.path):
             deleted.append(file)
-        else:
+        elif os.path.lexists(file.path):  # or another process has deleted it
             kept.add(file.path)
     return len(deleted), sum(file.nbytes for file in deleted), len(kept)
 
