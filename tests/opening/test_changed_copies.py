@@ -215,3 +215,22 @@ def test_a_copy_that_another_process_discards_meanwhile(
     with wids.ShardListDataset(site.spec()) as dataset:
         assert texts(dataset) == EXPECTED
     assert site.asked().count("/train-1.tar") == 2
+
+
+def test_a_copy_that_is_discarded_before_its_digest_is_compared(
+    site: Site, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is fetched again, as one that was discarded earlier is (CACHE-35)."""
+    copy = fetched(site.spec(), own_cache)
+    copy.with_name(copy.name + ".index").unlink()
+    has_name = copy_index.has_name
+
+    def look_and_discard(path: str, inode: int) -> bool:
+        is_named = has_name(path, inode)
+        copy.unlink(missing_ok=True)
+        return is_named
+
+    monkeypatch.setattr(copy_index, "has_name", look_and_discard)
+    with wids.ShardListDataset(site.spec()) as dataset:
+        assert texts(dataset) == EXPECTED
+    assert site.asked().count("/train-1.tar") == 2

@@ -228,8 +228,12 @@ class Cache:
         return names.local_index_path(self.folder, path, "first")
 
     def is_as_stated(self, remote_file: RemoteFile, path: str) -> bool:
-        """Whether a copy has the stated digests; it is hashed if that is not known."""
-        return self._verified.verify(path, os.stat(path), remote_file)
+        """Whether a copy exists and has the stated digests; hashed if that is not known."""
+        try:
+            status = os.stat(path)
+        except OSError:  # another process has discarded it
+            return False
+        return self._verified.verify(path, status, remote_file)
 
     def discard(self, remote_file: RemoteFile) -> None:
         """Delete the cache's own copy of a file and its index, so that it is fetched again."""
