@@ -6,10 +6,11 @@ Nothing here knows why they are fetched, or reads a sample.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from typing import Final
 
 from wids.cache.store import BackgroundFetch
+from wids.fetching.threads import ReadingThreads
 from wids.files.progress import Bar
 
 _PATIENCE_S: Final = 3.0
@@ -59,7 +60,7 @@ def fetch_all(
         return
     is_known = None not in nbytes_of.values()
     total_nbytes = sum(nbytes or 0 for nbytes in nbytes_of.values()) if is_known else None
-    threads = ThreadPoolExecutor(num_threads, "wids-fetch")
+    threads = ReadingThreads(num_threads, "wids-fetch")
     tasks = [threads.submit(fetch_one, number) for number in nbytes_of]
     with Bar(description, total_nbytes, "B", wanted=progress) as bar:
         try:
