@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +79,30 @@ def test_an_upload_that_fails_is_resumed(
     assert not [path for method, path in bucket.requests if method == "PUT" and "000001" in path]
     assert wids.verify_spec(f"{url}.json", **options) == []
     assert not journal.exists()
+
+
+def test_the_command_ends_with_ctrl_c(source: Path, bucket: Bucket, tmp_path: Path) -> None:
+    """It does not wait for uploads to a server that hangs, and leaves no temporary file."""
+    bucket.fault = lambda method, path: "stall" if method == "PUT" and "out-" in path else None
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    command = [sys.executable, "-m", "wids.cli", "pack", str(source), "-o", f"{bucket.url}/out"]
+    process = subprocess.Popen(
+        [*command, "--maxcount", "2", "-j", "2"],
+        env={**os.environ, **bucket.environment(), "TMPDIR": str(folder)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert bucket.stalled.wait(60)
+    os.killpg(process.pid, signal.SIGINT)
+    try:
+        _, err = process.communicate(timeout=20)
+    finally:
+        bucket.end.set()
+        process.kill()
+    assert (process.returncode, err.splitlines()[-1]) == (130, "wids: interrupted")
+    assert os.listdir(folder) == []
 
 
 @pytest.mark.long

@@ -110,11 +110,9 @@ def _workers(jobs: int | None, job: PackJob) -> Iterator[Executor | None]:
     from wids.fetching.threads import ReadingThreads
 
     # Not processes: connections of drivers that were opened before do not survive a fork.
-    threads = ReadingThreads(min(jobs or os.cpu_count() or 1, len(job.tasks)), "wids-pack")
-    try:
+    num_threads = min(jobs or os.cpu_count() or 1, len(job.tasks))
+    with ReadingThreads(num_threads, "wids-pack") as threads:
         yield threads
-    finally:
-        threads.shutdown(cancel_futures=True)
 
 
 def report_text(report: PackReport) -> str:
