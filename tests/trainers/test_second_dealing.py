@@ -94,6 +94,9 @@ def train(name, kind, **options):
 
 train("plain", Plain)
 train("ours", SamplerTrainer, train_sampler=wids.DistributedChunkedSampler(NUMBERS))
+# Or a thread of gloo may abort the process; see examples/train_ddp.py.
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
 """
 
 LIGHTNING = """
