@@ -223,6 +223,96 @@ def test_shards_of_others_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert not (tmp_path / "out.json.replaced").exists()
 
 
+def nested(spec: Path) -> None:
+    """Have a spec refer to another document, which lists its shards."""
+    spec.rename("parts.json")
+    spec.write_text('{"wids_version": 1, "datasets": [{"source_url": "parts.json"}]}')
+
+
+def cut(spec: Path) -> None:
+    spec.write_text(spec.read_text()[:-3])
+
+
+def newer(spec: Path) -> None:
+    spec.write_text(spec.read_text().replace('"wids_version": 1', '"wids_version": 2'))
+
+
+@pytest.mark.parametrize("edit", [nested, cut, newer])
+def test_the_shards_of_a_spec_that_cannot_be_read_stay(
+    edit: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leftover of a killed run deletes no shard of the present dataset (PACK-16)."""
+    write("out", OLD)
+    shutil.copy("out.json", "out.json.replaced")
+    edit(tmp_path / "out.json")
+    before = contents(tmp_path)
+    del before["out.json.replaced"]
+    monkeypatch.setattr(os, "fsync", refuse)
+    with raises(OSError, "a broken disk"):
+        write("out", NEW, if_exists="replace")
+    assert contents(tmp_path) == before
+
+
+def test_a_replaced_spec_of_documents(tmp_path: Path) -> None:
+    """Shards that a nested document of the old spec lists are deleted too (PACK-16)."""
+    write("out", OLD)
+    nested(tmp_path / "out.json")
+    write("out", NEW, if_exists="replace")
+    assert [path.name for path in sorted(tmp_path.glob("out*"))] == [
+        *("out-000000.tar", "out-000001.tar", "out.index", "out.json")
+    ]
+
+
+def test_a_replaced_spec_that_cannot_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stays under its other name, and so do the shards that it may list (PACK-16)."""
+    write("out", OLD)
+    cut(tmp_path / "out.json")
+    write("out", NEW, if_exists="replace")
+    assert "out.json.replaced: expected a spec, found: " in caplog.text
+    assert "2 shards of an earlier dataset, from out-000002.tar on" in caplog.text
+    assert (tmp_path / "out.json.replaced").exists()
+    assert len(list(tmp_path.glob("*.tar"))) == 4
+    assert texts("out.json") == NEW
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise OSError("a broken disk")
+
+
+def test_a_spec_without_shards_of_these_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure before the first shard gives the spec its name back (PACK-16)."""
+    (tmp_path / "elsewhere").mkdir()
+    write("elsewhere/raw", OLD)
+    wids.build_spec("elsewhere/").save("out.json")
+    before = contents(tmp_path)
+    assert "out.index" not in before
+    monkeypatch.setattr(os, "fsync", refuse)
+    with raises(OSError, "a broken disk"):
+        write("out", NEW, if_exists="replace")
+    assert contents(tmp_path) == before
+
+
+def test_a_local_spec_of_remote_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a remote shard may have been replaced, the old spec is not published (PACK-16)."""
+    pattern = "memory://replaced/out-%06d.tar"
+
+    def write_remote(values: list[Any], **options: Any) -> None:
+        with ShardWriter(pattern, maxcount=2, spec="out.json", **options) as writer:
+            for number, value in enumerate(values):
+                writer.write({"__key__": f"{number}", "txt": value})
+
+    write_remote(OLD)
+    monkeypatch.setattr("wids.writing.shard_writer.new_pack", refuse)
+    with raises(OSError, "a broken disk"):
+        write_remote(NEW, if_exists="replace")
+    assert not (tmp_path / "out.json").exists()
+    assert (tmp_path / "out.json.replaced").exists()
+
+
 def test_shards_that_cannot_be_deleted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """They are reported, and the new dataset is complete (PACK-16)."""
     write("out", OLD)
@@ -252,9 +342,6 @@ def test_a_writer_that_fails_before_its_first_shard(tmp_path: Path) -> None:
     with raises(TypeError, "txt"):
         write("out", [object()], if_exists="replace")  # type: ignore[list-item]
     assert contents(tmp_path) == before
-
-    def refuse(*_: object) -> None:
-        raise OSError("a broken disk")
 
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(os, "fsync", refuse)

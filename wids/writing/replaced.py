@@ -7,6 +7,7 @@ nothing of how shards are written.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -14,10 +15,13 @@ from dataclasses import dataclass
 
 from wids.errors import WidsError
 from wids.fetching import upload
+from wids.fetching.fetch import Fetcher
 from wids.files.sizes import count_text
 from wids.specs.loader import load_spec
 from wids.transport import urls
 from wids.writing.shard_names import ShardNames, pack_path
+
+_logger = logging.getLogger("wids")
 
 
 @dataclass(frozen=True)
@@ -51,13 +55,16 @@ class Replaced:
             yield
             return
         # After a kill between the new spec and the deletion of the old shards.
-        self.remove_others(self._listed(self.spec_path))
+        if upload.exists(self.aside_path, self.storage_options):
+            listed = self._listed(self.spec_path)
+            if listed is not None:
+                self.remove_others(listed)
         before = self._states()
         try:
             upload.move(self.spec_path, self.aside_path, self.storage_options)
             yield
         except BaseException:
-            if before and before == self._states() and self.is_unfinished():
+            if before is not None and before == self._states() and self.is_unfinished():
                 upload.move(self.aside_path, self.spec_path, self.storage_options)
             raise
 
@@ -70,14 +77,18 @@ class Replaced:
     def remove_others(self, kept: Collection[str]) -> None:
         """Delete the shards that the old spec lists and the new dataset lacks, then the old spec.
 
-        Shards that cannot be deleted stay; see `remark_on_others`.
+        Shards that cannot be deleted stay; see `remark_on_others`. If the old spec cannot be read,
+        nothing is deleted.
 
         Args:
             kept: Paths or URLs of the shards of the new dataset, whose spec is published.
         """
         if not upload.exists(self.aside_path, self.storage_options):
             return
-        for path in sorted(self._listed(self.aside_path).intersection(self._others(kept))):
+        listed = self._listed(self.aside_path)
+        if listed is None:
+            return
+        for path in sorted(listed.intersection(self._others(kept))):
             with suppress(OSError):
                 upload.remove(path, self.storage_options)
         upload.remove(self.aside_path, self.storage_options)
@@ -94,20 +105,30 @@ class Replaced:
         numbers = sorted(self.names.existing_numbers(self.start, self.storage_options))
         return [path for path in map(self.names.path, numbers) if path not in kept]
 
-    def _listed(self, spec_path: str) -> set[str]:
-        """Return the shards that a spec lists; none of a document that is no spec."""
+    def _listed(self, spec_path: str) -> set[str] | None:
+        """Return the shards that a spec lists; None, with a warning, if it cannot be read."""
+        fetcher = Fetcher(self.storage_options)
+        fetcher.bind_options(self.spec_path)
+
+        def read(url: str, limit_nbytes: int) -> bytes:
+            return data if url == self.spec_path else fetcher.read(url, limit_nbytes)
+
         try:
             data, _ = upload.read(spec_path, self.storage_options)
             # References start from where it was.
-            spec = load_spec(self.spec_path, read=lambda _, __: data)
-        except (WidsError, OSError):
-            return set()
+            spec = load_spec(self.spec_path, read=read)
+        except (WidsError, OSError) as error:
+            _logger.warning(
+                "%s: expected a spec, found: %s; no shard that only it lists is deleted",
+                *(urls.redact(spec_path), error),
+            )
+            return None
         return {shard.url for shard in spec.shards}
 
-    def _states(self) -> list[tuple[str, int, int]]:
-        """Return what changes when a local shard or pack is replaced; nothing for a URL."""
-        if not urls.is_local(self.spec_path):
-            return []
+    def _states(self) -> list[tuple[str, int, int]] | None:
+        """Return what changes when a local shard or pack is replaced; None if one is remote."""
+        if not (urls.is_local(self.spec_path) and urls.is_local(self.names.folder)):
+            return None
         states = []
         for path in (*self._others(()), pack_path(self.spec_path)):
             with suppress(FileNotFoundError):
