@@ -210,16 +210,73 @@ def test_a_rename_whose_answer_is_lost(
 ) -> None:
     """A server that renames is no different (SPEC-43)."""
     monkeypatch.setattr(completing, "num_writes", 2)
-    rename = MemoryFileSystem.mv
-    errors = iter([ConnectionResetError()])
-
-    def lost(self: MemoryFileSystem, *paths: str, **options: Any) -> None:
-        rename(self, *paths, **options)
-        for error in errors:
-            raise error
-
-    monkeypatch.setattr(MemoryFileSystem, "mv", lost)
+    lose(monkeypatch, MemoryFileSystem, "mv")
     publish("s3://bucket/a.bin", is_new=True, storage_options={})
     assert {name: file.getvalue() for name, file in completing.store.items()} == {
         "/bucket/a.bin": DATA
     }
+
+
+@pytest.mark.usefixtures("quick_retries")
+@pytest.mark.parametrize("driver", ["memory", "s3"])
+def test_a_move_whose_answer_is_lost(
+    driver: str, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The move is repeated, finds the file under its new name, and has succeeded (SPEC-43)."""
+    monkeypatch.setattr("s3fs.core.S3FileSystem.retries", 1)
+    base = bucket.url if driver == "s3" else "memory://bucket"
+    options = {f"{bucket.url}/": {**bucket.options, **ONCE}}
+    publish(f"{base}/a.bin", b"a", storage_options=options)
+    publish(f"{base}/b.bin", b"b", storage_options=options)
+    bucket.fault = first("lose", lambda method, path: method == "POST" and "delete" in path)
+    lose(monkeypatch, MemoryFileSystem, "mv")
+    upload.move(f"{base}/a.bin", f"{base}/b.bin", options)
+    assert upload.read(f"{base}/b.bin", options)[0] == b"a"
+    assert not upload.exists(f"{base}/a.bin", options)
+    with raises(UploadError, f"{base}/a.bin"):
+        upload.move(f"{base}/a.bin", f"{base}/b.bin", options)
+
+
+@pytest.mark.usefixtures("quick_retries")
+def test_a_deletion_whose_answer_is_lost() -> None:
+    """The deletion is repeated, finds no file, and has succeeded (SPEC-43)."""
+    publish("memory://bucket/gone.bin", b"a")
+    with pytest.MonkeyPatch.context() as patch:
+        lose(patch, MemoryFileSystem, "rm_file")
+        upload.remove("memory://bucket/gone.bin")
+    assert not upload.exists("memory://bucket/gone.bin")
+    with raises(UploadError, "memory://bucket/gone.bin"):
+        upload.remove("memory://bucket/gone.bin")
+
+
+def lose(patch: pytest.MonkeyPatch, system: type, name: str) -> None:
+    """Have a driver do what it is asked, and lose the answer to the first request."""
+    method = getattr(system, name)
+    errors = iter([ConnectionResetError()])
+
+    def lost(self: object, *paths: str, **options: Any) -> None:
+        method(self, *paths, **options)
+        for error in errors:
+            raise error
+
+    patch.setattr(system, name, lost)
+
+
+@pytest.mark.usefixtures("quick_retries")
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_first_upload_that_breaks_off(is_new: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the first upload of a process took, it is retried (SPEC-30)."""
+    monkeypatch.setattr("wids.transport.retry._answered", set())
+    monkeypatch.setattr("wids.transport.retry._FIRST_CONTACT_S", 0.0)
+    lose(monkeypatch, MemoryFileSystem, "put_file")
+    publish(f"memory://first/{is_new}.bin", b"small", is_new=is_new)
+    assert MemoryFileSystem().cat(f"/first/{is_new}.bin") == b"small"
+
+
+@pytest.mark.usefixtures("quick_retries")
+def test_a_key_that_is_for_writing_alone(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that refuses to say whether a file exists is one that answers (SPEC-30)."""
+    monkeypatch.setattr("wids.transport.retry._answered", set())
+    bucket.fault = lambda method, _: 403 if method in ("HEAD", "GET") else None
+    publish(f"{bucket.url}/a.bin", b"small", storage_options=bucket.options)
+    assert bucket.system.cat(f"{bucket.url}/a.bin") == b"small"

@@ -124,7 +124,7 @@ def test_no_bucket_and_no_permission(bucket: Bucket, monkeypatch: pytest.MonkeyP
     bucket.fault = lambda method, _: 403 if method == "PUT" else None
     with raises(UploadError, f"{bucket.url}/a.bin: expected access to {bucket.url},"):
         publish(f"{bucket.url}/a.bin", storage_options=options)
-    assert len([path for _, path in bucket.requests if path == f"/{bucket.name}/a.bin"]) == 1
+    assert bucket.requests.count(("PUT", f"/{bucket.name}/a.bin")) == 1
     for name in list(os.environ):
         if name.startswith("AWS_"):
             monkeypatch.delenv(name)

@@ -19,7 +19,7 @@ from wids.files import abandoned, publish
 from wids.files.unnamed import unnamed_file
 from wids.transport import fsspec, urls
 from wids.transport.options import retry_s
-from wids.transport.retry import Patience, with_retries
+from wids.transport.retry import Patience, has_answered, note_answer, with_retries
 from wids.transport.schemes import TRANSPORTS, by_prefix, options_for
 from wids.transport.stream import TransientError, error_text, transient_error
 
@@ -137,7 +137,11 @@ def move(source: str, target: str, storage_options: Options = None) -> None:
         os.replace(source, target)
         return
     _, other = _file_system(target, storage_options)
-    _asked(source, storage_options, lambda system, path: system.mv(path, other))
+
+    def is_moved(system: Any, path: str) -> bool:
+        return not put.has(system, path) and put.has(system, other)
+
+    _change(source, storage_options, lambda system, path: system.mv(path, other), is_moved)
 
 
 def remove(target: str, storage_options: Options = None) -> None:
@@ -149,7 +153,7 @@ def remove(target: str, storage_options: Options = None) -> None:
     if is_local(target):
         os.unlink(target)
         return
-    _asked(target, storage_options, put.remove)
+    _change(target, storage_options, put.remove, lambda system, path: not put.has(system, path))
 
 
 def file_names(folder: str, storage_options: Options = None) -> list[str]:
@@ -257,6 +261,7 @@ def upload(
     """
     check_writable(url)
     headers = {} if replaces is None else {"IfMatch": replaces}
+    server = urls.origin(url)
     has_sent = False
 
     def attempt(system: Any, target: str) -> None:
@@ -267,6 +272,10 @@ def upload(
         try:
             if is_new:
                 put.check_absent(system, target)
+            elif not has_answered(server):
+                with suppress(PermissionError):  # some keys are for writing alone
+                    put.has(system, target)
+            note_answer(server)  # now, since the attempt may take hours
             has_sent = True
             send(system, path, target, is_new=is_new, **headers)
         except OSError as error:
@@ -291,6 +300,27 @@ def _file_system(url: str, storage_options: Options) -> tuple[Any, str]:
         return transport.file_system(url)
     except FetchError as error:
         raise UploadError(str(error)) from error
+
+
+def _change(
+    url: str,
+    storage_options: Options,
+    change: Callable[[Any, str], None],
+    is_done: Callable[[Any, str], bool],
+) -> None:
+    """Change a file on a server, which may have done so although its answer was lost."""
+    has_tried = False
+
+    def attempt(system: Any, path: str) -> None:
+        nonlocal has_tried
+        is_repeated, has_tried = has_tried, True
+        try:
+            change(system, path)
+        except Exception:  # drivers have no common error for a file that is not there
+            if not (is_repeated and is_done(system, path)):
+                raise
+
+    _asked(url, storage_options, attempt)
 
 
 def _asked(url: str, storage_options: Options, attempt: Callable[[Any, str], _T]) -> _T:
