@@ -152,6 +152,8 @@ def test_options_go_only_to_their_prefix(bucket: Bucket) -> None:
     [
         ("https://h/a.tar?token=secret", ValueError, "https://h/a.tar?…: expected a path, or a"),
         ("s3://b/a.tar?token=secret", ValueError, "s3://b/a.tar?…: expected a URL without a query"),
+        ("memory://b/t[1].json", ValueError, "without wildcards (* and [), which drivers expand"),
+        ("s3://b/x*/a.tar", ValueError, "without wildcards"),
         ("http://h/a.tar", ValueError, "found http:"),
         ("pipe:cat > a.tar", ValueError, "found pipe:"),
         ("file:///tmp/a.tar", ValueError, "pass the path"),

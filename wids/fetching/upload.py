@@ -35,6 +35,8 @@ With all others, a file is written under a temporary name and renamed."""
 _COMPARING: Final = frozenset(("s3", "s3a"))
 """Schemes whose drivers can have a file replaced only if it is still the version that was read."""
 
+_WILD: Final = frozenset("*[")
+
 _REFUSALS: Final = frozenset((errno.EPERM, errno.ENOSYS, errno.EMSGSIZE, errno.ENAMETOOLONG))
 """Numbers of errors that the next attempt would meet again."""
 
@@ -105,7 +107,7 @@ def absolute(target: str | os.PathLike[str]) -> str:
 
 
 def check_writable(url: str) -> None:
-    """Raise ValueError for a URL with a query, or of a scheme that cannot be written."""
+    """Raise ValueError for a URL that cannot be written, or that drivers take for a pattern."""
     if not is_local(url) and urls.scheme(url) in TRANSPORTS:
         raise ValueError(
             f"{urls.redact(url)}: expected a path, or a URL that can be written, such as "
@@ -114,6 +116,11 @@ def check_writable(url: str) -> None:
         )
     if not is_local(url) and "?" in url:
         raise ValueError(f"{urls.redact(url)}: expected a URL without a query to write to")
+    if not is_local(url) and not _WILD.isdisjoint(urls.path_of(url)):
+        raise ValueError(
+            f"{urls.redact(url)}: expected a URL without wildcards (* and [), which drivers expand "
+            "when they rename a file; choose another name"
+        )
 
 
 def exists(target: str, storage_options: Options = None) -> bool:
