@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+from typing import IO
+
 import pytest
 from conftest import raises
 from loopback import Fault, Server
@@ -64,10 +67,53 @@ def test_a_stall_is_noticed(server: Server) -> None:
 
 def test_a_server_that_never_recovers_is_given_up(server: Server) -> None:
     """Failures without progress end after ``retry_s``."""
-    url = server.page("/a", DATA, always=Fault(after_nbytes=1000, how="reset"))
+    url = server.page("/a", DATA, always=Fault(503))
 
-    with raises(FetchError, "the connection failed", "waited 5.", f"for {server.url}, in "):
+    with raises(FetchError, "found 503", "waited 5.", f"for {server.url}, in "):
         saved(url, storage_options={"retry_s": 5})
+
+
+@pytest.mark.parametrize("how", ["close", "reset"])
+def test_responses_that_always_break_off_are_no_outage(server: Server, how: str) -> None:
+    """Five of them without a megabyte in between end the read: the length is wrong (CACHE-12)."""
+    url = server.page("/a", DATA, always=Fault(after_nbytes=1000, how=how), has_tag=False)
+    with raises(FetchError, "the connection failed", "tried 5 times"):
+        saved(url)
+    assert len(server.log) == 5
+    with raises(FetchError, "the connection failed", "tried 5 times"):
+        Fetcher().read(url, 1 << 30)
+    assert len(server.log) == 10
+
+
+def test_a_driver_whose_files_are_short() -> None:
+    """Neither is a file that always has fewer bytes than its length (CACHE-12)."""
+    fetcher = Fetcher(handlers={"short": lambda _: Short(b"abc")})
+    with raises(FetchError, "expected 4 bytes, found 3", "tried 5 times"):
+        fetcher.read("short://host/a", 10)
+
+
+class Short(io.BytesIO):
+    """A file that states one byte more than it has."""
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return super().seek(offset, whence) + (whence == io.SEEK_END)
+
+
+def test_what_a_driver_cannot_do_is_not_retried() -> None:
+    """It could not do it the next time either (CACHE-12)."""
+    calls = []
+
+    def opener(url: str) -> IO[bytes]:
+        calls.append(url)
+        if "bad" in url:
+            raise NotImplementedError
+        return io.BytesIO(b"abc")
+
+    fetcher = Fetcher(handlers={"some": opener})
+    assert fetcher.read("some://host/good", 10) == b"abc"
+    with raises(FetchError, "some://host/bad: expected a readable file, found: NotImplemented"):
+        fetcher.read("some://host/bad", 10)
+    assert len(calls) == 2
 
 
 def test_a_server_that_makes_slow_progress_is_not_given_up(server: Server) -> None:

@@ -151,5 +151,6 @@ def check_complete(url: str, nbytes: int, total_nbytes: int | None) -> None:
     if total_nbytes is not None and nbytes != total_nbytes:
         raise TransientError(
             f"{urls.redact(url)}: expected {total_nbytes} bytes, found {nbytes}; the transfer was "
-            "cut off"
+            "cut off",
+            is_outage=False,
         )

@@ -267,7 +267,7 @@ def _chunks(url: str, response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
         # received byte is lost.
         yield from iter(lambda: response.read1(CHUNK_NBYTES, decode_content=False), b"")
     except urllib3.exceptions.HTTPError as error:
-        raise _connection_error(url, error) from None
+        raise _connection_error(url, error, has_begun=True) from None
     # Only after the last byte: the next response on the connection would begin in the rest of this.
     response.release_conn()
 
@@ -290,7 +290,7 @@ def _check_status(url: str, response: urllib3.BaseHTTPResponse) -> None:
     raise FetchError(message)
 
 
-def _connection_error(url: str, error: Exception) -> FetchError:
+def _connection_error(url: str, error: Exception, *, has_begun: bool = False) -> FetchError:
     """Return the error for a request without a response, or for a response that broke off.
 
     It has the innermost reason only, and no cause: urllib3 quotes the URL with its secrets.
@@ -308,8 +308,11 @@ def _connection_error(url: str, error: Exception) -> FetchError:
         return FetchError(f"{urls.redact(url)}: expected a response, found: {reason}")
     # A server that accepts a connection and stays silent may have too much to do.
     is_answer = isinstance(error, urllib3.exceptions.ReadTimeoutError)
+    # If the server is away after a cut, the next attempt is refused, and that is an outage.
+    cuts = (urllib3.exceptions.ProtocolError, urllib3.exceptions.IncompleteRead)
+    is_outage = not (has_begun and isinstance(error, cuts))
     message = f"{urls.redact(url)}: the connection failed: {reason}"
-    return TransientError(message, is_answer=is_answer)
+    return TransientError(message, is_answer=is_answer, is_outage=is_outage)
 
 
 def _number(text: str | None) -> int | None:

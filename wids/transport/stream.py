@@ -159,7 +159,10 @@ def driver_error(url: str, error: Exception) -> FetchError:
             f"{message}; pass keys or tokens as storage_options, or in $WIDS_STORAGE_OPTIONS"
         )
     # Drivers have no common error for a lost connection, so only these types count as permanent.
-    permanent = (IsADirectoryError, NotADirectoryError, TypeError, AttributeError, LookupError)
+    permanent = (
+        *(IsADirectoryError, NotADirectoryError, NotImplementedError),
+        *(TypeError, AttributeError, LookupError),
+    )
     return FetchError(message) if isinstance(error, permanent) else transient_error(message, error)
 
 
