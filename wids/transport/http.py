@@ -296,6 +296,7 @@ def _connection_error(url: str, error: Exception, *, has_begun: bool = False) ->
     It has the innermost reason only, and no cause: urllib3 quotes the URL with its secrets.
     """
     import ssl
+    from http.client import IncompleteRead
 
     import urllib3
 
@@ -309,8 +310,9 @@ def _connection_error(url: str, error: Exception, *, has_begun: bool = False) ->
     # A server that accepts a connection and stays silent may have too much to do.
     is_answer = isinstance(error, urllib3.exceptions.ReadTimeoutError)
     # If the server is away after a cut, the next attempt is refused, and that is an outage.
-    cuts = (urllib3.exceptions.ProtocolError, urllib3.exceptions.IncompleteRead)
-    is_outage = not (has_begun and isinstance(error, cuts))
+    # One that becomes slow or silent may have too much to do.
+    cuts = (IncompleteRead, ConnectionResetError)
+    is_outage = not (has_begun and any(isinstance(cause, cuts) for cause in causes))
     message = f"{urls.redact(url)}: the connection failed: {reason}"
     return TransientError(message, is_answer=is_answer, is_outage=is_outage)
 
