@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import doctest
+import gc
 import io
 import os
 import pickle
@@ -237,6 +238,34 @@ def test_a_handler_that_raises_anything(shards: list[dict[str, Any]]) -> None:
         with pytest.raises(kind):
             list(loader)
         dataset.close()
+
+
+def test_a_pass_that_is_collected_by_its_own_thread_ends(
+    shards: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """The thread that happens to collect garbage may be one of the pass that is garbage."""
+    is_dropped, is_collected = threading.Event(), threading.Event()
+
+    def localname(url: str) -> str:
+        if threading.current_thread().name == "wids-prefetch":
+            assert is_dropped.wait(30)
+            gc.collect()
+            is_collected.set()
+        return f"{tmp_path}/copy-of-{os.path.basename(url)}"
+
+    dataset = wids.ShardListDataset(shards, localname=localname)
+    cycle: dict[str, Any] = {"pass": iter(wids.Prefetcher(SequentialSampler(dataset), dataset))}
+    cycle["itself"] = cycle
+    next(cycle["pass"])
+    dataset[0]  # its threads begin with the first shard that is opened
+    del cycle
+    is_dropped.set()
+    assert is_collected.wait(30)
+    for thread in threading.enumerate():
+        if thread.name.startswith("wids-prefetch"):
+            thread.join(30)
+            assert not thread.is_alive()
+    dataset.close()
 
 
 def test_a_temporary_failure_is_not_noticed(shards: list[dict[str, Any]], server: Server) -> None:

@@ -114,6 +114,11 @@ class FetchWindow:
         # the names of this module are gone.
         if self._closed.is_set():
             return
+        if threading.current_thread() in self._threads:
+            # This thread has collected the pass, perhaps while it held a lock that this needs. It
+            # would then wait for itself, and nothing would be collected in this process any more.
+            threading.Thread(target=self.close, name="wids-prefetch-end", daemon=True).start()
+            return
         # Or each pass of a long program would stay alive through this reference.
         atexit.unregister(self.close)
         with self._lock:  # after this no fetch is ordered, and no thread started
