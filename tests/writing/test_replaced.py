@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -388,3 +389,4 @@ def test_interrupted_at_any_line(
             assert "out.json" in left, what
         work(f"{folder}/out", NEW, if_exists="replace")
         assert contents(folder) == contents(tmp_path / "fresh"), what
+    gc.collect()  # what was interrupted before it was closed is closed here, with a warning
