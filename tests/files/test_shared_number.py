@@ -14,6 +14,7 @@ from conftest import in_child
 from wids.files.shared_number import SharedNumber
 
 _TIMES = 300
+_tracing = threading.Lock()
 
 
 def trace(frame: FrameType, event: str, arg: object) -> Any:  # noqa: ARG001 - Python's signature
@@ -26,17 +27,17 @@ def add_from_threads(number: SharedNumber) -> None:
     """Add from four threads at once."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
-    threading.settrace(trace)
     threads = [threading.Thread(target=add_often, args=(number,)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    threading.settrace(None)  # type: ignore[arg-type]
     sys.setswitchinterval(interval)
 
 
 def add_often(number: SharedNumber) -> None:
+    with _tracing:  # Python 3.10 refuses two threads that do this at once
+        sys.settrace(trace)
     for _ in range(_TIMES):
         number.add(1)
 

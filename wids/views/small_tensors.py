@@ -9,7 +9,6 @@ is, and any other memory, is sent by torch.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -71,18 +70,15 @@ def _register() -> bool:
 def _parent() -> int:
     """Return the process that is this worker's parent for as long as the main process lives.
 
-    That is the main process itself, or a fork server. The main process may be gone already, since
-    its first batch can take minutes.
+    That is the main process itself, which may be gone already, since a first batch can take
+    minutes. Where a fork server has started the worker, it is that server.
     """
-    from multiprocessing import parent_process
+    from multiprocessing import context, current_process, parent_process
 
+    served: Any = getattr(context, "ForkServerProcess", ())  # which Windows lacks
     main = parent_process()
-    if main is not None and main.pid is not None and sys.platform != "win32":
-        try:
-            os.kill(main.pid, 0)
-        except ProcessLookupError:
-            return main.pid
-    return os.getppid()
+    is_served = isinstance(current_process(), served)
+    return os.getppid() if is_served or main is None or main.pid is None else main.pid
 
 
 def _leave_unread(worker: int, parent: int) -> None:
