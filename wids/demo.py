@@ -203,6 +203,8 @@ def _run_rank(spec_path: str, sampler: str, report_path: str) -> None:
         if is_first:
             with open(report_path, "w", encoding="utf-8") as file:
                 json.dump({"num_samples": len(dataset), "batches": gathered}, file)
+        # With torch 2.2 a rank whose peer has left already may wait in `destroy_process_group`.
+        dist.barrier()
     finally:
         dist.destroy_process_group()
 
