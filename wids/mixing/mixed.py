@@ -17,7 +17,7 @@ from wids.mixing.pattern import checked_weight, draws_per_period
 from wids.sampling import order
 from wids.sampling.arguments import at_least
 from wids.sampling.distributed import DistributedChunkedSampler
-from wids.sampling.state import lengths_digest
+from wids.sampling.state import lengths_digest, stated
 
 Weights = Mapping[str, Any] | Sequence[Any]
 
@@ -136,9 +136,12 @@ class MixedSampler(DistributedChunkedSampler):
             "sources": self._sources_digest,
             "weights": {name: str(weight) for name, weight in self.weights.items()},
             "num_samples": self._num_samples,
-            "chunksize": self.chunksize,
-            "shuffle": self.shuffle,
             "seed": self.seed,
+            **stated(
+                self.settings,
+                otherwise=("lengths", "sources", "draws", "length", "num_runs"),
+                always=("chunksize", "shuffle"),
+            ),
             "num_canonical": self.num_runs,
         }
 

@@ -6,7 +6,7 @@ ORDER-9 to ORDER-11 in specs/sampler-order.md specify it. Knows nothing about pa
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -43,6 +43,26 @@ def lengths_digest(lengths: IntArray) -> str:
     return hashlib.sha256(little_endian).hexdigest()[:16]
 
 
+def stated(settings: Any, otherwise: Collection[str], always: Collection[str]) -> dict[str, Any]:
+    """Return the settings of an order that are in its fingerprint, by their names.
+
+    A setting that this project adds later is in it only where it differs from its default, so that
+    the states of earlier versions stay valid, and those that earlier versions can follow too. A
+    later setting needs a default that keeps the order, which never changes.
+
+    Args:
+        settings: A dataclass of settings.
+        otherwise: The fields that the fingerprint states in another way.
+        always: The fields that are in every fingerprint: those of version 1.0.
+    """
+    return {
+        field.name: value
+        for field in fields(settings)
+        if field.name not in otherwise
+        and ((value := getattr(settings, field.name)) != field.default or field.name in always)
+    }
+
+
 def fingerprint(settings: Settings, seed: int, digest: str) -> dict[str, Any]:
     """Return what an order depends on besides epoch, position and ranks; JSON-able.
 
@@ -51,18 +71,16 @@ def fingerprint(settings: Settings, seed: int, digest: str) -> dict[str, Any]:
         seed: Its seed.
         digest: The `lengths_digest` of the shard lengths.
     """
-    # Every other setting by its name, so that a new one cannot be forgotten here.
-    others = {
-        field.name: getattr(settings, field.name)
-        for field in fields(settings)
-        if field.name not in ("lengths", "start", "stop", "num_runs")
-    }
     return {
         "lengths": digest,
         "num_shards": len(settings.lengths),
         "range": [settings.start, settings.stop],
         "seed": seed,
-        **others,
+        **stated(
+            settings,
+            otherwise=("lengths", "start", "stop", "num_runs"),
+            always=("chunksize", "shuffle", "shufflefirst", "redeal", "ending"),
+        ),
         "num_canonical": settings.num_runs,
     }
 
@@ -110,12 +128,16 @@ def _check_fingerprint(state: Any, expected: Mapping[str, Any]) -> None:
         return
     found = found if isinstance(found, Mapping) else {}
     differences = [
-        f"{name}: expected {value!r}, found {found.get(name)!r} in the state"
+        f"{name}: expected {value!r}, found "
+        f"{repr(found[name]) if name in found else 'nothing'} in the state"
         for name, value in expected.items()
         if found.get(name) != value
+    ] + [
+        f"{name}: found {value!r} in the state, which this sampler does not have"
+        for name, value in found.items()
+        if name not in expected
     ]
     raise StateError(
-        "the state belongs to another order: "
-        + ("; ".join(differences) or "it has settings that this version does not know")
-        + "; create the sampler with the settings that the state was saved with"
+        f"the state belongs to another order: {'; '.join(differences)}; create the sampler with "
+        "the settings that the state was saved with"
     )
