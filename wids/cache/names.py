@@ -12,7 +12,6 @@ import re
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from wids.tars.names import KeySplit
 from wids.transport import urls
 
 # Narrow on purpose: a file whose name matches may be deleted (CACHE-9).
@@ -74,8 +73,14 @@ def copy_path(folder: str, remote_file: RemoteFile) -> str:
 
 
 @lru_cache(maxsize=4096)  # a shard that was closed is opened again under the same name
-def local_index_path(folder: str, shard_path: str, key_split: KeySplit) -> str:
-    """Return the path of a local shard's index, named by a hash of the shard's path."""
+def local_index_path(folder: str, shard_path: str, key_split: str) -> str:
+    """Return the path of a local shard's index, named by a hash of the shard's path.
+
+    Args:
+        folder: The cache folder.
+        shard_path: The path of the shard.
+        key_split: What distinguishes it from another index of the same shard.
+    """
     path = os.path.abspath(shard_path)
     return os.path.join(indexes_folder(folder), f"{_hashed_name(path, key_split, path)}.index")
 

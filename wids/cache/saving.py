@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import Final
 
 from wids.files import locks, publish
-from wids.tars.index import TarIdentity
 
 _SETTLED_NS: Final = 2_000_000_000
 """Age from which a modification time identifies a file's content: the coarsest file systems count
@@ -23,9 +22,9 @@ _warned: Final[set[str]] = set()
 _logger = logging.getLogger("wids")
 
 
-def is_settled(identity: TarIdentity) -> bool:
-    """Whether a file is old enough that its modification time will change with its content."""
-    return time.time_ns() - identity.mtime_ns > _SETTLED_NS
+def is_settled(mtime_ns: int) -> bool:
+    """Whether a file of this modification time will have another one when its content changes."""
+    return time.time_ns() - mtime_ns > _SETTLED_NS
 
 
 def save_quietly(path: str, data: bytes) -> bool:

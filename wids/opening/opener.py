@@ -212,7 +212,7 @@ class ShardOpener:
         key_split = self._key_split(number)
         built = index_tar(data, key_split, path)
         # The time of modification of a younger file may not change when the file does.
-        if not is_settled(identity):
+        if not is_settled(identity.mtime_ns):
             return built
         folder = self._store.folder
         return store_index(folder, index_paths(folder, path, key_split), built, identity)
