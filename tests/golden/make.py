@@ -327,9 +327,13 @@ def make_datasets(folder: Path) -> None:
 
 
 def make_states(folder: Path) -> None:
-    """Write the states of samplers, one case in each line."""
-    cases = ",\n".join(json.dumps(case) for case in states.recorded_cases())
-    (folder / "states.json").write_text(f"[\n{cases}\n]\n")
+    """Write the states of samplers and loaders, one case in each line."""
+    for name, cases in (
+        ("states.json", states.recorded_cases()),
+        ("loaders.json", states.recorded_loaders()),
+    ):
+        text = ",\n".join(json.dumps(case) for case in cases)
+        (folder / name).write_text(f"[\n{text}\n]\n")
 
 
 def main(target: str) -> None:

@@ -32,6 +32,9 @@ class Indices:
     def __len__(self) -> int:
         return len(self.dataset)
 
+    def __getitem__(self, index: int) -> int:
+        return index
+
     def __getitems__(self, indices: list[int]) -> list[int]:
         return list(indices)
 
@@ -251,3 +254,44 @@ def _cases_of_wrappers() -> Iterator[Case]:
     arguments = {"wrapped": inner, "batch_size": 3}
     yield recorded("streamed", "stream", SHARDS, arguments, num_read=17, num_replicas=2)
     yield recorded("streamed, set", "stream", SHARDS, arguments, num_read=17, epoch=4)
+
+
+def made_loader(case: Case) -> Any:
+    """Return torchdata's loader of a case: over a stream, or over a dataset and its sampler."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    options = {**case["loader"], "collate_fn": list}
+    made = made_sampler(case, 1, 0)
+    if case["sampler"] == "stream":
+        return StatefulDataLoader(made, **options)
+    return StatefulDataLoader(Indices(made_dataset(case["dataset"])), sampler=made, **options)
+
+
+def continued_batches(case: Case) -> list[Any]:
+    """Return what a restored loader yields: the rest of its epoch, and the next one."""
+    loader = made_loader(case)
+    loader.load_state_dict(json.loads(json.dumps(case["state"])))
+    return [list(loader), list(loader)]
+
+
+def recorded_loaders() -> Iterator[Case]:
+    """Yield the cases of loaders: without workers, and with two."""
+    inner = {"sampler": CHUNKED, "arguments": SMALL}
+    for name, arguments in (("stream", {"wrapped": inner, "batch_size": 8}), (CHUNKED, SMALL)):
+        for num_workers in (0, 2):
+            case: Case = {
+                "name": f"{name}, {num_workers} workers",
+                "sampler": name,
+                "dataset": SHARDS,
+                "arguments": arguments,
+                "loader": {"batch_size": 8, "num_workers": num_workers},
+            }
+            loader = made_loader(case)
+            reading = iter(loader)
+            for _ in islice(reading, 7):
+                pass
+            case["state"] = loader.state_dict()
+            for _ in reading:  # to its end, so that the workers end
+                pass
+            case["continued"] = continued_batches(case)
+            yield case

@@ -30,8 +30,6 @@ import wids
 GENERATIONS = sorted(path for path in Path(__file__).parent.glob("[0-9]*") if path.is_dir())
 NEWEST = GENERATIONS[-1]
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*it reads the samples of a batch one by one")
-
 
 def named(folder: Path) -> str:
     return folder.name
@@ -100,6 +98,15 @@ def test_a_position_counts() -> None:
     moved = {**case, "state": {**case["state"], "position": case["state"]["position"] + 1}}
     (expected,) = case["continued"]
     assert states.continued(moved, 1, 0)["next"][: states.NUM_NEXT - 1] == expected["next"][1:]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's own business
+@pytest.mark.parametrize("number", range(4))
+def test_a_loader_resumes_where_it_was_saved(number: int, folder: Path) -> None:
+    """A loader of torchdata, over a stream or a sampler, reads on, with workers and without."""
+    optional("torchdata.stateful_dataloader")
+    case = json.loads((folder / "loaders.json").read_text())[number]
+    assert states.continued_batches(case) == case["continued"]
 
 
 def test_lightning_resumes_from_a_checkpoint(folder: Path) -> None:
