@@ -44,10 +44,13 @@ SPECS = (
 )
 """The datasets of a generation."""
 
+SEVERAL = ("published/train.json", "table/small.json", "written/captions-000001.tar")
+"""What is one dataset as a list: two specs and a tar."""
+
 
 def run(*arguments: object) -> int:
     """Run the command ``wids`` in this process, as the package declares it."""
-    (command,) = entry_points(group="console_scripts", name="wids")
+    command = next(iter(entry_points(group="console_scripts", name="wids")))
     status: int = command.load()([str(argument) for argument in arguments])
     return status
 
@@ -86,7 +89,7 @@ def samples(dataset: Any) -> list[Any]:
     ]
 
 
-def facts(spec: Path | str, **options: Any) -> dict[str, Any]:
+def facts(spec: Path | str | list[Path], **options: Any) -> dict[str, Any]:
     """Return what a dataset has: samples, lengths, names, keys, weights and the entries kept."""
     with wids.ShardListDataset(spec, transformations=[], raw="bytes", **options) as dataset:
         found = samples(dataset)

@@ -28,9 +28,6 @@ from loopback import Server
 
 import wids
 
-CHANGING = ("journals", "cache", "table")
-"""Folders whose bytes are not those of another run, or of another version of pyarrow."""
-
 
 def write_tar(
     path: Path, members: list[tuple[str, bytes]], kind: int = tarfile.USTAR_FORMAT
@@ -299,6 +296,7 @@ def record(folder: Path) -> None:
         whole = files.unpack(folder, Path(temporary) / "whole")
         values = {
             "facts": {name: files.facts(whole / name) for name in files.SPECS},
+            "several": {"list": files.facts([whole / name for name in files.SEVERAL])},
             "problems": {name: files.problems(whole / name) for name in files.SPECS},
             "columns": files.columns(whole / "table" / "small.json"),
             "decoded": files.decoded(whole / "published" / "train.json"),
