@@ -24,10 +24,14 @@ import pytest
 import states
 from conftest import need, optional, raises
 from loopback import Server, flipped
+from packaging.version import Version
 
 import wids
 
-GENERATIONS = sorted(path for path in Path(__file__).parent.glob("[0-9]*") if path.is_dir())
+GENERATIONS = sorted(
+    (path for path in Path(__file__).parent.glob("[0-9]*") if path.is_dir()),
+    key=lambda path: Version(path.name),
+)
 NEWEST = GENERATIONS[-1]
 
 
@@ -48,6 +52,46 @@ CASES = [
     for case in json.loads((folder / "states.json").read_text())
 ]
 """The states of all generations."""
+
+
+def each(name: str, places: dict[Path, Any]) -> pytest.MarkDecorator:
+    """Run a test for each of some names in each generation, which need not have the same."""
+    pairs = [(folder, place) for folder, found in places.items() for place in found]
+    ids = [f"{folder.name}: {place}" for folder, place in pairs]
+    return pytest.mark.parametrize(("folder", name), pairs, ids=ids, indirect=["folder"])
+
+
+DATASETS = {folder: list(values(folder)["facts"]) for folder in GENERATIONS}
+INDEXED = {
+    folder: [name for name in names if name != "published/bare.json"]
+    for folder, names in DATASETS.items()
+}
+"""Those whose spec names a pack, or one of each shard."""
+
+JOURNALS = {
+    folder: sorted(path.name for path in (folder / "journals").iterdir()) for folder in GENERATIONS
+}
+LOADERS = {
+    folder: range(len(json.loads((folder / "loaders.json").read_text()))) for folder in GENERATIONS
+}
+DAMAGED = {
+    folder: [
+        name
+        for name in (
+            "published/train.json",
+            "published/train.index",
+            "published/train-000001.tar",
+            "odd/gnu.tar",
+            "odd/odd.index",
+            "headers/headers.index",
+            "written/captions.index",
+            "packed/out.index",
+            "rewritten/new-000000.tar",
+        )
+        if (folder / name).exists()
+    ]
+    for folder in GENERATIONS
+}
 
 
 @pytest.fixture(scope="module", params=GENERATIONS, ids=named)
@@ -101,7 +145,7 @@ def test_a_position_counts() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's own business
-@pytest.mark.parametrize("number", range(4))
+@each("number", LOADERS)
 def test_a_loader_resumes_where_it_was_saved(number: int, folder: Path) -> None:
     """A loader of torchdata, over a stream or a sampler, reads on, with workers and without."""
     optional("torchdata.stateful_dataloader")
@@ -124,7 +168,7 @@ def test_lightning_resumes_from_a_checkpoint(folder: Path) -> None:
 # Datasets: specs, packs, indexes, keys.
 
 
-@pytest.mark.parametrize("name", files.SPECS)
+@each("name", DATASETS)
 def test_a_dataset_has_its_samples(
     name: str, folder: Path, whole: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -145,13 +189,13 @@ def test_a_list_is_one_dataset(folder: Path, whole: Path) -> None:
     assert json.loads(json.dumps(found)) == values(folder)["several"]["list"]
 
 
-@pytest.mark.parametrize("name", files.SPECS)
+@each("name", DATASETS)
 def test_a_dataset_has_the_problems_it_had(name: str, folder: Path, whole: Path) -> None:
     """`verify_spec` compares shards with pack and spec, and finds what it found."""
     assert files.problems(whole / name) == values(folder)["problems"][name]
 
 
-@pytest.mark.parametrize("name", [name for name in files.SPECS if name != "published/bare.json"])
+@each("name", INDEXED)
 def test_the_packs_alone_are_enough_to_read_remote_shards(
     name: str, folder: Path, whole: Path, server: Server
 ) -> None:
@@ -180,7 +224,7 @@ def test_a_saved_table(folder: Path, whole: Path) -> None:
 # Runs that were interrupted.
 
 
-@pytest.mark.parametrize("name", files.RUNS)
+@each("name", JOURNALS)
 def test_an_interrupted_run_is_completed(
     name: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -212,7 +256,7 @@ def begin(folder: Path, name: str, target: Path) -> None:
         shutil.copy(folder / files.RUNS[name][1] / shard, target)
 
 
-@pytest.mark.parametrize("name", ["parts", "shuffle"])
+@each("name", {folder: ["parts", "shuffle"] for folder in GENERATIONS})
 def test_a_damaged_journal_is_not_merged(name: str, folder: Path, tmp_path: Path) -> None:
     """One flipped bit of a part's journal: the merge is refused, without a spec (SPEC-41)."""
     need(os.path.exists(files.HERE), "a folder /proc/self/cwd")
@@ -226,7 +270,7 @@ def test_a_damaged_journal_is_not_merged(name: str, folder: Path, tmp_path: Path
     assert not list(tmp_path.glob("*.json"))
 
 
-@pytest.mark.parametrize("name", ["pack", "rewrite"])
+@each("name", {folder: ["pack", "rewrite"] for folder in GENERATIONS})
 def test_a_damaged_journal_keeps_nothing(
     name: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -331,20 +375,7 @@ def test_new_states_are_those_of_the_newest_generation() -> None:
 # That damage shows.
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "published/train.json",
-        "published/train.index",
-        "published/train-000001.tar",
-        "odd/gnu.tar",
-        "odd/odd.index",
-        "headers/headers.index",
-        "written/captions.index",
-        "packed/out.index",
-        "rewritten/new-000000.tar",
-    ],
-)
+@each("name", DAMAGED)
 def test_a_flipped_bit_shows(
     name: str, folder: Path, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -356,7 +387,7 @@ def test_a_flipped_bit_shows(
     shutil.copytree(whole / top, tmp_path / top)
     path = tmp_path / name
     content = path.read_bytes()
-    specs = [spec for spec in files.SPECS if spec.startswith(f"{top}/")]
+    specs = [spec for spec in values(folder)["facts"] if spec.startswith(f"{top}/")]
     stop = _keys_start(content) if path.suffix == ".index" else len(content)
     caplog.set_level(logging.INFO, "wids")
     for place in range(9, stop, max(1, stop // 7)):
