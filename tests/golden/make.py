@@ -22,8 +22,8 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
-import files
-import states
+import kept
+import order_cases
 from loopback import Server
 
 import wids
@@ -66,7 +66,7 @@ def published(folder: Path) -> None:
         members = [member for _ in range(count) for member in sample(next(numbers))]
         write_tar(target / f"train-{number:06d}.tar", members)
     shards = sorted(target.glob("train-*.tar"))
-    assert files.run("create", *shards, "-o", target / "train.json", "-n", "train") == 0
+    assert kept.run("create", *shards, "-o", target / "train.json", "-n", "train") == 0
     listed = json.loads((target / "train.json").read_text())["shardlist"]
     document(target / "bare.json", name="bare", shardlist=listed, classes=["a", "b", "c", "d"])
     own = []
@@ -114,7 +114,7 @@ def odd(folder: Path) -> None:
     shards = [target / f"{name}.tar" for name in ("pax", "gnu", "links")]
     for name, options in (("odd", ()), ("last", ("--key-split", "last"))):
         output = target / f"{name}.json"
-        assert files.run("create", *shards, "-o", output, "-n", name, *options) == 0
+        assert kept.run("create", *shards, "-o", output, "-n", name, *options) == 0
 
 
 def headers(folder: Path) -> None:
@@ -146,7 +146,7 @@ def packed(folder: Path) -> None:
         path = target / "in" / "cd"[number % 2] / f"{number}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"packed {number}\n")
-    in_folder(files.pack, folder, target, "out*")
+    in_folder(kept.pack, folder, target, "out*")
 
 
 def written(folder: Path) -> None:
@@ -166,13 +166,13 @@ def written(folder: Path) -> None:
 def rewritten(folder: Path) -> None:
     """One field of `published`, backwards."""
     (folder / "rewritten").mkdir()
-    in_folder(files.rewrite, folder, folder / "rewritten", "new*")
+    in_folder(kept.rewrite, folder, folder / "rewritten", "new*")
 
 
 def shuffled(folder: Path) -> None:
     """One field of `published`, in a random order."""
     (folder / "shuffled").mkdir()
-    in_folder(files.shuffle, folder, folder / "shuffled", "random*")
+    in_folder(kept.shuffle, folder, folder / "shuffled", "random*")
 
 
 def table(folder: Path) -> None:
@@ -181,10 +181,10 @@ def table(folder: Path) -> None:
     for number in range(2):
         write_tar(target / f"small-{number}.tar", sample(number))
     spec = target / "small.json"
-    assert files.run("create", *sorted(target.glob("*.tar")), "-o", spec, "-n", "small") == 0
+    assert kept.run("create", *sorted(target.glob("*.tar")), "-o", spec, "-n", "small") == 0
     paths = ["txt", "cls", "json", "json/n", "json/size/-1", "json/tag"]
     assert (
-        files.run("table", spec, "-o", target / "small.parquet", "--columns", ",".join(paths)) == 0
+        kept.run("table", spec, "-o", target / "small.parquet", "--columns", ",".join(paths)) == 0
     )
     for backup in target.glob("*.bak"):
         backup.unlink()
@@ -208,7 +208,7 @@ class FirstOnly(Executor):
 
 def in_folder(work: Any, source: Path, target: Path, pattern: str) -> None:
     """Work in a temporary folder, and keep the files of a pattern."""
-    with tempfile.TemporaryDirectory() as temporary, files.inside(Path(temporary)):
+    with tempfile.TemporaryDirectory() as temporary, kept.inside(Path(temporary)):
         work(source)
         for path in Path().glob(pattern):
             shutil.copy(path, target)
@@ -231,8 +231,8 @@ def stopped_create(source: Path) -> None:
     """Describe shards of which the last is no tar yet."""
     for number, shard in enumerate(sorted((source / "published").glob("train-*.tar"))):
         Path(shard.name).write_bytes(b"no tar" * 1000 if number == 2 else shard.read_bytes())
-    shards = [f"{files.HERE}/train-{number:06d}.tar" for number in range(3)]
-    assert files.run("create", *shards, "-o", f"{files.HERE}/train.json", "-n", "train") == 1
+    shards = [f"{kept.HERE}/train-{number:06d}.tar" for number in range(3)]
+    assert kept.run("create", *shards, "-o", f"{kept.HERE}/train.json", "-n", "train") == 1
 
 
 def in_parts(work: Callable[..., int]) -> Callable[[Path], None]:
@@ -248,10 +248,10 @@ def journals(folder: Path) -> None:
     """Runs that were interrupted: their journals, and the names of the complete shards."""
     for name, work, pattern in (
         ("create", stopped_create, "train.partial"),
-        ("parts", in_parts(files.create), "train.partial*"),
-        ("pack", stopped(files.pack), "out*"),
-        ("rewrite", stopped(files.rewrite), "new*"),
-        ("shuffle", in_parts(files.shuffle), "random*"),
+        ("parts", in_parts(kept.create), "train.partial*"),
+        ("pack", stopped(kept.pack), "out*"),
+        ("rewrite", stopped(kept.rewrite), "new*"),
+        ("shuffle", in_parts(kept.shuffle), "random*"),
     ):
         target = folder / "journals" / name
         target.mkdir(parents=True)
@@ -268,7 +268,7 @@ def cache(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         used = Path(temporary) / "cache"
         read: list[str] = []
-        options = {"handlers": {"golden": files.opener(folder, read)}, "cache_dir": used}
+        options = {"handlers": {"golden": kept.opener(folder, read)}, "cache_dir": used}
         with (
             wids.ShardListDataset("golden://data/published/train.json", **options) as train,
             wids.ShardListDataset("golden://data/written/captions.json", **options) as captions,
@@ -293,13 +293,13 @@ def cache(folder: Path) -> None:
 def record(folder: Path) -> None:
     """Write the values that all of it has."""
     with tempfile.TemporaryDirectory() as temporary:
-        whole = files.unpack(folder, Path(temporary) / "whole")
+        whole = kept.unpack(folder, Path(temporary) / "whole")
         values = {
-            "facts": {name: files.facts(whole / name) for name in files.SPECS},
-            "several": {"list": files.facts([whole / name for name in files.SEVERAL])},
-            "problems": {name: files.problems(whole / name) for name in files.SPECS},
-            "columns": files.columns(whole / "table" / "small.json"),
-            "decoded": files.decoded(whole / "published" / "train.json"),
+            "facts": {name: kept.facts(whole / name) for name in kept.SPECS},
+            "several": {"list": kept.facts([whole / name for name in kept.SEVERAL])},
+            "problems": {name: kept.problems(whole / name) for name in kept.SPECS},
+            "columns": kept.columns(whole / "table" / "small.json"),
+            "decoded": kept.decoded(whole / "published" / "train.json"),
         }
     (folder / "values.json").write_text(lines(values))
 
@@ -327,8 +327,8 @@ def make_datasets(folder: Path) -> None:
 def make_states(folder: Path) -> None:
     """Write the states of samplers and loaders, one case in each line."""
     for name, cases in (
-        ("states.json", states.recorded_cases()),
-        ("loaders.json", states.recorded_loaders()),
+        ("states.json", order_cases.recorded_cases()),
+        ("loaders.json", order_cases.recorded_loaders()),
     ):
         text = ",\n".join(json.dumps(case) for case in cases)
         (folder / name).write_text(f"[\n{text}\n]\n")

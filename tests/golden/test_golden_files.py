@@ -18,10 +18,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import files
+import kept
 import make
+import order_cases
 import pytest
-import states
 from conftest import need, optional, raises
 from loopback import Server, flipped
 from packaging.version import Version
@@ -104,14 +104,14 @@ def folder(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="module")
 def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of a generation, as a user has it on disk; no test changes it."""
-    return files.unpack(folder, tmp_path_factory.mktemp("whole") / folder.name)
+    return kept.unpack(folder, tmp_path_factory.mktemp("whole") / folder.name)
 
 
 # States of samplers.
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_state_resumes_where_it_was_saved(case: states.Case) -> None:
+def test_a_state_resumes_where_it_was_saved(case: order_cases.Case) -> None:
     """The next indices and those of the following epoch are those of the version that saved it.
 
     On each number of ranks that divides the runs (ORDER-9, ORDER-10, ORDER-46).
@@ -119,12 +119,12 @@ def test_a_state_resumes_where_it_was_saved(case: states.Case) -> None:
     assert case["continued"]
     for expected in case["continued"]:
         ranks = expected["num_replicas"], expected["rank"]
-        found = json.loads(json.dumps(states.continued(case, *ranks)))
+        found = json.loads(json.dumps(order_cases.continued(case, *ranks)))
         assert found == expected
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_state_of_another_order_is_refused(case: states.Case) -> None:
+def test_a_state_of_another_order_is_refused(case: order_cases.Case) -> None:
     """Whichever value of the fingerprint was another, the state is not taken for this order."""
     inside = case["state"].get("sampler", case["state"])
     for name, value in inside["fingerprint"].items():
@@ -133,7 +133,7 @@ def test_a_state_of_another_order_is_refused(case: states.Case) -> None:
             changed = {**case["state"], "sampler": changed}
         ranks = case["continued"][0]["num_replicas"], 0
         with raises(wids.StateError, name):
-            states.restored({**case, "state": changed}, *ranks)
+            order_cases.restored({**case, "state": changed}, *ranks)
 
 
 def test_a_position_counts() -> None:
@@ -141,7 +141,10 @@ def test_a_position_counts() -> None:
     (case,) = [c.values[0] for c in CASES if c.id == f"{NEWEST.name}: chunks"]
     moved = {**case, "state": {**case["state"], "position": case["state"]["position"] + 1}}
     (expected,) = case["continued"]
-    assert states.continued(moved, 1, 0)["next"][: states.NUM_NEXT - 1] == expected["next"][1:]
+    assert (
+        order_cases.continued(moved, 1, 0)["next"][: order_cases.NUM_NEXT - 1]
+        == expected["next"][1:]
+    )
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's own business
@@ -150,7 +153,7 @@ def test_a_loader_resumes_where_it_was_saved(number: int, folder: Path) -> None:
     """A loader of torchdata, over a stream or a sampler, reads on, with workers and without."""
     optional("torchdata.stateful_dataloader")
     case = json.loads((folder / "loaders.json").read_text())[number]
-    assert states.continued_batches(case) == case["continued"]
+    assert order_cases.continued_batches(case) == case["continued"]
 
 
 def test_lightning_resumes_from_a_checkpoint(folder: Path) -> None:
@@ -158,11 +161,11 @@ def test_lightning_resumes_from_a_checkpoint(folder: Path) -> None:
     optional("lightning")
     callbacks = importlib.import_module("wids.trainers.lightning")
     case = json.loads((folder / "states.json").read_text())[1]
-    sampler = states.made_sampler(case, 1, 0)
+    sampler = order_cases.made_sampler(case, 1, 0)
     trainer = SimpleNamespace(state=SimpleNamespace(fn="fit"), max_steps=-1)
     checkpoint = {"callbacks": {"SamplerCallback": case["state"]}}
     callbacks.SamplerCallback(sampler).on_load_checkpoint(trainer, None, checkpoint)
-    assert list(islice(sampler, states.NUM_NEXT)) == case["continued"][0]["next"]
+    assert list(islice(sampler, order_cases.NUM_NEXT)) == case["continued"][0]["next"]
 
 
 # Datasets: specs, packs, indexes, keys.
@@ -177,7 +180,7 @@ def test_a_dataset_has_its_samples(
     No line in the log says that a pack was not used (SPEC-1, SPEC-2, SPEC-44, INDEX-5, INDEX-7).
     """
     with caplog.at_level(logging.INFO, "wids"):
-        found = files.facts(whole / name)
+        found = kept.facts(whole / name)
     assert json.loads(json.dumps(found)) == values(folder)["facts"][name]
     assert "pack" not in caplog.text
     assert "index" not in caplog.text
@@ -185,14 +188,14 @@ def test_a_dataset_has_its_samples(
 
 def test_a_list_is_one_dataset(folder: Path, whole: Path) -> None:
     """Specs and tars in a list are one dataset, with their packs (SPEC-14, SPEC-44)."""
-    found = files.facts([whole / name for name in files.SEVERAL])
+    found = kept.facts([whole / name for name in kept.SEVERAL])
     assert json.loads(json.dumps(found)) == values(folder)["several"]["list"]
 
 
 @each("name", DATASETS)
 def test_a_dataset_has_the_problems_it_had(name: str, folder: Path, whole: Path) -> None:
     """`verify_spec` compares shards with pack and spec, and finds what it found."""
-    assert files.problems(whole / name) == values(folder)["problems"][name]
+    assert kept.problems(whole / name) == values(folder)["problems"][name]
 
 
 @each("name", INDEXED)
@@ -203,7 +206,7 @@ def test_the_packs_alone_are_enough_to_read_remote_shards(
     for path in whole.rglob("*"):
         if path.is_file():
             server.page(f"/{path.relative_to(whole).as_posix()}", path.read_bytes())
-    found = files.facts(f"{server.url}/{name}", access="range")
+    found = kept.facts(f"{server.url}/{name}", access="range")
     assert json.loads(json.dumps(found)) == values(folder)["facts"][name]
     tars = [request for request in server.log if request.path.endswith(".tar")]
     assert tars
@@ -212,13 +215,13 @@ def test_the_packs_alone_are_enough_to_read_remote_shards(
 
 def test_decoded_fields(folder: Path, whole: Path) -> None:
     """The values of fields are those that they had."""
-    assert files.decoded(whole / "published" / "train.json") == values(folder)["decoded"]
+    assert kept.decoded(whole / "published" / "train.json") == values(folder)["decoded"]
 
 
 def test_a_saved_table(folder: Path, whole: Path) -> None:
     """Columns, their types and their values are those that were saved (TABLE-13, TABLE-21)."""
     optional("pyarrow")
-    assert files.columns(whole / "table" / "small.json") == values(folder)["columns"]
+    assert kept.columns(whole / "table" / "small.json") == values(folder)["columns"]
 
 
 # Runs that were interrupted.
@@ -232,13 +235,13 @@ def test_an_interrupted_run_is_completed(
 
     (PACK-17, REWRITE-8, REWRITE-22, SPEC-40)
     """
-    need(os.path.exists(files.HERE), "a folder /proc/self/cwd")
-    resume, result, pattern = files.RUNS[name]
+    need(os.path.exists(kept.HERE), "a folder /proc/self/cwd")
+    resume, result, pattern = kept.RUNS[name]
     begin(folder, name, tmp_path)
-    with files.inside(tmp_path), caplog.at_level(logging.INFO, "wids"):
+    with kept.inside(tmp_path), caplog.at_level(logging.INFO, "wids"):
         resume(folder)
     written = [path for path in tmp_path.glob(pattern) if path.is_file()]
-    assert files.digests(written) == files.digests((folder / result).glob(pattern))
+    assert kept.digests(written) == kept.digests((folder / result).glob(pattern))
     assert KEPT in caplog.text or name not in ("pack", "rewrite")
 
 
@@ -253,19 +256,19 @@ def begin(folder: Path, name: str, target: Path) -> None:
         if path.name != "complete.json":
             shutil.copy(path, target)
     for shard in complete:
-        shutil.copy(folder / files.RUNS[name][1] / shard, target)
+        shutil.copy(folder / kept.RUNS[name][1] / shard, target)
 
 
 @each("name", {folder: ["parts", "shuffle"] for folder in GENERATIONS})
 def test_a_damaged_journal_is_not_merged(name: str, folder: Path, tmp_path: Path) -> None:
     """One flipped bit of a part's journal: the merge is refused, without a spec (SPEC-41)."""
-    need(os.path.exists(files.HERE), "a folder /proc/self/cwd")
+    need(os.path.exists(kept.HERE), "a folder /proc/self/cwd")
     begin(folder, name, tmp_path)
     (part,) = tmp_path.glob("*-1-of-2")
     content = part.read_bytes()
     part.write_bytes(flipped(content, len(content) - 1))
-    work = files.create if name == "parts" else files.shuffle
-    with files.inside(tmp_path):
+    work = kept.create if name == "parts" else kept.shuffle
+    with kept.inside(tmp_path):
         assert work(folder, "--merge") == 1
     assert not list(tmp_path.glob("*.json"))
 
@@ -275,15 +278,15 @@ def test_a_damaged_journal_keeps_nothing(
     name: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One flipped bit of the record of a shard: it is not kept, and no bytes differ (REWRITE-8)."""
-    need(os.path.exists(files.HERE), "a folder /proc/self/cwd")
-    resume, result, pattern = files.RUNS[name]
+    need(os.path.exists(kept.HERE), "a folder /proc/self/cwd")
+    resume, result, pattern = kept.RUNS[name]
     begin(folder, name, tmp_path)
     (journal,) = [p for p in tmp_path.iterdir() if p.suffix in (".packing", ".rewriting")]
     journal.write_bytes(flipped(journal.read_bytes(), journal.stat().st_size - 1))
-    with files.inside(tmp_path), caplog.at_level(logging.INFO, "wids"):
+    with kept.inside(tmp_path), caplog.at_level(logging.INFO, "wids"):
         resume(folder)
     assert KEPT not in caplog.text
-    assert files.digests(tmp_path.glob(pattern)) == files.digests((folder / result).glob(pattern))
+    assert kept.digests(tmp_path.glob(pattern)) == kept.digests((folder / result).glob(pattern))
 
 
 # The cache folder.
@@ -315,10 +318,10 @@ def test_a_cached_copy_is_used_without_fetching(
     options: dict[str, Any] = {"transformations": [], "raw": "bytes", "cache_dir": cache}
     url = f"{server.url}/bare.json"
     with wids.ShardListDataset(url, access="range", **options) as dataset:
-        assert files.samples(dataset[:first]) == expected["samples"][:first]
+        assert kept.samples(dataset[:first]) == expected["samples"][:first]
         assert server.requests == ["/bare.json"]
         stop = first + second
-        assert files.samples(dataset[first:stop]) == expected["samples"][first:stop]
+        assert kept.samples(dataset[first:stop]) == expected["samples"][first:stop]
         tars = [request for request in server.log if request.path.endswith(".tar")]
         assert {request.path for request in tars} == {"/train-000001.tar"}
         assert all(request.range for request in tars)
@@ -330,7 +333,7 @@ def test_a_stored_join_and_the_records_of_packs_are_used(whole: Path, cache: Pat
     """Packs have their copies and records, and a join its stored positions (CACHE-36, JOIN-6)."""
     read: list[str] = []
     options: dict[str, Any] = {
-        "handlers": {"golden": files.opener(whole, read)},
+        "handlers": {"golden": kept.opener(whole, read)},
         "cache_dir": cache,
         "transformations": [],
         "raw": "bytes",
@@ -356,7 +359,7 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
 
     (PACK-13, REWRITE-7, SPEC-40) A format that changes needs a generation of its own.
     """
-    need(os.path.exists(files.HERE), "a folder /proc/self/cwd")
+    need(os.path.exists(kept.HERE), "a folder /proc/self/cwd")
     make.make_datasets(tmp_path / "again")
     made = [path for path in (tmp_path / "again").rglob("*") if path.is_file()]
     assert len(made) > 40
@@ -368,7 +371,7 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
 def test_new_states_are_those_of_the_newest_generation() -> None:
     """The samplers of today save what the newest generation has; older states load all the same."""
     stored = json.loads((NEWEST / "states.json").read_text())
-    made = json.loads(json.dumps(list(states.recorded_cases())))
+    made = json.loads(json.dumps(list(order_cases.recorded_cases())))
     assert [case["continued"] for case in made] == [case["continued"] for case in stored]
 
 
@@ -400,11 +403,11 @@ def _differs(spec: Path, folder: Path, name: str, caplog: pytest.LogCaptureFixtu
     """Whether a dataset is not what it was: an error, a line in the log, samples, or a problem."""
     caplog.clear()
     try:
-        found = json.loads(json.dumps(files.facts(spec)))
+        found = json.loads(json.dumps(kept.facts(spec)))
         return bool(
             "index" in caplog.text
             or found != values(folder)["facts"][name]
-            or files.problems(spec) != values(folder)["problems"][name]
+            or kept.problems(spec) != values(folder)["problems"][name]
         )
     except (wids.WidsError, OSError, ValueError):
         return True
@@ -420,7 +423,7 @@ def test_a_flipped_bit_of_a_shards_own_pack_shows(whole: Path, server: Server) -
     for place in range(9, stop, stop // 7):
         server.page(f"/{name}", flipped(content, place))
         with pytest.raises(wids.FetchError):
-            files.facts(f"{server.url}/own.json", access="range")
+            kept.facts(f"{server.url}/own.json", access="range")
 
 
 def _keys_start(pack: bytes) -> int:
@@ -437,7 +440,7 @@ def test_a_flipped_bit_of_a_table_shows(folder: Path, whole: Path, tmp_path: Pat
     for place in range(20, len(content), len(content) // 7):
         path.write_bytes(flipped(content, place))
         with pytest.raises(wids.TableError):
-            assert files.columns(tmp_path / "table" / "small.json") != values(folder)["columns"]
+            assert kept.columns(tmp_path / "table" / "small.json") != values(folder)["columns"]
 
 
 def test_a_flipped_bit_of_the_cache_shows(
@@ -453,5 +456,5 @@ def test_a_flipped_bit_of_the_cache_shows(
     with wids.ShardListDataset(
         f"{server.url}/bare.json", cache_dir=cache, transformations=[], raw="bytes"
     ) as dataset:
-        assert files.samples(islice(dataset, 1)) == [expected]
+        assert kept.samples(islice(dataset, 1)) == [expected]
     assert "/train-000000.tar" in server.requests
