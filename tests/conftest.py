@@ -105,6 +105,13 @@ def miss(reason: str) -> NoReturn:
     pytest.skip(reason)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def frozen() -> None:
+    """What exists before a module is not looked through by ``gc.collect``: that took 0.3 s."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of its own for each test."""

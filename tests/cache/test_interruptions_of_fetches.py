@@ -35,10 +35,9 @@ def data(tmp_path: Path) -> bytes:
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> Iterator[Iterator[Path]]:
+def folders(tmp_path: Path) -> Iterator[Path]:
     """Cache folders that do not exist yet."""
-    yield (tmp_path / str(number) for number in range(10**6))
-    gc.unfreeze()
+    return (tmp_path / str(number) for number in range(10**6))
 
 
 def read(folder: Path, data: bytes) -> list[str]:
@@ -78,7 +77,6 @@ def test_an_interrupt_at_any_line(
     """There is a complete copy or none, and nothing else; the next fetch succeeds (CACHE-10)."""
     monkeypatch.setattr(os, "fsync", lambda _: None)  # only a power failure would show it
     read(next(folders), data)  # imports what is imported when it is first needed
-    gc.freeze()  # what other tests have imported is not looked through a thousand times
     last = num_events(interrupted(PACKAGES, 0), next(folders), data)
     for number in range(1, last + 1, step):
         folder = next(folders)

@@ -52,7 +52,7 @@ def write_indexed(folder: Path, name: str, keys: list[str], length: int) -> Path
     return spec
 
 
-@pytest.mark.long
+@pytest.mark.alone
 def test_a_million_keys(tmp_path: Path, own_cache: Path) -> None:
     """Two seconds and 40 bytes for each the first time, a tenth of a second from the cache."""
     keys = [f"sample{number:08d}" for number in range(1_000_000)]
@@ -80,7 +80,7 @@ def test_a_million_keys(tmp_path: Path, own_cache: Path) -> None:
         assert [b.keys()[int(targets[index])] for index in chosen] == [keys[i] for i in chosen]
 
 
-@pytest.mark.long
+@pytest.mark.alone
 def test_joined_batches(tmp_path: Path) -> None:
     """At most 2.2 times the batches of one dataset, for pictures with a label."""
     from io import BytesIO

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Opens the copy of a remote shard, a copy that was changed, its pack, and a local shard."""
     # So that these small files are mapped, as larger ones are.
     monkeypatch.setattr("wids.tars.mapped_file._SMALL_NBYTES", 0)
@@ -52,10 +52,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
             assert dataset[3][".txt"] == "text 3"
 
     work()
-    gc.collect()
-    gc.freeze()  # what other tests have imported is not looked through a thousand times
-    yield work
-    gc.unfreeze()
+    return work
 
 
 def descriptors() -> list[str]:

@@ -299,7 +299,7 @@ def fastest(work: Callable[[], object], rounds: int) -> float:
     return min(seconds)
 
 
-@pytest.mark.long
+@pytest.mark.alone
 def test_a_key_among_three_thousand_shards(tmp_path: Path) -> None:
     """At most 50 microseconds with a pack, a millisecond without one after the first."""
     spec_path = write_many(tmp_path, 3000, 10)
