@@ -23,6 +23,7 @@ _REPORT_BANNERS = """addEventListener("DOMContentLoaded", () => {
   const report = () => { if (!banner.hidden) console.error(`banner: ${banner.innerText}`); };
   new MutationObserver(report).observe(banner,
     { attributes: true, childList: true, characterData: true, subtree: true });
+  report();
 });"""
 
 

@@ -98,33 +98,37 @@ def test_prefetch_of_a_rank(server: Server, shards: Path) -> None:
     assert "expected --rank and --num-replicas together" in run("prefetch", spec, "--rank", 0)[2]
 
 
-def test_downloads_end_with_ctrl_c(server: Server, shards: Path) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        "prefetch train.json",
+        pytest.param("verify train.json -j2", marks=pytest.mark.long),
+        pytest.param("create {urls} -j2 -o b.json", marks=pytest.mark.long),
+    ],
+)
+def test_downloads_end_with_ctrl_c(command: str, server: Server, shards: Path) -> None:
     """No command waits for its downloads, or for a server that hangs."""
     spec = shards / "train.json"
     run("create", shards, "-o", spec, "--base", f"{server.url}/")
     for path in shards.iterdir():
         faults = [Fault(after_nbytes=100, how="stall")] * 9 if path.suffix == ".tar" else []
         server.page(f"/{path.name}", path.read_bytes(), faults=faults)
-    urls = [f"{server.url}/train-00000{number}.tar" for number in range(3)]
-    for arguments in (
-        ["prefetch", spec],
-        ["verify", spec, "-j2"],
-        ["create", *urls, "-j2", "-o", shards / "b.json"],
-    ):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "wids.cli", *map(str, arguments)],
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        num_before = len(server.log)
-        until_s = time.monotonic() + 30
-        # Two requests: all workers have been started. Python may lose a signal that comes while one
-        # of them is forked.
-        while len(server.log) < num_before + 2:
-            assert time.monotonic() < until_s
-            time.sleep(0.01)
-        time.sleep(0.3)
-        os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=15)
-        assert process.returncode == 130, (arguments, err)
+    urls = " ".join(f"{server.url}/train-00000{number}.tar" for number in range(3))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "wids.cli", *command.format(urls=urls).split()],
+        cwd=shards,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    num_before = len(server.log)
+    until_s = time.monotonic() + 30
+    # Two requests: all workers have been started. Python may lose a signal that comes while one of
+    # them is forked.
+    while len(server.log) < num_before + 2:
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    time.sleep(0.3)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=15)
+    assert process.returncode == 130, err

@@ -136,7 +136,13 @@ def used(found: Iterable[Step], epoch: int) -> list[int]:
 def wait_for_step(job: subprocess.Popen[str], folder: Path, number: int) -> None:
     """Wait until a job has used the samples of a step on some rank."""
     until_s = time.monotonic() + 120
-    while not any(step.number >= number for step in steps(folder)):
+    while not any(_last_step(path) >= number for path in folder.glob("*.jsonl")):
         assert job.poll() is None, f"the job ended before step {number}: {job.communicate()[0]}"
         assert time.monotonic() < until_s, f"step {number} was not reached in two minutes"
         time.sleep(0.01)
+
+
+def _last_step(path: Path) -> int:
+    """Return the last step of a rank; 0 before it has a complete line."""
+    line = path.read_bytes().rpartition(b"\n")[0].rpartition(b"\n")[2]
+    return int(json.loads(line)["step"]) if line else 0

@@ -316,6 +316,7 @@ def test_ray_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a local Ray of two workers, killed with all its processes, each sample is used once."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # on this machine, and for this test
     monkeypatch.setenv("RAY_raylet_start_wait_time_s", "120")  # where other work is done too
+    monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")  # a checkpoint waits for one
     monkeypatch.setenv("PYTHONPATH", str(Path(wids.__file__).parents[1]))  # for Ray's workers
     spec = jobs.write_pictures(tmp_path, [700, 3, 700, 997])
     script = program("train_ray.py", "ray")

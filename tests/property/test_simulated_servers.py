@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from email.utils import formatdate
 from typing import IO
 
@@ -264,6 +265,14 @@ def check_ranges(site: Site, fetcher: Fetcher) -> bool:
     return is_complete
 
 
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """To collect the warnings of thousands of servers would take longer than to check these."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
 def run(seconds: float, first_seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """Check servers for some seconds; return how many, and how many gave what was asked for."""
     monkeypatch.setattr(retry, "_pause", lambda *_: False)
@@ -285,7 +294,7 @@ def run(seconds: float, first_seed: int, monkeypatch: pytest.MonkeyPatch) -> tup
 
 def test_any_server_gives_one_version_or_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a server that fails in any way, no mixed or partial file is returned (CACHE-12)."""
-    num_servers, num_complete = run(2, 0, monkeypatch)
+    num_servers, num_complete = run(0.5, 0, monkeypatch)
 
     assert num_servers > 500
     assert num_servers / 10 < num_complete < num_servers
@@ -293,8 +302,8 @@ def test_any_server_gives_one_version_or_an_error(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.long
 def test_many_more_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same for minutes, with other servers each time (CACHE-12)."""
-    run(180, time.time_ns(), monkeypatch)
+    """The same for a minute, with other servers each time (CACHE-12)."""
+    run(60, time.time_ns(), monkeypatch)
 
 
 def test_endless_starting_over_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,7 @@ def has_forged_header(original: bytes, data: bytes) -> bool:
     """Whether several changes to a header cancel out in its sum, which cannot be detected."""
     for start in range(0, len(data) - 511, 512):
         before, after = original[start : start + 512], data[start : start + 512]
-        if sum(a != b for a, b in zip(before, after, strict=True)) > 1:
+        if before != after and sum(a != b for a, b in zip(before, after, strict=True)) > 1:
             try:
                 tarfile.TarInfo.frombuf(after, "utf-8", "surrogateescape")
             except tarfile.TarError:
@@ -288,7 +288,7 @@ def test_scan_equals_tarfile_at_length(specified: list[Any], tar_format: int) ->
 
 
 @pytest.mark.long
-@settings(max_examples=15_000, deadline=None, suppress_health_check=quiet)
+@settings(max_examples=10_000, deadline=None, suppress_health_check=quiet)
 @given(members, st.sampled_from(FORMATS), damages)
 def test_damage_is_never_a_wrong_member_at_length(
     specified: list[Any], tar_format: int, damage: list[Any]

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -93,24 +94,29 @@ def test_an_outage_in_mid_epoch_is_waited_for(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_wait_too(store: Store, tmp_path: Path, method: str) -> None:
+def test_workers_wait_too(store: Store, tmp_path: Path) -> None:
     """An outage of twelve seconds, twice what five attempts took, ends no DataLoader."""
     from torch.utils.data import DataLoader
 
-    with wids.ShardListDataset(f"{store.url}/train.json", cache_dir=tmp_path / "c") as dataset:
-        loader = DataLoader(
-            dataset, batch_size=2, num_workers=1, prefetch_factor=1, collate_fn=list,
-            multiprocessing_context=method,
-        )  # fmt: skip
-        batches = iter(loader)
-        found = [*next(batches)]
+    epochs, found = {}, {}
+    with ExitStack() as datasets:
+        for method in ("fork", "spawn"):  # each with a cache of its own
+            dataset = wids.ShardListDataset(f"{store.url}/train.json", cache_dir=tmp_path / method)
+            epochs[method] = iter(
+                DataLoader(
+                    datasets.enter_context(dataset), batch_size=2, num_workers=1, collate_fn=list,
+                    prefetch_factor=1, multiprocessing_context=method,
+                )
+            )  # fmt: skip
+            found[method] = [*next(epochs[method])]
         store.kill()
         restart = threading.Timer(12, store.start)
         restart.start()
-        found += [sample for batch in batches for sample in batch]
+        for method, batches in epochs.items():
+            found[method] += [sample for batch in batches for sample in batch]
         restart.join()
-    assert [sample[".txt"] for sample in found] == [f"text {n}" for n in range(20)]
+    for samples in found.values():
+        assert [sample[".txt"] for sample in samples] == [f"text {n}" for n in range(20)]
 
 
 def test_a_download_resumes_after_an_outage(store: Store, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def descriptors(collate: str, num_workers: int, num_batches: int) -> tuple[int, 
     return here, there
 
 
-@pytest.mark.long
+@pytest.mark.alone
 @pytest.mark.parametrize(("num_workers", "num_batches"), [(1, 12), (16, 100)])
 def test_the_main_process_needs_those_of_torch(num_workers: int, num_batches: int) -> None:
     """A worker has at most an eighth of its limit more than with torch (VIEW-23)."""
