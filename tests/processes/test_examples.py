@@ -55,16 +55,6 @@ CONFIGURATIONS = [
 @pytest.mark.parametrize(("num_replicas", "workers"), CONFIGURATIONS)
 def test_every_rank_trains_equally(num_replicas: int, workers: list[str], tmp_path: Path) -> None:
     """All ranks take equal steps over every sample; at most one per canonical run is repeated."""
-    check_training(num_replicas, workers, tmp_path)
-
-
-@pytest.mark.long
-def test_two_ranks_train_equally(tmp_path: Path) -> None:
-    """The same with two ranks and forked workers."""
-    check_training(2, ["2", "fork"], tmp_path)
-
-
-def check_training(num_replicas: int, workers: list[str], tmp_path: Path) -> None:
     spec = jobs.write_pictures(tmp_path, [700, 3, 850, 450])
     arguments = ["--num-workers", workers[0]]
     if workers[1:]:
