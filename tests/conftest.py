@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import io
+import itertools
 import json
 import os
 import tarfile
@@ -35,6 +36,7 @@ hypothesis.settings.register_profile("wids", deadline=None)
 hypothesis.settings.load_profile("wids")
 
 Member = tuple[str, bytes]
+_cache_numbers = itertools.count()
 
 
 def write_tar(path: Path, members: Iterable[Member], tar_format: int = tarfile.PAX_FORMAT) -> Path:
@@ -115,7 +117,9 @@ def frozen() -> None:
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of its own for each test."""
-    folder = tmp_path_factory.mktemp("cache") / "wids"
+    # `mktemp` would look through the folders of all earlier tests for the next number.
+    folder = tmp_path_factory.getbasetemp() / "caches" / str(next(_cache_numbers)) / "wids"
+    folder.parent.mkdir(parents=True)
     monkeypatch.setenv("WIDS_CACHE", str(folder))
     return folder
 
@@ -231,10 +235,10 @@ def chromium(chromium_program: Any) -> Iterator[Chromium]:
 
 
 @contextmanager
-def raises(kind: type[BaseException], *parts: str) -> Iterator[None]:
+def raises(kind: type[BaseException], *parts: str) -> Iterator[pytest.ExceptionInfo[Any]]:
     """The block raises this error, and its message has all these parts."""
     with pytest.raises(kind) as caught:
-        yield
+        yield caught
     missing = [part for part in parts if part not in str(caught.value)]
     assert not missing, f"{missing} not in the message: {caught.value}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -185,8 +186,9 @@ def test_a_name_that_is_wrong_is_soon_an_error() -> None:
     """A refused first connection, or a host without an address, is an error within 10 s."""
     for url in (f"http://127.0.0.1:{free_port()}", "http://store.invalid"):
         started_s = time.monotonic()
-        with raises(FetchError, "waited 8.", url, "has not answered", "check the address"):
+        with raises(FetchError, url, "has not answered", "check the address") as caught:
             Fetcher().read(f"{url}/a.json", 10)
+        assert re.search(r"waited [78]\.\d s", str(caught.value))  # 7 if attempts are slow
         assert time.monotonic() - started_s < 2  # beside the waits that are counted
 
 
