@@ -175,7 +175,7 @@ class Server:
 
         self.http = Http(("127.0.0.1", port), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}"
-        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True)
+        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.005,), daemon=True)
         self.thread.start()
 
     @property

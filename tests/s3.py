@@ -88,7 +88,7 @@ def bucket_of(server: str, name: str) -> Iterator[Bucket]:
     bucket = Bucket(name, server, f"http://127.0.0.1:{proxy.server_port}")
     proxy.bucket = bucket  # type: ignore[attr-defined]
     proxy.upstream = server.removeprefix("http://")  # type: ignore[attr-defined]
-    thread = threading.Thread(target=proxy.serve_forever, args=(0.02,), daemon=True)
+    thread = threading.Thread(target=proxy.serve_forever, args=(0.005,), daemon=True)
     thread.start()
     try:
         yield bucket

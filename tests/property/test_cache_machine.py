@@ -53,7 +53,9 @@ class CacheMachine(RuleBasedStateMachine):
         self.limit = limits
         self.open_copies: dict[int, CachedCopy] = {}
         self.caches = [
-            Cache(str(self.folder / "c"), fetch.Fetcher(), limits=Limits(limits)) for _ in range(3)
+            # Waits are not waited for, so that each of them is another request at once.
+            Cache(str(self.folder / "c"), fetch.Fetcher({"retry_s": 5}), limits=Limits(limits))
+            for _ in range(3)
         ]
         for number in range(8):
             self.server.page(self.path(number), self.body(number))
