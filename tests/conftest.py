@@ -125,6 +125,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 
 @pytest.fixture(autouse=True)
+def no_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of this process are not flushed to the disk: only a power failure would show it."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture(autouse=True)
 def new_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """No server has answered before, also not one of another test on the same port."""
     monkeypatch.setattr("wids.transport.retry._answered", set())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gc
 import io
-import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -71,11 +70,8 @@ def num_events(disturbed: AbstractContextManager[Any], folder: Path, data: bytes
 
 
 @pytest.mark.parametrize("step", [97, pytest.param(1, marks=pytest.mark.long)])
-def test_an_interrupt_at_any_line(
-    step: int, data: bytes, folders: Iterator[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_at_any_line(step: int, data: bytes, folders: Iterator[Path]) -> None:
     """There is a complete copy or none, and nothing else; the next fetch succeeds (CACHE-10)."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)  # only a power failure would show it
     read(next(folders), data)  # imports what is imported when it is first needed
     last = num_events(interrupted(PACKAGES, 0), next(folders), data)
     for number in range(1, last + 1, step):

@@ -30,7 +30,6 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     # So that these small files are mapped, as larger ones are.
     monkeypatch.setattr("wids.tars.mapped_file._SMALL_NBYTES", 0)
     monkeypatch.setenv("WIDS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(os, "fsync", lambda _: None)
     path = settle(write_tar(tmp_path / "a.tar", sample_members(0, 8)))
     wids.build_spec([str(path)], pack=tmp_path / "a.index")
     remote = {

@@ -73,10 +73,8 @@ def test_an_interrupt_at_any_line(
     source: Path,
     complete: dict[str, bytes],
     folders: Iterator[Path],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ctrl-C is Ctrl-C; complete shards and the journal stay, and nothing else (PACK-17)."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)  # only a power failure would show it
     with interrupted(PACKAGES, 0) as count:
         pack(source, next(folders))
     for number in range(1, count.reached + 1, step):

@@ -36,7 +36,7 @@ def forget(dataset: wids.ShardListDataset, path: str) -> None:
     for number in range(len(dataset.spec.shards)):
         dataset.reader.open(number)._map.madvise(mmap.MADV_DONTNEED)
     file = os.open(path, os.O_RDONLY)
-    os.fsync(file)
+    os.fdatasync(file)
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(file)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -72,10 +71,9 @@ def num_events(disturbed: AbstractContextManager[Any], folder: Path) -> int:
 
 @pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.long)])
 def test_an_interrupt_at_any_line(
-    step: int, complete: dict[str, bytes], folders: Iterator[Path], monkeypatch: pytest.MonkeyPatch
+    step: int, complete: dict[str, bytes], folders: Iterator[Path]
 ) -> None:
     """Ctrl-C is Ctrl-C; complete shards stay, and nothing else does (SPEC-16)."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)  # only a power failure would show it
     last = num_events(interrupted(PACKAGES, 0), next(folders))
     for number in range(1, last + 1, step):
         folder = next(folders)

@@ -365,11 +365,8 @@ def test_a_killed_replacement_is_not_resumed(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("step", [83, pytest.param(1, marks=pytest.mark.long)])
 @WORKS
-def test_interrupted_at_any_line(
-    work: Write, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_at_any_line(work: Write, step: int, tmp_path: Path) -> None:
     """Ctrl-C leaves one dataset or none, and the old one if none of it was replaced (PACK-16)."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)  # only a power failure would show it
     for name, values in (("old", OLD), ("fresh", NEW), ("count", OLD)):
         (tmp_path / name).mkdir()
         work(f"{name}/out", values)
