@@ -87,7 +87,7 @@ def _in_both_modes(app: Any, name: str, source: list[str]) -> None:  # noqa: ARG
 def _public(app: Any, env: Any, node: Any, text: Any) -> Any:
     """Link the full name of a public object, ``wids.errors.WidsError``, to ``wids.WidsError``."""
     name = node.get("reftarget", "").rpartition(".")[2]
-    if node.get("refdomain") != "py" or name not in wids.__all__:
+    if node.get("refdomain") != "py" or not hasattr(wids, name):
         return None
     domain = env.get_domain("py")
     target = (node.get("refdoc"), app.builder, "obj", f"wids.{name}", node, text)

@@ -25,7 +25,21 @@ def test_errors_are_all_public() -> None:
     from wids import errors
 
     names = {name for name, value in vars(errors).items() if isinstance(value, type)}
-    assert names <= set(wids.__all__)
+    assert all(getattr(wids, name) is getattr(errors, name) for name in names)
+
+
+def test_names_that_left_the_list_can_be_imported() -> None:
+    """What functions return, and a former name of an error, work as before, also as imports."""
+    names = {"LostTaskError", "PackReport", "Problem", "RewriteError", "SamplingCost"}
+    assert not names & set(wids.__all__)
+    for name in names:
+        assert isinstance(getattr(wids, name), type)
+        exec(f"from wids import {name}")  # noqa: S102
+
+
+def test_errors_of_new_shards_are_one_class() -> None:
+    """Whoever caught errors of `rewrite` or `pack_folder` by their names catches them."""
+    assert wids.RewriteError is wids.PackError
 
 
 def test_no_public_name_is_a_module() -> None:

@@ -18,7 +18,7 @@ from wids.fields.decode import Decoder
 
 FUNCTIONS = {
     *("append_shards", "build_spec", "collate", "load_spec", "load_table", "pack_folder", "peek"),
-    *("rewrite", "sampling_cost", "stream", "verify_spec"),
+    *("rewrite", "sampling_cost", "save_table", "stream", "verify_spec"),
 }
 
 

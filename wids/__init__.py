@@ -1,7 +1,7 @@
 """wids: indexed random access to datasets stored as tar shards, and exact distributed epochs.
 
-The names in ``__all__`` are the promise; everything else may change. Each is imported when it is
-first used, so that ``import wids`` is instant and only the samplers import torch.
+The names in ``__all__`` and ``_ALSO`` are the promise; everything else may change. Each is imported
+when it is first used, so that ``import wids`` is instant and only the samplers import torch.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from wids import migration
 
 if TYPE_CHECKING:
     from wids.bucketing.bucket_sampler import BucketBatchSampler
-    from wids.checking.problems import Problem
-    from wids.columns.table_file import load_table
+    from wids.checking.problems import Problem as Problem
+    from wids.columns.table_file import load_table, save_table
     from wids.dataset import ShardListDataset
     from wids.describing.appending import append_shards
     from wids.describing.build import build_spec
@@ -25,11 +25,9 @@ if TYPE_CHECKING:
         DecodeError,
         FetchError,
         JoinError,
-        LostTaskError,
         MismatchError,
         NotFoundError,
         PackError,
-        RewriteError,
         SampleError,
         ShardFormatError,
         SpecError,
@@ -39,15 +37,18 @@ if TYPE_CHECKING:
         UploadError,
         WidsError,
     )
+    from wids.errors import LostTaskError as LostTaskError
+    from wids.errors import RewriteError as RewriteError
     from wids.fields.decode import Decoder
     from wids.mixing.mixed import MixedSampler
     from wids.packing.folder import pack_folder
-    from wids.packing.report import PackReport
+    from wids.packing.report import PackReport as PackReport
     from wids.peeking import Peek, peek
     from wids.prefetching.prefetch import Prefetcher
     from wids.rewriting.rewrite import rewrite
     from wids.sampling.chunked import ChunkedSampler, ShardedSampler, ShardListSampler
-    from wids.sampling.cost import SamplingCost, sampling_cost
+    from wids.sampling.cost import SamplingCost as SamplingCost
+    from wids.sampling.cost import sampling_cost
     from wids.sampling.distributed import DistributedChunkedSampler
     from wids.specs.loader import load_spec
     from wids.specs.model import DatasetSpec, ShardSpec
@@ -66,19 +67,14 @@ __all__ = [
     "DistributedChunkedSampler",
     "FetchError",
     "JoinError",
-    "LostTaskError",
     "MismatchError",
     "MixedSampler",
     "NotFoundError",
     "PackError",
-    "PackReport",
     "Peek",
     "Prefetcher",
-    "Problem",
     "RayExecutor",
-    "RewriteError",
     "SampleError",
-    "SamplingCost",
     "Shard",
     "ShardFormatError",
     "ShardListDataset",
@@ -102,12 +98,17 @@ __all__ = [
     "peek",
     "rewrite",
     "sampling_cost",
+    "save_table",
     "stream",
     "verify_spec",
 ]
 
+_ALSO = ("LostTaskError", "PackReport", "Problem", "RewriteError", "SamplingCost")
+"""Names that work as those of ``__all__`` do, but that nobody types often: what functions return,
+what executors raise, and a former name."""
+
 _MODULES = {
-    "columns.table_file": ("load_table",),
+    "columns.table_file": ("load_table", "save_table"),
     "dataset": ("ShardListDataset",),
     "engines.ray_executor": ("RayExecutor",),
     "fields.decode": ("Decoder",),
@@ -144,7 +145,7 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("wids")
-    if name not in __all__:
+    if name not in __all__ and name not in _ALSO:
         raise AttributeError(migration.explain(name) or f"module 'wids' has no attribute {name!r}")
     value = getattr(import_module(f"wids.{_MODULE_OF.get(name, 'errors')}"), name)
     globals()[name] = value

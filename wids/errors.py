@@ -10,8 +10,7 @@
     │   └── NotFoundError   (FileNotFoundError)  a URL or path that does not exist
     ├── UploadError         (OSError)            a URL that could not be written
     ├── StateError          (ValueError)         a state that does not fit the sampler
-    ├── PackError           (ValueError)         files that cannot become samples as they are
-    ├── RewriteError        (ValueError)         samples that cannot be written into new shards
+    ├── PackError           (ValueError)         files or samples that new shards cannot have
     ├── TableError          (ValueError)         a column that cannot be made, a stale table
     ├── LostTaskError       (RuntimeError)       a task that an executor lost
     └── SampleError         (ValueError)         one sample; names shard, key, field and index
@@ -120,11 +119,11 @@ class StateError(WidsError, ValueError):
 
 
 class PackError(WidsError, ValueError):
-    """A folder whose files cannot become the samples of shards as they are."""
+    """Files, or samples of other shards, that cannot become the samples of new shards as asked."""
 
 
-class RewriteError(WidsError, ValueError):
-    """Samples that cannot be written into new shards as asked."""
+RewriteError = PackError
+"""The former name for errors of `rewrite`, which nobody has to catch apart."""
 
 
 class TableError(WidsError, ValueError):

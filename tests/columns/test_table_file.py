@@ -65,6 +65,60 @@ def test_a_saved_table_is_read_back(saved: Path) -> None:
         assert dataset[:0].table([".cls"]).num_rows == len(wids.load_table(dataset[:0])) == 0
 
 
+def test_a_table_is_saved_as_the_command_saves_it(train: Path, tmp_path: Path) -> None:
+    """TABLE-12: `save_table` writes the file of ``wids table``, and the document names it."""
+    output = write_table(train)
+    by_command, document = output.read_bytes(), train.read_text()
+    output.unlink()
+    train.write_text((tmp_path / "train.json.bak").read_text())
+    columns = {"label": ".cls", "caption": ".txt"}
+    with ShardListDataset(train) as dataset:
+        spec = wids.save_table(dataset.table(columns), train, str(output), columns)
+        assert wids.load_table(spec).equals(dataset.table(columns))
+    assert output.read_bytes() == by_command
+    assert train.read_text() == document
+
+
+def test_a_table_of_a_dataset_is_saved_with_columns_of_the_caller(train: Path) -> None:
+    """TABLE-12: the returned spec names the table, and the document stays as it was."""
+    document = train.read_text()
+    with ShardListDataset(train) as dataset:
+        table = dataset.table([".cls"]).append_column("score", [list(range(20))])
+        spec = wids.save_table(table, dataset, train.parent / "scores.parquet")
+        spec.save(train.parent / "scored.json")
+        assert train.read_text() == document
+    scored = train.parent / "scored.json"
+    assert wids.load_table(scored, ["score"])["score"].to_pylist() == list(range(20))
+    with ShardListDataset(scored) as dataset:
+        assert read_or_load(dataset, {".cls": ".cls", "score": "score"}).equals(table)
+
+
+def test_a_spec_without_counts_has_its_table_saved(train: Path) -> None:
+    """TABLE-10: its rows are one row group, since nothing says where its shards end."""
+    tars = sorted(str(path) for path in train.parent.glob("*.tar"))
+    with ShardListDataset(tars) as dataset:
+        table = dataset.table([".cls"])
+    spec = wids.save_table(table, tars, train.parent / "tars.parquet")
+    assert wids.load_table(spec).equals(table)
+
+
+def test_only_a_table_of_all_samples_is_saved(train: Path) -> None:
+    """TABLE-13: other rows, no rows, another order, and another place are errors; nothing stays."""
+    output = train.parent / "t.parquet"
+    with ShardListDataset(train) as dataset:
+        whole = dataset.table([".cls"])
+        for table, found in (
+            (whole[3:], "found 17 rows"),
+            (whole.take(list(range(20))[::-1]), "found them in another order"),
+            (whole.drop_columns(["__key__"]), "found none of the name __key__"),
+        ):
+            with raises(TableError, "each of the 20 samples", found, "not of a view"):
+                wids.save_table(table, dataset, output)
+        with raises(ValueError, "expected a file on this machine, found s3://b/t.parquet"):
+            wids.save_table(whole, dataset, "s3://b/t.parquet")
+    assert not output.exists()
+
+
 def test_no_shard_is_needed(saved: Path) -> None:
     """TABLE-14: neither opened nor fetched."""
     for tar in saved.parent.glob("*.tar"):

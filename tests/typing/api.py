@@ -28,6 +28,7 @@ def dataset() -> None:
     with data as entered:
         same: wids.ShardListDataset = entered
     table: Any = data.table({"label": ".cls"}, errors="null", executor=ThreadPoolExecutor())
+    spec: wids.DatasetSpec = wids.save_table(table, data, Path("a.parquet"), {"label": ".cls"})
     saved: Any = wids.load_table(data, ["label"])
     saved = wids.load_table(Path("a.json"), storage_options={"timeout": 9})
     filtered: wids.ShardListDataset = data[np.array([True, False])]
@@ -41,7 +42,21 @@ def dataset() -> None:
     collated: Any = wids.collate([sample])
     written: wids.DatasetSpec = wids.rewrite(view, "new-%06d.tar", maxcount=3, map=len, version="1")
     del parts, mapped, collated, written
-    del both, table, saved, filtered, chosen, keys, joined, sample, batch, lengths, same, loader
+    del (
+        both,
+        table,
+        spec,
+        saved,
+        filtered,
+        chosen,
+        keys,
+        joined,
+        sample,
+        batch,
+        lengths,
+        same,
+        loader,
+    )
 
 
 def shards() -> None:
@@ -99,8 +114,10 @@ def other() -> None:
     more: wids.DatasetSpec = wids.append_shards("a.json", ["c.tar"], on_problem=print)
     wids.ShardWriter("s3://bucket/a-%d.tar", if_exists="append", storage_options={"key": "a"})
     error: ValueError = wids.SpecError("x")
+    lost: RuntimeError = wids.LostTaskError("x")
+    unpacked: ValueError = wids.RewriteError("x")
     missing: FileNotFoundError = wids.NotFoundError("x")
-    del error, missing, refused, more
+    del error, lost, unpacked, missing, refused, more
 
 
 def preparing() -> None:

@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     from wids.columns.table_file import save_table
     from wids.dataset import ShardListDataset
     from wids.engines.processes import process_pool
-    from wids.specs.edit import name_table
+    from wids.specs.edit import is_local_document, name_table
     from wids.transport import urls
 
     check_arrow()
@@ -72,8 +72,9 @@ def run(options: argparse.Namespace) -> int:
         ask_to_fetch(dataset, options, "reading columns of shards without an index")
         with process_pool(options.jobs, len(dataset.spec.shards)) as executor:
             table = dataset.table(columns, errors=options.errors, executor=executor)
-        saved = save_table(table, dataset.spec, dataset.reader.edges, columns, output)
-    if _is_local_document(options.spec):
+        saved = save_table(table, dataset, output, columns).table
+    assert saved is not None  # noqa: S101 - it was saved just now
+    if is_local_document(options.spec):
         name_table(options.spec, saved)
     else:
         print(
@@ -100,12 +101,6 @@ def _checked_output(output: str) -> str:
     if not os.path.isdir(os.path.dirname(path)):
         raise FileNotFoundError(f"{os.path.dirname(path)}: no such folder, for --output")
     return path
-
-
-def _is_local_document(spec: str) -> bool:
-    from wids.transport import urls
-
-    return spec.endswith(".json") and urls.is_local(spec) and os.path.isfile(urls.local_path(spec))
 
 
 def _text(output: str, table: pa.Table) -> str:

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
 
@@ -25,8 +26,10 @@ from wids.fetching.fetch import Fetcher
 from wids.files import abandoned, publish
 from wids.opening.cache_settings import cache_folder
 from wids.opening.side_files import discard, local_file
+from wids.reading.position_array import IntArray
 from wids.reading.positions import Positions
 from wids.reading.reader import ShardReader
+from wids.specs.edit import is_local_document, name_table
 from wids.specs.loader import Shards, load_with
 from wids.specs.model import DatasetSpec, SavedTable
 from wids.transport import urls
@@ -43,7 +46,7 @@ _METADATA: Final = b"wids"
 
 @runtime_checkable
 class Tabular(Protocol):
-    """What `load_table` asks of a dataset or view."""
+    """What `load_table` and `save_table` ask of a dataset or view."""
 
     spec: DatasetSpec
 
@@ -79,12 +82,99 @@ def fingerprint(spec: DatasetSpec) -> str:
 
 def save_table(
     table: pa.Table,
-    spec: DatasetSpec,
-    edges: np.ndarray,
-    paths: Mapping[str, str],
+    dataset: Tabular | Shards,
     output: str | os.PathLike[str],
+    columns: Mapping[str, str] | None = None,
+    *,
+    allow_pipe: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> DatasetSpec:
+    """Save a table of all samples for `load_table`, as ``wids table`` does, as a Parquet file.
+
+    The file appears complete, or not at all. Columns may be added to the table before it is saved,
+    such as predictions.
+
+    Args:
+        table: What the ``table`` method of the whole dataset returned: a row for each sample, in
+            their order, with ``__index__`` and ``__key__``.
+        dataset: The dataset, or its spec in any form that a dataset takes. A JSON document on this
+            machine names the table from then on; its previous text stays beside it as ``.bak``.
+        output: Path of the file, on this machine.
+        columns: The paths by the names of their columns, if the table was made with a mapping.
+        allow_pipe: Whether a spec that is passed may name ``pipe:`` commands.
+        storage_options: As for `ShardListDataset`, if a spec is passed.
+
+    Returns:
+        The spec of the dataset, which names the table.
+
+    Raises:
+        TableError: The rows are not all samples of the dataset, in their order.
+        ValueError: The output is not a path on this machine.
+        ModuleNotFoundError: pyarrow is not installed.
+
+    Example:
+        >>> import wids
+        >>> with wids.TarWriter("birds.tar") as writer:
+        ...     for n in range(3):
+        ...         _ = writer.write({"__key__": f"{n:03d}", "cls": n})
+        >>> wids.build_spec(["birds.tar"]).save("birds.json")
+        >>> with wids.ShardListDataset("birds.json") as dataset:
+        ...     table = dataset.table([".cls"])
+        >>> spec = wids.save_table(table, "birds.json", "birds.parquet")
+        >>> wids.load_table("birds.json").column_names
+        ['__index__', '__key__', '.cls']
+    """
+    check_arrow()
+    place = _place(dataset, allow_pipe, storage_options)
+    name = os.fspath(output)
+    if not urls.is_local(name):
+        raise ValueError(
+            f"output: expected a file on this machine, found {urls.redact(name)}; save it here and "
+            "copy it beside the published spec"
+        )
+    edges = dataset.reader.edges if isinstance(dataset, Tabular) else _edges(place.spec, table)
+    _check_rows(table, int(edges[-1]))
+    paths = {name: name for name in table.column_names if name not in (INDEX, KEY)}
+    path = os.path.abspath(urls.local_path(name))
+    saved = _written(table, place.spec, edges, paths | dict(columns or {}), path)
+    if isinstance(dataset, (str, os.PathLike)) and is_local_document(os.fspath(dataset)):
+        name_table(urls.local_path(os.fspath(dataset)), saved)
+    return replace(place.spec, table=saved)
+
+
+def _edges(spec: DatasetSpec, table: pa.Table) -> IntArray:
+    """Return where the shards begin, and the end of the last; the ends alone if none are stated."""
+    counts = [shard.num_samples for shard in spec.shards]
+    known = [count for count in counts if count is not None]
+    return np.cumsum([0, *known] if len(known) == len(counts) else [0, len(table)])
+
+
+def _check_rows(table: pa.Table, num_samples: int) -> None:
+    """Raise `TableError` if the rows of a table are not all samples, in their order."""
+    missing = [name for name in (INDEX, KEY) if name not in table.column_names]
+    if missing:
+        found = f"none of the name {missing[0]}"
+    elif len(table) != num_samples:
+        found = f"{len(table):,} rows"
+    elif not np.array_equal(table[INDEX].to_numpy(), np.arange(num_samples)):
+        found = "them in another order"
+    else:
+        return
+    raise TableError(
+        f"table: expected the columns {INDEX} and {KEY}, and a row for each of the {num_samples:,} "
+        f"samples of the whole dataset, in their order; found {found}; make it with the `table` "
+        "method of the dataset, not of a view"
+    )
+
+
+def _written(
+    table: pa.Table,
+    spec: DatasetSpec,
+    edges: IntArray,
+    paths: Mapping[str, str],
+    output: str,
 ) -> SavedTable:
-    """Save a table of all samples as Parquet; the file appears complete, or not at all.
+    """Write a table of all samples as Parquet; return its entry in the spec.
 
     Args:
         table: The table, whose rows are all samples in order.
@@ -92,9 +182,6 @@ def save_table(
         edges: Where the shards begin, and the end of the last one.
         paths: The paths of its columns by their names.
         output: The absolute path of the file.
-
-    Returns:
-        Its entry in the spec.
     """
     import pyarrow.parquet as pq
 
@@ -109,7 +196,7 @@ def save_table(
                 writer.write_table(table.slice(start, stop - start), row_group_size=_MAX_GROUP)
         found = [footer_checksum(file), *column_checksums(file, pq.read_metadata(file))]
         nbytes = file.seek(0, os.SEEK_END)
-    return SavedTable(os.fspath(output), mark, nbytes, tuple(found))
+    return SavedTable(output, mark, nbytes, tuple(found))
 
 
 def _row_groups(edges: list[int]) -> Iterator[tuple[int, int]]:
@@ -128,7 +215,7 @@ def load_table(
     allow_pipe: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> pa.Table:
-    """Read the table that ``wids table`` saved for a dataset.
+    """Read the table that ``wids table`` or `save_table` saved for a dataset.
 
     Its shards are neither opened nor fetched. A remote table is fetched into the cache.
 

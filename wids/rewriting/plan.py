@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from wids.errors import RewriteError
+from wids.errors import PackError
 from wids.indexes.key_hashes import Hashes, key_hashes, text_hashes
 from wids.reading.reader import ShardReader
 from wids.rewriting.orders import Order
@@ -83,7 +83,7 @@ def plan_shards(
         checks_keys: Whether the keys of a shard have to differ already.
 
     Raises:
-        RewriteError: Two samples of one output shard have the same key, and would become one.
+        PackError: Two samples of one output shard have the same key, and would become one.
         FetchError: A shard has no index, and cannot be fetched.
     """
     cuts: list[Cut] = []
@@ -239,7 +239,7 @@ def _renamed_hashes(reader: ShardReader, positions: IntArray, rename: Rename, na
 def _new_key(rename: Rename, labels: dict[str, Any]) -> bytes:
     key: Any = rename(labels)
     if not isinstance(key, str) or not key:
-        raise RewriteError(
+        raise PackError(
             f'{urls.redact(labels["__shard__"])}: sample "{labels["__key__"]}": expected rename to '
             f"return a key, found {key!r:.80}"
         )
@@ -249,7 +249,7 @@ def _new_key(rename: Rename, labels: dict[str, Any]) -> bytes:
 def _check_distinct(
     reader: ShardReader, positions: IntArray, hashes: Hashes, rename: Rename | None, name: str
 ) -> None:
-    """Raise RewriteError for two samples of one key."""
+    """Raise PackError for two samples of one key."""
     ordered = np.sort(hashes)  # a tenth of the time of `np.unique`, which makes a table of hashes
     if not (ordered[1:] == ordered[:-1]).any():
         return
@@ -269,10 +269,10 @@ def place_text(place: Place) -> str:
     return urls.redact(url) if index < 0 else f"{urls.redact(url)} (index {index})"
 
 
-def repeated_key_error(key: str, *places: Place) -> RewriteError:
+def repeated_key_error(key: str, *places: Place) -> PackError:
     """Return the error for two samples that would become one."""
     found = " and ".join(map(place_text, places))
-    return RewriteError(
+    return PackError(
         f'key "{key}": expected it once in an output shard, found it in {found}; they would '
         "become one sample: pass rename=, which returns another key for each"
     )

@@ -17,7 +17,7 @@ import numpy as np
 
 from wids.describing.describe import ShardRecord
 from wids.describing.part_journals import Part
-from wids.errors import RewriteError
+from wids.errors import PackError
 from wids.fields.decode import Decoder
 from wids.files.sizes import parse_nbytes
 from wids.reading.position_array import IntArray
@@ -114,7 +114,7 @@ def rewrite(
         The spec of the new dataset.
 
     Raises:
-        RewriteError: Two samples of one new shard would have the same key, no sample is left, the
+        PackError: Two samples of one new shard would have the same key, no sample is left, the
             output is the input, or the dataset has transformations and there is no ``map``.
         TransformError: A map raises, or returns something else than samples.
         FileExistsError: Another dataset is there already, or an interrupted run on other samples
@@ -225,7 +225,7 @@ def prepare_rewrite(
         checks_keys=map is None,
     )
     if not cuts:
-        raise RewriteError(NO_SAMPLE.format(urls.redact(output.spec_path)))
+        raise PackError(NO_SAMPLE.format(urls.redact(output.spec_path)))
     has_functions = map is not None or rename is not None
     settings = (map is not None, rename is not None, version, dataset.dataset_name)
     sources = _Sources(dataset.reader, settings)
@@ -254,13 +254,13 @@ def _limits(maxcount: int | None, maxsize: int | str | None) -> tuple[int, int |
 
 
 def _check_not_input(spec: DatasetSpec, output: Output) -> None:
-    """Raise RewriteError if shards of the input could be overwritten."""
+    """Raise PackError if shards of the input could be overwritten."""
     for shard in spec.shards:
         folder, _, file_name = shard.url.rpartition("/")
         if output.names.number_of(file_name) is None:
             continue
         if _real(folder) == _real(output.names.folder):
-            raise RewriteError(
+            raise PackError(
                 f"{urls.redact(shard.url)}: expected another output than the input, found its "
                 "names in the pattern; choose another folder or another name"
             )
@@ -272,12 +272,12 @@ def _real(folder: str) -> str:
 
 
 def _check_stored(dataset: Rewritable) -> None:
-    """Raise RewriteError if what the dataset returns is more than stored bytes, decoded."""
+    """Raise PackError if what the dataset returns is more than stored bytes, decoded."""
     steps = (*dataset.reader.transformations, *dataset.transformations)
     others = [step for step in steps if not isinstance(step, Decoder)]
     if others or dataset.is_overridden:
         found = f"the transformation {others[0]!r:.80}" if others else "a __getitem__ of its own"
-        raise RewriteError(
+        raise PackError(
             f"{dataset!r}: expected a dataset without transformations, since fields are copied "
             f"byte by byte, found {found}; pass the function as map="
         )

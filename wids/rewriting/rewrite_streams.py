@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from wids.errors import RewriteError
+from wids.errors import PackError
 from wids.fetching import fetch
 from wids.fields.encode import encode
 from wids.files.sizes import parse_nbytes
@@ -59,7 +59,7 @@ def rewrite_streams(
     Raises:
         ShardFormatError: A file is damaged, incomplete or of another kind.
         FetchError: A file cannot be read.
-        RewriteError: There is no sample.
+        PackError: There is no sample.
         FileExistsError: Another dataset is there already.
         ValueError: Two samples of a shard have the same key, or a value cannot be encoded.
     """
@@ -86,7 +86,7 @@ def rewrite_streams(
             for sample in islice(samples, writer.num_samples, None):
                 writer.write(sample)
             if not writer.num_samples:
-                raise RewriteError(NO_SAMPLE.format(urls.redact(output.spec_path)))
+                raise PackError(NO_SAMPLE.format(urls.redact(output.spec_path)))
     return DatasetSpec(tuple(writer.shards), output.name, output.pack_path)
 
 

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any, Final, Protocol, TypeAlias
 
 from wids.describing.describe import ShardRecord
-from wids.errors import RewriteError, WidsError
+from wids.errors import PackError, WidsError
 from wids.fields.encode import encode
 from wids.rewriting.copying_tar import CopyingTar
 from wids.rewriting.mapped import listed
@@ -83,7 +83,7 @@ def rewrite_shard(
         advance: The same.
 
     Raises:
-        RewriteError: Two samples have the same key, or a sample cannot be stored.
+        PackError: Two samples have the same key, or a sample cannot be stored.
         WidsError: A sample cannot be read.
     """
     view: Readable = task.samples.view()
@@ -128,7 +128,7 @@ def _append(
     except WidsError:
         raise
     except (TypeError, ValueError) as error:
-        raise RewriteError(
+        raise PackError(
             f"{place_text(place)}: {error}; pass rename= for other keys, map= for other fields"
         ) from error
 
@@ -161,7 +161,7 @@ def _renamed(
         place = sample.get("__shard__", task.path), sample.get("__index__", -1)
         key = sample.get("__key__") if task.rename is None else task.rename(dict(sample))
         if not isinstance(key, str) or not key:
-            raise RewriteError(
+            raise PackError(
                 f'{place_text(place)}: expected a sample with a text under "__key__", found '
                 f"{key!r:.80}; keep the key or return a new one"
             )
@@ -174,7 +174,7 @@ def _renamed(
             if not name.startswith("__")
         }
         if not fields:
-            raise RewriteError(
+            raise PackError(
                 f'{place_text(place)}: sample "{key}": expected at least one field to write, found '
                 "none; choose fields that all samples have, or leave this one out"
             )
@@ -193,7 +193,7 @@ def _samples(path: str, view: Readable, batch: range) -> Iterator[Sample]:
     for found in view.__getitems__(list(batch)):
         for sample in listed(found):
             if not isinstance(sample, Mapping):
-                raise RewriteError(
+                raise PackError(
                     f"{urls.redact(path)}: expected on_error, or a dataset of another class, "
                     "to return a sample, None or several samples, found "
                     f"{type(sample).__name__} {sample!r:.80}"

@@ -91,6 +91,11 @@ def name_table(path: str | os.PathLike[str], table: SavedTable) -> None:
     _replace(path, document)
 
 
+def is_local_document(spec: str) -> bool:
+    """Return whether a spec is a JSON document on this machine, which `name_table` can change."""
+    return spec.endswith(".json") and urls.is_local(spec) and os.path.isfile(urls.local_path(spec))
+
+
 def _replace(path: str, document: dict[str, Any]) -> None:
     # A rename onto a link would replace the link, and leave the file that it leads to unchanged.
     target = os.path.realpath(path)

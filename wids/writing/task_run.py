@@ -22,7 +22,7 @@ from wids.describing.describe import ShardRecord
 from wids.describing.journal import Journal, Task
 from wids.describing.part_journals import plan_of
 from wids.engines.results import results_of
-from wids.errors import RewriteError, SpecError
+from wids.errors import PackError, SpecError
 from wids.fetching import upload
 from wids.files import abandoned
 from wids.files.progress import Bar
@@ -315,7 +315,7 @@ def _publish(
     records = [log.record(place_of(task)) for task in tasks]
     records = [record for record in records if record.num_samples]
     if not records:
-        raise RewriteError(NO_SAMPLE.format(urls.redact(output.spec_path)))
+        raise PackError(NO_SAMPLE.format(urls.redact(output.spec_path)))
     spec = DatasetSpec(
         tuple(ShardSpec(r.url, r.num_samples, r.nbytes, sha256=r.sha256) for r in records),
         output.name,
