@@ -111,8 +111,8 @@ cache cache.eviction cache.leases cache.names cache.saving cache.space cache.sto
 cache.turns cache.verified
 composition contents dataset errors
 fetching fetching.download fetching.fetch fetching.range_reader
-files files.abandoned files.checksums files.digests files.locks files.progress files.publish
-files.shared_number files.sizes files.unnamed
+files files.abandoned files.array_types files.checksums files.digests files.locks files.progress
+files.publish files.shared_number files.sizes files.unnamed
 indexes indexes.index_file
 looking looking.in_notebooks
 mapstyle migration

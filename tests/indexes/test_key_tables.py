@@ -11,8 +11,9 @@ import pytest
 from conftest import write_tar
 
 from wids.checking.repeated_keys import find_repeated_keys
+from wids.files.array_types import WordArray
 from wids.indexes import key_tables, pack
-from wids.indexes.key_tables import Entries, Hashes, KeyTable, merged
+from wids.indexes.key_tables import Entries, KeyTable, merged
 from wids.indexes.pack import LocalPack, load_pack
 from wids.indexes.pack_writer import join_packs, write_pack
 from wids.specs.model import ShardSpec
@@ -28,7 +29,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pack, "_PART_LENGTH", 50)
 
 
-def hashes_of(kind: str, length: int) -> Hashes:
+def hashes_of(kind: str, length: int) -> WordArray:
     random, ascending = np.random.default_rng(0), np.arange(length, dtype=np.uint64)
     return {
         "spread": random.integers(0, 1 << 64, length, np.uint64),

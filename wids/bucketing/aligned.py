@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from wids.bucketing.buckets import Buckets, Groups, full_batches, windows
 from wids.bucketing.rounds import Rounds, nearest
-from wids.sampling.order import IntArray
+from wids.files.array_types import IntArray
 
 _LOOK_AHEAD: Final = 4096
 """Rounds that are tested at a time for having all their indices."""

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from wids.bucketing.aligned import AlignedRounds
 from wids.bucketing.buckets import checked_buckets
 from wids.bucketing.rounds import Rounds, SeparateRounds, in_turn
-from wids.sampling.order import IntArray
+from wids.files.array_types import IntArray
 from wids.sampling.passes import Epochs, EpochSampler
 
 _MOST_COUNTED: Final = 1_000_000

@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from wids.files.array_types import IntArray
 from wids.sampling.arguments import at_least
-from wids.sampling.order import IntArray
 
 _WINDOW: Final = 1 << 15
 """Indices that are sorted by bucket at a time: enough for numpy, little for the first batch."""

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.bucketing.buckets import Buckets, batches, full_batches, windows
-from wids.sampling.order import IntArray
+from wids.files.array_types import IntArray
 
 RunBlocks = Callable[[int], Iterator[IntArray]]
 """The indices of a run, by its number."""

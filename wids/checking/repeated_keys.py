@@ -17,10 +17,9 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from wids.errors import printable
-from wids.indexes.key_tables import Hashes
+from wids.files.array_types import IntArray, WordArray
 from wids.indexes.pack import LocalPack
 from wids.specs.model import ShardSpec
-from wids.tars.archive import IntArray
 from wids.transport import urls
 
 _MAX_NAMED: Final = 3
@@ -95,7 +94,7 @@ def _numbered(items: Iterable[str | None]) -> IntArray:
     return np.array([numbers.setdefault(item, len(numbers)) for item in items], np.int64)
 
 
-def _groups_with_two(hashes: Hashes, datasets: IntArray, tars: IntArray) -> IntArray:
+def _groups_with_two(hashes: WordArray, datasets: IntArray, tars: IntArray) -> IntArray:
     """Return start and stop of each run of one hash and one dataset with two or more tars."""
     is_first = np.ones(len(hashes), bool)
     is_first[1:] = (hashes[1:] != hashes[:-1]) | (datasets[1:] != datasets[:-1])

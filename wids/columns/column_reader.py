@@ -21,8 +21,8 @@ from wids.columns.column_types import layers_of
 from wids.columns.column_values import DecodeMany, Parts, decoder_of, parts_of
 from wids.errors import DecodeError, ShardFormatError, TableError
 from wids.fetching.range_reader import RangeError
+from wids.files.array_types import IntArray
 from wids.opening.range_shard import RemoteShard
-from wids.reading.position_array import IntArray
 from wids.reading.reader import ShardReader
 from wids.tars.index import ShardIndex
 from wids.tars.readable_shard import ReadableShard

@@ -12,8 +12,8 @@ from itertools import groupby
 from typing import Any, Final, Protocol, overload
 
 from wids.errors import WidsError, printable
+from wids.files.array_types import IntArray
 from wids.reading.indices import as_index
-from wids.reading.position_array import IntArray
 from wids.reading.positions import Positions, first_index_of, from_start, select
 from wids.tars.index import ShardIndex
 from wids.tars.names import to_text

@@ -20,8 +20,8 @@ from wids.columns.column_paths import INDEX, KEY, ColumnPath, Columns, parse_col
 from wids.columns.column_reader import ColumnReader, PickledOnce, Rows, ShardColumns
 from wids.engines.results import results_of
 from wids.errors import TableError
+from wids.files.array_types import IntArray
 from wids.files.progress import Bar
-from wids.reading.position_array import IntArray
 from wids.reading.positions import Positions
 from wids.reading.reader import ShardReader
 from wids.transport import urls

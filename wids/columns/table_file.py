@@ -24,9 +24,9 @@ from wids.columns.table_checksums import column_checksums, damaged_column, foote
 from wids.errors import TableError, WidsError, local_error
 from wids.fetching.fetch import Fetcher
 from wids.files import abandoned, publish
+from wids.files.array_types import IntArray
 from wids.opening.cache_settings import cache_folder
 from wids.opening.side_files import discard, local_file
-from wids.reading.position_array import IntArray
 from wids.reading.positions import Positions
 from wids.reading.reader import ShardReader
 from wids.specs.edit import is_local_document, name_table

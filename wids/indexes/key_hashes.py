@@ -8,14 +8,13 @@ packs have others (specs/shard-index.md), which take ten times as long to comput
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from wids.files.array_types import IntArray, WordArray
 from wids.tars.index import ShardIndex
-
-Hashes: TypeAlias = npt.NDArray[np.uint64]
 
 # The hash of a key is the sum of its bytes times ascending powers of an odd number, modulo 2**64:
 # sums over any stretch of a text follow from one running sum, and an odd number has an inverse.
@@ -35,14 +34,14 @@ def key_hash(key: bytes) -> int:
     return value
 
 
-def key_hashes(shard_index: ShardIndex) -> Hashes:
+def key_hashes(shard_index: ShardIndex) -> WordArray:
     """Return the hash of each key of a shard, shape ``(num_samples,)``."""
     nbytes = shard_index.text_stop - shard_index.text_start
     text = np.frombuffer(shard_index.text, np.uint8, nbytes, shard_index.text_start)
     return text_hashes(text, shard_index.key_starts)
 
 
-def text_hashes(text: npt.NDArray[np.uint8], starts: npt.NDArray[np.integer]) -> Hashes:
+def text_hashes(text: npt.NDArray[np.uint8], starts: npt.NDArray[np.integer]) -> WordArray:
     """Return the hashes of stretches of a text that follow each other, one byte apart.
 
     Args:
@@ -63,7 +62,7 @@ def text_hashes(text: npt.NDArray[np.uint8], starts: npt.NDArray[np.integer]) ->
     return hashes
 
 
-def _hash_block(text: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], out: Hashes) -> None:
+def _hash_block(text: npt.NDArray[np.uint8], starts: IntArray, out: WordArray) -> None:
     size = 1 << len(text).bit_length()
     sums = np.zeros(len(text) + 1, np.uint64)
     np.multiply(text, _powers(_BASE, size)[: len(text)], out=sums[1:])
@@ -74,7 +73,7 @@ def _hash_block(text: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], out:
 
 
 @lru_cache(maxsize=4)  # for two sizes: shards of a dataset have much the same length
-def _powers(base: int, size: int) -> Hashes:
+def _powers(base: int, size: int) -> WordArray:
     """Return the powers of a number from 0 on, modulo 2**64."""
     powers = np.full(size, base, np.uint64)
     powers[0] = 1

@@ -11,13 +11,11 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import IO, Final, NamedTuple, TypeAlias
+from typing import IO, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Hashes: TypeAlias = npt.NDArray[np.uint64]
-Positions: TypeAlias = npt.NDArray[np.int64]
+from wids.files.array_types import IntArray, WordArray
 
 _RUN_LENGTH: Final = 1 << 20
 """Entries of a run; to sort one takes about 100 MB."""
@@ -34,8 +32,8 @@ class Entries(NamedTuple):
         positions: Indices of samples in the dataset; ascending where hashes are equal.
     """
 
-    hashes: Hashes
-    positions: Positions
+    hashes: WordArray
+    positions: IntArray
 
     def part(self, start: int, stop: int | None = None) -> Entries:
         """Return the entries from a place on."""
@@ -56,12 +54,12 @@ class KeyTable:
     def __init__(self, folder: str | None = None) -> None:
         self.total = 0
         self._folder = folder
-        self._unsorted: list[Hashes] = []
+        self._unsorted: list[WordArray] = []
         self._num_unsorted = 0
         self._runs: list[tuple[int, int]] = []  # first position and length; in the file in order
         self._stack = ExitStack()
 
-    def add(self, hashes: Hashes) -> None:
+    def add(self, hashes: WordArray) -> None:
         """Add the hashes of the keys of the next samples."""
         self._unsorted.append(hashes)
         self._num_unsorted += len(hashes)

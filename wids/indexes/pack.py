@@ -20,10 +20,10 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from wids.files.array_types import IntArray
 from wids.indexes import index_file
 from wids.indexes.index_file import VERSION
 from wids.indexes.key_tables import Entries
-from wids.tars.archive import IntArray
 from wids.tars.index import Column, ShardIndex, TarIdentity
 from wids.tars.mapped_file import FileBytes, advise, read_or_map
 from wids.tars.names import KeySplit, to_bytes

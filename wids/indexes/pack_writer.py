@@ -14,9 +14,10 @@ from typing import IO, Final
 
 import numpy as np
 
+from wids.files.array_types import WordArray
 from wids.indexes import index_file
 from wids.indexes.index_file import ALIGNMENT, VERSION
-from wids.indexes.key_tables import Entries, Hashes, KeyTable, chunk_length, merged
+from wids.indexes.key_tables import Entries, KeyTable, chunk_length, merged
 from wids.indexes.pack import (
     CRC_START,
     HEADER,
@@ -162,6 +163,6 @@ class _Parts:
         return self._file.tell()
 
 
-def _key_hashes(shard_index: ShardIndex) -> Hashes:
+def _key_hashes(shard_index: ShardIndex) -> WordArray:
     keys = shard_index.stored_keys()
     return np.fromiter(map(key_hash, keys), np.uint64, len(keys))

@@ -14,11 +14,11 @@ import numpy as np
 
 from wids.cache.store import BackgroundFetch
 from wids.columns.column_values import DecodeMany
+from wids.files.array_types import IntArray
 from wids.joining.join_parts import Members
 from wids.joining.join_sides import Fields, Names, Side
 from wids.joining.join_store import PositionMap
 from wids.joining.joined_index import payload_crcs
-from wids.reading.position_array import IntArray
 from wids.tars.index import ShardIndex
 
 

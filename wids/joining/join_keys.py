@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.errors import JoinError
+from wids.files.array_types import IntArray, WordArray
 from wids.indexes import pack
-from wids.indexes.key_hashes import Hashes, key_hashes, text_hashes
-from wids.reading.position_array import IntArray
+from wids.indexes.key_hashes import key_hashes, text_hashes
 from wids.reading.positions import Positions, as_int_array, is_ascending
 from wids.reading.reader import ShardReader
 from wids.tars.names import to_bytes
@@ -39,7 +39,7 @@ class Keyed(Protocol):
     def digest(self) -> bytes:
         """Return what changes whenever a key or its entry does."""
 
-    def hashes(self, *, robust: bool) -> tuple[Hashes, IntArray | None]:
+    def hashes(self, *, robust: bool) -> tuple[WordArray, IntArray | None]:
         """Return the hashes of all keys, and the entries that they belong to, ascending.
 
         Args:
@@ -109,7 +109,7 @@ class DatasetKeys:
         )
         return digest_of(text, self._reader.edges.tobytes(), b"" if entries is None else entries)
 
-    def hashes(self, *, robust: bool) -> tuple[Hashes, IntArray | None]:
+    def hashes(self, *, robust: bool) -> tuple[WordArray, IntArray | None]:
         """Return the hashes of all keys and their positions, as in `Keyed`."""
         entries = self._entries
         hashes = np.empty(len(self._reader) if entries is None else len(entries), np.uint64)
@@ -184,7 +184,7 @@ class RowKeys:
         """Return a digest of all keys in order."""
         return digest_of(*self._blocks())
 
-    def hashes(self, *, robust: bool) -> tuple[Hashes, IntArray | None]:
+    def hashes(self, *, robust: bool) -> tuple[WordArray, IntArray | None]:
         """Return the hashes of all keys, as in `Keyed`."""
         parts = [np.empty(0, np.uint64)]
         for text in self._blocks():
@@ -270,7 +270,7 @@ def _dtype(largest: int) -> type[np.signedinteger]:
     return np.int32 if largest < 1 << 31 else np.int64
 
 
-def _check_unique_hashes(hashes: Hashes, entries: IntArray | None, side: Keyed) -> None:
+def _check_unique_hashes(hashes: WordArray, entries: IntArray | None, side: Keyed) -> None:
     ascending = np.sort(hashes)
     if (ascending[1:] == ascending[:-1]).any():
         order = np.argsort(hashes, kind="stable")
@@ -278,7 +278,7 @@ def _check_unique_hashes(hashes: Hashes, entries: IntArray | None, side: Keyed) 
         _check_unique(hashes[order], lambda at: int(entry_of[at]), side)
 
 
-def _check_unique(ascending: Hashes, entry_at: Callable[[int], int], side: Keyed) -> None:
+def _check_unique(ascending: WordArray, entry_at: Callable[[int], int], side: Keyed) -> None:
     """Raise if two entries have one key, or different keys with one hash."""
     repeats = np.flatnonzero(ascending[1:] == ascending[:-1]).tolist()
     if not repeats:

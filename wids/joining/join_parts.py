@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from wids.cache.store import BackgroundFetch
 from wids.columns.column_values import DecodeMany
+from wids.files.array_types import IntArray
 from wids.joining.join_sides import Fields
-from wids.reading.position_array import IntArray
 from wids.tars.index import ShardIndex
 
 UNKNOWN: Final = -1

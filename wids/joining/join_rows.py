@@ -20,6 +20,7 @@ from wids.cache.store import BackgroundFetch
 from wids.columns.column_paths import KEY
 from wids.columns.column_values import DecodeMany
 from wids.errors import JoinError
+from wids.files.array_types import IntArray
 from wids.joining.join_keys import RowKeys
 from wids.joining.join_parts import UNKNOWN, Members
 from wids.joining.join_sides import Fields, Names
@@ -32,7 +33,6 @@ from wids.joining.join_values import (
     plain_values,
     value_fields,
 )
-from wids.reading.position_array import IntArray
 from wids.tars.index import ShardIndex
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 from wids.columns.column_reader import members_in, values_in
 from wids.columns.column_values import DecodeMany
 from wids.errors import JoinError, ShardFormatError
-from wids.reading.position_array import IntArray
+from wids.files.array_types import IntArray
 from wids.reading.reader import ShardReader
 
 Fields: TypeAlias = dict[str, Any]

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from wids.cache.names import indexes_folder
 from wids.cache.saving import save_quietly
-from wids.reading.position_array import IntArray
+from wids.files.array_types import IntArray
 from wids.tars.mapped_file import read_or_map
 
 _MAGIC: Final = b"wids-joi"

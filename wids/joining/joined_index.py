@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from wids.files.array_types import IntArray
 from wids.joining.join_parts import UNKNOWN, Members
-from wids.reading.position_array import IntArray
 from wids.tars.index import ShardIndex
 
 

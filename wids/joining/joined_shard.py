@@ -13,10 +13,10 @@ import numpy as np
 
 from wids.columns.column_values import DecodeMany
 from wids.errors import JoinError, MismatchError, SampleError
+from wids.files.array_types import IntArray
 from wids.joining.join_parts import Part
 from wids.joining.join_sides import Fields, Side
 from wids.reading.reader import ShardReader
-from wids.tars.archive import IntArray
 from wids.tars.index import ShardIndex
 from wids.tars.samples import Labels, RawSample, label, missing_field_error, position
 from wids.transport import urls

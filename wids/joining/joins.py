@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from wids.errors import JoinError
+from wids.files.array_types import BoolArray
 from wids.joining import join_store
 from wids.joining.join_datasets import DatasetPart
 from wids.joining.join_files import FilesPart
@@ -53,7 +53,7 @@ class JoinableView:
 
 def joined_reader(
     view: JoinableView, other: Any, missing: Missing, prefix: str
-) -> tuple[JoinedReader, npt.NDArray[np.bool_] | slice]:
+) -> tuple[JoinedReader, BoolArray | slice]:
     """Return the reader of a joined dataset, and which samples of the view it has.
 
     Args:
@@ -85,9 +85,7 @@ def _names(prefix: Any) -> Names:
     return Names(prefix)
 
 
-def _part(
-    view: JoinableView, other: Any, missing: Missing, names: Names
-) -> tuple[Part, npt.NDArray[np.bool_]]:
+def _part(view: JoinableView, other: Any, missing: Missing, names: Names) -> tuple[Part, BoolArray]:
     """Return the other side as a part, and which samples of the view have their keys there."""
     if isinstance(other, str | os.PathLike):
         files = FilesPart(
@@ -159,9 +157,7 @@ def _positions(view: JoinableView, other: Keyed) -> PositionMap:
     return found
 
 
-def _present_in_files(
-    view: JoinableView, files: FilesPart, missing: Missing
-) -> npt.NDArray[np.bool_]:
+def _present_in_files(view: JoinableView, files: FilesPart, missing: Missing) -> BoolArray:
     """Return which samples of a view have their keys in the files; all, where that is not asked."""
     positions = as_int_array(view.positions)
     is_present = np.ones(len(positions), bool)
@@ -174,9 +170,7 @@ def _present_in_files(
     return is_present
 
 
-def _missing_error(
-    view: JoinableView, other: Keyed, is_present: npt.NDArray[np.bool_]
-) -> JoinError:
+def _missing_error(view: JoinableView, other: Keyed, is_present: BoolArray) -> JoinError:
     missing = np.flatnonzero(~is_present)
     keys = view.keys()
     entries = [int(view.positions[index]) for index in missing[:_MAX_NAMED].tolist()]

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from wids.files.array_types import IntArray
 from wids.mixing import mixing
 from wids.mixing.pattern import checked_weight, draws_per_period
-from wids.sampling import order
 from wids.sampling.arguments import at_least
 from wids.sampling.distributed import DistributedChunkedSampler
 from wids.sampling.state import lengths_digest, stated
@@ -146,7 +146,7 @@ class MixedSampler(DistributedChunkedSampler):
         }
 
 
-def _sources(dataset: Sized, lengths: order.IntArray) -> tuple[mixing.Source, ...]:
+def _sources(dataset: Sized, lengths: IntArray) -> tuple[mixing.Source, ...]:
     """Return the named datasets; all indices are one source where there are no names."""
     ends = np.cumsum(lengths)
     unnamed = {"": np.stack([ends - lengths, ends], axis=1)}

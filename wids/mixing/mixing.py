@@ -15,9 +15,10 @@ from typing import Final
 
 import numpy as np
 
+from wids.files.array_types import IntArray
 from wids.mixing.pattern import Pattern, pattern
 from wids.sampling import order
-from wids.sampling.chunks import Chunks, IntArray, chunk_edges, touched
+from wids.sampling.chunks import Chunks, chunk_edges, touched
 
 _BLOCK_LENGTH: Final = 1 << 13
 """Draws in a block: enough for numpy, few enough for the first index to come at once."""

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-IntArray = npt.NDArray[np.int64]
+from wids.files.array_types import IntArray
 
 MAX_PERIOD: Final = 1 << 20
 """Longest period. It takes half a second to tabulate, and has six decimals exactly."""

@@ -17,8 +17,9 @@ from typing import ClassVar, Final
 import numpy as np
 
 from wids.fetching.threads import ReadingThreads
+from wids.files.array_types import IntArray
 from wids.files.checksums import fastest_crc32
-from wids.tars.archive import BLOCK_NBYTES, IntArray
+from wids.tars.archive import BLOCK_NBYTES
 from wids.tars.index import ShardIndex
 from wids.tars.samples import (
     WRAP,

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.errors import FetchError, WidsError
-from wids.indexes.key_hashes import Hashes, key_hash, key_hashes
+from wids.files.array_types import BoolArray, IntArray, WordArray
+from wids.indexes.key_hashes import key_hash, key_hashes
 from wids.opening.opener import ShardOpener
 from wids.opening.pool import ShardPool
-from wids.reading.position_array import IntArray
 from wids.tars.index import ShardIndex
 from wids.tars.names import to_bytes
 from wids.transport import urls
@@ -36,8 +36,8 @@ class _Known:
         unknown: The shards that have no index, or cannot be opened.
     """
 
-    is_packed: npt.NDArray[np.bool_]
-    hashes: Hashes
+    is_packed: BoolArray
+    hashes: WordArray
     positions: npt.NDArray[np.unsignedinteger]
     unknown: list[int]
 
@@ -182,7 +182,7 @@ class KeyLookup:
         """Look at each shard: whether the pack answers for it, or else which keys it has."""
         opener, num_shards = self._opener, len(self._edges) - 1
         is_packed, unknown = np.zeros(num_shards, bool), []
-        hashes: list[Hashes] = []
+        hashes: list[WordArray] = []
         for number in range(num_shards):
             if self._believes_pack and opener.is_packed(number):
                 is_packed[number] = True
@@ -200,8 +200,8 @@ class KeyLookup:
 
 
 def _sorted(
-    hashes: list[Hashes], edges: IntArray
-) -> tuple[Hashes, npt.NDArray[np.unsignedinteger]]:
+    hashes: list[WordArray], edges: IntArray
+) -> tuple[WordArray, npt.NDArray[np.unsignedinteger]]:
     """Return hashes of many shards in ascending order, and the positions of their samples."""
     dtype = np.uint32 if edges[-1] < 1 << 32 else np.uint64
     positions = np.concatenate(

@@ -12,8 +12,9 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from wids.files.array_types import IntArray
 from wids.reading.indices import as_array, as_index, as_selection
-from wids.reading.position_array import IntArray, PositionArray
+from wids.reading.position_array import PositionArray
 
 _HINT: Final = "; a dataset is not a mapping: read a sample by its key with get_by_key(key)"
 

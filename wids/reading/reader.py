@@ -19,13 +19,13 @@ import numpy as np
 
 from wids.cache.store import BackgroundFetch, Cache
 from wids.errors import ShardFormatError, SpecError, WidsError
+from wids.files.array_types import IntArray
 from wids.files.shared_number import SharedNumber
 from wids.files.sizes import count_text
 from wids.opening.opener import ShardOpener
 from wids.opening.options import ReadOptions
 from wids.opening.pool import OpenShard, ShardPool, default_size
 from wids.opening.side_files import read_file
-from wids.reading.position_array import IntArray
 from wids.reading.positions import Positions, counts_per_shard, is_ascending
 from wids.specs.model import DatasetSpec
 from wids.tars.index import ShardIndex

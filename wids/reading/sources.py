@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from wids.reading.position_array import IntArray
+from wids.files.array_types import IntArray
 from wids.reading.positions import Positions, counts_per_shard, is_ascending
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from wids.reading.position_array import IntArray
+from wids.files.array_types import IntArray
 from wids.rewriting.stored import StoredMembers
 from wids.tars.archive import BLOCK_NBYTES
 from wids.tars.names import to_text

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from wids.reading.position_array import IntArray
+from wids.files.array_types import IntArray
 from wids.reading.positions import select_batch
 from wids.sampling.shuffle import Shuffle
 

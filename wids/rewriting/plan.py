@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.errors import PackError
-from wids.indexes.key_hashes import Hashes, key_hashes, text_hashes
+from wids.files.array_types import IntArray, WordArray
+from wids.indexes.key_hashes import key_hashes, text_hashes
 from wids.reading.reader import ShardReader
 from wids.rewriting.orders import Order
 from wids.tars.archive import BLOCK_NBYTES
@@ -23,7 +24,6 @@ from wids.tars.names import to_bytes
 from wids.transport import urls
 from wids.writing.tar_writer import finished_nbytes
 
-IntArray: TypeAlias = npt.NDArray[np.int64]
 Rename: TypeAlias = Callable[[dict[str, Any]], str]
 """Returns the new key of a sample, from its labels: ``__key__``, ``__index__``, ``__shard__``,
 ``__shardindex__`` and ``__dataset__``."""
@@ -121,7 +121,7 @@ def label(reader: ShardReader, position: int, dataset_name: str) -> dict[str, An
     }
 
 
-def _columns(reader: ShardReader, positions: IntArray) -> tuple[IntArray, Hashes]:
+def _columns(reader: ShardReader, positions: IntArray) -> tuple[IntArray, WordArray]:
     """Return the length of each sample in a tar, in bytes, and the hash of its key."""
     nbytes, hashes = np.empty(len(positions), np.int64), np.empty(len(positions), np.uint64)
     order = np.argsort(positions, kind="stable")
@@ -230,7 +230,9 @@ def _cuts(nbytes: IntArray, maxcount: int, maxsize: int | None) -> Iterator[Cut]
         start = stop
 
 
-def _renamed_hashes(reader: ShardReader, positions: IntArray, rename: Rename, name: str) -> Hashes:
+def _renamed_hashes(
+    reader: ShardReader, positions: IntArray, rename: Rename, name: str
+) -> WordArray:
     keys = [_new_key(rename, label(reader, place, name)) for place in positions.tolist()]
     starts = np.cumsum([0, *(len(key) + 1 for key in keys)])
     return text_hashes(np.frombuffer(b"\0".join(keys) + b"\0", np.uint8), starts)
@@ -247,7 +249,7 @@ def _new_key(rename: Rename, labels: dict[str, Any]) -> bytes:
 
 
 def _check_distinct(
-    reader: ShardReader, positions: IntArray, hashes: Hashes, rename: Rename | None, name: str
+    reader: ShardReader, positions: IntArray, hashes: WordArray, rename: Rename | None, name: str
 ) -> None:
     """Raise PackError for two samples of one key."""
     ordered = np.sort(hashes)  # a tenth of the time of `np.unique`, which makes a table of hashes

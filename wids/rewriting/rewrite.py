@@ -19,8 +19,8 @@ from wids.describing.describe import ShardRecord
 from wids.describing.part_journals import Part
 from wids.errors import PackError
 from wids.fields.decode import Decoder
+from wids.files.array_types import IntArray
 from wids.files.sizes import parse_nbytes
-from wids.reading.position_array import IntArray
 from wids.reading.positions import Positions
 from wids.reading.reader import ShardReader
 from wids.rewriting.mapped import CheckedMap

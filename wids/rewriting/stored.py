@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from wids.errors import ShardFormatError
+from wids.files.array_types import IntArray
 from wids.files.checksums import fastest_crc32
-from wids.reading.position_array import IntArray
 from wids.reading.positions import Positions, select_batch
 from wids.reading.reader import ShardReader
 from wids.tars.index import ShardIndex

@@ -11,8 +11,8 @@ from collections.abc import Sequence, Sized
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from wids.files.array_types import IntArray
 from wids.sampling.wrapped import lengths_of
 
 
@@ -32,7 +32,7 @@ def at_least(least: int, value: Any, name: str) -> int:
     return number
 
 
-def shard_lengths(dataset: Sized, lengths: Sequence[int] | None) -> npt.NDArray[np.int64]:
+def shard_lengths(dataset: Sized, lengths: Sequence[int] | None) -> IntArray:
     """Return the number of samples in each shard, shape ``(num_shards,)``.
 
     Args:

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence, Sized
 from typing import Any, Final, Literal
 
+from wids.files.array_types import IntArray
 from wids.sampling import fit, order
 from wids.sampling.arguments import (
     at_least,
@@ -158,7 +159,7 @@ class ChunkedSampler(EpochSampler[int]):
             for at in range(0, len(block), _PART_LENGTH):
                 yield block[at : at + _PART_LENGTH].tolist()
 
-    def run_blocks(self, epoch: int, run: int) -> Iterator[order.IntArray]:
+    def run_blocks(self, epoch: int, run: int) -> Iterator[IntArray]:
         """Yield the indices of one of the ``num_runs`` runs of an epoch, in arrays."""
         self.check_fit(self._dataset)
         return order.rank_blocks(self.settings, self.seed, epoch, run, self.num_runs)

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-IntArray = npt.NDArray[np.int64]
+from wids.files.array_types import BoolArray, IntArray
 
 _IN_CHUNK: Final = 1
 """The second number of a generator's key, other than that of the order of chunks."""
@@ -109,9 +108,7 @@ class Chunks:
             start, at = chunk_stop, at + 1
 
 
-def _with_short_joined(
-    edges: IntArray, is_uncut: npt.NDArray[np.bool_], chunksize: int
-) -> IntArray:
+def _with_short_joined(edges: IntArray, is_uncut: BoolArray, chunksize: int) -> IntArray:
     """Join neighbouring uncut shards, from the left, while they fit into one chunk."""
     # Checked by numpy first: most datasets have nothing to join, and the loop is slow for millions.
     if not (is_uncut[1:] & is_uncut[:-1] & (edges[2:] - edges[:-2] <= chunksize)).any():

@@ -12,17 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch  # noqa: F401 - whole, before its parts: threads must not import both at once
 from torch.utils.data import Sampler
 
+from wids.files.array_types import BoolArray, FloatArray, IntArray
 from wids.files.sizes import nbytes_text
 from wids.sampling import fit, order
 from wids.sampling.chunked import ChunkedSampler
 from wids.specs.model import DatasetSpec
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +192,7 @@ def _count_epoch(
     row: int,
     visits_of_ranks: list[IntArray],
     sizes: FloatArray,
-    seen: npt.NDArray[np.bool_],
+    seen: BoolArray,
 ) -> None:
     """Write the row of an epoch, and mark in `seen` the shards that each node has now read."""
     shards_of_ranks = []

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from wids.files.array_types import FloatArray, IntArray
 from wids.files.sizes import nbytes_text
-from wids.sampling.order import IntArray, Order, Settings
-
-FloatArray = npt.NDArray[np.float64]
+from wids.sampling.order import Order, Settings
 
 DEFAULT_CHUNKSIZE: Final = 2000
 _UNEVEN: Final = 0.5

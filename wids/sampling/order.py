@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from wids.files.array_types import IntArray
 from wids.sampling.chunks import Chunks, chunk_edges, permutation, touched
 
-IntArray = npt.NDArray[np.int64]
 Ending = Literal["pad", "drop", "uneven"]
 
 _CHUNK_ORDER: Final = 0

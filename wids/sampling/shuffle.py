@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-Numbers = npt.NDArray[np.uint64]
+from wids.files.array_types import IntArray, WordArray
 
 _NUM_ROUNDS: Final = 6
 _MULTIPLIERS: Final = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
@@ -43,43 +42,45 @@ class Shuffle:
         sequence = np.random.SeedSequence(abs(seed) * 2 + (seed < 0))
         self._keys = [np.uint64(word) for word in sequence.generate_state(_NUM_ROUNDS, np.uint64)]
 
-    def indices(self, positions: Sequence[int] | Numbers) -> list[int]:
+    def indices(self, positions: Sequence[int] | WordArray) -> list[int]:
         """Return the samples at some positions of the order."""
         found: list[int] = self._walk(positions, self._forward).tolist()
         return found
 
-    def between(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+    def between(self, start: int, stop: int) -> IntArray:
         """Return the samples at the positions ``start`` to ``stop``."""
         return self._walk(np.arange(start, stop, dtype=np.uint64), self._forward).astype(np.int64)
 
-    def positions(self, indices: Sequence[int] | Numbers) -> npt.NDArray[np.int64]:
+    def positions(self, indices: Sequence[int] | WordArray) -> IntArray:
         """Return where samples are in the order."""
         return self._walk(indices, self._backward).astype(np.int64)
 
-    def _walk(self, start: Sequence[int] | Numbers, step: Callable[[Numbers], Numbers]) -> Numbers:
+    def _walk(
+        self, start: Sequence[int] | WordArray, step: Callable[[WordArray], WordArray]
+    ) -> WordArray:
         values = step(np.asarray(start, np.uint64))
         while (outside := values >= self._num_samples).any():
             values[outside] = step(values[outside])
         return values
 
-    def _forward(self, values: Numbers) -> Numbers:
+    def _forward(self, values: WordArray) -> WordArray:
         left, right = values >> self._shift, values & self._mask
         for key in self._keys:
             left, right = right, left ^ self._mixed(right, key)
-        result: Numbers = (left << self._shift) | right
+        result: WordArray = (left << self._shift) | right
         return result
 
-    def _backward(self, values: Numbers) -> Numbers:
+    def _backward(self, values: WordArray) -> WordArray:
         left, right = values >> self._shift, values & self._mask
         for key in reversed(self._keys):
             left, right = right ^ self._mixed(left, key), left
-        result: Numbers = (left << self._shift) | right
+        result: WordArray = (left << self._shift) | right
         return result
 
-    def _mixed(self, values: Numbers, key: np.uint64) -> Numbers:
+    def _mixed(self, values: WordArray, key: np.uint64) -> WordArray:
         mixed = values ^ key
         for multiplier in _MULTIPLIERS:
             mixed = mixed ^ (mixed >> np.uint64(33))
             mixed = mixed * multiplier  # modulo 2**64, as arrays multiply
-        result: Numbers = (mixed ^ (mixed >> np.uint64(33))) & self._mask
+        result: WordArray = (mixed ^ (mixed >> np.uint64(33))) & self._mask
         return result

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from wids.errors import StateError
+from wids.files.array_types import IntArray
 from wids.sampling.arguments import at_least
-from wids.sampling.order import IntArray, Settings
+from wids.sampling.order import Settings
 
 
 @dataclass(frozen=True)

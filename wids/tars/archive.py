@@ -12,11 +12,10 @@ from mmap import mmap
 from typing import Final, Protocol, TypeAlias, overload
 
 import numpy as np
-import numpy.typing as npt
 
 from wids.errors import ShardFormatError, printable
+from wids.files.array_types import IntArray
 
-IntArray: TypeAlias = npt.NDArray[np.int64]
 TarBytes: TypeAlias = bytes | mmap
 
 

@@ -21,8 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.errors import ShardFormatError
+from wids.files.array_types import IntArray
 from wids.files.checksums import fastest_crc32
-from wids.tars.archive import BLOCK_NBYTES, IntArray, TarBytes, TarMembers
+from wids.tars.archive import BLOCK_NBYTES, TarBytes, TarMembers
 from wids.tars.names import KEY_SPLITS, KeySplit, split_names, to_bytes, to_text
 
 Column: TypeAlias = npt.NDArray[Any]

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from wids.files.array_types import IntArray
 from wids.files.checksums import fastest_crc32
-from wids.tars.archive import IntArray, TarMembers
+from wids.tars.archive import TarMembers
 from wids.tars.index import ShardIndex, build_index
 
 

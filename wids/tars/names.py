@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
-import numpy.typing as npt
+
+from wids.files.array_types import IntArray
 
 KeySplit = Literal["first", "last"]
-IntArray = npt.NDArray[np.int64]
 KEY_SPLITS: tuple[KeySplit, ...] = get_args(KeySplit)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from wids.tars.archive import IntArray
+from wids.files.array_types import IntArray
 from wids.tars.index import ShardIndex
 from wids.tars.samples import Labels, RawSample
 

@@ -19,8 +19,9 @@ from typing import ClassVar, Final, TypeAlias
 import numpy as np
 
 from wids.errors import ShardFormatError
+from wids.files.array_types import IntArray
 from wids.files.checksums import fastest_crc32
-from wids.tars.archive import BLOCK_NBYTES, IntArray
+from wids.tars.archive import BLOCK_NBYTES
 from wids.tars.bulk_read import read_spans
 from wids.tars.index import ShardIndex, TarIdentity, index_tar
 from wids.tars.mapped_file import advise, map_file

@@ -12,14 +12,8 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from wids.tars.archive import (
-    BLOCK_NBYTES,
-    Archive,
-    IntArray,
-    MemberColumns,
-    TarBytes,
-    padded,
-)
+from wids.files.array_types import IntArray
+from wids.tars.archive import BLOCK_NBYTES, Archive, MemberColumns, TarBytes, padded
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
 Bytes: TypeAlias = npt.NDArray[np.uint8]

@@ -8,15 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
+from wids.files.array_types import IntArray
 from wids.sampling.arguments import at_least
 from wids.sampling.chunks import permutation
 
-IntArray: TypeAlias = npt.NDArray[np.int64]
 By = Literal["sample", "shard"]
 
 _SPLIT: Final = 0x5917

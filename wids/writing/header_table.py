@@ -10,9 +10,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from wids.files.array_types import IntArray
 from wids.writing.tar_writer import MAX_OCTAL_NBYTES
-
-IntArray = npt.NDArray[np.int64]
 
 _NAME_NBYTES: Final = 100
 _SIZE: Final = slice(124, 135)
