@@ -57,6 +57,16 @@ def test_mixed_formats(tmp_path: Path) -> None:
     assert remarks(some)[1] == ".jpg or .PNG or .JPG: 13 of 15 samples (86.66 %)"
 
 
+def test_what_is_played_is_remarked_on_as_sound_and_film(tmp_path: Path) -> None:
+    """Each extension that pages play is of the kind that its player has (SPEC-34)."""
+    fields = [[".mkv", ".opus"]] * 3 + [[".ogv", ".wav"]] * 2 + [[".m4v", ".flac"]]
+    path = write_tar(tmp_path / "a.tar", samples(fields))
+    assert remarks(path) == [
+        "formats are mixed: .mkv in 3 samples, .ogv in 2, .m4v in 1",
+        "formats are mixed: .opus in 3 samples, .wav in 2, .flac in 1",
+    ]
+
+
 def test_roles_that_are_not_mixed(tmp_path: Path) -> None:
     """A picture and its mask are two roles, as are fields of different kinds (SPEC-34)."""
     fields = [[".jpg", ".png", ".txt", ".seg.png"], [".jpg", ".PNG", ".txt", ".seg.png"]]

@@ -24,11 +24,11 @@ from wids.browsing.questions import Questions
 from wids.browsing.sample_rows import field_row, link_of, picture_entry, problem_html
 from wids.errors import printable
 from wids.fields.codecs import IMAGE_EXTENSIONS, extension
+from wids.fields.media import played_type
 from wids.files.sizes import nbytes_text
 from wids.looking import preview
 from wids.looking.damage import damage_text, damaged_fields
 from wids.looking.field_stats import FieldStats, field_sizes
-from wids.looking.html import media_type
 from wids.looking.pictures import THUMBNAIL_PIXELS, thumbnail
 from wids.looking.preview import Browsable
 from wids.looking.text import class_names, share_text
@@ -152,7 +152,7 @@ class Pages:
         number, local_index, shard_index = self._located(index)
         sizes = field_sizes(shard_index, local_index)
         # Audio and video are left to the player, which requests the parts that it plays.
-        shown = [f for f, n in sizes.items() if n <= _MAX_SHOWN_NBYTES and not media_type(f)]
+        shown = [f for f, n in sizes.items() if n <= _MAX_SHOWN_NBYTES and not played_type(f)]
         with self._dataset.only(shown) as selection:
             sample = selection[index]
         key = printable(shard_index.key(local_index))
@@ -231,7 +231,7 @@ class Pages:
 
         # Only audio and video get a type of their own. Anything else, HTML or SVG for example,
         # would be run by a browser under this origin (SEC-13).
-        kind = None if "save" in query else media_type(field)
+        kind = None if "save" in query else played_type(field)
         return 200, kind or "application/octet-stream", FieldBytes(sizes[field], read)
 
     def _sample_and_field(self, rest: str) -> tuple[int, str]:

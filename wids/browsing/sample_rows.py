@@ -11,8 +11,9 @@ from urllib.parse import quote
 
 from wids.errors import message_of, printable
 from wids.fields.codecs import IMAGE_EXTENSIONS, extension
+from wids.fields.media import played_type
 from wids.files.sizes import nbytes_text
-from wids.looking.html import data_url, escaped, field_html, media_type
+from wids.looking.html import data_url, escaped, field_html
 from wids.looking.pictures import thumbnail
 from wids.looking.text import class_name, shortened, value_text
 from wids.tars.names import to_bytes
@@ -56,7 +57,7 @@ def field_row(
 
 
 def _body(field: str, data: bytes | None, link: str, classes: Sequence[str]) -> str:
-    kind = media_type(field)
+    kind = played_type(field)
     if kind is not None:
         tag, label = kind.partition("/")[0], escaped(printable(field))
         return f'<{tag} controls preload="none" src="{link}" aria-label="{label}"></{tag}>'

@@ -15,6 +15,7 @@ import numpy as np
 
 from wids.checking.problems import Problem
 from wids.fields.codecs import IMAGE_EXTENSIONS
+from wids.fields.media import MEDIA_TYPES
 from wids.files.sizes import count_text, percent_text
 from wids.indexes.pack import LocalPack
 from wids.specs.model import ShardSpec
@@ -25,9 +26,6 @@ _MAX_FIELDS: Final = 1000
 _MAX_NAMED: Final = 10
 _MAX_ALTERNATIVES: Final = 32
 """Fields of one role that are compared with one another."""
-
-_AUDIO: Final = frozenset(("wav", "mp3", "flac", "ogg", "opus", "m4a"))
-_VIDEO: Final = frozenset(("mp4", "webm", "mkv", "avi", "mov"))
 
 Role = tuple[str, str]
 """What precedes the extension, and the kind of the extension."""
@@ -129,10 +127,9 @@ def _role(field: str) -> Role:
     """Return the role of a field: ``.JPG`` and ``.png`` are alike, ``.mask.png`` is another."""
     stem, _, extension = field.removesuffix(".gz").rpartition(".")
     kind = extension.lower()
-    for name, extensions in (("image", IMAGE_EXTENSIONS), ("audio", _AUDIO), ("video", _VIDEO)):
-        if kind in extensions:
-            return stem, name
-    return stem, kind
+    if kind in IMAGE_EXTENSIONS:
+        return stem, "image"
+    return stem, MEDIA_TYPES.get(kind, kind).partition("/")[0]
 
 
 def _first(texts: Iterable[str]) -> list[str]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from wids.errors import SampleError
 from wids.fields.codecs import IMAGE_EXTENSIONS, extension
+from wids.fields.media import played_type
 from wids.files.sizes import count_text, nbytes_text
 from wids.looking.field_stats import CAPTION_EXTENSIONS
 from wids.looking.pictures import MAX_PIXELS, THUMBNAIL_PIXELS, thumbnail
@@ -31,20 +32,10 @@ from wids.looking.text import (
 )
 from wids.transport import urls
 
-_AUDIO: Final = {"wav": "wav", "mp3": "mpeg", "flac": "flac", "ogg": "ogg", "m4a": "mp4"}
-_VIDEO: Final = {"mp4": "mp4", "webm": "webm", "m4v": "mp4", "ogv": "ogg"}
 _MAX_PLAYED_NBYTES: Final = 20_000_000
 _MAX_SHOWN_CHARS: Final = 2000
 """Longer text is folded away."""
 _MAX_FOLDED_CHARS: Final = 100_000
-
-
-def media_type(field: str) -> str | None:
-    """Return the media type of a field that a browser can play, or None."""
-    kind = extension(field)
-    if kind in _AUDIO:
-        return f"audio/{_AUDIO[kind]}"
-    return f"video/{_VIDEO[kind]}" if kind in _VIDEO else None
 
 
 def sample_html(sample: Mapping[str, Any]) -> str:
@@ -211,7 +202,7 @@ def _bytes_html(
     field: str, data: bytes, *, with_text: bool = True, pixels: int = THUMBNAIL_PIXELS
 ) -> str:
     size = nbytes_text(len(data))
-    kind = media_type(field)
+    kind = played_type(field)
     if extension(field) in IMAGE_EXTENSIONS:
         return _picture_html(data, f", {size}", with_text=with_text, pixels=pixels)
     # A notebook stores its outputs, and base64 makes them a third longer.
