@@ -6,8 +6,6 @@ samples or types of columns.
 
 from __future__ import annotations
 
-import json
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -16,10 +14,7 @@ from typing import Any, Final
 from wids.columns.column_paths import codec_of, position_of
 from wids.errors import DecodeError
 from wids.fields.decode import Decoder
-from wids.fields.values import decode_text
-
-_BATCH_LENGTH: Final = 64
-"""Documents that are parsed in one call. More of them are slower: their values leave the cache."""
+from wids.fields.values import decode_json, decode_text
 
 _MAX_NAMES: Final = 100
 """Names of existing parts to keep for a message."""
@@ -40,18 +35,14 @@ def decoder_of(field: str, max_nbytes: int | None = None) -> DecodeMany:
 
     if codec is None or is_compressed(field):
         return lambda datas: list(map(decode_one, datas))
-    is_simple = codec.decode in (int, decode_text)
-    many = _json_values if "json" in codec.extensions else _mapped(codec.decode, is_simple)
+    is_simple = codec.decode in (int, decode_text, decode_json)  # whose values are plain
+    decode_plain = codec.decode if is_simple else _plainly(codec.decode)
 
     def decode(datas: Sequence[bytes]) -> list[Any]:
-        values: list[Any] = []
-        for start in range(0, len(datas), _BATCH_LENGTH):
-            part = datas[start : start + _BATCH_LENGTH]
-            try:
-                values += many(part)
-            except Exception:  # noqa: BLE001 - one by one, to find the one that is to blame
-                values += map(decode_one, part)
-        return values
+        try:
+            return list(map(decode_plain, datas))
+        except Exception:  # noqa: BLE001 - one by one, to find the one that is to blame
+            return list(map(decode_one, datas))
 
     return decode
 
@@ -62,10 +53,8 @@ def is_compressed(field: str) -> bool:
     return field.lower().endswith(".gz") or (codec is not None and codec.is_archive)
 
 
-def _mapped(decode: Callable[[bytes], Any], is_simple: bool) -> DecodeMany:
-    if is_simple:  # numbers and texts are plain
-        return lambda datas: list(map(decode, datas))
-    return lambda datas: [_plain(decode(data)) for data in datas]
+def _plainly(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    return lambda data: _plain(decode(data))
 
 
 def _plain(value: Any) -> Any:
@@ -77,24 +66,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list) and value and hasattr(value[0], "tolist"):
         return [_plain(item) for item in value]
     return value
-
-
-def _json_values(datas: Sequence[bytes]) -> list[Any]:
-    """Parse JSON documents in one call, which takes two thirds of the time of a call for each.
-
-    Raises:
-        ValueError: A document is malformed, or in another encoding than UTF-8.
-    """
-    # The documents are items of one list, with a random text between them that none of them can
-    # contain. If each second item is that text, each of the others is one whole document
-    # (decision 0032).
-    fence = secrets.token_hex(16)
-    text = b"[" + f',"{fence}",'.encode().join(datas) + b"]"
-    items = json.loads(str(text, "utf-8"))
-    if len(items) != 2 * len(datas) - 1 or items[1::2] != [fence] * (len(datas) - 1):
-        raise ValueError("expected one JSON document in each field")
-    values: list[Any] = items[::2]
-    return values
 
 
 @dataclass(frozen=True)

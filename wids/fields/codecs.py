@@ -19,7 +19,6 @@ This module does not know which options a caller chose; see `wids.fields.decode`
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
@@ -67,7 +66,7 @@ CODECS: Final = (
     Codec(("txt", "text", "transcript"), values.decode_text, values.encode_text),
     # `int` reads bytes, and ignores a newline that an editor or `echo` left at the end.
     Codec(("cls", "cls2", "class", "count", "index", "inx", "id"), int, values.encode_integer),
-    Codec(("json", "jsn"), json.loads, values.encode_json, is_structure=True),
+    Codec(("json", "jsn"), values.decode_json, values.encode_json, is_structure=True),
     Codec(("jsonl",), values.decode_json_lines, values.encode_json_lines, is_structure=True),
     Codec(("npy",), arrays.decode_npy, arrays.encode_npy),
     Codec(("npz",), arrays.decode_npz, arrays.encode_npz, is_archive=True),
