@@ -10,16 +10,14 @@ import json
 import logging
 import os
 from codecs import BOM_UTF8
-from collections.abc import Collection, Mapping, Sequence
-from copy import copy
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from wids.cache.store import BackgroundFetch
 from wids.columns.column_paths import KEY
 from wids.errors import JoinError, NotFoundError
 from wids.fields.values import decode_json_lines
-from wids.joining.join_rows import ValuePart, named_fields
-from wids.joining.join_sides import Fields, Names
+from wids.files.array_types import IntArray
+from wids.joining.join_sides import Fields
 from wids.joining.join_values import own_value, value_fields
 from wids.reading.reader import ShardReader
 from wids.transport import urls
@@ -38,8 +36,8 @@ class _Repeated(dict[str, Any]):
     key: str
 
 
-class FilesPart(ValuePart):
-    """A file of JSON for each shard as the other side of a join; see `Part`.
+class ShardFiles:
+    """A file of JSON for each shard; see `value_part.Source`.
 
     Safe to use from any number of threads.
 
@@ -47,33 +45,24 @@ class FilesPart(ValuePart):
         reader: The shards of the dataset.
         pattern: The URL or path of the files, with ``{shard}`` for the base name of a shard without
             ``.tar``. A relative one is beside each shard.
-        names: The names of the fields.
         is_optional: Whether a file that does not exist means that all its keys are missing.
 
     Raises:
         JoinError: Several shards would share one file.
     """
 
-    def __init__(
-        self,
-        reader: ShardReader,
-        pattern: str,
-        names: Names,
-        *,
-        is_optional: bool,
-    ) -> None:
+    spans_shards = False
+
+    def __init__(self, reader: ShardReader, pattern: str, *, is_optional: bool) -> None:
         if SHARD not in pattern and len(reader.shards) > 1:
             raise JoinError(
                 f"{urls.redact(pattern)}: expected {SHARD} in the pattern, which stands for the "
                 f'name of each of the {len(reader.shards)} shards, as in "{SHARD}.captions.json"; '
                 "found none. Pass one file for all shards as a table or a mapping"
             )
-        self.edges = reader.edges
         self._reader = reader
         self._pattern = pattern
-        self._names = names
         self._is_optional = is_optional
-        self._chosen: frozenset[str] | None = None
         self._stored: dict[int, tuple[int, dict[str, Fields]]] = {}
         self._fetched: set[int] = set()
 
@@ -122,43 +111,28 @@ class FilesPart(ValuePart):
     def read(
         self,
         number: int,
-        positions: Sequence[int],  # noqa: ARG002 - a file has keys
+        positions: Sequence[int] | IntArray,  # noqa: ARG002 - a file has keys
         keys: Sequence[str],
-        *,
-        local: bool,  # noqa: ARG002 - files are read as a whole
     ) -> list[Fields | None]:
         """Return the values of keys of one shard."""
         entries = self.entries(number)
-        return [
-            named_fields(own_value(entries[key]), self._names, self._chosen)
-            if key in entries
-            else None
-            for key in keys
-        ]
+        return [own_value(entries[key]) if key in entries else None for key in keys]
 
-    def fields(self, number: int | None = None) -> Sequence[str]:
+    def fields(self, number: int | None) -> Sequence[str]:
         """Return all fields that the entries of one shard's file have; none of all files."""
         if number is None:
             return ()
-        found = dict.fromkeys(name for fields in self.entries(number).values() for name in fields)
-        return [self._names[name] for name in found]
+        return list(
+            dict.fromkeys(name for fields in self.entries(number).values() for name in fields)
+        )
 
     def is_local(self, number: int) -> bool:
         """Whether the file of a shard is on this machine, or was read."""
         return number in self._fetched or urls.is_local(self.url(number))
 
-    def fetch(self, number: int, background: BackgroundFetch | None) -> None:
+    def fetch(self, number: int) -> None:
         """Read the file of a shard, and so store a remote one in the cache."""
-        if not (background is not None and background.cancelled.is_set()):
-            self.entries(number)
-
-    def only(self, fields: Collection[str] | None) -> FilesPart:
-        """Return the part with these fields alone, as values."""
-        if fields is None:
-            return self
-        part = copy(self)
-        part._chosen = frozenset(fields)  # noqa: SLF001 - another of this class
-        return part
+        self.entries(number)
 
     def __getstate__(self) -> dict[str, Any]:
         # Each process reads the files that it needs.

@@ -1,7 +1,7 @@
 """What every kind of other side of a join offers: fields for the samples of a dataset.
 
-`wids.joining.join_datasets` has the part that is a second dataset, `join_rows` those of values in
-memory, `join_files` that of files beside the shards.
+`wids.joining.join_datasets` has the part that is a second dataset, `value_part` that of values,
+which are rows in memory or files beside the shards.
 """
 
 from __future__ import annotations

@@ -18,13 +18,14 @@ from wids.errors import JoinError
 from wids.files.array_types import BoolArray
 from wids.joining import join_store
 from wids.joining.join_datasets import DatasetPart
-from wids.joining.join_files import FilesPart
-from wids.joining.join_keys import DatasetKeys, Keyed, digest_of, match_keys
+from wids.joining.join_files import ShardFiles
+from wids.joining.join_keys import DatasetKeys, Keyed, RowKeys, digest_of, match_keys
 from wids.joining.join_parts import Part
-from wids.joining.join_rows import FrameRows, MappingRows, Rows, RowsPart, TableRows
+from wids.joining.join_rows import Rows, frame_rows, mapping_rows, table_rows
 from wids.joining.join_sides import JoinableDataset, Names, Side
 from wids.joining.join_store import PositionMap
 from wids.joining.joined_reader import JoinedReader
+from wids.joining.value_part import MatchedRows, ValuePart
 from wids.reading.positions import Positions, as_int_array
 from wids.transport import urls
 
@@ -87,24 +88,20 @@ def _names(prefix: Any) -> Names:
 
 def _part(view: JoinableView, other: Any, missing: Missing, names: Names) -> tuple[Part, BoolArray]:
     """Return the other side as a part, and which samples of the view have their keys there."""
+    reader = view.dataset.reader
     if isinstance(other, str | os.PathLike):
-        files = FilesPart(
-            view.dataset.reader,
-            os.fspath(other),
-            names,
-            is_optional=missing != "error",
-        )
-        return files, _present_in_files(view, files, missing)
+        files = ShardFiles(reader, os.fspath(other), is_optional=missing != "error")
+        return ValuePart(files, reader.edges, names), _present_in_files(view, files, missing)
     if isinstance(other, JoinableView):
         keyed: Keyed = other.keys("the other dataset")
         positions = _positions(view, keyed)
         side = Side(other.dataset)
-        part: Part = DatasetPart(side, view.dataset.reader.edges, positions, names)
+        part: Part = DatasetPart(side, reader.edges, positions, names)
     else:
         rows = _rows(other, missing)
-        keyed = rows.keys()
+        keyed = RowKeys(rows.keys, rows.fields, rows.name)
         positions = _positions(view, keyed)
-        part = RowsPart(rows, view.dataset.reader.edges, positions, names)
+        part = ValuePart(MatchedRows(rows, positions), reader.edges, names)
     is_present = positions.at(as_int_array(view.positions)) >= 0
     if missing == "error" and not is_present.all():
         raise _missing_error(view, keyed, is_present)
@@ -114,9 +111,9 @@ def _part(view: JoinableView, other: Any, missing: Missing, names: Names) -> tup
 def _rows(other: Any, missing: Missing) -> Rows:
     """Return rows with keys, whatever they are in."""
     if isinstance(other, Mapping):
-        return MappingRows.of(other, with_fields=missing == "none")
+        return mapping_rows(other, with_fields=missing == "none")
     if hasattr(other, "iloc") and hasattr(other, "columns"):
-        return FrameRows.of(other)
+        return frame_rows(other)
     if not hasattr(other, "__arrow_c_stream__") and not hasattr(other, "__arrow_c_array__"):
         raise _not_joinable(other)
     try:
@@ -130,7 +127,7 @@ def _rows(other: Any, missing: Missing) -> Rows:
         table = other if isinstance(other, pa.Table) else pa.table(other)
     except (ValueError, TypeError) as error:  # a single column
         raise _not_joinable(other) from error
-    return TableRows.of(table)
+    return table_rows(table)
 
 
 def _not_joinable(other: Any) -> TypeError:
@@ -157,7 +154,7 @@ def _positions(view: JoinableView, other: Keyed) -> PositionMap:
     return found
 
 
-def _present_in_files(view: JoinableView, files: FilesPart, missing: Missing) -> BoolArray:
+def _present_in_files(view: JoinableView, files: ShardFiles, missing: Missing) -> BoolArray:
     """Return which samples of a view have their keys in the files; all, where that is not asked."""
     positions = as_int_array(view.positions)
     is_present = np.ones(len(positions), bool)
