@@ -188,8 +188,3 @@ def loaded_spec(path: str, options: argparse.Namespace) -> DatasetSpec:
 def output_width() -> int:
     """Return the columns of the window; output that another program reads is not cut."""
     return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 10_000
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: ``1 shard``, ``1,000 shards``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

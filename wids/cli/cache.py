@@ -13,10 +13,10 @@ from wids.cli.arguments import (
     add_allow_pipe,
     add_command,
     add_storage,
-    counted,
     loaded_spec,
 )
 from wids.cli.consent import add_yes, ask
+from wids.files.sizes import count_text, nbytes_text
 
 if TYPE_CHECKING:
     from wids.cache.eviction import CacheFile
@@ -71,7 +71,6 @@ def _show_dataset(options: argparse.Namespace, folder: str) -> int:
     """Print how much of one dataset has been fetched."""
     from wids.cache.store import Cache
     from wids.fetching import fetch
-    from wids.files.sizes import nbytes_text
     from wids.opening.opener import remote_file
     from wids.transport import urls
 
@@ -81,7 +80,7 @@ def _show_dataset(options: argparse.Namespace, folder: str) -> int:
     nbytes = sum(os.path.getsize(path) for path in copies if path is not None)
     num_copies = sum(path is not None for path in copies)
     print(
-        f"{urls.redact(options.spec)}: {num_copies:,} of {counted(len(copies), 'shard')} in "
+        f"{urls.redact(options.spec)}: {num_copies:,} of {count_text(len(copies), 'shard')} in "
         f"{folder}, {nbytes_text(nbytes)}"
     )
     return 0
@@ -90,7 +89,6 @@ def _show_dataset(options: argparse.Namespace, folder: str) -> int:
 def _show(folder: str, options: argparse.Namespace) -> int:
     from wids.cache.eviction import contents
     from wids.errors import printable
-    from wids.files.sizes import nbytes_text
 
     files = contents(folder)
     if options.files:
@@ -99,14 +97,13 @@ def _show(folder: str, options: argparse.Namespace) -> int:
     elif files:
         print(_table_of_datasets(files))
     total_nbytes = sum(file.nbytes for file in files)
-    print(f"{nbytes_text(total_nbytes):>8}  in {counted(len(files), 'file')} in {folder}")
+    print(f"{nbytes_text(total_nbytes):>8}  in {count_text(len(files), 'file')} in {folder}")
     return 0
 
 
 def _table_of_datasets(files: Iterable[CacheFile]) -> str:
     """Return a line for the copies of each dataset, as far as names tell: `train-*.tar`."""
     from wids.cache.names import dataset_pattern
-    from wids.files.sizes import nbytes_text
     from wids.looking.text import table
 
     groups: dict[str, list[CacheFile]] = {}
@@ -129,7 +126,6 @@ def _table_of_datasets(files: Iterable[CacheFile]) -> str:
 
 def _clear(options: argparse.Namespace, folder: str) -> int:
     from wids.cache import eviction
-    from wids.files.sizes import nbytes_text
     from wids.transport import urls
 
     if options.spec is not None:
@@ -141,15 +137,15 @@ def _clear(options: argparse.Namespace, folder: str) -> int:
         files, label = eviction.clearable(folder), folder
         if files:
             size = nbytes_text(sum(file.nbytes for file in files))
-            text = (
-                f"wids: deleting {counted(len(files), 'file')} of all datasets, {size}, in {folder}"
-            )
-            ask(text, options, "wids: nothing was deleted")
+            what = f"{count_text(len(files), 'file')} of all datasets, {size}"
+            ask(f"wids: deleting {what}, in {folder}", options, "wids: nothing was deleted")
     num_files, nbytes, num_used = eviction.clear(files)
-    print(f"{label}: deleted {counted(num_files, 'file')}, {nbytes_text(nbytes)}")
+    print(f"{label}: deleted {count_text(num_files, 'file')}, {nbytes_text(nbytes)}")
     if num_used:
         verb = "is" if num_used == 1 else "are"
-        print(f"wids: {counted(num_used, 'file')} {verb} in use and not deleted", file=sys.stderr)
+        print(
+            f"wids: {count_text(num_used, 'file')} {verb} in use and not deleted", file=sys.stderr
+        )
     return 0
 
 
@@ -181,7 +177,7 @@ def _check(options: argparse.Namespace, folder: str) -> int:
             count, found = check_copy(path, cache.index_path(remote_file(shard), path), share)
             num_samples, problems = num_samples + count, problems + found
     if options.sample is not None:
-        what = f"{counted(num_samples, 'sample')} in copies"
+        what = f"{count_text(num_samples, 'sample')} in copies"
     for problem in problems:
         print(printable(str(problem)))
     num_copies = sum(path is not None for path in copies.values())

@@ -15,10 +15,10 @@ from wids.cli.arguments import (
     add_parts,
     add_processes,
     add_storage,
-    counted,
     storage_options,
 )
 from wids.cli.consent import add_yes, ask_consent
+from wids.files.sizes import count_text
 
 if TYPE_CHECKING:
     from wids.checking.problems import Problem
@@ -172,7 +172,7 @@ def _create_part(
             storage_options=servers,
         )
     num_samples = sum(record.num_samples for record in records)
-    counts = f"{counted(len(records), 'shard')}, {counted(num_samples, 'sample')}"
+    counts = f"{count_text(len(records), 'shard')}, {count_text(num_samples, 'sample')}"
     print(f"{urls.redact(options.output)}: part {part}: {counts}")
     return 0
 
@@ -220,8 +220,8 @@ def _report(output: str, spec: DatasetSpec, problems: list[Problem]) -> int:
     from wids.transport import urls
 
     num_samples = sum(shard.num_samples or 0 for shard in spec.shards)
-    shards = counted(len(spec.shards), "shard")
-    print(f"{urls.redact(output)}: {shards}, {counted(num_samples, 'sample')}")
+    shards = count_text(len(spec.shards), "shard")
+    print(f"{urls.redact(output)}: {shards}, {count_text(num_samples, 'sample')}")
     return 1 if any(problem.severity == "error" for problem in problems) else 0
 
 

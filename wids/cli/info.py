@@ -19,6 +19,7 @@ from wids.cli.arguments import (
 )
 from wids.cli.consent import add_yes, ask_to_fetch
 from wids.errors import WidsError
+from wids.files.sizes import nbytes_text
 
 if TYPE_CHECKING:
     from wids.looking.field_stats import FieldStats
@@ -109,7 +110,6 @@ def _fields_text(spec: DatasetSpec) -> str:
 
 
 def _table(stats: Iterable[FieldStats]) -> str:
-    from wids.files.sizes import nbytes_text
     from wids.looking.text import bar_text, share_text, table
 
     rows = [

@@ -11,11 +11,11 @@ from wids.cli.arguments import (
     add_command,
     add_spec,
     add_storage,
-    counted,
     loaded_spec,
     positive,
     storage_options,
 )
+from wids.files.sizes import count_text, parse_nbytes
 
 
 def add(commands: Any) -> None:
@@ -42,7 +42,6 @@ def run(options: argparse.Namespace) -> int:
     """Fetch what is missing; return 1 if the limit left out a shard."""
     from wids.dataset import ShardListDataset
     from wids.fetching.fetch import Fetcher
-    from wids.files.sizes import parse_nbytes
     from wids.prefetching import bulk_fetch
     from wids.reading.cost import download_cost
     from wids.reading.fetch_all import fetch_all
@@ -74,10 +73,10 @@ def run(options: argparse.Namespace) -> int:
             print(f"wids: downloading {cost}", file=sys.stderr)
         nbytes_of = {number: cost.nbytes_of[spec.shards[number].url] for number in missing}
         fetch_all(dataset.reader.fetch, nbytes_of, num_threads=options.jobs)
-    available = counted(len(numbers) - num_left_out, "shard")
+    available = count_text(len(numbers) - num_left_out, "shard")
     print(f"{available} available locally, {len(missing):,} fetched now")
     if num_left_out:
-        left_out = counted(num_left_out, "shard")
+        left_out = count_text(num_left_out, "shard")
         verb = "does" if num_left_out == 1 else "do"
         print(f"wids: {left_out} {verb} not fit into {options.limit}", file=sys.stderr)
     return 1 if num_left_out else 0

@@ -17,11 +17,11 @@ from wids.cli.arguments import (
     add_processes,
     add_spec,
     add_storage,
-    counted,
     not_negative,
     positive,
     storage_options,
 )
+from wids.files.sizes import count_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -181,7 +181,7 @@ def _print_counts(shards: Sequence[ShardSpec | ShardRecord], options: argparse.N
 
     num_samples = sum(shard.num_samples or 0 for shard in shards)
     part = "" if options.part is None else f"part {options.part}: "
-    counts = f"{counted(len(shards), 'shard')}, {counted(num_samples, 'sample')}"
+    counts = f"{count_text(len(shards), 'shard')}, {count_text(num_samples, 'sample')}"
     print(f"{urls.redact(options.output)}: {part}{counts}")
 
 

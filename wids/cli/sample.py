@@ -18,6 +18,7 @@ from wids.cli.arguments import (
     storage_options,
 )
 from wids.cli.unindexed import find_sample, shown_fields, spec_and_peek
+from wids.files.sizes import nbytes_text
 
 if TYPE_CHECKING:
     from wids.looking.preview import Browsable
@@ -127,7 +128,6 @@ def _damage(dataset: Browsable, index: int, sample: dict[str, Any]) -> str:
 def _text(sample: dict[str, Any], options: argparse.Namespace, unread: Mapping[str, int]) -> str:
     """Return a sample as text; of fields that were not read, their lengths in bytes."""
     from wids.errors import printable
-    from wids.files.sizes import nbytes_text
     from wids.looking.text import sample_text, shortened
     from wids.transport import urls
 

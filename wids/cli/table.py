@@ -14,11 +14,11 @@ from wids.cli.arguments import (
     add_processes,
     add_spec,
     add_storage,
-    counted,
     named_columns,
     storage_options,
 )
 from wids.cli.consent import add_yes, ask_to_fetch
+from wids.files.sizes import count_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -112,5 +112,5 @@ def _text(output: str, table: pa.Table) -> str:
         (name, column.type, f"{column.null_count:,} null" if column.null_count else "")
         for name, column in zip(table.column_names, table.columns, strict=True)
     ]
-    heading = f"{output}: {counted(len(table), 'row')}, {counted(len(rows), 'column')}"
+    heading = f"{output}: {count_text(len(table), 'row')}, {count_text(len(rows), 'column')}"
     return f"{printable(heading)}\n{text_table(['column', 'type', ''], rows)}"

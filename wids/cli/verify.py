@@ -12,11 +12,11 @@ from wids.cli.arguments import (
     add_processes,
     add_spec,
     add_storage,
-    counted,
     loaded_spec,
     storage_options,
 )
 from wids.cli.consent import add_yes, ask_consent
+from wids.files.sizes import count_text
 
 if TYPE_CHECKING:
     from wids.checking.problems import Problem
@@ -63,10 +63,10 @@ def run(options: argparse.Namespace) -> int:
         print(printable(str(problem)))
     if problems:
         return 1
-    text = counted(len(spec.shards), "shard")
+    text = count_text(len(spec.shards), "shard")
     counts = [shard.num_samples for shard in spec.shards if shard.num_samples is not None]
     if len(counts) == len(spec.shards):
-        text += f", {counted(sum(counts), 'sample')}"
+        text += f", {count_text(sum(counts), 'sample')}"
     # Standard output has the problems alone, so that it is empty where there are none.
     print(f"{urls.redact(options.spec)}: {text}: no problems", file=sys.stderr)
     return 0

@@ -21,6 +21,7 @@ from wids.errors import MismatchError
 from wids.fetching.fetch import Fetcher
 from wids.fetching.parts import ENDLESS_NBYTES, open_parts
 from wids.fetching.threads import ReadingThreads
+from wids.files.sizes import count_text
 from wids.indexes import index_file
 from wids.opening.index_cost import Cost, estimate
 from wids.reading.cost import DownloadCost
@@ -83,7 +84,7 @@ class IndexingCost:
             if some:
                 spent = Cost.total(cost.headers or cost.whole for cost in some)
                 whole = Cost.total(cost.whole for cost in some)
-                texts.append(text.format(_shards(len(some)), spent, whole))
+                texts.append(text.format(count_text(len(some), "remote shard"), spent, whole))
         for has_ranges in (True, False):
             texts += self._whole_text(has_ranges=has_ranges)
         return "; ".join(texts)
@@ -98,12 +99,9 @@ class IndexingCost:
         unknown = f" and {num_unknown:,} of unknown length" if num_unknown else ""
         expected = Cost.total(cost.headers for cost in some)
         other = f"by headers: about {expected}" if has_ranges else "no byte ranges"
-        text = f"{_shards(len(some))} to be read whole: {Cost.total(cost.whole for cost in some)}"
+        shards, total = count_text(len(some), "remote shard"), Cost.total(c.whole for c in some)
+        text = f"{shards} to be read whole: {total}"
         return [f"{text}{unknown} ({other})"]
-
-
-def _shards(count: int) -> str:
-    return f"{count:,} remote shard" if count == 1 else f"{count:,} remote shards"
 
 
 Attempt: TypeAlias = "tuple[ShardRecord | None, ShardCost]"

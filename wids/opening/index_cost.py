@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from wids.fetching.parts import JUMP_NBYTES, MAX_AHEAD_NBYTES, REQUEST_NBYTES, FileParts
-from wids.files.sizes import nbytes_text
+from wids.files.sizes import count_text, nbytes_text
 from wids.tars.archive import BLOCK_NBYTES
 from wids.tars.header_scan import HeaderScan
 
@@ -31,8 +31,7 @@ class Cost(NamedTuple):
         return self.num_requests * REQUEST_NBYTES + self.nbytes
 
     def __str__(self) -> str:
-        noun = "request" if self.num_requests == 1 else "requests"
-        return f"{self.num_requests:,} {noun}, {nbytes_text(self.nbytes)}"
+        return f"{count_text(self.num_requests, 'request')}, {nbytes_text(self.nbytes)}"
 
     @classmethod
     def of_whole(cls, nbytes: int) -> Cost:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from wids.files.sizes import nbytes_text
+from wids.files.sizes import count_text, nbytes_text
 from wids.packing.listing import Skipped
 from wids.specs.model import DatasetSpec
 from wids.transport import urls
@@ -51,5 +51,5 @@ class PackReport:
 
     def __str__(self) -> str:
         counts = [(self.num_samples, "sample"), (len(self.spec.shards), "shard")]
-        text = ", ".join(f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s" for n, noun in counts)
+        text = ", ".join(count_text(count, noun) for count, noun in counts)
         return f"{urls.redact(self.spec_path)}: {text}, {nbytes_text(self.nbytes)}"

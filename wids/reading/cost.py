@@ -13,7 +13,7 @@ from typing import Final
 from wids.errors import SpecError
 from wids.fetching.fetch import Fetcher
 from wids.fetching.lengths import known_lengths
-from wids.files.sizes import nbytes_text
+from wids.files.sizes import count_text, nbytes_text
 from wids.specs.model import ShardSpec
 from wids.transport import urls
 
@@ -43,9 +43,9 @@ class DownloadCost:
 
     def __str__(self) -> str:
         num_unknown = sum(nbytes is None for nbytes in self.nbytes_of.values())
-        noun = "shard" if len(self.nbytes_of) == 1 else "shards"
         unknown = f" and {num_unknown:,} of unknown length" if num_unknown else ""
-        return f"{nbytes_text(self.nbytes)} in {len(self.nbytes_of):,} {noun}{unknown}"
+        shards = count_text(len(self.nbytes_of), "shard")
+        return f"{nbytes_text(self.nbytes)} in {shards}{unknown}"
 
 
 def download_cost(
