@@ -74,6 +74,19 @@ def test_other_shards(server: Server, pattern: str) -> None:
     assert repr(samples) == "<Peek 'train': the beginning of shard 1 of 2>"
 
 
+def test_shards_that_were_looked_at_last_are_kept(server: Server, tmp_path: Path) -> None:
+    """The beginning of a shard that is looked at again and again is read once."""
+    body = write_tar(tmp_path / "a.tar", sample_members(0, 3)).read_bytes()
+    first = wids.peek([server.page(f"/{number}.tar", body) for number in range(20)])
+    for number in range(1, 20):
+        assert len(first.shard(number)) == len(first.shard(0)) == 3
+    assert len(server.log) == 20
+    len(first.shard(19))
+    assert len(server.log) == 20
+    len(first.shard(1))
+    assert len(server.log) > 20, "only a few are kept"
+
+
 def test_notebooks(server: Server, pattern: str) -> None:
     """A notebook shows what is known, the command that makes an index, and cards."""
     samples = wids.peek(pattern)

@@ -1,8 +1,8 @@
-"""`peek`: shards that nobody has indexed → the samples at the beginning of one of them.
+"""`peek`: the samples at the beginning of a shard that need not have an index.
 
-A `Peek` is what notebooks and pages need of a dataset, for one shard at a time, since positions in
-the dataset are not known before its shards are counted. What is read of a shard, and when, is
-decided in `wids.opening.glimpses`.
+A `Peek` is what notebooks, pages and commands need of a dataset, for one shard at a time, since
+positions in the dataset are not known before its shards are counted. What is read of a shard, and
+when, is decided in `wids.opening.glimpse`.
 """
 
 from __future__ import annotations
@@ -12,28 +12,33 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from wids.cache.store import Cache
 from wids.fetching.fetch import Fetcher
 from wids.looking import notebook
 from wids.looking.in_notebooks import show_samples_in_notebooks
+from wids.looking.latest import latest
 from wids.looking.notebook import Gallery
 from wids.looking.preview import num_affordable
 from wids.opening.cache_settings import cache_folder, cache_limits
-from wids.opening.glimpse import Glimpse
-from wids.opening.glimpses import Glimpses
+from wids.opening.glimpse import Glimpse, ShardLook
+from wids.opening.opener import ShardOpener
 from wids.opening.options import ReadOptions
 from wids.specs.loader import Shards, load_with
 from wids.specs.model import DatasetSpec
 from wids.specs.naming import dataset_name, is_document
-from wids.tars.index import ShardIndex
 from wids.tars.names import KeySplit
-from wids.tars.readable_shard import ReadableShard
 from wids.tars.samples import position
 from wids.transport import urls
 from wids.transport.local import Opener
 from wids.views.transformations import Transformation, as_transformations, locate_error
+
+_MAX_KEPT: Final = 8
+"""Shards of which is kept what was read, of those that were looked at last."""
+_MAX_SEARCHED_NBYTES: Final = 100_000_000
+"""Bytes to read for one sample; it is far inside the dataset then, and an index is worth making."""
 
 
 def peek(
@@ -88,11 +93,12 @@ def peek(
     spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
     limits = cache_limits(None, keep=False, shards=spec.shards)
     store = Cache(folder, fetcher, limits=limits)
-    glimpses = Glimpses(spec, store, ReadOptions("range", key_split=key_split))
+    options = ReadOptions("range", key_split=key_split)
     steps = as_transformations(transformations, allow_pickle=allow_pickle)
     show_samples_in_notebooks()
     number = _shard_number(shard, len(spec.shards))
-    return Peek(glimpses, number, steps, create_command=create_command(shards, spec))
+    command = create_command(shards, spec)
+    return Peek(spec, store, options, number, steps, create_command=command)
 
 
 def _shard_number(number: int, count: int) -> int:
@@ -121,7 +127,9 @@ class Peek:
     number of threads.
 
     Args:
-        glimpses: The shards.
+        spec: The dataset.
+        store: Copies of remote files, and indexes.
+        options: How to read samples.
         number: The number of the shard.
         transformations: The callables that a sample passes through.
         create_command: What makes an index of all shards, for people to run.
@@ -144,7 +152,9 @@ class Peek:
 
     def __init__(
         self,
-        glimpses: Glimpses,
+        spec: DatasetSpec,
+        store: Cache,
+        options: ReadOptions,
         number: int,
         transformations: Sequence[Transformation] = (),
         *,
@@ -152,12 +162,14 @@ class Peek:
     ) -> None:
         self.transformations = list(transformations)
         self.create_command = create_command
-        self._glimpses = glimpses
+        self._whole_spec = spec
+        self._opener = ShardOpener(spec, store, options.only(None))
+        self._look_at = latest(partial(ShardLook, self._opener, store, options), _MAX_KEPT)
         self._fields: Sequence[str] | None = None
         self._turn_to(number)
 
     def _turn_to(self, number: int) -> None:
-        spec = self._glimpses.spec
+        spec = self._whole_spec
         shard_spec = spec.shards[number]
         self.number = number
         self.spec = replace(spec, shards=(shard_spec,), index=None, packs=())
@@ -169,7 +181,7 @@ class Peek:
     @property
     def num_shards(self) -> int:
         """Number of shards in the dataset."""
-        return len(self._glimpses.spec.shards)
+        return len(self._whole_spec.shards)
 
     @property
     def url(self) -> str:
@@ -179,7 +191,8 @@ class Peek:
     @property
     def has_all_indexes(self) -> bool:
         """Whether every shard has an index, so that `ShardListDataset` downloads none to open."""
-        return self._glimpses.has_all_indexes
+        opener = self._opener
+        return all(opener.is_packed(n) or opener.has_index(n) for n in range(self.num_shards))
 
     def shard(self, number: int) -> Peek:
         """Return the samples at the beginning of another shard.
@@ -208,15 +221,14 @@ class Peek:
         Example:
             >>> wids.peek("cats.tar").make_index()  # does nothing, as this shard is local
         """
-        self._glimpses.make_index(self.number)
+        self.reader.make_index()
 
     # What is known of this one.
 
     @property
     def glimpse(self) -> Glimpse | None:
         """What was found of the shard; None if it has an index."""
-        known = self._glimpses.look(self.number)
-        return known if isinstance(known, Glimpse) else None
+        return self.reader.glimpse
 
     @property
     def num_read_nbytes(self) -> int:
@@ -244,7 +256,7 @@ class Peek:
             >>> wids.peek("cats.tar").read_on(100)
             3
         """
-        self._glimpses.reach(self.number, num_samples)
+        self.reader.reach(num_samples)
         return len(self)
 
     # A sequence of samples.
@@ -256,7 +268,7 @@ class Peek:
         return self.__getitems__([position(index, len(self), repr(self))])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        with self._glimpses.open(self.number, self._fields) as shard:
+        with self.reader.open(fields=self._fields) as shard:
             samples = shard.read_many(indices)
         return [self._labelled(i, sample) for i, sample in zip(indices, samples, strict=True)]
 
@@ -294,9 +306,9 @@ class Peek:
     # What pages and notebooks ask of a dataset.
 
     @property
-    def reader(self) -> _Reader:
+    def reader(self) -> ShardLook:
         """This shard."""
-        return _Reader(self._glimpses, self.number, self._fields)
+        return self._look_at(self.number)
 
     @property
     def lengths(self) -> list[int]:
@@ -339,22 +351,54 @@ class Peek:
         return f"<Peek {self.title!r}: the beginning of shard {self.number} of {self.num_shards}>"
 
 
-class _Reader:
-    """One shard as what notebooks and pages ask about the shards of a dataset."""
+def find_sample(shards: Peek, index: int, key: str | None, shard: int | None) -> tuple[Peek, int]:
+    """Return the shard of a sample and its position there.
 
-    def __init__(
-        self, glimpses: Glimpses, number: int, fields: Sequence[str] | None = None
-    ) -> None:
-        self._glimpses = glimpses
-        self._number = number
-        self._fields = fields
-        self.cache_folder = glimpses.cache_folder
+    Shards before it are counted by their headers, unless the spec states their counts.
 
-    def is_local(self, number: int = 0) -> bool:  # noqa: ARG002 - there is one
-        return self._glimpses.is_local(self._number)
+    Args:
+        shards: Any shard of the dataset.
+        index: The number of the sample, from 0 on.
+        key: The key of the sample instead, or None.
+        shard: The number of the only shard to look in; None for all, or for the first one if the
+            sample is named by its key.
 
-    def index(self, number: int = 0) -> ShardIndex:  # noqa: ARG002 - there is one
-        return self._glimpses.index(self._number)
+    Raises:
+        IndexError: There is no such sample, or it is too far from the beginning.
+        KeyError: No sample that was found has the key.
+    """
+    if key is not None:
+        here = shards.shard(shard or 0)
+        return here, here.find_key(key)
+    if index < 0:
+        raise _uncounted_error(shards, f"expected a number from 0 on, found {index}")
+    local_index, read_nbytes = index, 0
+    for number in range(shards.num_shards) if shard is None else [shard]:
+        here = shards.shard(number)
+        stated = here.spec.shards[0].num_samples
+        if shard is None and stated is not None and local_index >= stated:
+            local_index -= stated
+            continue
+        read_nbytes += _read_to(here, local_index, _MAX_SEARCHED_NBYTES - read_nbytes)
+        if local_index < len(here):
+            return here, local_index
+        local_index -= len(here)
+    raise IndexError(f"{shards.title}: index {index} is out of range")
 
-    def open(self, number: int = 0, *, local: bool = True) -> ReadableShard:  # noqa: ARG002 - one
-        return self._glimpses.open(self._number, self._fields)
+
+def _read_to(here: Peek, local_index: int, limit_nbytes: int) -> int:
+    """Read headers until a sample is known or the shard ends; return how many bytes were read."""
+    while here.read_on(local_index + 1) <= local_index and not here.is_complete:
+        glimpse = here.glimpse
+        if glimpse is None or not glimpse.can_continue:
+            raise _uncounted_error(here, "" if glimpse is None else glimpse.remark())
+        if glimpse.num_read_nbytes > limit_nbytes:
+            raise _uncounted_error(here, "the sample is too far from the beginning")
+    return here.num_read_nbytes
+
+
+def _uncounted_error(shards: Peek, reason: str) -> IndexError:
+    return IndexError(
+        f"{shards.title}: {reason}; the samples are not counted yet: {shards.create_command} makes "
+        "an index"
+    )

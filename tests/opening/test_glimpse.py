@@ -16,8 +16,8 @@ import wids
 from wids.cache.names import RemoteFile, copy_path
 from wids.cache.store import Cache
 from wids.fetching.fetch import Fetcher
-from wids.opening.glimpse import Glimpse
-from wids.opening.glimpses import Glimpses
+from wids.opening.glimpse import Glimpse, ShardLook
+from wids.opening.opener import ShardOpener
 from wids.opening.options import ReadOptions
 from wids.tars.index import index_tar
 
@@ -170,85 +170,75 @@ def test_a_failed_look_can_be_repeated(server: Server, tmp_path: Path) -> None:
     assert (glimpse.index.head_crcs == expected.head_crcs).all()
 
 
-# All shards of a spec.
+# Shards with an index and without.
 
 
-def glimpses_of(shards: Any, cache: Path) -> Glimpses:
-    fetcher = Fetcher()
-    return Glimpses(wids.load_spec(shards), Cache(str(cache), fetcher), ReadOptions("range"))
+def look_at(shards: Any, cache: Path) -> ShardLook:
+    """Return a look at the first shard."""
+    store, options = Cache(str(cache), Fetcher()), ReadOptions("range")
+    return ShardLook(ShardOpener(wids.load_spec(shards), store, options), store, options, 0)
 
 
 def test_an_index_is_left_for_datasets(server: Server, tmp_path: Path) -> None:
     """The index of a completed shard is in the cache folder as after a fetch (INDEX-24)."""
     url = serve(server, tmp_path, photos(10, 2 * MB))
-    glimpses = glimpses_of([url, url], tmp_path / "cache")
-    assert not glimpses.has_all_indexes
-    glimpses.make_index(0)
-    assert glimpses.has_all_indexes
-    assert len(glimpses.index(0)) == 10
+    look = look_at([url, url], tmp_path / "cache")
+    assert not wids.peek([url, url], cache_dir=tmp_path / "cache").has_all_indexes
+    look.make_index()
+    assert wids.peek([url, url], cache_dir=tmp_path / "cache").has_all_indexes
+    assert len(look.index()) == 10
     assert server.num_sent < 1.5 * MB
     with wids.ShardListDataset([url], access="range", cache_dir=tmp_path / "cache") as dataset:
         assert len(dataset) == 10
         assert dataset.find_key("p007") == 7
-    with glimpses.open(0, [".txt"]) as shard:
+    with look.open(fields=[".txt"]) as shard:
         assert shard.read(9)[".txt"] == b"photo 9"
-    glimpses.make_index(0)  # it is there
+    look.make_index()  # it is there
 
 
-def test_shards_that_were_looked_at_last_are_kept(server: Server, tmp_path: Path) -> None:
-    """A shard that is looked at again and again is read once, with an index and without."""
-    body = write_tar(tmp_path / "a.tar", sample_members(0, 3)).read_bytes()
-    urls = [server.page(f"/{number}.tar", body) for number in range(20)]
-    (tmp_path / "local.tar").write_bytes(body)
-    glimpses = glimpses_of([*urls, str(tmp_path / "local.tar")], tmp_path / "cache")
-    first, local = glimpses.look(0), glimpses.look(20)
-    for number in range(1, 20):
-        glimpses.look(number)
-        assert glimpses.look(0) is first
-        assert glimpses.look(20) is local
-    sent = len(server.log)
-    glimpses.look(19)
-    assert len(server.log) == sent
-    glimpses.look(1)
-    assert len(server.log) > sent, "only a few are kept"
+def test_a_shard_with_an_index_is_opened_once(tmp_path: Path) -> None:
+    """A shard whose index is known needs no further look."""
+    path = write_tar(tmp_path / "local.tar", sample_members(0, 3))
+    look = look_at([path], tmp_path / "cache")
+    assert look.index() is look.index()
 
 
 def test_a_shard_without_ranges_is_fetched_to_be_indexed(server: Server, tmp_path: Path) -> None:
     """The copy is kept in the cache, with its index, since nothing else can be read of it."""
     url = serve(server, tmp_path, photos(60, 100_000), has_ranges=False)
-    glimpses = glimpses_of([url], tmp_path / "cache")
-    assert len(glimpses.index(0)) == 30
-    glimpses.make_index(0)
-    assert len(glimpses.index(0)) == 60
+    look = look_at([url], tmp_path / "cache")
+    assert len(look.index()) == 30
+    look.make_index()
+    assert len(look.index()) == 60
     assert Path(copy_path(str(tmp_path / "cache"), RemoteFile(url))).exists()
-    with glimpses.open(0) as shard:
+    with look.open() as shard:
         assert shard.read(59)[".txt"] == b"photo 59"
 
 
 def test_a_replaced_shard_is_looked_at_anew(server: Server, tmp_path: Path) -> None:
     """After a shard was replaced, its old samples are an error, and the next look has the new."""
     url = serve(server, tmp_path, photos(30, 100_000))
-    glimpses = glimpses_of([url], tmp_path / "cache")
-    assert len(glimpses.index(0)) == 10
+    look = look_at([url], tmp_path / "cache")
+    assert len(look.index()) == 10
     server.pages["/a.tar"].body = write_tar(tmp_path / "b.tar", photos(31, 100_000)).read_bytes()
-    glimpses.reach(0, 31)
-    assert len(glimpses.index(0)) == 31
+    look.reach(31)
+    assert len(look.index()) == 31
     server.pages["/a.tar"].body = write_tar(tmp_path / "b.tar", photos(29, 100_000)).read_bytes()
-    glimpse = glimpses.look(0)
-    assert isinstance(glimpse, Glimpse)
+    glimpse = look.glimpse
+    assert glimpse is not None
     with raises(wids.MismatchError, "a.tar"):
         glimpse._parts._parts.clear()
         glimpse._parts._starts.clear()
         glimpse.shard().read(20)
-    assert len(glimpses.index(0)) == 10
+    assert len(look.index()) == 10
 
 
 def test_stated_lengths_are_compared(server: Server, tmp_path: Path) -> None:
     """A shard of another length than the spec states is an error before samples are shown."""
     url = serve(server, tmp_path, sample_members(0, 5))
-    glimpses = glimpses_of({"shardlist": [{"url": url, "filesize": 512}]}, tmp_path / "cache")
+    look = look_at({"shardlist": [{"url": url, "filesize": 512}]}, tmp_path / "cache")
     with raises(wids.MismatchError, "expected 512 bytes (filesize), found 20480"):
-        glimpses.index(0)
+        look.index()
 
 
 def test_local_and_packed_shards_need_no_glimpse(server: Server, tmp_path: Path) -> None:
@@ -258,7 +248,7 @@ def test_local_and_packed_shards_need_no_glimpse(server: Server, tmp_path: Path)
     wids.build_spec([url], pack=tmp_path / "a.index").save(tmp_path / "a.json")
     server.log.clear()
     for shards in ([path], tmp_path / "a.json"):
-        glimpses = glimpses_of(shards, tmp_path / "cache")
-        assert glimpses.has_all_indexes
-        assert len(glimpses.index(0)) == 7
+        look = look_at(shards, tmp_path / "cache")
+        assert look.glimpse is None
+        assert len(look.index()) == 7
     assert server.log == []

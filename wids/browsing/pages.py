@@ -7,7 +7,7 @@ the one field that is requested. A scan reads more, once somebody has asked for 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 from wids.browsing.answers import (
     STATIC_ROUTES,
@@ -67,8 +67,8 @@ class Pages:
         self._routes: dict[str, Route] = {
             **STATIC_ROUTES,
             "about": self._about,
-            "samples": self._samples,
-            "sample": self._sample,
+            "samples": lambda _, query: json_answer(self.samples(query)),
+            "sample": lambda rest, query: json_answer(self.sample(rest, query)),
             "find": self._find,
             "field": self._field,
             "picture": self._picture,
@@ -119,10 +119,9 @@ class Pages:
             }
         )
 
-    def _samples(self, _: str, query: Query) -> Answer:
-        """Answer with cards from a position on: of all samples, or of those that were found."""
-        start = max(number_in(query, "start", 0), 0)
-        count = min(max(number_in(query, "count", 24), 1), MAX_PAGE)
+    def samples(self, query: Query) -> dict[str, Any]:
+        """Return cards from a position on: of all samples, or of those that were found."""
+        start, count = page_in(query)
         selection = self._questions.selection(query)
         indices = selection.page(start, count)
         pixels = number_in(query, "pixels", THUMBNAIL_PIXELS)
@@ -134,20 +133,18 @@ class Pages:
             pixels=min(max(pixels, 32), _MAX_CARD_PIXELS),
         )
         stop = start + len(indices)
-        return json_answer(
-            {
-                "cards": [
-                    {"index": i, "html": card.html} for i, card in zip(indices, cards, strict=True)
-                ],
-                "problems": preview.problems_of(cards),
-                "num_found": len(selection),
-                "next": stop if stop < len(selection) else None,
-                "previous": max(0, start - count) if start else None,
-            }
-        )
+        return {
+            "cards": [
+                {"index": i, "html": card.html} for i, card in zip(indices, cards, strict=True)
+            ],
+            "problems": preview.problems_of(cards),
+            "num_found": len(selection),
+            "next": stop if stop < len(selection) else None,
+            "previous": max(0, start - count) if start else None,
+        }
 
-    def _sample(self, rest: str, query: Query) -> Answer:
-        """Answer with one sample: its pictures, and its fields as rows of a table."""
+    def sample(self, rest: str, query: Query) -> dict[str, Any]:
+        """Return one sample: its pictures, and its fields as rows of a table."""
         index = self._index(rest)
         number, local_index, shard_index = self._located(index)
         sizes = field_sizes(shard_index, local_index)
@@ -171,22 +168,18 @@ class Pages:
         )
         damage = problem_html(damage_text(damaged_fields(shard_index, local_index, sample)))
         place = self._questions.selection(query).place(index)
-        return json_answer(
-            {
-                "index": index,
-                "key": key,
-                "html": f'{damage}<table class="fields">{rows}</table>',
-                "pictures": [
-                    picture_entry(
-                        field, sample.get(field), sizes[field], self._zoom_link(index, field)
-                    )
-                    for field in self._pictures_first(sizes, query.get("picture", ""))
-                ],
-                "shard": printable(urls.redact(self._dataset.spec.shards[number].url)),
-                "local_index": local_index,
-                **place._asdict(),
-            }
-        )
+        return {
+            "index": index,
+            "key": key,
+            "html": f'{damage}<table class="fields">{rows}</table>',
+            "pictures": [
+                picture_entry(field, sample.get(field), sizes[field], self._zoom_link(index, field))
+                for field in self._pictures_first(sizes, query.get("picture", ""))
+            ],
+            "shard": printable(urls.redact(self._dataset.spec.shards[number].url)),
+            "local_index": local_index,
+            **place._asdict(),
+        }
 
     def _zoom_link(self, index: int, field: str) -> str:
         return f"{link_of(self._prefix, 'picture', index, field)}?pixels={_MAX_ZOOM_PIXELS}"
@@ -250,6 +243,13 @@ class Pages:
         if not 0 <= index < len(self._dataset):
             raise IndexError(f"expected an index from 0 to {len(self._dataset) - 1}, found {index}")
         return index
+
+
+def page_in(query: Query) -> tuple[int, int]:
+    """Return where a page begins, and how many samples it has at most."""
+    return max(number_in(query, "start", 0), 0), min(
+        max(number_in(query, "count", 24), 1), MAX_PAGE
+    )
 
 
 def field_rows(stats: Iterable[FieldStats]) -> list[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""A path and a query → the answer of the pages of shards that nobody has indexed.
+"""The pages of shards that need not have an index, for a path and a query.
 
 Samples are addressed by the number of a shard and the position in it, since nothing is known of the
 shards before. Each shard is shown like a dataset of its own, by the same code. A request to a shard
@@ -7,7 +7,6 @@ reads its beginning, or as much more as one look may cost.
 
 from __future__ import annotations
 
-import json
 import threading
 from typing import Any, Final
 
@@ -17,14 +16,15 @@ from wids.browsing.answers import (
     Query,
     Route,
     json_answer,
-    number_in,
+    parsed_number,
     routed,
 )
 from wids.browsing.conditions import parse_conditions
-from wids.browsing.pages import MAX_PAGE, Pages, field_rows, picture_fields
+from wids.browsing.pages import Pages, field_rows, page_in, picture_fields
 from wids.browsing.questions import PageScans, Questions
 from wids.errors import printable
 from wids.files.sizes import count_text, nbytes_text
+from wids.looking.latest import latest
 from wids.looking.notebook import known_text
 from wids.looking.preview import MAX_PAGE_NBYTES, Peekable, num_affordable
 from wids.opening.glimpse import Glimpse
@@ -48,13 +48,15 @@ class PeekPages:
         self._routes: dict[str, Route] = {
             **STATIC_ROUTES,
             "about": self._about,
-            "shard": self._shard,
+            "shard": lambda rest, query: self._pages(rest).answer(rest.partition("/")[2], query),
+        }
+        self._actions: dict[str, Route] = {
+            "shard": lambda rest, query: self._pages(rest).act(rest.partition("/")[2], query),
         }
         # One at a time: each may download a shard.
         self._indexing = threading.Lock()
         self._scans = PageScans()
-        self._questions: dict[int, Questions] = {}
-        self._lock = threading.Lock()
+        self._questions = latest(self._new_questions, _MAX_KEPT)
 
     def answer(self, path: str, query: Query) -> Answer:
         """Return status, media type and body for a path. Every error becomes an answer."""
@@ -62,29 +64,11 @@ class PeekPages:
 
     def act(self, path: str, query: Query) -> Answer:
         """Do what a path such as ``shard/3/index`` names, to one shard."""
-        return routed({"shard": self._act}, path, query)
+        return routed(self._actions, path, query)
 
     def close(self) -> None:
         """Stop what was started."""
         self._scans.close()
-
-    def _act(self, rest: str, query: Query) -> Answer:
-        digits, _, path = rest.partition("/")
-        peek = self._numbered(digits)
-        if path != "index":
-            return self._pages(peek).act(path, query)
-        with self._indexing:
-            peek.make_index()
-        return self._about_shard(peek)
-
-    def _pages(self, peek: Peekable) -> Pages:
-        # Made for each request, since more samples may be known each time.
-        with self._lock:
-            questions = self._questions.pop(peek.number, None) or Questions(peek, self._scans)
-            self._questions[peek.number] = questions  # as the latest
-            if len(self._questions) > _MAX_KEPT:
-                del self._questions[next(iter(self._questions))]
-        return Pages(peek, f"shard/{peek.number}/", questions=questions)
 
     def _about(self, _: str, __: Query) -> Answer:
         """Answer with what is known of all shards, from which nothing is read."""
@@ -101,70 +85,82 @@ class PeekPages:
             }
         )
 
-    def _shard(self, rest: str, query: Query) -> Answer:
-        """Answer for one shard, as for a dataset of its samples."""
-        digits, _, path = rest.partition("/")
-        peek = self._numbered(digits)
-        name, _, more = path.partition("/")
-        if name == "about":
-            return self._about_shard(peek)
-        if name == "samples":
-            return self._samples(peek, query)
-        if name == "sample" and more.isdecimal():
-            return self._sample(peek, int(more), query)
-        return self._pages(peek).answer(path, query)
+    def _pages(self, rest: str) -> _ShardPages:
+        """Return the pages of the shard that a path begins with."""
+        digits = rest.partition("/")[0]
+        if not digits.isdecimal() or len(digits) > 9 or int(digits) >= self._peek.num_shards:
+            raise IndexError(
+                f"expected a shard from 0 to {self._peek.num_shards - 1}, found {digits:.20}"
+            )
+        number = int(digits)
+        python = f"wids.peek({self._python}, {number})"
+        # Made for each request, since more samples may be known each time.
+        peek, questions = self._peek.shard(number), self._questions(number)
+        return _ShardPages(peek, python, questions, self._indexing)
 
-    def _sample(self, peek: Peekable, index: int, query: Query) -> Answer:
-        """Answer with a sample, after which others may follow that are not known yet."""
-        peek.read_on(index + 1)
-        status, kind, body = self._pages(peek).answer(f"sample/{index}", query)
-        glimpse = peek.glimpse
-        is_last = index == len(peek) - 1 and glimpse is not None and glimpse.can_continue
-        if status != 200 or not isinstance(body, bytes) or not is_last or _selects(query):
-            return status, kind, body
-        return json_answer({**json.loads(body), "next": index + 1})
+    def _new_questions(self, number: int) -> Questions:
+        return Questions(self._peek.shard(number), self._scans)
 
-    def _about_shard(self, peek: Peekable) -> Answer:
-        """Answer with what is known of a shard, after its beginning was read."""
-        glimpse, stats = peek.glimpse, self._pages(peek).stats
+
+class _ShardPages(Pages):
+    """The answers for one shard, as for a dataset of the samples that are known of it."""
+
+    def __init__(
+        self, peek: Peekable, python: str, questions: Questions, indexing: threading.Lock
+    ) -> None:
+        super().__init__(peek, f"shard/{peek.number}/", python, questions)
+        self._peek = peek
+        self._indexing = indexing
+        self._actions["index"] = self._index_shard
+
+    def _index_shard(self, rest: str, query: Query) -> Answer:
+        with self._indexing:
+            self._peek.make_index()
+        return self._about(rest, query)
+
+    def _about(self, _: str, __: Query) -> Answer:
+        """Answer with what is known of the shard, after its beginning was read."""
+        peek, glimpse = self._peek, self._peek.glimpse
         return json_answer(
             {
                 "url": printable(urls.redact(peek.url)),
                 **_what_is_known(peek),
                 "cost": "" if glimpse is None else cost_text(glimpse),
-                "fields": field_rows(stats) if peek.is_complete else [],
-                "pictures": picture_fields(stats),
-                "python": f"wids.peek({self._python}, {peek.number})",
+                "fields": field_rows(self.stats) if peek.is_complete else [],
+                "pictures": picture_fields(self.stats),
+                "python": self._python,
             }
         )
 
-    def _samples(self, peek: Peekable, query: Query) -> Answer:
-        """Answer with cards from a position on, as many as can be shown without reading much."""
-        start = max(number_in(query, "start", 0), 0)
-        count = min(max(number_in(query, "count", 24), 1), MAX_PAGE)
+    def sample(self, rest: str, query: Query) -> dict[str, Any]:
+        """Return a sample, after which others may follow that are not known yet."""
+        peek, index = self._peek, parsed_number(rest, "sample")
+        peek.read_on(index + 1)
+        answer = super().sample(rest, query)
+        is_last = index == len(peek) - 1 and _can_continue(peek)
+        return {**answer, "next": index + 1} if is_last and not _selects(query) else answer
+
+    def samples(self, query: Query) -> dict[str, Any]:
+        """Return cards from a position on, as many as can be shown without reading much."""
+        peek, (start, count) = self._peek, page_in(query)
         before = peek.num_read_nbytes
         peek.read_on(start + count)
         if _selects(query):
-            return self._pages(peek).answer("samples", query)
+            return super().samples(query)
         rest_nbytes = MAX_PAGE_NBYTES - (peek.num_read_nbytes - before)
         shown = max(num_affordable(peek, start, count, rest_nbytes), 1)
-        status, kind, body = self._pages(peek).answer("samples", {**query, "count": str(shown)})
-        if status != 200 or not isinstance(body, bytes):
-            return status, kind, body
-        answer: dict[str, Any] = json.loads(body)
-        glimpse = peek.glimpse
-        if glimpse is not None and glimpse.can_continue:
+        answer = super().samples({**query, "count": str(shown)})
+        if _can_continue(peek):
             answer["next"] = start + len(answer["cards"])
         # By the usual length: how many samples fit on that page is decided when it is shown.
         answer["previous"] = max(start - count, 0) if start else None
-        return json_answer({**answer, **_what_is_known(peek)})
+        return {**answer, **_what_is_known(peek)}
 
-    def _numbered(self, digits: str) -> Peekable:
-        if not digits.isdecimal() or len(digits) > 9 or int(digits) >= self._peek.num_shards:
-            raise IndexError(
-                f"expected a shard from 0 to {self._peek.num_shards - 1}, found {digits:.20}"
-            )
-        return self._peek.shard(int(digits))
+
+def _can_continue(peek: Peekable) -> bool:
+    """Return whether a shard may have more samples than those that are known."""
+    glimpse = peek.glimpse
+    return glimpse is not None and glimpse.can_continue
 
 
 def _selects(query: Query) -> bool:

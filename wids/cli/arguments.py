@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from wids.describing.part_journals import Part
+    from wids.peeking import Peek
     from wids.specs.model import DatasetSpec
     from wids.transport.options import Assignment
 
@@ -183,6 +184,35 @@ def loaded_spec(path: str, options: argparse.Namespace) -> DatasetSpec:
     from wids.specs.loader import load_spec
 
     return load_spec(path, allow_pipe=options.allow_pipe, storage_options=storage_options(options))
+
+
+def spec_and_peek(
+    options: argparse.Namespace, *, wanted: bool = False
+) -> tuple[DatasetSpec, Peek | None]:
+    """Load the spec that a command names; return it, and a look at its shards.
+
+    Without an index of each shard, a dataset could only be opened by downloading whole shards.
+
+    Args:
+        options: The arguments of the command.
+        wanted: Whether to look at the shards in any case; otherwise None is returned if a dataset
+            can be opened without downloading a shard.
+    """
+    from wids.peeking import create_command, peek
+
+    spec = loaded_spec(options.spec, options)
+    # Packs are believed in, so that the command opens them once.
+    num_packed = sum(pack.stop - pack.start for pack in spec.all_packs())
+    if num_packed == len(spec.shards) and not wanted:
+        return spec, None
+    shards = peek(
+        spec,
+        transformations=None,
+        allow_pipe=options.allow_pipe,
+        storage_options=storage_options(options),
+    )
+    shards.create_command = create_command(options.spec, spec)
+    return spec, shards if wanted or not shards.has_all_indexes else None
 
 
 def output_width() -> int:

@@ -13,9 +13,9 @@ from wids.cli.arguments import (
     add_command,
     add_spec,
     add_storage,
+    spec_and_peek,
     storage_options,
 )
-from wids.cli.unindexed import spec_and_peek
 
 
 def add(commands: Any) -> None:

@@ -15,9 +15,9 @@ from wids.cli.arguments import (
     add_storage,
     output_width,
     positive,
+    spec_and_peek,
     storage_options,
 )
-from wids.cli.unindexed import find_sample, shown_fields, spec_and_peek
 from wids.files.sizes import nbytes_text
 
 if TYPE_CHECKING:
@@ -61,10 +61,16 @@ def run(options: argparse.Namespace) -> int:
     if shards is None:
         sample, damage = _from_dataset(spec, options, index if key is None else key, field)
     else:
+        from wids.looking.field_stats import field_sizes
+        from wids.looking.text import MAX_SHOWN_NBYTES
+        from wids.peeking import find_sample
+
         here, local_index = find_sample(shards, index, key, options.shard)
         fields = None if field is None else [field]
         if field is None and not (options.raw or options.python):
-            fields, unread = shown_fields(here, local_index)
+            sizes = field_sizes(here.reader.index(), local_index)
+            unread = {name: size for name, size in sizes.items() if size > MAX_SHOWN_NBYTES}
+            fields = [name for name in sizes if name not in unread]
         sample = here.only(fields)[local_index]
         damage = _damage(here, local_index, sample)
     if field is None:

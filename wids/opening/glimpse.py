@@ -1,8 +1,9 @@
-"""A remote tar without an index → the samples at its beginning, and later ones as they are wanted.
+"""Looks at shards that may have no index, without downloading them.
 
-The first megabytes are read by range, and headers beyond them as far as somebody asks for more
-samples. What was found so far is an index like any other, so that samples are read by range as from
-a tar that was indexed. Nothing here downloads a whole shard.
+Of a remote tar without an index, the first megabytes are read by range, and headers beyond them as
+far as somebody asks for more samples. What was found so far is an index like any other, so that
+samples are read by range as from a tar that was indexed. A shard whose index is known is opened as
+for a dataset. An index that is made is left in the cache folder, where datasets find it.
 """
 
 from __future__ import annotations
@@ -12,17 +13,23 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from wids.errors import MismatchError, ShardFormatError
+from wids.cache.saving import save_quietly
+from wids.cache.store import BackgroundFetch, Cache
+from wids.errors import FetchError, MismatchError, ShardFormatError
 from wids.fetching.fetch import Fetcher
 from wids.fetching.parts import ENDLESS_NBYTES, open_parts
 from wids.fetching.range_reader import RangeError
 from wids.files.sizes import nbytes_text
+from wids.indexes import index_file
 from wids.opening.index_cost import Cost, estimate
+from wids.opening.opener import ShardOpener, remote_file
+from wids.opening.options import ReadOptions
 from wids.opening.range_shard import RemoteShard
 from wids.tars.archive import BLOCK_NBYTES, TarMembers
 from wids.tars.header_scan import HeaderScan
-from wids.tars.index import ShardIndex
+from wids.tars.index import ShardIndex, TarIdentity
 from wids.tars.names import KeySplit, split_name
+from wids.tars.readable_shard import ReadableShard
 from wids.tars.samples import Raw
 from wids.transport import urls
 
@@ -210,3 +217,129 @@ class Glimpse:
     def _key(self, name: bytes) -> bytes | None:
         split = split_name(name, self._key_split)
         return None if split is None else split[0]
+
+
+class ShardLook:
+    """One shard of a dataset, by its index or a `Glimpse`. Safe to use from any number of threads.
+
+    Notebooks and pages use it as the shards of a dataset that has no others, as number 0.
+
+    Args:
+        opener: Opens shards of the dataset that have an index.
+        store: Copies of remote files, and indexes.
+        options: How to read samples; whole shards are never downloaded to read them.
+        number: The number of the shard.
+
+    Attributes:
+        cache_folder: The folder of copies and indexes.
+    """
+
+    def __init__(
+        self, opener: ShardOpener, store: Cache, options: ReadOptions, number: int
+    ) -> None:
+        self.cache_folder = store.folder
+        self._opener = opener
+        self._store = store
+        self._options = options
+        self._number = number
+        self._known: ShardIndex | Glimpse | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def glimpse(self) -> Glimpse | None:
+        """What was found of the shard; None if it has an index."""
+        known = self._look()
+        return known if isinstance(known, Glimpse) else None
+
+    def is_local(self, number: int = 0) -> bool:  # noqa: ARG002 - there is one
+        """Whether the shard is on this machine."""
+        return self._opener.is_local(self._number)
+
+    def index(self, number: int = 0) -> ShardIndex:  # noqa: ARG002 - there is one
+        """Return the index of the shard, of the samples that were found so far if it has none.
+
+        Raises:
+            FetchError: The shard cannot be read.
+            MismatchError: It is not what the spec says.
+        """
+        known = self._look()
+        return known.index if isinstance(known, Glimpse) else known
+
+    def open(
+        self,
+        number: int = 0,  # noqa: ARG002 - there is one
+        *,
+        local: bool = False,  # noqa: ARG002 - never by fetching it
+        fields: Collection[str] | None = None,
+    ) -> ReadableShard:
+        """Open the shard, to read the samples that are known by now."""
+        glimpse = self.glimpse
+        if glimpse is not None:
+            return glimpse.shard(fields=fields, raw=self._options.raw)
+        return self._opener.with_options(self._options.only(fields))(self._number, local=False)
+
+    def reach(self, num_samples: int) -> None:
+        """Read on in a shard without an index, until so many samples are known; see `Glimpse`."""
+        self._current(lambda glimpse: glimpse.reach(num_samples))
+
+    def make_index(self) -> None:
+        """Make the index of the shard if it has none, and leave it in the cache folder.
+
+        The headers are read by range; from a server that sends whole files only, the shard is
+        downloaded into the cache.
+
+        Raises:
+            FetchError: The shard cannot be read or stored.
+            ShardFormatError: It is not a complete, plain tar.
+            MismatchError: It was replaced while it was read.
+        """
+        try:
+            self._current(Glimpse.complete)
+        except RangeError:
+            self._opener.fetch(self._number, BackgroundFetch())
+        known = self.glimpse
+        if known is not None and known.nbytes is not None and known.is_complete:
+            blob = index_file.dump(known.index, TarIdentity(known.nbytes))
+            path = self._store.index_path(remote_file(self._opener.shards[self._number]))
+            if not save_quietly(path, blob):
+                raise FetchError(
+                    f"{self.cache_folder}: expected a cache folder to write the index to, found "
+                    "one that cannot be written; pass cache_dir, or set WIDS_CACHE"
+                )
+
+    def _look(self) -> ShardIndex | Glimpse:
+        # One request for the beginning of a shard, however many threads want it.
+        with self._lock:
+            known = self._known
+            if not isinstance(known, ShardIndex):
+                if self._opener.has_index(self._number):  # maybe by now
+                    with self._opener(self._number, local=False) as shard:
+                        known = shard.index
+                elif known is None or known.is_stale:
+                    known = self._new_glimpse()
+                self._known = known
+            return known
+
+    def _new_glimpse(self) -> Glimpse:
+        shard_spec = self._opener.shards[self._number]
+        key_split = self._options.key_split or shard_spec.key_split or "first"
+        glimpse = Glimpse(self._store.fetcher, shard_spec.url, key_split)
+        stated_nbytes, nbytes = shard_spec.nbytes, glimpse.nbytes
+        if stated_nbytes is not None and nbytes is not None and stated_nbytes != nbytes:
+            raise MismatchError(
+                f"{glimpse.name}: expected {stated_nbytes} bytes (filesize), found {nbytes}; file "
+                "and spec are from different versions"
+            )
+        return glimpse
+
+    def _current(self, work: Callable[[Glimpse], None], *, is_again: bool = False) -> None:
+        """Do something with the glimpse of the shard; once more if the shard was replaced."""
+        glimpse = self.glimpse
+        if glimpse is None:
+            return
+        try:
+            work(glimpse)
+        except MismatchError:
+            if is_again:
+                raise
+            self._current(work, is_again=True)

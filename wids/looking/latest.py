@@ -1,0 +1,22 @@
+"""Things that are made when they are first wanted, of which the latest are kept."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from functools import lru_cache
+from typing import TypeVar
+
+Name = TypeVar("Name", bound=Hashable)
+Thing = TypeVar("Thing")
+
+
+def latest(make: Callable[[Name], Thing], count: int) -> Callable[[Name], Thing]:
+    """Return `make` with its last results kept, so many. Any number of threads may call it."""
+    kept, lock = lru_cache(count)(make), threading.Lock()
+
+    def get(name: Name) -> Thing:
+        with lock:  # or two threads would make the same thing twice
+            return kept(name)
+
+    return get
