@@ -21,9 +21,10 @@ from loopback import Server
 
 import wids
 from wids.browsing import hits as hits_module
-from wids.browsing.conditions import Filter, parse_conditions
+from wids.browsing.hits import parse_conditions
 from wids.browsing.scans import Scan, Scans
 from wids.cli.main import main
+from wids.columns.conditions import Comparison
 from wids.indexes.pack_writer import write_pack
 from wids.tars.index import index_tar
 
@@ -111,6 +112,18 @@ def test_filters(spec: Path, where: list[Any], wanted: list[int]) -> None:
         assert found(client, query_of(where=where)) == wanted
 
 
+def test_comparisons_as_they_are_typed(spec: Path, tmp_path: Path) -> None:
+    """A page takes the conditions of `wids rewrite --where`, and that takes those of a page."""
+    typed, listed = ".cls == 2 and .json/n < 12", '[{"column": ".json/n", "low": 3, "high": 5}]'
+    with browsing(spec) as client:
+        assert found(client, urlencode({"where": typed})) == [2, 6, 10]
+    optional("pyarrow")
+    out = str(tmp_path / "some")
+    assert main(["rewrite", str(spec), out, "--where", listed]) == 0
+    with wids.ShardListDataset(f"{out}.json") as dataset:
+        assert dataset.table([".json/n"])[".json/n"].to_pylist() == [3, 4, 5]
+
+
 def test_conditions_together(spec: Path) -> None:
     """All conditions hold at once, and a seed orders what they find (LOOK-7)."""
     where = [{"column": ".cls", "value": "0"}]
@@ -131,7 +144,7 @@ def test_malformed_filters_are_answers(spec: Path, where: str) -> None:
     """Filters that nobody can read are an error that shows their form."""
     with browsing(spec) as client:
         status, _, body = client.get(f"samples?{urlencode({'where': where})}")
-        assert (status, "expected a list such as" in json.loads(body)["error"]) == (404, True)
+        assert (status, "or a list such as" in json.loads(body)["error"]) == (404, True)
 
 
 def test_nothing_is_searched_unasked(spec: Path) -> None:
@@ -509,7 +522,7 @@ def test_integers_that_are_too_long_for_a_label(tmp_path: Path) -> None:
 def test_many_samples_are_counted_on_request(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond 10,000 samples nothing is counted before it is asked for (LOOK-6)."""
     monkeypatch.setattr("wids.browsing.questions._MAX_UNASKED", 99)
-    monkeypatch.setattr("wids.browsing.hits.MAX_TALLIED", 50)
+    monkeypatch.setattr("wids.browsing.tally.MAX_TALLIED", 50)
     monkeypatch.setattr("wids.browsing.scans._BLOCK", 10)
     with browsing(spec) as client:
         answer = client.json("column?name=.cls")
@@ -643,5 +656,5 @@ def test_conditions_have_limits() -> None:
     with raises(ValueError, "at most 20 words"):
         parse_conditions({"q": "a " * 21})
     for value, is_in_range, is_true in ((True, False, True), (1, True, False), ("1", False, False)):
-        assert Filter("n", low=1, high=2).accepts(value) == is_in_range
-        assert Filter("n", label="true").accepts(value) == is_true
+        assert Comparison("n", "in", (1, 2)).accepts(value) == is_in_range
+        assert Comparison("n", "is", "true").accepts(value) == is_true

@@ -6,15 +6,10 @@ flags in the small structures of the first samples; their values have to be read
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-import numpy.typing as npt
-
-from wids.browsing.conditions import Filter
 from wids.browsing.rows import MAX_VALUE_NBYTES
 from wids.columns.column_paths import ColumnPath, codec_of, parse_columns
 from wids.columns.column_values import decoder_of
@@ -22,6 +17,7 @@ from wids.columns.table_file import Tabular, load_table, saved_columns
 from wids.errors import DecodeError, WidsError
 from wids.fields.codecs import extension
 from wids.looking.field_stats import CAPTION_EXTENSIONS, is_small, is_text
+from wids.looking.latest import latest
 from wids.looking.preview import Browsable, sample_sizes
 from wids.transport import urls
 
@@ -55,14 +51,16 @@ class PageColumns:
 
     Args:
         dataset: The dataset.
+
+    Attributes:
+        column: Returns the column of the saved table that has a name.
     """
 
     def __init__(self, dataset: Browsable) -> None:
         self._dataset = dataset
-        self._lock = threading.Lock()
+        self.column = latest(self._load, _MAX_KEPT)
         self._saved: SavedTable | None = None
         self._seen: tuple[str, ...] | None = None
-        self._kept: dict[str, pa.ChunkedArray] = {}
 
     @property
     def saved(self) -> SavedTable:
@@ -86,32 +84,9 @@ class PageColumns:
         """Return whether the saved table has a column, so that nothing has to be scanned."""
         return name in self.saved.columns
 
-    def column(self, name: str) -> pa.ChunkedArray:
-        """Return a column of the saved table."""
-        with self._lock:
-            if name not in self._kept:
-                table = load_table(self._tabular(), [name])
-                self._kept[name] = table[name]
-                while len(self._kept) > _MAX_KEPT:
-                    del self._kept[next(iter(self._kept))]
-            return self._kept[name]
-
-    def mask(self, wanted: Filter) -> npt.NDArray[np.bool_]:
-        """Return which samples a filter accepts, by the saved table."""
-        import pyarrow as pa
-
-        encoded = self.column(wanted.column).dictionary_encode()
-        masks = []
-        for chunk in encoded.chunks:
-            values = chunk.dictionary.to_pylist()
-            accepted = pa.array([wanted.accepts(value) for value in values], pa.bool_())
-            found = accepted.take(chunk.indices).fill_null(wanted.accepts(None))
-            masks.append(np.asarray(found.to_numpy(zero_copy_only=False), bool))
-        return np.concatenate([np.empty(0, bool), *masks])
-
-    def _tabular(self) -> Tabular:
+    def _load(self, name: str) -> pa.ChunkedArray:
         assert isinstance(self._dataset, Tabular)  # noqa: S101 - or it has no saved table
-        return self._dataset
+        return load_table(self._dataset, [name])[name]
 
 
 def path_of(name: str) -> ColumnPath:

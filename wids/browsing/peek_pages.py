@@ -19,7 +19,7 @@ from wids.browsing.answers import (
     parsed_number,
     routed,
 )
-from wids.browsing.conditions import parse_conditions
+from wids.browsing.hits import parse_conditions
 from wids.browsing.pages import Pages, field_rows, page_in, picture_fields
 from wids.browsing.questions import PageScans, Questions
 from wids.errors import printable

@@ -13,9 +13,8 @@ from functools import partial
 from typing import Any, Final
 
 from wids.browsing.answers import parsed_number
-from wids.browsing.conditions import Conditions, parse_conditions
-from wids.browsing.hits import ColumnTally, Hits
-from wids.browsing.page_columns import PageColumns
+from wids.browsing.hits import Conditions, Hits, parse_conditions
+from wids.browsing.page_columns import PageColumns, path_of
 from wids.browsing.scans import Progress, Scan, Scans
 from wids.browsing.selection import Selection
 from wids.browsing.tally import Tally
@@ -40,7 +39,7 @@ class PageScans:
     """
 
     searches: Scans[Hits] = field(default_factory=Scans)
-    counts: Scans[ColumnTally] = field(default_factory=Scans)
+    counts: Scans[Tally] = field(default_factory=Scans)
     unasked: threading.Lock = field(default_factory=threading.Lock)
 
     def close(self) -> None:
@@ -137,7 +136,7 @@ class Questions:
             return self._distribution(name, Tally(), Progress("new", total))
         # Stated before the tally is summed: a count that has ended is complete.
         progress = self._scans.counts.progress(scan)
-        return self._distribution(name, scan.visitor.tally, progress)
+        return self._distribution(name, scan.visitor, progress)
 
     def count(self, name: str) -> dict[str, Any]:
         """Count the values of a column, or continue to; return what `column` does."""
@@ -145,7 +144,7 @@ class Questions:
             self._scans.counts.start((self, name), partial(self._new_tally, name))
         return self.column(name)
 
-    def _counted_unasked(self, name: str) -> Scan[ColumnTally] | None:
+    def _counted_unasked(self, name: str) -> Scan[Tally] | None:
         """Return the count of a column that is counted without being asked for, or None."""
         if not self._is_free():
             return None
@@ -156,8 +155,8 @@ class Questions:
                 self._scans.counts.wait(scan, _WAIT_S)
         return scan
 
-    def _new_tally(self, name: str) -> Scan[ColumnTally]:
-        return Scan(self._dataset, ColumnTally(name))
+    def _new_tally(self, name: str) -> Scan[Tally]:
+        return Scan(self._dataset, Tally(path_of(name)))
 
     def _is_free(self) -> bool:
         """Return whether all samples are near, and few."""

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.columns.column_paths import ColumnPath
+from wids.columns.column_reader import members_among, members_that_count
 from wids.columns.column_values import decoder_of, is_compressed, parts_of
 from wids.errors import DecodeError, ShardFormatError
 from wids.looking.preview import Browsable
@@ -58,16 +59,18 @@ class ShardRows:
         """Return the key of a sample."""
         return self._shard.index.key(row)
 
-    def have(self, field: str, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Return which samples have a field."""
-        return np.isin(rows, self._members_of(field)[0], assume_unique=True)
+    def members(self, field: str, rows: Rows) -> tuple[Rows, Rows]:
+        """Return which of some samples have a field, as positions in ``rows``, and its members."""
+        if field not in self._members:
+            self._members[field] = members_that_count(self._shard.index, field)
+        return members_among(*self._members[field], rows)
 
     def read(
         self, fields: Sequence[str], rows: Rows, max_nbytes: int
     ) -> Iterator[tuple[int, str, bytes]]:
         """Yield the sample, the name and the bytes of fields that are not longer than a limit."""
-        found = [self._members_in(field, rows) for field in fields]
-        samples = np.concatenate([np.empty(0, np.int64), *(each[0] for each in found)])
+        found = [self.members(field, rows) for field in fields]
+        samples = np.concatenate([np.empty(0, np.int64), *(rows[each[0]] for each in found)])
         members = np.concatenate([np.empty(0, np.int64), *(each[1] for each in found)])
         names = np.repeat(np.arange(len(fields)), [len(each[0]) for each in found])
         sizes = np.asarray(self._shard.index.sizes)[members]
@@ -86,10 +89,10 @@ class ShardRows:
         """Return the first of some samples, as many as can be read at a time for `values`."""
         nbytes = np.zeros(len(rows), np.int64)
         for field in fields:
-            samples, members = self._members_in(field, rows)
+            at, members = self.members(field, rows)
             sizes = self._shard.index.sizes[members].astype(np.int64)
             # Longer values are not decoded.
-            nbytes[np.searchsorted(rows, samples)] += np.where(sizes > MAX_VALUE_NBYTES, 0, sizes)
+            nbytes[at] += np.where(sizes > MAX_VALUE_NBYTES, 0, sizes)
         count = int(np.searchsorted(np.cumsum(nbytes), MAX_VALUE_NBYTES, side="right"))
         return rows[: max(count, 1)]
 
@@ -115,19 +118,6 @@ class ShardRows:
         values = [None if isinstance(value, DecodeError) else value for value in values]
         by_row = dict(zip(datas, parts_of(values, path.steps).values, strict=True))
         return [by_row.get(row) for row in rows]
-
-    def _members_in(self, field: str, rows: Rows) -> tuple[Rows, Rows]:
-        """Return those of some samples that have a field, and the member of each."""
-        samples, members = self._members_of(field)
-        first, last = np.searchsorted(samples, (rows[0], rows[-1] + 1)) if len(rows) else (0, 0)
-        samples, members = samples[first:last], members[first:last]
-        is_wanted = np.isin(samples, rows, assume_unique=True)
-        return samples[is_wanted], members[is_wanted]
-
-    def _members_of(self, field: str) -> tuple[Rows, Rows]:
-        if field not in self._members:
-            self._members[field] = self._shard.index.members_of(field)
-        return self._members[field]
 
     def _read(self, members: Rows) -> list[bytes | None]:
         try:

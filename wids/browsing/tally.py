@@ -1,6 +1,7 @@
-"""The values of a column → how often each occurs, and how numbers are distributed.
+"""How often each value of a column occurs, and how numbers are distributed.
 
-Values arrive in parts, in any order, while others look at them. Nothing is read here.
+Values arrive in parts, in any order, while others look at them: of a column of a table, or of
+samples that a scan visits.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from wids.browsing.conditions import is_number, label_of
+from wids.browsing.rows import Rows, ShardRows
+from wids.columns.column_paths import ColumnPath
+from wids.columns.conditions import is_number, label_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,12 +30,24 @@ _MAX_LISTED: Final = 60
 _MAX_CHIPS_OF_NUMBERS: Final = 24
 """More different numbers than these are shown as a histogram."""
 _NUM_BINS: Final = 32
+MAX_TALLIED: Final = 2_000_000
+"""Samples whose values are counted by a scan."""
 
 
 class Tally:
-    """The values of a column, as far as they are known. Safe to use from any thread."""
+    """The values of a column, as far as they are known. Safe to use from any thread.
 
-    def __init__(self) -> None:
+    Args:
+        path: Where a scan finds the values; None if it is not read by one.
+
+    Attributes:
+        fields: The field whose values a scan decodes.
+    """
+
+    def __init__(self, path: ColumnPath | None = None) -> None:
+        self.fields = () if path is None else (path.field,)
+        self._path = path
+        self._num_visited = 0
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._num_values = 0
@@ -41,7 +56,18 @@ class Tally:
         self._is_numeric = True
         self._numbers: list[npt.NDArray[np.float64]] = []
 
-    def add(self, parts: Iterable[list[Any]]) -> None:
+    def wanted(self, start: int, rows: Rows) -> Rows:  # noqa: ARG002 - as a visitor
+        """Return all samples."""
+        return rows
+
+    def visit(self, start: int, shard: ShardRows, rows: Rows) -> bool:  # noqa: ARG002 - as a visitor
+        """Add the values of samples; return whether these are enough."""
+        if self._path is not None:
+            self._add_parts(shard.values(self._path, rows))
+        self._num_visited += len(rows)
+        return self._num_visited >= MAX_TALLIED
+
+    def _add_parts(self, parts: Iterable[list[Any]]) -> None:
         """Add values of some samples, a few at a time; None is a sample without one."""
         counts: Counter[str | None] = Counter()
         numbers: list[float] | None = []

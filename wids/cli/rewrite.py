@@ -24,9 +24,6 @@ from wids.cli.arguments import (
 from wids.files.sizes import count_text
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from wids.dataset import ShardListDataset
     from wids.describing.describe import ShardRecord
     from wids.rewriting.rewrite import RewriteJob
     from wids.specs.model import ShardSpec
@@ -98,6 +95,7 @@ def run(options: argparse.Namespace) -> int:
         _check_undivided(options)
     if not options.merge:
         start_early(options.jobs, ["wids.dataset", "wids.rewriting.shard"])
+    from wids.columns.conditions import met_in
     from wids.dataset import ShardListDataset
     from wids.rewriting.rewrite import prepare_rewrite
 
@@ -111,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
         allow_pipe=options.allow_pipe,
         storage_options=given,
     ) as dataset:
-        view = dataset if options.where is None else _where(dataset, options.where)
+        view = dataset if options.where is None else dataset[met_in(dataset, options.where)]
         job = prepare_rewrite(
             view,
             _pattern(options.output),
@@ -240,34 +238,3 @@ def named_function(text: str) -> Callable[[Any], Any]:
         raise ValueError(f"--map: expected a function, found {text!r}")  # noqa: TRY004
     function: Callable[[Any], Any] = found
     return function
-
-
-def _where(dataset: ShardListDataset, text: str) -> ShardListDataset:
-    """Return the samples that meet a condition."""
-    from wids.rewriting.where import mask, parsed
-
-    comparisons = parsed(text)
-    names = {comparison.column for comparison in comparisons}
-    paths = sorted(name for name in names if name.startswith("."))
-    saved = names - {*paths, "__index__", "__key__"}
-    tables = [_saved(dataset, saved)] if saved else []
-    if paths or not saved:  # the index and the keys are columns of both
-        tables.append(dataset.table(paths))
-    table = tables[-1]  # each has a row for each sample, in their order
-    for name in saved - set(table.column_names):
-        table = table.append_column(name, tables[0][name])
-    return dataset[mask(table, comparisons)]
-
-
-def _saved(dataset: ShardListDataset, names: set[str]) -> pa.Table:
-    """Return the saved table of a dataset, which has columns of these names."""
-    from wids.columns.table_file import load_table
-
-    table = load_table(dataset)
-    missing = sorted(names - set(table.column_names))
-    if missing:
-        raise ValueError(
-            f"--where: expected columns of the dataset's table ({', '.join(table.column_names)}) "
-            f"or paths such as .json/height, found {', '.join(missing)}"
-        )
-    return table

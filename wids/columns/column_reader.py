@@ -241,11 +241,20 @@ def values_in(
 
 def members_in(index: ShardIndex, name: str, rows: Rows) -> tuple[IntArray, IntArray]:
     """Return which of some samples have a field, as positions in ``rows``, and their members."""
+    return members_among(*members_that_count(index, name), rows)
+
+
+def members_that_count(index: ShardIndex, name: str) -> tuple[IntArray, IntArray]:
+    """Return the samples that have a field, and the member of each."""
     samples, members = index.members_of(name)
     # An index from elsewhere can repeat a field; the last one counts, as in a tar.
     is_last = np.ones(len(samples), np.bool_)
     is_last[:-1] = samples[1:] != samples[:-1]
-    samples, members = samples[is_last], members[is_last]
+    return samples[is_last], members[is_last]
+
+
+def members_among(samples: IntArray, members: IntArray, rows: Rows) -> tuple[IntArray, IntArray]:
+    """Return which of ``rows`` are among samples, as positions in ``rows``, and their members."""
     if isinstance(rows, range):
         first, last = np.searchsorted(samples, (rows.start, rows.stop)).tolist()
         return samples[first:last] - rows.start, members[first:last]
