@@ -19,7 +19,7 @@ from wids.columns.column_reader import members_among, members_that_count
 from wids.columns.column_values import decoder_of, is_compressed, parts_of
 from wids.errors import DecodeError, ShardFormatError
 from wids.looking.preview import Browsable
-from wids.tars.readable_shard import ReadableShard
+from wids.tars.readable_shard import ReadableShard, read_or_errors
 
 Rows = npt.NDArray[np.int64]
 """Positions of samples in a shard, ascending."""
@@ -120,18 +120,13 @@ class ShardRows:
         return [by_row.get(row) for row in rows]
 
     def _read(self, members: Rows) -> list[bytes | None]:
-        try:
-            return list(self._shard.read_members(members))
-        except ShardFormatError:
-            self._shard.check()  # a shard that has changed has no values at all
-        datas: list[bytes | None] = []
-        for member in members:
-            try:
-                datas += self._shard.read_members(np.array([member]))
-            except ShardFormatError:
-                datas.append(None)
-                self.left_out["unreadable"] += 1
-        return datas
+        shard = self._shard
+        # A shard that has changed has no values at all.
+        datas = read_or_errors(
+            shard.read_members, members, ShardFormatError, lambda _: shard.check()
+        )
+        self.left_out["unreadable"] += sum(isinstance(data, ShardFormatError) for data in datas)
+        return [None if isinstance(data, ShardFormatError) else data for data in datas]
 
 
 class OpenRows:

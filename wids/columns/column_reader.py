@@ -25,7 +25,7 @@ from wids.files.array_types import IntArray
 from wids.opening.range_shard import RemoteShard
 from wids.reading.reader import ShardReader
 from wids.tars.index import ShardIndex
-from wids.tars.readable_shard import ReadableShard
+from wids.tars.readable_shard import ReadableShard, read_or_errors
 from wids.transport import urls
 
 if TYPE_CHECKING:
@@ -151,21 +151,16 @@ class _FieldReader:
 
     def _values(self, members: IntArray) -> list[Any]:
         """Return the decoded values of members; the error of one that cannot be read."""
+        return read_or_errors(self._read, members, ShardFormatError, self._on_damage)
+
+    def _read(self, members: IntArray) -> list[Any]:
         verify = self._reader.verifies_decoded
-        try:
-            return values_in(self._shard, members, self._decode, verify=verify)
-        except ShardFormatError as error:
-            if self._reader.replaces(self._number, self._shard, error):
-                raise _ReplacedError from error
-            self._shard.check()  # a shard that has changed has no values at all
-        values: list[Any] = []
-        for member in members:
-            try:
-                one = np.array([member])
-                values += values_in(self._shard, one, self._decode, verify=verify)
-            except ShardFormatError as error:
-                values.append(error)
-        return values
+        return values_in(self._shard, members, self._decode, verify=verify)
+
+    def _on_damage(self, error: ShardFormatError) -> None:
+        if self._reader.replaces(self._number, self._shard, error):
+            raise _ReplacedError from error
+        self._shard.check()  # a shard that has changed has no values at all
 
     def _part(
         self, values: list[Any], places: IntArray, path: ColumnPath, start: int, stop: int

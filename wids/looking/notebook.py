@@ -22,7 +22,6 @@ from wids.looking.preview import (
     field_stats,
     num_affordable,
     problems_of,
-    sample_or_error,
 )
 from wids.looking.text import share_text
 from wids.sampling.arguments import at_least
@@ -181,8 +180,11 @@ def _accepted(
             if len(accepted) == num_samples:
                 break
             num_tested += 1
-            sample = sample_or_error(transformed, index)
-            if not isinstance(sample, WidsError) and where(sample):
+            try:
+                sample = transformed[index]
+            except WidsError:
+                continue
+            if where(sample):
                 accepted.append(index)
     return accepted, num_tested
 

@@ -27,7 +27,7 @@ from wids.opening.glimpse import Glimpse
 from wids.specs.model import DatasetSpec
 from wids.tars.archive import BLOCK_NBYTES
 from wids.tars.index import ShardIndex
-from wids.tars.readable_shard import ReadableShard
+from wids.tars.readable_shard import ReadableShard, read_or_errors
 
 MAX_SHARDS: Final = 16
 """Shards whose indexes are used for statistics of fields."""
@@ -236,7 +236,8 @@ def cards(
     # One batch for all samples that show the same fields, so that near ranges are read together.
     for shown, group in groups.items():
         with dataset.only(shown) as selection:
-            for index, sample in zip(group, _samples(selection, group), strict=True):
+            samples = read_or_errors(selection.__getitems__, group, WidsError)
+            for index, sample in zip(group, samples, strict=True):
                 if isinstance(sample, Exception):
                     card_of[index] = _problem_card(index, sample)
                     continue
@@ -269,21 +270,6 @@ def sample_sizes(dataset: Browsable, index: int) -> dict[str, int] | None:
     number, local_index = dataset.locate(index)
     shard_index = dataset.reader.index(number)
     return None if shard_index is None else field_sizes(shard_index, local_index)
-
-
-def _samples(dataset: Browsable, indices: Sequence[int]) -> list[Any]:
-    try:
-        return dataset.__getitems__(indices)
-    except WidsError:  # one by one, to show those that can be read
-        return [sample_or_error(dataset, index) for index in indices]
-
-
-def sample_or_error(dataset: Browsable, index: int) -> Any:
-    """Return a sample, or the error that reading it raises."""
-    try:
-        return dataset[index]
-    except WidsError as error:
-        return error
 
 
 def _problem_card(index: int, error: Exception) -> Card:

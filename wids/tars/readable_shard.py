@@ -6,9 +6,10 @@ pool, the dataset and the page are typed on it. It knows nothing of how a shard 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
+from wids.errors import WidsError
 from wids.files.array_types import IntArray
 from wids.tars.index import ShardIndex
 from wids.tars.samples import Labels, RawSample
@@ -95,3 +96,33 @@ class ReadableShard(Protocol):
 
     def __exit__(self, *_: object) -> None:
         """Close the shard."""
+
+
+def read_or_errors(
+    read: Callable[[Any], Iterable[Any]],
+    wanted: Any,
+    caught: type[WidsError],
+    on_failure: Callable[[Any], object] = lambda _: None,
+) -> list[Any]:
+    """Read things together, and where that fails, one by one.
+
+    Args:
+        read: Returns the things at some indices, in their order.
+        wanted: The indices: a list, a range or an array.
+        caught: The error of one that cannot be read.
+        on_failure: Takes the error of reading them together; raises if none can be read.
+
+    Returns:
+        The things, or the error of each one that cannot be read.
+    """
+    try:
+        return list(read(wanted))
+    except caught as error:
+        on_failure(error)
+    found: list[Any] = []
+    for at in range(len(wanted)):
+        try:
+            found += read(wanted[at : at + 1])
+        except caught as error:
+            found.append(error)
+    return found
