@@ -1,6 +1,6 @@
 """What commands share: their parsers and arguments, loading a spec, and the form of output.
 
-Prints nothing, and knows no command. Imported at every start, so it imports little itself.
+Knows no command. Imported at every start, so it imports little itself.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ import argparse
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from wids.files.sizes import count_text
+
 if TYPE_CHECKING:
+    from wids.describing.describe import ShardRecord
     from wids.describing.part_journals import Part
     from wids.peeking import Peek
-    from wids.specs.model import DatasetSpec
+    from wids.specs.model import DatasetSpec, ShardSpec
     from wids.transport.options import Assignment
 
 Parsed = TypeVar("Parsed")
@@ -218,3 +221,14 @@ def spec_and_peek(
 def output_width() -> int:
     """Return the columns of the window; output that another program reads is not cut."""
     return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 10_000
+
+
+def print_counts(
+    output: str, shards: Sequence[ShardSpec | ShardRecord], part: Part | None = None
+) -> None:
+    """Print how many shards and samples were written or described."""
+    from wids.transport import urls
+
+    samples = count_text(sum(shard.num_samples or 0 for shard in shards), "sample")
+    label = "" if part is None else f"part {part}: "
+    print(f"{urls.redact(output)}: {label}{count_text(len(shards), 'shard')}, {samples}")

@@ -19,9 +19,9 @@ from wids.cli.arguments import (
     add_storage,
     not_negative,
     positive,
+    print_counts,
     storage_options,
 )
-from wids.files.sizes import count_text
 
 if TYPE_CHECKING:
     from wids.describing.describe import ShardRecord
@@ -120,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
             shuffle=options.shuffle,
         )
         shards = _written(job, options)
-    _print_counts(shards, options)
+    print_counts(options.output, shards, options.part)
     return 0
 
 
@@ -158,7 +158,7 @@ def _run_streams(options: argparse.Namespace) -> int:
         resume=not options.restart,
         storage_options=given,
     )
-    _print_counts(spec.shards, options)
+    print_counts(options.output, spec.shards)
     return 0
 
 
@@ -172,15 +172,6 @@ def _pattern(output: str) -> str:
     if "%" in os.path.basename(output):
         return output
     return Output.for_prefix(output, "rewriting").prefix + "-%06d.tar"
-
-
-def _print_counts(shards: Sequence[ShardSpec | ShardRecord], options: argparse.Namespace) -> None:
-    from wids.transport import urls
-
-    num_samples = sum(shard.num_samples or 0 for shard in shards)
-    part = "" if options.part is None else f"part {options.part}: "
-    counts = f"{count_text(len(shards), 'shard')}, {count_text(num_samples, 'sample')}"
-    print(f"{urls.redact(options.output)}: {part}{counts}")
 
 
 def _written(job: RewriteJob, options: argparse.Namespace) -> Sequence[ShardSpec | ShardRecord]:
