@@ -116,8 +116,8 @@ files.publish files.shared_number files.sizes files.unnamed
 indexes indexes.index_file
 looking looking.in_notebooks
 mapstyle migration
-opening opening.cache_settings opening.opener opening.options opening.packs opening.pool
-opening.side_files opening.stored_indexes
+opening opening.cache_settings opening.local_shards opening.opener opening.options opening.packs
+opening.pool opening.shard_facts opening.stored_indexes
 reading reading.indices reading.position_array reading.positions reading.reader
 specs specs.braces specs.entries specs.loader specs.model specs.naming specs.parsing specs.parts
 specs.trust

@@ -71,7 +71,7 @@ def _show_dataset(options: argparse.Namespace, folder: str) -> int:
     """Print how much of one dataset has been fetched."""
     from wids.cache.store import Cache
     from wids.fetching import fetch
-    from wids.opening.opener import remote_file
+    from wids.opening.shard_facts import remote_file
     from wids.transport import urls
 
     cache = Cache(folder, fetch.Fetcher())
@@ -155,7 +155,7 @@ def _check(options: argparse.Namespace, folder: str) -> int:
     from wids.describing.verify import verify_spec
     from wids.errors import printable
     from wids.fetching import fetch
-    from wids.opening.opener import remote_file
+    from wids.opening.shard_facts import remote_file
 
     if options.spec is None:
         raise ValueError("wids cache check: expected a spec whose copies to check, found none")

@@ -13,8 +13,8 @@ from wids.cache.eviction import CacheFile, clearable
 from wids.cache.names import copy_path, local_index_path
 from wids.cache.verified import note_path
 from wids.files.publish import stem_of_temporary
-from wids.opening.opener import remote_file
-from wids.opening.side_files import CopyRecord, url_digest
+from wids.opening.copy_records import CopyRecord, url_digest
+from wids.opening.shard_facts import remote_file
 from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars.names import KEY_SPLITS
 from wids.transport import urls

@@ -15,11 +15,12 @@ from wids.cache.names import RemoteFile
 from wids.cache.space import Space, StorageError
 from wids.cache.store import Cache, CachedCopy
 from wids.errors import WidsError
-from wids.fetching.fetch import Fetcher
+from wids.fetching.fetch import Fetcher, downloaded
 from wids.fetching.range_reader import RangeError
 from wids.indexes.pack import Pack, load_pack
 from wids.indexes.range_pack import RangePack
-from wids.opening.side_files import open_copy, reopen_damaged, versioned_file
+from wids.opening.copy_records import open_copy, reopen_damaged
+from wids.opening.side_files import versioned_file
 from wids.transport import urls
 from wids.transport.rewrite import rewritten
 
@@ -84,8 +85,6 @@ def _load_unstored(fetcher: Fetcher, url: str, num_shards: int) -> Pack | None:
         OSError: There is no space for it.
         WidsError: It cannot be fetched.
     """
-    with tempfile.TemporaryFile(prefix="wids-") as file:
-        space = Space(tempfile.gettempdir(), None, None, lambda _: None)
-        fetcher.save(url, file, report=space.cover)
-        file.seek(0)
-        return load_pack(urls.redact(url), os.dup(file.fileno()), num_shards)
+    space = Space(tempfile.gettempdir(), None, None, lambda _: None)
+    with downloaded(fetcher, url, space.cover) as path:
+        return load_pack(urls.redact(url), os.open(path, os.O_RDONLY), num_shards)

@@ -25,7 +25,6 @@ from wids.files.sizes import count_text
 from wids.opening.opener import ShardOpener
 from wids.opening.options import ReadOptions
 from wids.opening.pool import OpenShard, ShardPool, default_size
-from wids.opening.side_files import read_file
 from wids.reading.positions import Positions, counts_per_shard, is_ascending
 from wids.specs.model import DatasetSpec
 from wids.tars.index import ShardIndex
@@ -291,6 +290,8 @@ class ShardReader:
 
     def read_file(self, url: str) -> bytes:
         """Return the bytes of a small file beside the shards; see `side_files.read_file`."""
+        from wids.opening.side_files import read_file
+
         return read_file(self._store, url)
 
     def set_epoch(self, epoch: int) -> None:
