@@ -21,6 +21,7 @@ from conftest import raises, sample_members, write_tar
 from loopback import Fault, Server
 from served_shards import LENGTH, NUM_SAMPLES, NUM_SHARDS, identity, serve_shards, wait_for
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     DistributedSampler,
     RandomSampler,
@@ -351,6 +352,20 @@ def test_a_prefetcher_of_a_distributed_sampler_is_one(shards: list[dict[str, Any
     assert indices == list(sampler)
     assert not isinstance(wids.Prefetcher(SequentialSampler(dataset), dataset), DistributedSampler)
     dataset.close()
+
+
+def test_attributes_that_trainers_read(shards: list[dict[str, Any]]) -> None:
+    """They are those of the sampler where it has them; other names are not answered for."""
+
+    class Named(BatchSampler):
+        my_own = 1
+
+    with wids.ShardListDataset(shards) as dataset:
+        batches = wids.Prefetcher(Named(SequentialSampler(dataset), 5, drop_last=True), dataset)
+        assert (batches.batch_size, batches.drop_last) == (5, True)
+        assert not hasattr(batches, "num_replicas")
+        assert not hasattr(batches, "my_own")
+        assert batches.sampler.my_own == 1
 
 
 def test_any_sampler(shards: list[dict[str, Any]]) -> None:

@@ -26,6 +26,16 @@ DEFAULT_NBYTES: Final = 8 << 30
 T = TypeVar("T")
 
 
+class _OfSampler:
+    """An attribute that a prefetcher has if its sampler has it, with the same value."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, prefetcher: Prefetcher[Any] | None, owner: type) -> Any:
+        return self if prefetcher is None else getattr(prefetcher.sampler, self._name)
+
+
 class Prefetcher(Sampler[T]):
     """The indices or batches of another sampler, while their shards are fetched ahead.
 
@@ -33,8 +43,10 @@ class Prefetcher(Sampler[T]):
     begins when a shard of the dataset is read, in this process or in a worker, and not while a
     trainer skips batches after a restart. Its threads start with a pass and end with it. A shard
     whose fetch fails is fetched again when it is read, and that read raises the error. ``len``,
-    epoch and state are those of the sampler. Around a ``DistributedSampler`` the prefetcher is one
-    too, so that trainers do not wrap or replace it. Not safe to share between threads.
+    epoch and state are those of the sampler, and so are the attributes that trainers read, such as
+    ``batch_size``, ``rank`` and ``num_replicas``; others are those of ``sampler``. Around a
+    ``DistributedSampler`` the prefetcher is one too, so that trainers do not wrap or replace it.
+    Not safe to share between threads.
 
     The state is exact around wids' samplers, a ``BatchSampler`` of one, and any sampler that has
     ``state_dict`` and ``load_state_dict`` itself; docs/prefetching.md says what is asked of one.
@@ -66,15 +78,27 @@ class Prefetcher(Sampler[T]):
         >>> dataset.close()
     """
 
-    def __new__(cls, sampler: Sampler[T], *_: Any, **__: Any) -> Prefetcher[T]:  # noqa: D102
-        # A class of its own, since trainers ask with `isinstance`; all other prefetchers must not
-        # look distributed.
+    def __new__(cls, sampler: Sampler[T] | None = None, *_: Any, **__: Any) -> Prefetcher[T]:  # noqa: D102
+        # As for `pathlib.Path`: the name that users call has a subclass (decision 0082).
         is_distributed = cls is Prefetcher and isinstance(sampler, DistributedSampler)
-        kind: type[Prefetcher[Any]] = _DistributedPrefetcher if is_distributed else cls
+        kind: type[Prefetcher[Any]] = DistributedPrefetcher if is_distributed else cls
         return super().__new__(kind)
 
-    def __getnewargs__(self) -> tuple[Sampler[T]]:
-        return (self.sampler,)  # __new__ needs it when the prefetcher is copied or unpickled
+    # What trainers, and wids' callbacks for them, read of a sampler, if it has it.
+    batch_size = _OfSampler()
+    drop_last = _OfSampler()
+    generator = _OfSampler()
+    data_source = _OfSampler()
+    shuffle = _OfSampler()
+    seed = _OfSampler()
+    rank = _OfSampler()
+    num_replicas = _OfSampler()
+    num_samples = _OfSampler()
+    total_size = _OfSampler()
+    epoch = _OfSampler()
+    ahead = _OfSampler()
+    state_at = _OfSampler()
+    resume_position = _OfSampler()
 
     def __init__(
         self,
@@ -171,12 +195,6 @@ class Prefetcher(Sampler[T]):
             )
         return with_method(self.sampler, "state_dict", "load_state_dict")
 
-    def __getattr__(self, name: str) -> Any:
-        # Other attributes that trainers read: rank, num_replicas, shuffle, batch_size, ….
-        if name.startswith("_") or name == "sampler":
-            raise AttributeError(name)
-        return getattr(self.sampler, name)
 
-
-class _DistributedPrefetcher(Prefetcher[int], DistributedSampler[int]):
-    """A prefetcher around a distributed sampler."""
+class DistributedPrefetcher(Prefetcher[int], DistributedSampler[int]):
+    """A prefetcher around a distributed sampler, as trainers ask by ``isinstance``."""
