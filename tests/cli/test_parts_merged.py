@@ -20,7 +20,7 @@ from loopback import Server
 
 import wids
 from wids.cli.main import main
-from wids.describing.part_journals import Part
+from wids.describing.journal import Part
 
 LONG = pytest.mark.long
 LENGTHS = [4, 0, 3, 5, 2]

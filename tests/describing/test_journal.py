@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import signal
+import struct
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -148,3 +151,21 @@ def test_a_shard_that_was_copied_is_not_described_again(
         (tmp_path / "copy").replace(path)
     monkeypatch.setattr(build, "describe_shard", None)
     assert build_spec(shards, journal=journal) == expected
+
+
+def test_a_plan_of_an_earlier_version_counts(shards: list[Path], tmp_path: Path) -> None:
+    """It was stored as the description of a shard whose digest is empty; others follow it."""
+    path = tmp_path / "journal"
+    fields = {"url": "/out/train.json", "key_split": "first", "identity": None}
+    fields |= {"num_samples": 0, "nbytes": 0, "sha256": "", "source": "digest"}
+    head = json.dumps(fields).encode()
+    start = struct.pack("<QQI", len(head), 0, zlib.crc32(head))
+    path.write_bytes(b"wids journal 2\n" + start + head)
+    with Journal(path) as log:
+        assert (log.plan, list(log)) == ("digest", [])
+        log.add(describe_shard(str(shards[0])))
+    with Journal(path) as log:
+        assert log.is_of("digest")
+        assert list(log) == [(str(shards[0]), "first")]
+        with raises(FileExistsError, "journal: expected a journal of these shards and options"):
+            log.is_of("another")

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from conftest import in_child, raises
 
-from wids.describing import part_journals
+from wids.describing import journal
 from wids.describing.describe import ShardRecord
-from wids.describing.journal import Journal
-from wids.describing.part_journals import Part, part_journal, plan_of
+from wids.describing.journal import Journal, Part, collect_parts, part_journal
 from wids.files import locks
 
 PART = Part(1, 2)
-PLAN = plan_of("all", "plan")
+PLAN = "digest"
 RECORD = ShardRecord("s3://bucket/a.tar", "first", None, 3, 10, None, b"index")
 TASK = (RECORD.url, RECORD.key_split)
 
@@ -69,9 +68,9 @@ def test_a_part_that_is_completed_meanwhile(
     """Another process completes it before its journal is opened, or is locked (SPEC-40)."""
     path = str(tmp_path / "train.partial")
     with Journal(PART.path(path) + ".unfinished") as log:
-        log.add(PLAN)
+        log.begin(PLAN)
     module, function = {
-        "before": (part_journals, "Journal"),
+        "before": (journal, "Journal"),
         "between": (locks, "holding"),
     }[name]
     call = getattr(module, function)
@@ -85,4 +84,38 @@ def test_a_part_that_is_completed_meanwhile(
     assert work(path), "the other process completed it"
     assert os.listdir(tmp_path) == ["train.partial-1-of-2"]
     with Journal(PART.path(path)) as log:
-        assert len(log) == 2
+        assert (log.plan, list(log)) == (PLAN, [TASK])
+
+
+def test_no_file_is_open_that_is_renamed_or_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows, which has no locks here either, refuses both."""
+    monkeypatch.setattr(locks, "fcntl", None)
+    path = str(tmp_path / "train.partial")
+    changed = []
+
+    def closed(function: Any) -> Any:
+        def call(name: str, *others: str) -> None:
+            changed.append(os.path.basename(name))
+            links = [f"/proc/self/fd/{handle}" for handle in os.listdir("/proc/self/fd")]
+            assert name not in [os.readlink(link) for link in links if os.path.islink(link)]
+            function(name, *others)
+
+        return call
+
+    monkeypatch.setattr(os, "replace", closed(os.replace))
+    monkeypatch.setattr(os, "unlink", closed(os.unlink))
+    part = Part(1, 1)
+    with part_journal(path, part, PLAN) as log:
+        log.add(RECORD)
+    collect_parts(path, PLAN, [TASK])
+    with Journal(path) as log:
+        assert (log.plan, list(log)) == (PLAN, [TASK])
+        log.delete()
+    with Journal(tmp_path / "empty"):
+        pass
+    assert changed == [
+        *("train.partial-1-of-1.unfinished", "train.partial-1-of-1", "train.partial", "empty")
+    ]
+    assert os.listdir(tmp_path) == []

@@ -9,7 +9,7 @@ from conftest import raises, sample_members, write_tar
 from loopback import Server
 
 import wids
-from wids.describing.part_journals import Part
+from wids.describing.journal import Part
 from wids.describing.spec_job import SpecJob, prepare_spec
 from wids.reading.cost import DownloadCost
 

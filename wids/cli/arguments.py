@@ -16,7 +16,7 @@ from wids.files.sizes import count_text
 
 if TYPE_CHECKING:
     from wids.describing.describe import ShardRecord
-    from wids.describing.part_journals import Part
+    from wids.describing.journal import Part
     from wids.peeking import Peek
     from wids.specs.model import DatasetSpec, ShardSpec
     from wids.transport.options import Assignment
@@ -134,7 +134,7 @@ def add_parts(parser: argparse.ArgumentParser) -> None:
 
 
 def _part(text: str) -> Part:
-    from wids.describing.part_journals import Part
+    from wids.describing.journal import Part
 
     return _without_quoting(Part.parse, text)
 

@@ -14,8 +14,7 @@ from typing import Any
 from wids.describing.build import describe_all, tasks_of
 from wids.describing.by_headers import IndexingCost
 from wids.describing.describe import ShardRecord
-from wids.describing.journal import Task
-from wids.describing.part_journals import Part, collect_parts, part_journal, plan_of
+from wids.describing.journal import Part, Task, collect_parts, part_journal
 from wids.fetching import fetch
 from wids.specs.model import DatasetSpec
 from wids.tars.names import KeySplit
@@ -82,6 +81,5 @@ def _tasks(spec: DatasetSpec, key_split: KeySplit | None) -> list[Task]:
     return list(dict.fromkeys(tasks_of(spec, key_split)))
 
 
-def _plan(tasks: list[Task], *, digests: bool) -> ShardRecord:
-    text = json.dumps([tasks, digests])
-    return plan_of("all parts", hashlib.sha256(text.encode("ascii")).hexdigest())
+def _plan(tasks: list[Task], *, digests: bool) -> str:
+    return hashlib.sha256(json.dumps([tasks, digests]).encode("ascii")).hexdigest()

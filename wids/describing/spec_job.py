@@ -18,8 +18,7 @@ from wids.describing.build import build_spec
 from wids.describing.build_parts import build_part, merge_parts, shards_of
 from wids.describing.by_headers import IndexingCost, first_look
 from wids.describing.describe import ShardRecord
-from wids.describing.journal import Journal
-from wids.describing.part_journals import Part, path_of_part
+from wids.describing.journal import Journal, Part, path_of_part
 from wids.fetching import upload
 from wids.fetching.fetch import Fetcher
 from wids.files import abandoned

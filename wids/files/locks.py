@@ -85,6 +85,9 @@ def holding(path: str) -> Iterator[bool | None]:
     Raises:
         OSError: The file cannot be opened.
     """
+    if fcntl is None:  # Windows does not rename or delete a file that is open
+        yield None
+        return
     with _no_fork:
         file = open_to_lock(path)
         _held.add(file)

@@ -23,9 +23,9 @@ from wids.files.sizes import nbytes_text
 from wids.indexes import index_file
 from wids.opening.index_cost import Cost, estimate
 from wids.opening.opener import ShardOpener
-from wids.opening.shard_facts import remote_file
 from wids.opening.options import ReadOptions
 from wids.opening.range_shard import RemoteShard
+from wids.opening.shard_facts import remote_file
 from wids.tars.archive import BLOCK_NBYTES, TarMembers
 from wids.tars.header_scan import HeaderScan
 from wids.tars.index import ShardIndex, TarIdentity

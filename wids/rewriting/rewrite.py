@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from wids.describing.describe import ShardRecord
-from wids.describing.part_journals import Part
+from wids.describing.journal import Part
 from wids.errors import PackError
 from wids.fields.decode import Decoder
 from wids.files.array_types import IntArray

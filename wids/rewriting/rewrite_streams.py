@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from wids.describing.journal import Journal
 from wids.errors import PackError
 from wids.fetching import fetch
 from wids.fields.encode import encode
@@ -71,14 +72,18 @@ def rewrite_streams(
     source = hashlib.sha256(repr(facts).encode("utf-8", "surrogatepass")).hexdigest()
     if output.is_local:
         os.makedirs(output.names.folder, exist_ok=True)
-    with unfinished_run(output, source, resume=resume) as output:
+
+    def unwanted(_: Journal) -> list[str] | None:
+        return None if resume else output.existing_shards()
+
+    with unfinished_run(output, source, unwanted) as (_, target):
         writer = ShardWriter(
             pattern,
             maxcount=maxcount or 100_000,
             maxsize=limit or 1 << 62,
             name=output.name,
             encoder=_encoded,
-            if_exists="resume" if output.if_exists == "error" else "replace",
+            if_exists="resume" if target.if_exists == "error" else "replace",
             storage_options=storage_options,
         )
         with writer:

@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 from typing import Any
 
 from wids.describing.describe import ShardRecord
-from wids.describing.part_journals import Part, collect_parts, has_parts, part_journal
+from wids.describing.journal import Part, collect_parts, has_parts, part_journal
 from wids.fetching import upload
 from wids.files import abandoned
 from wids.specs.model import DatasetSpec
@@ -25,7 +25,7 @@ from wids.writing.task_run import (
     journal_mode,
     missing_tasks,
     place_of,
-    plan_record,
+    plan_of,
     published,
     run_tasks,
     write_all,
@@ -66,8 +66,7 @@ def run_part(
     if output.is_local:
         os.makedirs(output.names.folder, exist_ok=True)
     own = part.of(tasks)
-    plan = plan_record(tasks, output)
-    with part_journal(output.journal_path, part, plan, journal_mode(output)) as log:
+    with part_journal(output.journal_path, part, plan_of(tasks), journal_mode(output)) as log:
         _sweep(own, output)
         missing = missing_tasks(own, log, output)
         write_all(own, missing, write, log, executor, progress, output)
@@ -105,7 +104,7 @@ def merge_parts(
             _logger.warning(_MERGED, urls.redact(output.spec_path))
             return spec
     places = [place_of(task) for task in tasks]
-    collect_parts(output.journal_path, plan_record(tasks, output), places, journal_mode(output))
+    collect_parts(output.journal_path, plan_of(tasks), places, journal_mode(output))
     # As after an interruption: nothing is left to write.
     return run_tasks(tasks, output, write, extras=extras)
 

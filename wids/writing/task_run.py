@@ -20,7 +20,6 @@ from typing import Any, Final, Protocol
 
 from wids.describing.describe import ShardRecord
 from wids.describing.journal import Journal, Task
-from wids.describing.part_journals import plan_of
 from wids.engines.results import results_of
 from wids.errors import PackError, SpecError
 from wids.fetching import upload
@@ -89,39 +88,31 @@ def run_tasks(
     Raises:
         FileExistsError: The output exists, or the journal is of other tasks.
     """
+    plan = plan_of(tasks)
+
+    def unwanted(log: Journal) -> Iterable[str] | None:
+        if not resume:
+            return [path for path, _ in log]
+        if is_comparable or log.plan != plan:
+            return None
+        _logger.warning(_NOT_RESUMED, urls.redact(output.spec_path), len(log))
+        # All of them, since one may be published and not noted.
+        return [task.path for task in tasks]
+
     if output.is_local:
         os.makedirs(output.names.folder, exist_ok=True)
     with (
-        _full_disk_explained(output),
         only_writer(output.names, output.spec_path, output.pack_path),
-        Journal(output.journal_path, mode=journal_mode(output)) as log,
+        # Under the locks, so that a run that is not interrupted keeps its journal.
+        unfinished_run(output, plan, unwanted, is_alone=executor is None) as (log, target),
     ):
-        try:
-            # Under the locks, so that a run that is not interrupted keeps its journal.
-            plan = plan_record(tasks, output)
-            if not resume:
-                output = _starting_over([path for path, _ in log], log, output)
-            elif not is_comparable and _is_planned(plan, log):
-                _logger.warning(_NOT_RESUMED, urls.redact(output.spec_path), len(log) - 1)
-                # All of them, since one may be published and not noted.
-                output = _starting_over([task.path for task in tasks], log, output)
-            _begin(plan, log, output)
-            missing = missing_tasks(tasks, log, output)
-            replaced = output.replaced() if output.if_exists == "replace" else None
-            with replaced.aside() if replaced and missing else nullcontext():
-                write_all(tasks, missing, write, log, executor, progress, output)
-                spec = _publish(tasks, extras or {}, log, output)
-            if replaced:
-                replaced.remove_others({shard.url for shard in spec.shards})
-        except BaseException:
-            # What fails before the first shard, such as a file that is locked, leaves nothing. With
-            # an executor, another task may still run and publish a shard later.
-            with suppress(OSError):
-                if executor is None and not output.existing_shards():
-                    os.unlink(output.journal_path)
-            raise
-        # Last of all: until then, it is what an interrupted run resumes from.
-        os.unlink(output.journal_path)
+        missing = missing_tasks(tasks, log, target)
+        replaced = target.replaced() if target.if_exists == "replace" else None
+        with replaced.aside() if replaced and missing else nullcontext():
+            write_all(tasks, missing, write, log, executor, progress, target)
+            spec = _publish(tasks, extras or {}, log, target)
+        if replaced:
+            replaced.remove_others({shard.url for shard in spec.shards})
     return spec
 
 
@@ -145,10 +136,9 @@ def journal_mode(output: Output) -> int:
     return 0o666 if output.is_local else 0o600
 
 
-def plan_record(tasks: Sequence[ShardTask], output: Output) -> ShardRecord:
-    """Return the record of what a journal is a journal of."""
-    source = hashlib.sha256("".join(task.source for task in tasks).encode("ascii")).hexdigest()
-    return plan_of(output.spec_path, source)
+def plan_of(tasks: Sequence[ShardTask]) -> str:
+    """Return the digest of what all shards are made from."""
+    return hashlib.sha256("".join(task.source for task in tasks).encode("ascii")).hexdigest()
 
 
 def place_of(task: ShardTask) -> Task:
@@ -156,36 +146,26 @@ def place_of(task: ShardTask) -> Task:
     return task.path, _KEY_SPLIT
 
 
-def _starting_over(written: Iterable[str], log: Journal, output: Output) -> Output:
-    """Delete the shards of an interrupted run; return the output that overwrites any others of it.
-
-    A new run may have fewer shards, and those of the interrupted one would stay among them.
-    """
-    if not len(log):
-        return output
-    # With the spec, all of them are a dataset, which is moved aside before its shards change.
-    is_published = upload.exists(output.spec_path, output.storage_options)
-    existing = set() if is_published else set(output.existing_shards())
-    for path in written:
-        if path in existing:
-            upload.remove(path, output.storage_options)
-    log.clear()
-    return replace(output, if_exists="replace")
-
-
 @contextmanager
-def unfinished_run(output: Output, source: str, *, resume: bool) -> Iterator[Output]:
-    """Note in a journal what a run is made from, until the block ends and the dataset is complete.
-
-    For runs whose shards are written one after another, so that those that exist are a beginning.
+def unfinished_run(
+    output: Output,
+    plan: str,
+    unwanted: Callable[[Journal], Iterable[str] | None],
+    *,
+    is_alone: bool = True,
+) -> Iterator[tuple[Journal, Output]]:
+    """Keep the journal of a run until the block ends and the dataset is complete.
 
     Args:
         output: Where it writes.
-        source: Digest of what the dataset is made from.
-        resume: False to delete the shards of an interrupted run.
+        plan: Digest of what the dataset is made from.
+        unwanted: Takes the journal of an interrupted run; returns the shards of that run to delete,
+            or None to resume it.
+        is_alone: Whether nobody writes shards after an error, as tasks on an executor do.
 
     Yields:
-        The output, which overwrites what an interrupted run has left if it is not resumed.
+        The journal, and the output, which overwrites what an interrupted run has left if it is not
+        resumed.
 
     Raises:
         FileExistsError: The output exists, or is of an interrupted run on other samples.
@@ -195,37 +175,49 @@ def unfinished_run(output: Output, source: str, *, resume: bool) -> Iterator[Out
         Journal(output.journal_path, mode=journal_mode(output)) as log,
     ):
         try:
-            if not resume:
-                output = _starting_over(output.existing_shards(), log, output)
-            _begin(plan_of(output.spec_path, source), log, output)
-            yield output
+            shards = None if log.plan is None else unwanted(log)
+            if shards is not None:
+                output = _starting_over(shards, log, output)
+            _begin(plan, log, output)
+            yield log, output
         except BaseException:
+            # What fails before the first shard, such as a file that is locked, leaves nothing.
             with suppress(OSError):
-                if not output.existing_shards():
-                    os.unlink(output.journal_path)
+                if is_alone and not output.existing_shards():
+                    log.delete()
             raise
-        os.unlink(output.journal_path)
+        # Last of all: until then, it is what an interrupted run resumes from.
+        log.delete()
 
 
-def _begin(plan: ShardRecord, log: Journal, output: Output) -> None:
+def _starting_over(unwanted: Iterable[str], log: Journal, output: Output) -> Output:
+    """Delete the shards of an interrupted run; return the output that overwrites any others of it.
+
+    A new run may have fewer shards, and those of the interrupted one would stay among them.
+    """
+    # With the spec, all of them are a dataset, which is moved aside before its shards change.
+    is_published = upload.exists(output.spec_path, output.storage_options)
+    existing = set() if is_published else set(output.existing_shards())
+    for path in unwanted:
+        if path in existing:
+            upload.remove(path, output.storage_options)
+    log.clear()
+    return replace(output, if_exists="replace")
+
+
+def _begin(plan: str, log: Journal, output: Output) -> None:
     """Note in the journal what it is a journal of, before the first shard.
 
     Raises:
         FileExistsError: The output exists, or the journal is of other files or options.
     """
-    if _is_planned(plan, log):
+    if log.plan == plan:
         return
     if output.if_exists == "error":
-        if (plan.url, plan.key_split) in log and output.existing_shards():
+        if log.plan is not None and output.existing_shards():
             raise output.of_another_run()
         output.check_absent()
-    log.add(plan)
-
-
-def _is_planned(plan: ShardRecord, log: Journal) -> bool:
-    """Whether a journal is of these samples and options."""
-    place: Task = (plan.url, plan.key_split)
-    return place in log and log.record(place).source == plan.source
+    log.begin(plan)
 
 
 def write_all(
