@@ -272,7 +272,7 @@ def killed_at(number: int, work: Callable[[], object]) -> bool:
 
     def killed() -> bool:
         os.fsync = killing(os.fsync)
-        Journal.add = killing(Journal.add)
+        Journal._append = killing(Journal._append)
         unlink = os.unlink
         os.unlink = lambda path: (path.endswith(".lock") or step(), unlink(path))
         work()

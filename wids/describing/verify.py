@@ -223,7 +223,7 @@ def _findings(
         if decode:
             texts += _decode_problems(shard)
         blob = index_file.dump(shard.index, TarIdentity(nbytes))
-        record = ShardRecord(shard_spec.url, key_split, None, len(shard), nbytes, "", blob)
+        record = ShardRecord(shard_spec.url, key_split, None, len(shard), nbytes, None, blob)
         plain = index_file.dump(shard.index.without_payload_crcs(), TarIdentity(nbytes))
         digests = _digest(blob), _digest(plain)
         fingerprint = _Fingerprint(nbytes, digests, record if wants_index else None)
