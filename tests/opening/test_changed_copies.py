@@ -17,7 +17,7 @@ from remote_site import EXPECTED, Site, texts
 from scan_log import log_scans
 
 import wids
-from wids.opening import copy_index
+from wids.opening import copied_shards
 
 
 @pytest.fixture
@@ -204,14 +204,14 @@ def test_a_copy_that_another_process_discards_meanwhile(
     copy = fetched(site.spec(), own_cache)
     edit(copy, b"text 9", b"TEXT 9")
     index = copy.with_name(copy.name + ".index")
-    load_recorded = copy_index.index_file.load_recorded
+    load_recorded = copied_shards.index_file.load_recorded
 
     def discard_and_load(path: str) -> Any:
         index.unlink(missing_ok=True)
         copy.unlink(missing_ok=True)
         return load_recorded(path)
 
-    monkeypatch.setattr(copy_index.index_file, "load_recorded", discard_and_load)
+    monkeypatch.setattr(copied_shards.index_file, "load_recorded", discard_and_load)
     with wids.ShardListDataset(site.spec()) as dataset:
         assert texts(dataset) == EXPECTED
     assert site.asked().count("/train-1.tar") == 2
@@ -223,14 +223,14 @@ def test_a_copy_that_is_discarded_before_its_digest_is_compared(
     """It is fetched again, as one that was discarded earlier is (CACHE-35)."""
     copy = fetched(site.spec(), own_cache)
     copy.with_name(copy.name + ".index").unlink()
-    has_name = copy_index.has_name
+    has_name = copied_shards._has_name
 
     def look_and_discard(path: str, inode: int) -> bool:
         is_named = has_name(path, inode)
         copy.unlink(missing_ok=True)
         return is_named
 
-    monkeypatch.setattr(copy_index, "has_name", look_and_discard)
+    monkeypatch.setattr(copied_shards, "_has_name", look_and_discard)
     with wids.ShardListDataset(site.spec()) as dataset:
         assert texts(dataset) == EXPECTED
     assert site.asked().count("/train-1.tar") == 2
