@@ -193,3 +193,11 @@ def test_bytes_are_copied_whatever_their_field(tmp_path: Path) -> None:
     with wids.ShardListDataset(tmp_path / "new.json", transformations=None) as dataset:
         found = [(f"{sample['__key__']}.json.gz", sample[".json.gz"].read()) for sample in dataset]
     assert found == members
+
+
+@pytest.mark.parametrize("limits", [{"maxcount": 0}, {"maxsize": 0}, {"maxsize": "much"}])
+def test_limits_are_those_of_a_rewrite(limits: dict[str, Any], tmp_path: Path) -> None:
+    """No size of a shard is an error that names it, not another size; nothing is written."""
+    with raises(ValueError, next(iter(limits))):
+        rewrite_streams([str(tmp_path / "old.tar")], tmp_path / "new" / "new-%06d.tar", **limits)
+    assert not (tmp_path / "new").exists()

@@ -27,6 +27,7 @@ from wids import RewriteError, ShardListDataset, TransformError, rewriting
 from wids.rewriting import rewrite as module
 from wids.rewriting.orders import Order
 from wids.rewriting.shard import RewriteTask, rewrite_shard
+from wids.writing.new_shard import Publishing
 
 
 def members(folder: Path, name: str = "new") -> list[list[tuple[str, bytes]]]:
@@ -539,7 +540,7 @@ def test_errors_hide_passwords(tmp_path: Path) -> None:
                 "",
             )
             with pytest.raises(RewriteError) as caught:
-                rewrite_shard(task)
+                rewrite_shard(task, how=Publishing())
             assert "secret" not in str(caught.value)
 
 

@@ -7,8 +7,8 @@ digest, its checksums and its index are made while it is written.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 from wids.describing.describe import ShardRecord
 from wids.errors import FetchError, local_error
@@ -17,45 +17,32 @@ from wids.packing.samples import Sample
 from wids.packing.shard_tasks import ShardTask, nbytes_of
 from wids.tars.archive import BLOCK_NBYTES
 from wids.tars.names import to_bytes
-from wids.writing.new_shard import write_published
+from wids.writing.new_shard import Publishing, write_published
 from wids.writing.threaded_tar import ThreadedTar
 
 _ZEROS: Final = bytes(BLOCK_NBYTES)
 _READ_FLAGS: Final = os.O_RDONLY | getattr(os, "O_BINARY", 0)
 
 
-def write_shard(
-    task: ShardTask,
-    *,
-    is_new: bool = True,
-    storage_options: Mapping[str, Any] | None = None,
-    advance: Callable[[int], object] | None = None,
-) -> ShardRecord:
+def write_shard(task: ShardTask, *, how: Publishing) -> ShardRecord:
     """Write a shard and return its description. Runs on the workers of an executor.
 
     Args:
         task: The shard.
-        is_new: As for `write_published`.
-        storage_options: The same.
-        advance: The same.
+        how: How it is published.
 
     Raises:
         FetchError: A file cannot be read, or has changed since it was listed.
         FileExistsError: There is another file under the shard's name.
     """
-    return write_published(
-        *(task, task.samples, lambda writer, sample: writer.append_files(task.root, sample)),
-        writer_class=_TarOfFiles,
-        is_new=is_new,
-        storage_options=storage_options,
-        advance=advance,
-    )
+    append = partial(_TarOfFiles.append_files, root=task.root)
+    return write_published(task, task.samples, append, _TarOfFiles, how)
 
 
 class _TarOfFiles(ThreadedTar):
     """A shard whose members are read from files."""
 
-    def append_files(self, root: str, sample: Sample) -> None:
+    def append_files(self, sample: Sample, *, root: str) -> None:
         """Append a sample whose members are files, or bytes that were made for it."""
         self._has_partial_sample = True
         for field, source in sample.members:

@@ -203,7 +203,7 @@ def prepare_rewrite(
     The arguments are those of `wids.rewrite`, and the seed of a random order, or None. That order
     is computed and not kept, so that it takes no memory for each sample.
     """
-    count, limit = _limits(maxcount, maxsize)
+    count, limit = limits(maxcount, maxsize)
     if version is not None and not (isinstance(version, str) and version):
         raise ValueError(f'version: expected a text such as "2", found {version!r}')
     output = Output.for_pattern(pattern, "rewriting", name=name, storage_options=storage_options)
@@ -245,7 +245,12 @@ def prepare_rewrite(
     return RewriteJob(tasks, output, extras, resume, is_comparable)
 
 
-def _limits(maxcount: int | None, maxsize: int | str | None) -> tuple[int, int | None]:
+def limits(maxcount: int | None, maxsize: int | str | None) -> tuple[int, int | None]:
+    """Return the most samples and bytes of a shard; bytes are None for any.
+
+    Raises:
+        ValueError: One of them is no size of a shard.
+    """
     limit = parse_nbytes("1GB" if maxsize is None and maxcount is None else maxsize, "maxsize")
     if limit == 0:
         raise ValueError(f"maxsize: expected at least 1 byte, found {maxsize!r}")

@@ -15,8 +15,8 @@ from wids.describing.journal import Journal
 from wids.errors import PackError
 from wids.fetching import fetch
 from wids.fields.encode import encode
-from wids.files.sizes import parse_nbytes
 from wids.rewriting.old_streams import stream_samples
+from wids.rewriting.rewrite import limits
 from wids.specs.model import DatasetSpec
 from wids.tars.index import TarIdentity
 from wids.tars.names import KeySplit
@@ -62,11 +62,12 @@ def rewrite_streams(
         FetchError: A file cannot be read.
         PackError: There is no sample.
         FileExistsError: Another dataset is there already.
-        ValueError: Two samples of a shard have the same key, or a value cannot be encoded.
+        ValueError: Two samples of a shard have the same key, a value cannot be encoded, or an
+            argument is invalid.
     """
     output = Output.for_pattern(pattern, "rewriting", name=name, storage_options=storage_options)
     fetcher = fetch.Fetcher(storage_options)
-    limit = parse_nbytes("1GB" if maxsize is None and maxcount is None else maxsize, "maxsize")
+    count, limit = limits(maxcount, maxsize)
     wanted = None if fields is None else frozenset("." + field.lstrip(".") for field in fields)
     facts = (*map(_identity, names), maxcount, limit, key_split, sorted(wanted or ()))
     source = hashlib.sha256(repr(facts).encode("utf-8", "surrogatepass")).hexdigest()
@@ -79,8 +80,8 @@ def rewrite_streams(
     with unfinished_run(output, source, unwanted) as (_, target):
         writer = ShardWriter(
             pattern,
-            maxcount=maxcount or 100_000,
-            maxsize=limit or 1 << 62,
+            maxcount=count,
+            maxsize=1 << 62 if limit is None else limit,
             name=output.name,
             encoder=_encoded,
             if_exists="resume" if target.if_exists == "error" else "replace",

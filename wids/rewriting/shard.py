@@ -23,7 +23,7 @@ from wids.rewriting.plan import Place, Rename, place_text, repeated_key_error
 from wids.rewriting.stored import StoredView, stored_members
 from wids.transport import urls
 from wids.writing.members import member_encoder
-from wids.writing.new_shard import write_published
+from wids.writing.new_shard import Publishing, write_published
 from wids.writing.threaded_tar import ThreadedTar
 
 _BATCH_NBYTES: Final = 8 << 20
@@ -67,20 +67,12 @@ class RewriteTask:
     is_mapped: bool = True
 
 
-def rewrite_shard(
-    task: RewriteTask,
-    *,
-    is_new: bool = True,
-    storage_options: Mapping[str, Any] | None = None,
-    advance: Callable[[int], object] | None = None,
-) -> ShardRecord:
+def rewrite_shard(task: RewriteTask, *, how: Publishing) -> ShardRecord:
     """Write a shard and return its description; one without samples is not written.
 
     Args:
         task: The shard.
-        is_new: As for `write_published`.
-        storage_options: The same.
-        advance: The same.
+        how: How it is published.
 
     Raises:
         PackError: Two samples have the same key, or a sample cannot be stored.
@@ -96,13 +88,7 @@ def rewrite_shard(
     head = next(samples, None)
     if head is None:
         return ShardRecord(task.path, "first", None, 0, 0, None, b"", task.source)
-    return write_published(
-        *(task, chain((head,), samples), append),
-        writer_class=CopyingTar,
-        is_new=is_new,
-        storage_options=storage_options,
-        advance=advance,
-    )
+    return write_published(task, chain((head,), samples), append, CopyingTar, how)
 
 
 def _copy(

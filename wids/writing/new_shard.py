@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from wids.describing.describe import ShardRecord
@@ -41,15 +42,28 @@ class ShardTask(Protocol):
     def source(self) -> str: ...  # noqa: D102
 
 
+@dataclass(frozen=True)
+class Publishing:
+    """How the shards of a run are published.
+
+    Attributes:
+        is_new: Whether another file of that name is an error; a file of the same bytes, which an
+            interrupted run published, is not.
+        storage_options: As for `ShardListDataset`, for a URL.
+        advance: Called with the number of bytes that were written so far, from time to time.
+    """
+
+    is_new: bool = True
+    storage_options: Mapping[str, Any] | None = None
+    advance: Callable[[int], object] | None = None
+
+
 def write_published(
     task: ShardTask,
     samples: Iterable[Sample],
     append: Callable[[Writer, Sample], object],
     writer_class: type[Writer],
-    *,
-    is_new: bool = True,
-    storage_options: Mapping[str, Any] | None = None,
-    advance: Callable[[int], object] | None = None,
+    how: Publishing,
 ) -> ShardRecord:
     """Write a shard and return its description.
 
@@ -58,19 +72,18 @@ def write_published(
         samples: Its samples.
         append: Writes one of them.
         writer_class: What writes.
-        is_new: Whether another file of that name is an error; a file of the same bytes, which an
-            interrupted run published, is not.
-        storage_options: As for `ShardListDataset`, for a URL.
-        advance: Called with the number of bytes that were written so far, from time to time.
+        how: How it is published.
 
     Raises:
         FileExistsError: There is another file under the shard's name.
     """
     with ThreadPoolExecutor(1, "wids-write") as thread:
         writer = writer_class(
-            task.path, thread, advance, is_new=is_new, storage_options=storage_options
+            *(task.path, thread, how.advance),
+            is_new=how.is_new,
+            storage_options=how.storage_options,
         )
-        with _published_once(writer, task.path, storage_options):
+        with _published_once(writer, task.path, how.storage_options):
             for sample in samples:
                 append(writer, sample)
     return _record_of(writer, task)

@@ -29,7 +29,7 @@ from wids.indexes.pack_writer import write_pack
 from wids.specs.model import DatasetSpec, ShardSpec
 from wids.tars.names import KeySplit
 from wids.transport import urls
-from wids.writing.new_shard import ShardTask
+from wids.writing.new_shard import Publishing, ShardTask
 from wids.writing.only_writer import only_writer
 from wids.writing.output import Output
 
@@ -50,14 +50,7 @@ _logger = logging.getLogger("wids")
 class WriteShard(Protocol):
     """Writes a shard, on the workers of an executor."""
 
-    def __call__(
-        self,
-        task: Any,
-        *,
-        is_new: bool,
-        storage_options: Mapping[str, Any] | None,
-        advance: Callable[[int], object] | None = None,
-    ) -> ShardRecord:
+    def __call__(self, task: Any, *, how: Publishing) -> ShardRecord:
         """Write a shard and return its description; that of no samples if it was left out."""
 
 
@@ -234,18 +227,14 @@ def write_all(
         kept = len(tasks) - len(missing)
         name = urls.redact(output.spec_path)
         _logger.info("%s: resumed; shards kept: %d of %d", name, kept, len(tasks))
-    write = partial(
-        write_shard,
-        is_new=output.if_exists == "error",
-        storage_options=output.storage_options,
-    )
+    how = Publishing(output.if_exists == "error", output.storage_options)
     with Bar(output.work, sum(task.nbytes for task in tasks), "B", wanted=progress) as bar:
         done = (bar.total or 0) - sum(task.nbytes for task in missing)
         if executor is not None:
-            _write_on(executor, write, missing, log, bar, done)
+            _write_on(executor, partial(write_shard, how=how), missing, log, bar, done)
             return
         for task in missing:
-            log.add(write(task, advance=partial(_advance, bar, done)))
+            log.add(write_shard(task, how=replace(how, advance=partial(_advance, bar, done))))
             done += task.nbytes
 
 
