@@ -18,7 +18,8 @@ class Pool(ProcessPoolExecutor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Have a function called."""
         future = super().submit(fn, *args, **kwargs)
-        future.__class__ = _Future  # the executor makes it, and cannot be asked for another class
+        # The executor makes it, and cannot be asked for another class (decision 0086).
+        future.__class__ = _Future
         return future
 
 

@@ -14,10 +14,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, ProcessPoolExecutor
+    from multiprocessing.process import BaseProcess
 
 _PRELOADED: Final = ["numpy", __name__]
 _CLEANUP_S: Final = 0.1
@@ -45,11 +46,12 @@ def process_pool(num_processes: int | None, num_tasks: int) -> Iterator[Executor
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)  # once, and not in each worker
     executor = Pool(num_processes, context, initializer=_prepare_worker)
+    others = multiprocessing.active_children()
     previous = signal.signal(signal.SIGTERM, _exit)
     try:
         yield executor
     except BaseException:
-        _end_workers(executor)
+        _end_workers(executor, others)
         raise
     finally:
         executor.shutdown(cancel_futures=True)
@@ -73,15 +75,22 @@ def start_early(num_processes: int | None, modules: Sequence[str]) -> None:
     ensure_running()
 
 
-def _end_workers(executor: ProcessPoolExecutor) -> None:
-    """End the workers of an executor, whatever they are doing."""
-    for worker in list((executor._processes or {}).values()):  # noqa: SLF001 - public in 3.14
-        worker.terminate()
+def _end_workers(executor: ProcessPoolExecutor, others: Sequence[BaseProcess]) -> None:
+    """End the workers of an executor, whatever they are doing.
+
+    Args:
+        executor: The executor.
+        others: Processes of this one that are no workers.
+    """
+    for child in multiprocessing.active_children():
+        if child not in others:
+            child.terminate()
     # A worker that ends while it sends a result leaves a part of it in the pipe. The executor's
-    # thread would wait for the rest for ever, as long as this process could still send it.
-    results: Any = executor._result_queue  # noqa: SLF001 - there is no other way to its pipe
-    if results is not None:
-        results._writer.close()  # noqa: SLF001
+    # thread would wait for the rest forever, as long as this process could still send it. Python
+    # has no public way to that pipe (decision 0086).
+    results = getattr(executor, "_result_queue", None)
+    if (writer := getattr(results, "_writer", None)) is not None:
+        writer.close()
 
 
 def _prepare_worker() -> None:

@@ -148,7 +148,7 @@ def _result(future: Future[Any], name: str, advice: str) -> Any:
 
 def _is_of_executor(error: RuntimeError) -> bool:
     """Whether an executor takes no more tasks: it is broken, or was shut down."""
-    # The second has no class of its own; Python and Dask state it in these words.
+    # The second has no class of its own; Python and Dask state it in these words (decision 0086).
     closed = "cannot schedule new futures after"
     return isinstance(error, BrokenExecutor) or closed in str(error)
 

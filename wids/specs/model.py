@@ -104,7 +104,7 @@ def shard_spec(
     """Return ``ShardSpec(...)`` in a tenth of the time, for documents with 100,000 shards.
 
     A frozen dataclass sets each field by a call, which is a quarter of what loading takes. An
-    object of another class with the same slots becomes one when its fields are set.
+    object of another class with the same slots becomes one when its fields are set (decision 0086).
     """
     made: Any = _Unfrozen()
     made.url, made.num_samples, made.nbytes = url, num_samples, nbytes
