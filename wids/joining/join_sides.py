@@ -14,6 +14,7 @@ from wids.columns.column_values import DecodeMany
 from wids.errors import JoinError, ShardFormatError
 from wids.files.array_types import IntArray
 from wids.reading.reader import ShardReader
+from wids.tars.samples import Labels, label
 
 Fields: TypeAlias = dict[str, Any]
 
@@ -122,15 +123,15 @@ class Side:
             return list(map(index.key, local_indices)), dataset.__getitems__(positions)
         verify = reader.verifies_decoded if dataset.transformations else reader.verifies_raw
         shard = reader.open(number, local=local)
+        labels = self._labels(number)
         try:
-            samples: list[Any] = shard.read_many(local_indices, verify=verify)
+            samples: list[Any] = shard.read_many(local_indices, verify=verify, labels=labels)
         except ShardFormatError as error:
             if not reader.replaces(number, shard, error):
                 raise
             return self.read(reader, number, local_indices, local=local)
         keys = [sample["__key__"] for sample in samples]
         if dataset.transformations:
-            self._label(number, local_indices, samples)
             samples = list(map(dataset.transformed, samples))
         return keys, samples
 
@@ -150,7 +151,7 @@ class Side:
             else:
                 key = sample["__key__"]
                 if dataset.transformations:
-                    self._label(number, [local_index], [sample])
+                    label([sample], [local_index], self._labels(number))
                     sample = dataset.transformed(sample)
                 return key, sample
         (key,), (sample,) = self.read(reader, number, [local_index], local=local)
@@ -182,14 +183,12 @@ class Side:
             return self.values(number, local_indices, field, decode, local=local)
         return list(map(index.key, local_indices.tolist())), places, found
 
-    def _label(self, number: int, local_indices: Sequence[int], samples: list[Fields]) -> None:
-        shard, start = self.reader.shards[number], self.reader.starts[number]
-        name = shard.dataset or self.dataset.dataset_name
-        for local_index, sample in zip(local_indices, samples, strict=True):
-            sample["__index__"] = start + local_index
-            sample["__shard__"] = shard.url
-            sample["__shardindex__"] = local_index
-            sample["__dataset__"] = name
+    def _labels(self, number: int) -> Labels | None:
+        """Return what transformations see beside the fields of samples of one shard."""
+        if not self.dataset.transformations:
+            return None
+        shard = self.reader.shards[number]
+        return self.reader.starts[number], shard.url, shard.dataset or self.dataset.dataset_name
 
     def check(self, samples: list[Any]) -> None:
         """Raise `JoinError` if transformations have made something else than dicts of samples."""

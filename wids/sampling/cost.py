@@ -16,7 +16,7 @@ import torch  # noqa: F401 - whole, before its parts: threads must not import bo
 from torch.utils.data import Sampler
 
 from wids.files.array_types import BoolArray, FloatArray, IntArray
-from wids.files.sizes import nbytes_text
+from wids.files.sizes import count_text, nbytes_text
 from wids.sampling import fit, order
 from wids.sampling.chunked import ChunkedSampler
 from wids.specs.model import DatasetSpec
@@ -77,10 +77,9 @@ class SamplingCost:
         )
         in_hand = nbytes_text(self.hand_nbytes)
         node_in_hand = nbytes_text(self.hand_nbytes * num_replicas / num_nodes)
-        shards = "shard" if self.hand_shards == 1 else "shards"
         hand = (
-            f"in hand at a time: at most {self.hand_shards:,} {shards} ({in_hand}) of a rank, "
-            f"{node_in_hand} of a node"
+            f"in hand at a time: at most {count_text(self.hand_shards, 'shard')} ({in_hand}) of a "
+            f"rank, {node_in_hand} of a node"
         )
         header = "epoch    shards    visits     bytes  by visits |      node       new"
         lines = [title, hand, "", header]

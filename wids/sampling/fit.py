@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from wids.files.array_types import FloatArray, IntArray
-from wids.files.sizes import nbytes_text
+from wids.files.sizes import count_text, nbytes_text
 from wids.sampling.order import Order, Settings
 
 DEFAULT_CHUNKSIZE: Final = 2000
@@ -184,7 +184,7 @@ def misfit(order: Order, limits: Limits, machine: Machine) -> str | None:
         nbytes, longest = found.nbytes * machine.num_hands, int(limits.lengths.max(initial=0))
         # Measured: from half of the cache on, shards are evicted before all of them was read.
         if nbytes + machine.ahead_nbytes > cache_nbytes / 2:
-            shards = _shards(found.num_shards * machine.num_hands)
+            shards = count_text(found.num_shards * machine.num_hands, "shard")
             what = f"{chunks} have up to {shards} ({nbytes_text(nbytes)}) in hand at a time"
             if machine.ahead_nbytes:
                 what += f", {nbytes_text(machine.ahead_nbytes)} are fetched ahead"
@@ -195,8 +195,8 @@ def misfit(order: Order, limits: Limits, machine: Machine) -> str | None:
     num_shards = found.num_shards * machine.num_runs
     if num_shards > limits.num_open:
         return (
-            f"{chunks} are read from up to {_shards(num_shards)} at a time, but {limits.num_open} "
-            "stay open (lru_size), so that shards are opened again and again; set "
+            f"{chunks} are read from up to {count_text(num_shards, 'shard')} at a time, but "
+            f"{limits.num_open} stay open (lru_size), so that shards are opened again and again; set "
             f"chunksize={fitting_chunksize(order, limits, machine.num_runs)}, or "
             f"lru_size={num_shards}"
         )
@@ -254,7 +254,3 @@ def uneven_source(
                 "on all ranks, or redeal=True"
             )
     return None
-
-
-def _shards(count: int) -> str:
-    return f"{count} shard{'s' * (count != 1)}"

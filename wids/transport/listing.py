@@ -125,8 +125,7 @@ def content_text(entries: Sequence[Entry]) -> str:
         texts.append(count_text(num_others, "other"))
     if folders:
         shown = ", ".join(folders[:_NUM_SHOWN]) + (", …" if len(folders) > _NUM_SHOWN else "")
-        noun = "folder" if len(folders) == 1 else "folders"
-        texts.append(f"{len(folders):,} {noun} ({shown})")
+        texts.append(f"{count_text(len(folders), 'folder')} ({shown})")
     return ", ".join(texts) or "nothing"
 
 
