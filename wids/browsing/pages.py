@@ -31,7 +31,7 @@ from wids.looking.damage import damage_text, damaged_fields
 from wids.looking.field_stats import FieldStats, field_sizes
 from wids.looking.pictures import THUMBNAIL_PIXELS, thumbnail
 from wids.looking.preview import Browsable
-from wids.looking.text import class_names, share_text
+from wids.looking.text import class_names, share_text, total_of
 from wids.tars.index import ShardIndex
 from wids.transport import urls
 
@@ -106,13 +106,13 @@ class Pages:
     def _about(self, _: str, __: Query) -> Answer:
         """Answer with the name, size and fields of the dataset."""
         shards = self._dataset.spec.shards
-        nbytes = [shard.nbytes for shard in shards if shard.nbytes is not None]
+        nbytes = total_of([shard.nbytes for shard in shards])
         return json_answer(
             {
                 "name": printable(self._dataset.dataset_name or "dataset"),
                 "num_samples": len(self._dataset),
                 "num_shards": len(shards),
-                "size": nbytes_text(sum(nbytes)) if len(nbytes) == len(shards) else None,
+                "size": None if nbytes is None else nbytes_text(nbytes),
                 "fields": field_rows(self.stats),
                 "pictures": picture_fields(self.stats),
                 "python": self._python,
@@ -210,8 +210,7 @@ class Pages:
         """Answer with the bytes of a field: audio and video to play, all others to save."""
         index, field = self._sample_and_field(rest)
         number, local_index = self._dataset.locate(index)
-        shard_index = self._dataset.reader.index(number)
-        sizes = {} if shard_index is None else field_sizes(shard_index, local_index)
+        sizes = preview.sample_sizes(self._dataset, index) or {}
         if field not in sizes:
             raise KeyError(f"sample {index} has no field {field} to show")
 
@@ -232,8 +231,7 @@ class Pages:
         return self._index(digits), field
 
     def _located(self, index: int) -> tuple[int, int, ShardIndex]:
-        number, local_index = self._dataset.locate(index)
-        shard_index = self._dataset.reader.index(number)
+        number, local_index, shard_index = preview.located(self._dataset, index)
         if shard_index is None:
             raise ValueError(f"shard {number} has no index; `wids create` makes an index")
         return number, local_index, shard_index

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from wids.browsing.rows import Rows, ShardRows
 from wids.columns.column_paths import ColumnPath
 from wids.columns.conditions import is_number, label_of
+from wids.looking.distributions import bin_counts, is_numeric
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -82,12 +83,10 @@ class Tally:
 
     def add_column(self, column: pa.ChunkedArray) -> None:
         """Add all values of a column of a table."""
-        import pyarrow as pa
-
         found = column.value_counts()
         labels = map(label_of, found.field("values").to_pylist())
-        numbers, kind = None, column.type
-        if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        numbers = None
+        if is_numeric(column.type):
             numbers = column.drop_null().to_numpy().astype(np.float64)
             numbers = numbers[np.isfinite(numbers)]
         self._add(zip(labels, found.field("counts").to_pylist(), strict=True), numbers)
@@ -135,7 +134,7 @@ class Tally:
         if is_numeric:
             summary |= {"low": float(numbers.min()), "high": float(numbers.max())}
         if is_numeric and distinct > _MAX_CHIPS_OF_NUMBERS:
-            return summary | {"bins": _histogram(numbers)}
+            return summary | {"bins": bin_counts(numbers, _NUM_BINS).tolist()}
         listed = self._counts.most_common(_MAX_LISTED)
         if is_numeric:
             listed.sort(key=lambda pair: (pair[0] == "NaN", _number(pair[0])))
@@ -154,13 +153,3 @@ def _is_number_or_none(value: Any) -> bool:
 
 def _is_finite(number: float) -> bool:
     return abs(number) <= sys.float_info.max  # an integer may exceed it, which isfinite refuses
-
-
-def _histogram(numbers: npt.NDArray[np.float64]) -> list[int]:
-    quarters = numbers / 4  # the range of extreme values exceeds any float
-    low, span = quarters.min(), quarters.max() - quarters.min()
-    if not span:
-        return [len(numbers)]
-    bins = ((quarters - low) / span * _NUM_BINS).astype(np.int64)
-    counts: list[int] = np.bincount(np.minimum(bins, _NUM_BINS - 1), minlength=_NUM_BINS).tolist()
-    return counts

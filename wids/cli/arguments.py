@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from wids.files.sizes import count_text
 
 if TYPE_CHECKING:
+    from wids.dataset import ShardListDataset
     from wids.describing.describe import ShardRecord
     from wids.describing.journal import Part
     from wids.peeking import Peek
+    from wids.specs.loader import Shards
     from wids.specs.model import DatasetSpec, ShardSpec
     from wids.transport.options import Assignment
 
@@ -54,9 +56,10 @@ def add_spec(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_allow_pipe(parser: argparse.ArgumentParser) -> None:
-    """Add the option that allows commands in a spec."""
+def add_reading(parser: argparse.ArgumentParser) -> None:
+    """Add the options for reading a dataset: see `loaded_spec` and `opened`."""
     parser.add_argument("--allow-pipe", action="store_true", help="run commands that a spec names")
+    add_storage(parser)
 
 
 def add_storage(parser: argparse.ArgumentParser) -> None:
@@ -187,6 +190,19 @@ def loaded_spec(path: str, options: argparse.Namespace) -> DatasetSpec:
     from wids.specs.loader import load_spec
 
     return load_spec(path, allow_pipe=options.allow_pipe, storage_options=storage_options(options))
+
+
+def opened(shards: Shards, options: argparse.Namespace, **more: Any) -> ShardListDataset:
+    """Open the dataset that a command reads; its samples are left as they are stored."""
+    from wids.dataset import ShardListDataset
+
+    return ShardListDataset(
+        shards,
+        transformations=None,
+        allow_pipe=options.allow_pipe,
+        storage_options=storage_options(options),
+        **more,
+    )
 
 
 def spec_and_peek(

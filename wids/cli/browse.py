@@ -9,10 +9,9 @@ from contextlib import ExitStack
 from typing import Any
 
 from wids.cli.arguments import (
-    add_allow_pipe,
     add_command,
+    add_reading,
     add_spec,
-    add_storage,
     spec_and_peek,
     storage_options,
 )
@@ -32,8 +31,7 @@ def add(commands: Any) -> None:
     add_spec(parser)
     parser.add_argument("-p", "--port", type=int, default=0, help="(default: a free one)")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
-    add_allow_pipe(parser)
-    add_storage(parser)
+    add_reading(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -10,9 +10,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from wids.cli.arguments import (
-    add_allow_pipe,
     add_command,
-    add_storage,
+    add_reading,
     loaded_spec,
 )
 from wids.cli.consent import add_yes, ask
@@ -49,8 +48,7 @@ def add(commands: Any) -> None:
     )
     add_yes(parser, "clear the copies of all datasets")
     parser.add_argument("--cache-dir", help="the cache folder (default: $WIDS_CACHE)")
-    add_allow_pipe(parser)
-    add_storage(parser)
+    add_reading(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -10,10 +10,11 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from wids.cli.arguments import (
-    add_allow_pipe,
     add_command,
-    add_storage,
+    add_reading,
     loaded_spec,
+    named_columns,
+    opened,
     output_width,
     storage_options,
 )
@@ -57,8 +58,7 @@ def add(commands: Any) -> None:
         "table, separated by commas (default: all columns of the saved table)",
     )
     add_yes(parser)
-    add_allow_pipe(parser)
-    add_storage(parser)
+    add_reading(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -167,17 +167,10 @@ def _columns_text(spec: DatasetSpec, options: argparse.Namespace) -> str:
     """Return the distributions of columns, if they are asked for: of the saved table, else read."""
     if options.columns is None:
         return _saved_columns_text(spec)
-    from wids.cli.arguments import named_columns, storage_options
     from wids.columns.table_file import read_or_load
-    from wids.dataset import ShardListDataset
     from wids.looking.distributions import distributions_text
 
-    with ShardListDataset(
-        spec,
-        transformations=None,
-        allow_pipe=options.allow_pipe,
-        storage_options=storage_options(options),
-    ) as dataset:
+    with opened(spec, options) as dataset:
         columns = named_columns([options.columns])
         if columns and dataset.spec.table is None:
             ask_to_fetch(dataset, options, "reading columns of shards without an index")

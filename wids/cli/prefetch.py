@@ -7,10 +7,9 @@ import sys
 from typing import Any
 
 from wids.cli.arguments import (
-    add_allow_pipe,
     add_command,
+    add_reading,
     add_spec,
-    add_storage,
     loaded_spec,
     positive,
     storage_options,
@@ -34,8 +33,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--rank", type=int, help="only the fixed share of this rank")
     parser.add_argument("--num-replicas", type=positive, help="the number of ranks")
     parser.add_argument("-j", "--jobs", type=positive, default=4, help="downloads at a time (4)")
-    add_allow_pipe(parser)
-    add_storage(parser)
+    add_reading(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from wids.cli.arguments import (
-    add_allow_pipe,
     add_command,
     add_parts,
     add_processes,
+    add_reading,
     add_spec,
-    add_storage,
     not_negative,
+    opened,
     positive,
     print_counts,
     storage_options,
@@ -78,8 +78,7 @@ def add(commands: Any) -> None:
     )
     add_parts(parser)
     add_processes(parser)
-    add_allow_pipe(parser)
-    add_storage(parser)
+    add_reading(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -96,19 +95,10 @@ def run(options: argparse.Namespace) -> int:
     if not options.merge:
         start_early(options.jobs, ["wids.dataset", "wids.rewriting.shard"])
     from wids.columns.conditions import met_in
-    from wids.dataset import ShardListDataset
     from wids.rewriting.rewrite import prepare_rewrite
 
     function = None if options.map is None else named_function(options.map)
-    given = storage_options(options)
-    with ShardListDataset(
-        options.spec,
-        fields=_fields(options),
-        transformations=[],
-        raw="bytes",
-        allow_pipe=options.allow_pipe,
-        storage_options=given,
-    ) as dataset:
+    with opened(options.spec, options, raw="bytes", fields=_fields(options)) as dataset:
         view = dataset if options.where is None else dataset[met_in(dataset, options.where)]
         job = prepare_rewrite(
             view,
@@ -116,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
             *(options.maxcount, options.maxsize, function, None, options.name),
             version=options.version,
             resume=not options.restart,
-            storage_options=given,
+            storage_options=storage_options(options),
             shuffle=options.shuffle,
         )
         shards = _written(job, options)

@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from wids.cli.arguments import (
-    add_allow_pipe,
     add_command,
+    add_reading,
     add_spec,
-    add_storage,
+    opened,
     output_width,
     positive,
     spec_and_peek,
-    storage_options,
 )
 from wids.files.sizes import nbytes_text
 
@@ -48,8 +47,7 @@ def add(commands: Any) -> None:
     parser.add_argument("-r", "--raw", action="store_true", help="show bytes, not decoded values")
     parser.add_argument("-p", "--python", action="store_true", help="show a Python dict of bytes")
     parser.add_argument("-w", "--width", type=positive, help="columns (default: the window's)")
-    add_allow_pipe(parser)
-    add_storage(parser)
+    add_reading(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -105,15 +103,8 @@ def _from_dataset(
     spec: DatasetSpec, options: argparse.Namespace, wanted: int | str, field: str | None
 ) -> tuple[dict[str, Any], str]:
     """Return a sample, and what is damaged in it."""
-    from wids.dataset import ShardListDataset
-
-    with ShardListDataset(
-        spec,
-        transformations=None,
-        raw="bytes",
-        fields=None if field is None else [field],
-        storage_options=storage_options(options),
-    ) as dataset:
+    fields = None if field is None else [field]
+    with opened(spec, options, raw="bytes", fields=fields) as dataset:
         sample: dict[str, Any]
         sample = dataset.get_by_key(wanted) if isinstance(wanted, str) else dataset[wanted]
         return sample, _damage(dataset, sample["__index__"], sample)

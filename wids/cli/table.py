@@ -8,14 +8,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from wids.cli.arguments import (
-    add_allow_pipe,
     add_columns,
     add_command,
     add_processes,
+    add_reading,
     add_spec,
-    add_storage,
     named_columns,
-    storage_options,
+    opened,
 )
 from wids.cli.consent import add_yes, ask_to_fetch
 from wids.files.sizes import count_text
@@ -45,8 +44,7 @@ def add(commands: Any) -> None:
     )
     add_processes(parser)
     add_yes(parser)
-    add_allow_pipe(parser)
-    add_storage(parser)
+    add_reading(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -54,7 +52,6 @@ def run(options: argparse.Namespace) -> int:
     from wids.columns.column_paths import parse_columns
     from wids.columns.table import check_arrow
     from wids.columns.table_file import save_table
-    from wids.dataset import ShardListDataset
     from wids.engines.processes import process_pool
     from wids.specs.edit import is_local_document, name_table
     from wids.transport import urls
@@ -63,12 +60,7 @@ def run(options: argparse.Namespace) -> int:
     columns = named_columns(options.columns)
     parse_columns(columns)  # before a spec is fetched, or a folder looked for
     output = _checked_output(options.output)
-    with ShardListDataset(
-        options.spec,
-        transformations=None,
-        allow_pipe=options.allow_pipe,
-        storage_options=storage_options(options),
-    ) as dataset:
+    with opened(options.spec, options) as dataset:
         ask_to_fetch(dataset, options, "reading columns of shards without an index")
         with process_pool(options.jobs, len(dataset.spec.shards)) as executor:
             table = dataset.table(columns, errors=options.errors, executor=executor)

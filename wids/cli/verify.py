@@ -7,11 +7,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from wids.cli.arguments import (
-    add_allow_pipe,
     add_command,
     add_processes,
+    add_reading,
     add_spec,
-    add_storage,
     loaded_spec,
     storage_options,
 )
@@ -36,8 +35,7 @@ def add(commands: Any) -> None:
     add_spec(parser)
     parser.add_argument("--decode", action="store_true", help="decode every field too")
     add_processes(parser)
-    add_allow_pipe(parser)
-    add_storage(parser)
+    add_reading(parser)
     add_yes(parser)
 
 

@@ -70,7 +70,7 @@ def _ends_and_bar(values: pa.ChunkedArray) -> tuple[str, str, str]:
 
     if pa.types.is_list(values.type):
         values = pc.list_value_length(values)
-    if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
+    if is_numeric(values.type):
         numbers = values.to_numpy()
         numbers = numbers[np.isfinite(numbers)] if numbers.dtype.kind == "f" else numbers
         if not len(numbers):
@@ -98,16 +98,22 @@ def _lines(name: str, column: pa.ChunkedArray) -> Iterator[str]:
         yield from _numbers("items", pc.list_value_length(values).to_numpy())
         return
     counts = _value_counts(values)
-    is_number = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
     if len(counts) <= _MAX_COUNTED:
         yield from _counted(counts, len(values))
-    elif is_number:
+    elif is_numeric(values.type):
         yield from _numbers("", values.to_numpy())
     else:
         yield f"  {len(counts):,} different values; most frequent:"
         yield from _counted(counts[:3], len(values))
         if _has_length(values.type):
             yield from _numbers("length", pc.binary_length(values).to_numpy())
+
+
+def is_numeric(arrow_type: pa.DataType) -> bool:
+    """Return whether the values of an Arrow type are numbers."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(arrow_type) or pa.types.is_floating(arrow_type))
 
 
 def _has_length(arrow_type: pa.DataType) -> bool:
@@ -187,12 +193,18 @@ def _histogram(values: npt.NDArray[np.float64], num_bins: int = _NUM_BINS) -> st
 
     Empty if all values are equal as floats.
     """
+    counts = bin_counts(values, num_bins)
+    return _blocks(counts) if len(counts) > 1 else ""
+
+
+def bin_counts(values: npt.NDArray[np.float64], num_bins: int) -> npt.NDArray[np.intp]:
+    """Return how many values are in each of some bins of equal width; in one if all are equal."""
     quarters = values / 4  # the range of extreme values exceeds any float
     low, span = quarters.min(), quarters.max() - quarters.min()
     if not span:
-        return ""
+        return np.array([len(values)])
     bins = ((quarters - low) / span * num_bins).astype(np.int64)
-    return _blocks(np.bincount(np.minimum(bins, num_bins - 1), minlength=num_bins))
+    return np.bincount(np.minimum(bins, num_bins - 1), minlength=num_bins)
 
 
 def _blocks(counts: npt.NDArray[Any]) -> str:

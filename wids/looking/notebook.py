@@ -23,7 +23,7 @@ from wids.looking.preview import (
     num_affordable,
     problems_of,
 )
-from wids.looking.text import share_text
+from wids.looking.text import share_text, total_of
 from wids.sampling.arguments import at_least
 from wids.sampling.shuffle import Shuffle
 from wids.transport import urls
@@ -256,14 +256,14 @@ def known_text(peek: Peekable) -> str:
 
 def _facts(dataset: Browsable) -> dict[str, str]:
     shards = dataset.spec.shards
-    nbytes = [shard.nbytes for shard in shards if shard.nbytes is not None]
+    nbytes = total_of([shard.nbytes for shard in shards])
     num_checked = min(len(shards), MAX_SHARDS)
     # Of some shards only, because each costs a look at the file system, which may be a slow one.
     num_local = sum(dataset.reader.is_local(number) for number in range(num_checked))
     return {
         "samples": f"{len(dataset):,}",
         "shards": f"{len(shards):,}",
-        "size": nbytes_text(sum(nbytes)) if len(nbytes) == len(shards) else "not stated",
+        "size": "not stated" if nbytes is None else nbytes_text(nbytes),
         "available locally": _amount(num_local, num_checked, len(shards)),
         "cache": _from_home(dataset.reader.cache_folder),
         "index": "published" if dataset.spec.all_packs() else "none published",

@@ -255,8 +255,7 @@ def cards(
 
 def damage_of(dataset: Browsable, index: int, sample: Any) -> list[str]:
     """Return the fields of an undecoded sample that are not as the index of its shard states."""
-    number, local_index = dataset.locate(index)
-    shard_index = dataset.reader.index(number)
+    _, local_index, shard_index = located(dataset, index)
     return [] if shard_index is None else damaged_fields(shard_index, local_index, sample)
 
 
@@ -267,9 +266,14 @@ def problems_of(shown: Iterable[Card]) -> dict[str, int]:
 
 def sample_sizes(dataset: Browsable, index: int) -> dict[str, int] | None:
     """Return the fields of a sample with their lengths; None if its shard has no index."""
-    number, local_index = dataset.locate(index)
-    shard_index = dataset.reader.index(number)
+    _, local_index, shard_index = located(dataset, index)
     return None if shard_index is None else field_sizes(shard_index, local_index)
+
+
+def located(dataset: Browsable, index: int) -> tuple[int, int, ShardIndex | None]:
+    """Return the number of a sample's shard, its position there, and the index of the shard."""
+    number, local_index = dataset.locate(index)
+    return number, local_index, dataset.reader.index(number)
 
 
 def _problem_card(index: int, error: Exception) -> Card:

@@ -115,9 +115,9 @@ def spec_rows(spec: DatasetSpec) -> dict[str, Any]:
     return {
         "name": spec.name,
         "info": spec.extras.get("info"),
-        "num_samples": _total(samples),
+        "num_samples": total_of(samples),
         "num_shards": len(spec.shards),
-        "nbytes": _total(nbytes),
+        "nbytes": total_of(nbytes),
         "index": ", ".join(urls.redact(pack.url) for pack in spec.all_packs()) or None,
         "first": urls.redact(spec.shards[0].url),
         "last": urls.redact(spec.shards[-1].url),
@@ -199,7 +199,8 @@ def share_text(share: float) -> str:
     return ">99%" if percent == 100 and share < 1 else f"{percent}%"
 
 
-def _total(numbers: list[int | None]) -> int | None:
+def total_of(numbers: list[int | None]) -> int | None:
+    """Return the sum of numbers; None if one of them is not known."""
     known = [number for number in numbers if number is not None]
     # A sum of some of the numbers would look like the size of the dataset.
     return sum(known) if len(known) == len(numbers) else None
