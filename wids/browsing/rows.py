@@ -80,10 +80,20 @@ class ShardRows:
         self.left_out["too_long"] += len(members) - len(order)
         groups = np.cumsum(sizes[order], dtype=np.int64) // _MAX_READ_NBYTES
         for at in np.split(order, np.flatnonzero(np.diff(groups)) + 1):
-            datas = self._read(members[at]) if len(at) else []
+            datas = self._read(members[at])
             for row, name, data in zip(samples[at].tolist(), names[at], datas, strict=True):
-                if data is not None:
+                if isinstance(data, ShardFormatError):
+                    self.left_out["unreadable"] += 1
+                else:
                     yield row, fields[name], data
+
+    def _read(self, members: Rows) -> list[bytes | ShardFormatError]:
+        if not len(members):
+            return []
+        shard = self._shard  # one that has changed has no values at all
+        return read_or_errors(
+            shard.read_members, members, ShardFormatError, lambda _: shard.check()
+        )
 
     def affordable(self, rows: Rows, fields: Sequence[str]) -> Rows:
         """Return the first of some samples, as many as can be read at a time for `values`."""
@@ -118,15 +128,6 @@ class ShardRows:
         values = [None if isinstance(value, DecodeError) else value for value in values]
         by_row = dict(zip(datas, parts_of(values, path.steps).values, strict=True))
         return [by_row.get(row) for row in rows]
-
-    def _read(self, members: Rows) -> list[bytes | None]:
-        shard = self._shard
-        # A shard that has changed has no values at all.
-        datas = read_or_errors(
-            shard.read_members, members, ShardFormatError, lambda _: shard.check()
-        )
-        self.left_out["unreadable"] += sum(isinstance(data, ShardFormatError) for data in datas)
-        return [None if isinstance(data, ShardFormatError) else data for data in datas]
 
 
 class OpenRows:

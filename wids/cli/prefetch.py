@@ -11,8 +11,8 @@ from wids.cli.arguments import (
     add_reading,
     add_spec,
     loaded_spec,
+    opened,
     positive,
-    storage_options,
 )
 from wids.files.sizes import count_text, parse_nbytes
 
@@ -38,8 +38,6 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Fetch what is missing; return 1 if the limit left out a shard."""
-    from wids.dataset import ShardListDataset
-    from wids.fetching.fetch import Fetcher
     from wids.prefetching import bulk_fetch
     from wids.reading.cost import download_cost
     from wids.reading.fetch_all import fetch_all
@@ -56,17 +54,13 @@ def run(options: argparse.Namespace) -> int:
             "them, all shards would be fetched; `wids create` states it"
         )
     # One bar for all shards is shown; a bar for each download would write over it.
-    servers = storage_options(options)
-    with ShardListDataset(
-        spec, cache_dir=options.cache_dir, progress=False, storage_options=servers
-    ) as dataset:
+    with opened(spec, options, cache_dir=options.cache_dir, progress=False) as dataset:
         numbers = list(range(len(dataset.lengths)))
         if options.rank is not None:
             numbers = bulk_fetch.rank_shards(dataset, options.rank, options.num_replicas)
         missing, num_left_out = bulk_fetch.select_missing(dataset.reader, numbers, limit_nbytes)
-        fetcher = Fetcher(servers)
-        fetcher.bind_options(spec.origin)
-        cost = download_cost([spec.shards[number] for number in missing], fetcher)
+        shards = [spec.shards[number] for number in missing]
+        cost = download_cost(shards, dataset.reader.store.fetcher)
         if missing:
             print(f"wids: downloading {cost}", file=sys.stderr)
         nbytes_of = {number: cost.nbytes_of[spec.shards[number].url] for number in missing}

@@ -250,11 +250,14 @@ def members_that_count(index: ShardIndex, name: str) -> tuple[IntArray, IntArray
 
 def members_among(samples: IntArray, members: IntArray, rows: Rows) -> tuple[IntArray, IntArray]:
     """Return which of ``rows`` are among samples, as positions in ``rows``, and their members."""
+    if not len(rows):
+        return samples[:0], members[:0]
+    first, last = np.searchsorted(samples, (rows[0], rows[-1] + 1)).tolist()
+    samples, members = samples[first:last], members[first:last]
     if isinstance(rows, range):
-        first, last = np.searchsorted(samples, (rows.start, rows.stop)).tolist()
-        return samples[first:last] - rows.start, members[first:last]
+        return samples - rows.start, members
     at = np.searchsorted(rows, samples)
-    is_wanted = np.append(rows, -1)[at] == samples
+    is_wanted = rows[at] == samples
     return at[is_wanted], members[is_wanted]
 
 

@@ -19,7 +19,7 @@ from wids.errors import SampleError
 from wids.fields.codecs import IMAGE_EXTENSIONS, extension
 from wids.fields.media import played_type
 from wids.files.sizes import count_text, nbytes_text
-from wids.looking.field_stats import CAPTION_EXTENSIONS
+from wids.looking.field_stats import CAPTION_EXTENSIONS, FieldStats
 from wids.looking.pictures import MAX_PIXELS, THUMBNAIL_PIXELS, thumbnail
 from wids.looking.style import style
 from wids.looking.text import (
@@ -27,6 +27,7 @@ from wids.looking.text import (
     PREVIEW_DECODER,
     class_name,
     plain_text,
+    share_text,
     shortened,
     value_text,
 )
@@ -142,7 +143,7 @@ def gallery_html(cards: Iterable[str], note: str = "", problems: Iterable[str] =
 def dataset_html(
     title: str,
     facts: Mapping[str, str],
-    fields: Iterable[tuple[str, str, str]],
+    fields: Iterable[FieldStats],
     note: str,
     gallery: str,
     distributions: str = "",
@@ -152,7 +153,7 @@ def dataset_html(
     Args:
         title: The heading.
         facts: Values by their labels.
-        fields: Name, share of samples and typical size of each field.
+        fields: The fields.
         note: A remark below the table; may be empty.
         gallery: HTML of some samples; may be empty.
         distributions: Text about the columns of the saved table; may be empty.
@@ -162,9 +163,10 @@ def dataset_html(
         for name, text in facts.items()
     )
     rows = "".join(
-        f'<tr><td><code>{escaped(name)}</code></td><td class="n">{escaped(share)}</td>'
-        f'<td class="n">{escaped(size)}</td></tr>'
-        for name, share, size in fields
+        f"<tr><td><code>{escaped(s.field)}</code></td>"
+        f'<td class="n">{escaped(share_text(s.share))}</td>'
+        f'<td class="n">{nbytes_text(s.median_nbytes)}</td></tr>'
+        for s in fields
     )
     table_ = (
         f'<table><tr><th>field</th><th class="n">samples</th>'

@@ -23,7 +23,7 @@ from wids.looking.preview import (
     num_affordable,
     problems_of,
 )
-from wids.looking.text import share_text, total_of
+from wids.looking.text import total_of
 from wids.sampling.arguments import at_least
 from wids.sampling.shuffle import Shuffle
 from wids.transport import urls
@@ -193,7 +193,6 @@ def summary_html(dataset: Browsable) -> str:
     """Return a dataset as HTML: its size, its location, its fields and its first samples."""
     stats = field_stats(dataset)
     num_shards = len(dataset.spec.shards)
-    rows = [(s.field, share_text(s.share), nbytes_text(s.median_nbytes)) for s in stats]
     note = ""
     if not stats:
         note = f"No index is available, so the fields are unknown; {_WITHOUT_INDEX}."
@@ -204,7 +203,7 @@ def summary_html(dataset: Browsable) -> str:
         first = range(min(len(dataset), _NUM_FIRST))
         first_samples = _gallery(dataset, first, stats)
     title = dataset.dataset_name or "dataset"
-    return dataset_html(title, _facts(dataset), rows, note, first_samples, _distributions(dataset))
+    return dataset_html(title, _facts(dataset), stats, note, first_samples, _distributions(dataset))
 
 
 def _distributions(dataset: Browsable) -> str:
@@ -233,7 +232,6 @@ def peek_html(peek: Peekable) -> str:
     """Return the beginning of a shard as HTML: what is known of it, and its first samples."""
     peek.read_on(_NUM_FIRST)
     stats = field_stats(peek)
-    rows = [(s.field, share_text(s.share), nbytes_text(s.median_nbytes)) for s in stats]
     glimpse = peek.glimpse
     facts = {
         "shard": f"{peek.number:,} of {peek.num_shards:,}",
@@ -246,7 +244,7 @@ def peek_html(peek: Peekable) -> str:
         note += f"The samples are not counted yet: {peek.create_command} makes an index."
     first = range(num_affordable(peek, 0, min(len(peek), _NUM_FIRST)))
     samples = _gallery(peek, first, stats) if len(peek) else ""
-    return dataset_html(peek.title, facts, rows, note, samples)
+    return dataset_html(peek.title, facts, stats, note, samples)
 
 
 def known_text(peek: Peekable) -> str:
