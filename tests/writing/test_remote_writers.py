@@ -266,3 +266,12 @@ def test_create_in_a_bucket_resumes(
     assert main(command) == 0
     assert bucket.names() == ["t.index", "t.json"]
     assert os.listdir(tmp_path) == ["t.tar"]
+
+
+def test_a_damaged_shard_that_would_be_resumed_is_named(bucket: Bucket) -> None:
+    """By its URL, and not by the temporary file that it was downloaded to."""
+    bucket.system.pipe(f"{bucket.url}/train-0.tar", b"<html>" * 200)
+    with raises(wids.ShardFormatError, f"{bucket.url}/train-0.tar: "):
+        ShardWriter(
+            f"{bucket.url}/train-%d.tar", if_exists="resume", storage_options=bucket.options
+        )

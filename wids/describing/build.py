@@ -163,7 +163,7 @@ def describe_all(
             on_cost(IndexingCost(tuple(costs)))
         missing = _missing(missing, log, digests=digests)
         # Workers report a shard when it is finished; this thread also while it arrives.
-        describe = partial(_described, fetcher, report=None if executor else bar.move)
+        describe = partial(described, fetcher, report=None if executor else bar.move)
         results = results_of(
             *(executor, describe, missing),
             lambda task: urls.redact(task[0]),
@@ -180,11 +180,11 @@ def _missing(tasks: Sequence[Task], log: Journal, *, digests: bool) -> list[Task
     return [
         task
         for task in dict.fromkeys(tasks)
-        if task not in log or (digests and log.record(task).sha256 is None)
+        if (found := log.get(task)) is None or (digests and found.sha256 is None)
     ]
 
 
-def _described(fetcher: fetch.Fetcher, task: Task, report: Report | None = None) -> ShardRecord:
+def described(fetcher: fetch.Fetcher, task: Task, report: Report | None = None) -> ShardRecord:
     """Describe a shard, local or remote. Runs on the workers of an executor."""
     url, key_split = task
     with fetch.downloaded(fetcher, url, report) as path:

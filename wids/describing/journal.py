@@ -157,6 +157,10 @@ class Journal:
         """Return the description of a shard, with an empty ``blob``."""
         return self._records[task][0]
 
+    def get(self, task: Task) -> ShardRecord | None:
+        """Return the description of a shard, or None."""
+        return self.record(task) if task in self else None
+
     def with_blob(self, task: Task) -> ShardRecord:
         """Return the description of a shard with its index."""
         record, start, stop = self._records[task]
@@ -387,7 +391,7 @@ def _copy(source: Journal, log: Journal, part: Part, tasks: Sequence[Task]) -> N
                 f"{urls.redact(task[0])}: expected it as part {part} found it, but it has changed "
                 "since; run that part again"
             )
-        if task not in log or log.record(task) != source.record(task):
+        if log.get(task) != source.record(task):
             log.add(source.with_blob(task))
 
 

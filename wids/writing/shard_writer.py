@@ -10,14 +10,13 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, ClassVar, Literal, get_args
 
 from wids.checking.dataset_problems import repeated_keys
 from wids.checking.problems import log_problem
 from wids.describing.appending import publish_appended
-from wids.describing.describe import ShardRecord, describe_shard
+from wids.describing.describe import ShardRecord
 from wids.describing.journal import Journal
 from wids.describing.new_packs import new_pack
 from wids.describing.published import published
@@ -237,13 +236,14 @@ class ShardWriter:
                 "dataset that an interrupted run was replacing, so that shards may be of both; "
                 'run again with if_exists="replace"'
             )
+        from wids.describing.build import described  # what only resuming needs
+
         fetcher = fetch.Fetcher(self._storage_options)
         numbers = self._names.existing(self._number, self._storage_options)
         with Bar("reading existing shards", len(numbers), "shard") as bar:
             for count, number in enumerate(numbers, start=1):
                 path = self._names.path(number)
-                with fetch.downloaded(fetcher, path) as local_path:
-                    record = replace(describe_shard(local_path), url=path)
+                record = described(fetcher, (path, "first"))
                 self._add(record)
                 self.num_samples += record.num_samples
                 bar.reach(count)

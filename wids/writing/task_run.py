@@ -244,18 +244,13 @@ def missing_tasks(tasks: Sequence[ShardTask], log: Journal, output: Output) -> l
     existing = None if output.is_local else set(output.existing_shards())
     missing = []
     for task in tasks:
-        record = _record(log, task)
+        record = log.get(place_of(task))
         is_there = record is not None and (
             not record.num_samples or existing is None or task.path in existing
         )
         if record is None or record.source != task.source or not is_there:
             missing.append(task)
     return missing
-
-
-def _record(log: Journal, task: ShardTask) -> ShardRecord | None:
-    place = place_of(task)
-    return log.record(place) if place in log else None
 
 
 def _advance(bar: Bar, done: int, nbytes: int) -> None:
