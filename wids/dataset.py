@@ -479,8 +479,7 @@ class ShardListDataset(ComposableDataset):
         # A view may have one sample of each shard, so it reads as single samples do.
         return nullcontext() if self.is_view else self.reader.reading_many()
 
-    # The way of one sample. Its labels are set here, where a call for them would cost more than
-    # setting them does, and those of a batch by the shard.
+    # Reading one sample. Its labels are not `reader.labels(…)`: the call would cost more than they.
 
     def _sample(self, position: int, number: int, local: bool, is_again: bool = False) -> Any:
         """Read, label and transform one sample.
@@ -493,13 +492,14 @@ class ShardListDataset(ComposableDataset):
             is_again: Whether it was read before, from a copy that was damaged.
         """
         reader = self.reader
-        local_index = position - reader.starts[number]
+        start, shard_spec = reader.starts[number], reader.shards[number]
+        labels = (start, shard_spec.url, shard_spec.dataset or self.dataset_name)
         transformations = self.transformations
         verify = reader.verifies_decoded if transformations else reader.verifies_raw
         shard = None
         try:
             shard = reader.open(number, local)
-            sample = shard.read(local_index, verify)
+            sample = shard.read(position - start, verify, labels)
         except WidsError as error:  # names the shard
             if isinstance(error, RangeError) and not local and reader.fetches_for_many:
                 # The server has no ranges, and fetching was not ruled out.
@@ -507,11 +507,6 @@ class ShardListDataset(ComposableDataset):
             if shard is not None and not is_again and reader.replaces(number, shard, error):
                 return self._sample(position, number, local, is_again=True)
             return self._stand_in(error, position, opened=shard is not None)
-        shard_spec = reader.shards[number]
-        sample["__index__"] = position
-        sample["__shard__"] = shard_spec.url
-        sample["__shardindex__"] = local_index
-        sample["__dataset__"] = shard_spec.dataset or self.dataset_name
         return self.transformed(sample) if transformations else sample
 
     def _read_into(
@@ -523,15 +518,15 @@ class ShardListDataset(ComposableDataset):
         reader: ShardReader,
     ) -> None:
         """Read, label and transform samples of one shard, into their places in a batch."""
-        shard_spec, transformations = self.spec.shards[number], self.transformations
-        start, local = reader.starts[number], reader.fetches_for_many
+        transformations, local = self.transformations, reader.fetches_for_many
         verify = reader.verifies_decoded if transformations else reader.verifies_raw
         shard = None
         try:
             shard = reader.open(number, local)
-            labels = (start, shard_spec.url, shard_spec.dataset or self.dataset_name)
+            labels = reader.labels(number, self.dataset_name)
             samples = shard.read_many(local_indices, verify=verify, labels=labels)
         except WidsError as error:  # names the shard
+            start = reader.starts[number]
             for place, local_index in zip(places, local_indices, strict=True):
                 # One by one, so that only those that fail are replaced. A shard that cannot be
                 # opened is not tried for each of them.

@@ -269,17 +269,15 @@ class Peek:
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         with self.reader.open(fields=self._fields) as shard:
-            samples = shard.read_many(indices)
-        return [self._labelled(i, sample) for i, sample in zip(indices, samples, strict=True)]
+            samples = shard.read_many(indices, labels=(0, self.url, self.dataset_name))
+        return [self._transformed(i, sample) for i, sample in zip(indices, samples, strict=True)]
 
     def __iter__(self) -> Iterator[Any]:
         return map(self.__getitem__, range(len(self)))  # one request each, or none
 
-    def _labelled(self, index: int, sample: dict[str, Any]) -> Any:
-        """Return a sample with its provenance, transformed."""
+    def _transformed(self, index: int, sample: dict[str, Any]) -> Any:
         url, key = self.url, sample["__key__"]
-        sample["__shard__"], sample["__shardindex__"] = url, index
-        sample["__dataset__"] = self.dataset_name
+        del sample["__index__"]  # the samples of the shards before this one are not counted
         try:
             for transform in self.transformations:
                 sample = transform(sample)

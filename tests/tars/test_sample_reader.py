@@ -25,7 +25,7 @@ def content(value: Any) -> Any:
 
 
 def samples_of(shard: Shard) -> list[dict[str, Any]]:
-    """Read all samples one by one, and compare them with a batch of them."""
+    """Read all samples one by one, and compare them with a batch of them, also with labels."""
     single = [{k: content(v) for k, v in shard.read(i).items()} for i in range(len(shard))]
     batch = shard.read_many(range(len(shard)))
     for start, name in ((5, "a"), (7, "b")):  # labels of the same shard in two datasets
@@ -35,6 +35,11 @@ def samples_of(shard: Shard) -> list[dict[str, Any]]:
             assert [content(v) for v in sample.values()][len(plain) :] == list(labels)
             names = ["__index__", "__shard__", "__shardindex__", "__dataset__"]
             assert list(sample) == [*plain, *names]
+            alone = shard.read(local_index, labels=(start, "s.tar", name))
+            assert {k: content(v) for k, v in alone.items()} == {
+                k: content(v) for k, v in sample.items()
+            }
+            assert list(alone) == list(sample)
     assert [{k: content(v) for k, v in sample.items()} for sample in batch] == single
     assert [list(sample) for sample in batch] == [list(sample) for sample in single]
     return single

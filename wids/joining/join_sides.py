@@ -14,7 +14,7 @@ from wids.columns.column_values import DecodeMany
 from wids.errors import JoinError, ShardFormatError
 from wids.files.array_types import IntArray
 from wids.reading.reader import ShardReader
-from wids.tars.samples import Labels, label
+from wids.tars.samples import Labels
 
 Fields: TypeAlias = dict[str, Any]
 
@@ -123,9 +123,10 @@ class Side:
             return list(map(index.key, local_indices)), dataset.__getitems__(positions)
         verify = reader.verifies_decoded if dataset.transformations else reader.verifies_raw
         shard = reader.open(number, local=local)
-        labels = self._labels(number)
         try:
-            samples: list[Any] = shard.read_many(local_indices, verify=verify, labels=labels)
+            samples: list[Any] = shard.read_many(
+                local_indices, verify=verify, labels=self._labels(number)
+            )
         except ShardFormatError as error:
             if not reader.replaces(number, shard, error):
                 raise
@@ -144,14 +145,13 @@ class Side:
             verify = reader.verifies_decoded if dataset.transformations else reader.verifies_raw
             shard = reader.open(number, local=local)
             try:
-                sample: Any = shard.read(local_index, verify)
+                sample: Any = shard.read(local_index, verify, self._labels(number))
             except ShardFormatError as error:
                 if not reader.replaces(number, shard, error):
                     raise
             else:
                 key = sample["__key__"]
                 if dataset.transformations:
-                    label([sample], [local_index], self._labels(number))
                     sample = dataset.transformed(sample)
                 return key, sample
         (key,), (sample,) = self.read(reader, number, [local_index], local=local)
@@ -184,11 +184,9 @@ class Side:
         return list(map(index.key, local_indices.tolist())), places, found
 
     def _labels(self, number: int) -> Labels | None:
-        """Return what transformations see beside the fields of samples of one shard."""
-        if not self.dataset.transformations:
-            return None
-        shard = self.reader.shards[number]
-        return self.reader.starts[number], shard.url, shard.dataset or self.dataset.dataset_name
+        """Return what transformations find in samples; None where there are none."""
+        dataset = self.dataset
+        return self.reader.labels(number, dataset.dataset_name) if dataset.transformations else None
 
     def check(self, samples: list[Any]) -> None:
         """Raise `JoinError` if transformations have made something else than dicts of samples."""

@@ -102,15 +102,17 @@ class JoinedShard:
     def __iter__(self) -> Iterator[RawSample]:
         return map(self.read, range(len(self)))
 
-    def read(self, local_index: int, verify: bool = False) -> RawSample:
+    def read(
+        self, local_index: int, verify: bool = False, labels: Labels | None = None
+    ) -> RawSample:
         """Return one sample; each side compares checksums as its own settings say."""
         if self._batch is not None:
-            return self.read_many([local_index], verify=verify)[0]
+            return self.read_many([local_index], verify=verify, labels=labels)[0]
         number, local = self._number, self._local
         key, sample = self._side.read_one(self._left, number, local_index, local=local)
         place = self._reader.starts[number] + local_index
         found = self._part.read_one(number, place, key, local=local)
-        return self._joined([local_index], [key], [sample], [found])[0]
+        return self._joined([local_index], [key], [sample], [found], labels)[0]
 
     def read_many(
         self,
@@ -133,9 +135,7 @@ class JoinedShard:
             start = self._reader.starts[number]
             positions = [start + local_index for local_index in local_indices]
             found = self._part.read(number, positions, keys, local=self._local)
-        joined = self._joined(local_indices, keys, samples, found)
-        label(joined, local_indices, labels)
-        return joined
+        return self._joined(local_indices, keys, samples, found, labels)
 
     def _joined(
         self,
@@ -143,8 +143,9 @@ class JoinedShard:
         keys: list[str],
         samples: list[Any],
         found: list[Fields | None],
+        labels: Labels | None,
     ) -> list[RawSample]:
-        """Return samples with the fields that were found for them."""
+        """Return samples with the fields that were found for them, and with labels."""
         side, others = self._side, self._others(found, keys)
         # In a few steps for all samples together: a batch should cost little more than the two that
         # it is made of.
@@ -162,6 +163,9 @@ class JoinedShard:
             joined = [{**s, **fields} for s, fields in zip(samples, others, strict=True)]
         if sum(map(len, joined)) != num_fields:
             raise self._collision(local_indices, others)
+        if labels is not None:
+            for local_index, sample in zip(local_indices, joined, strict=True):
+                label(sample, local_index, labels)
         return joined
 
     def _others(self, found: list[Fields | None], keys: list[str]) -> list[Fields]:

@@ -111,9 +111,11 @@ class RemoteShard:
     def __iter__(self) -> Iterator[RawSample]:
         return map(self.read, range(len(self)))
 
-    def read(self, local_index: int, verify: bool = True) -> RawSample:
+    def read(
+        self, local_index: int, verify: bool = True, labels: Labels | None = None
+    ) -> RawSample:
         """Return one sample by its position, which must be 0 or more."""
-        return self.read_many([local_index], verify=verify)[0]
+        return self.read_many([local_index], verify=verify, labels=labels)[0]
 
     def read_many(
         self,
@@ -135,7 +137,9 @@ class RemoteShard:
         spans = _joined(sorted({self._span(m) for some in members.values() for m in some}))
         starts, views = [start for start, _ in spans], self._read_spans(spans)
         samples = [self._sample(i, members[i], starts, views) for i in local_indices]
-        label(samples, local_indices, labels)
+        if labels is not None:
+            for local_index, sample in zip(local_indices, samples, strict=True):
+                label(sample, local_index, labels)
         return samples
 
     def read_members(

@@ -29,6 +29,7 @@ from wids.reading.positions import Positions, counts_per_shard, is_ascending
 from wids.specs.model import DatasetSpec
 from wids.tars.index import ShardIndex
 from wids.tars.readable_shard import ReadableShard
+from wids.tars.samples import Labels
 from wids.tars.shard import Shard
 from wids.transport import urls
 
@@ -139,6 +140,11 @@ class ShardReader:
         """Return the number of the shard that a position lies in, and the position in the shard."""
         number = bisect_right(self.ends, position)
         return number, position - self.starts[number]
+
+    def labels(self, number: int, dataset_name: str) -> Labels:
+        """Return what a dataset of this name adds to the samples of a shard."""
+        shard = self.shards[number]
+        return self.starts[number], shard.url, shard.dataset or dataset_name
 
     def groups(self, positions: IntArray) -> Iterator[tuple[int, list[int], list[int]]]:
         """Yield the samples of a batch shard by shard, and in ascending order in each.

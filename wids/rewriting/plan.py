@@ -21,6 +21,7 @@ from wids.rewriting.orders import Order
 from wids.tars.archive import BLOCK_NBYTES
 from wids.tars.index import ShardIndex
 from wids.tars.names import to_bytes
+from wids.tars.samples import label
 from wids.transport import urls
 from wids.writing.tar_writer import finished_nbytes
 
@@ -108,17 +109,12 @@ def plan_shards(
     return cuts
 
 
-def label(reader: ShardReader, position: int, dataset_name: str) -> dict[str, Any]:
+def labels_of(reader: ShardReader, position: int, dataset_name: str) -> dict[str, Any]:
     """Return the key of a sample, and where it is, without reading it."""
     number, local_index = reader.locate(position)
-    shard = reader.shards[number]
-    return {
-        "__key__": _index(reader, number).key(local_index),
-        "__index__": position,
-        "__shard__": shard.url,
-        "__shardindex__": local_index,
-        "__dataset__": shard.dataset or dataset_name,
-    }
+    sample = {"__key__": _index(reader, number).key(local_index)}
+    label(sample, local_index, reader.labels(number, dataset_name))
+    return sample
 
 
 def _columns(reader: ShardReader, positions: IntArray) -> tuple[IntArray, WordArray]:
@@ -233,7 +229,7 @@ def _cuts(nbytes: IntArray, maxcount: int, maxsize: int | None) -> Iterator[Cut]
 def _renamed_hashes(
     reader: ShardReader, positions: IntArray, rename: Rename, name: str
 ) -> WordArray:
-    keys = [_new_key(rename, label(reader, place, name)) for place in positions.tolist()]
+    keys = [_new_key(rename, labels_of(reader, place, name)) for place in positions.tolist()]
     starts = np.cumsum([0, *(len(key) + 1 for key in keys)])
     return text_hashes(np.frombuffer(b"\0".join(keys) + b"\0", np.uint8), starts)
 
@@ -258,7 +254,7 @@ def _check_distinct(
     first: dict[str, Place] = {}
     # Other keys may have the same hash, so the keys themselves decide.
     for position in positions.tolist():
-        labels = label(reader, position, name)
+        labels = labels_of(reader, position, name)
         key = labels["__key__"] if rename is None else rename(labels)
         place = labels["__shard__"], position
         if first.setdefault(key, place) is not place:

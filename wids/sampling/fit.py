@@ -196,8 +196,8 @@ def misfit(order: Order, limits: Limits, machine: Machine) -> str | None:
     if num_shards > limits.num_open:
         return (
             f"{chunks} are read from up to {count_text(num_shards, 'shard')} at a time, but "
-            f"{limits.num_open} stay open (lru_size), so that shards are opened again and again; set "
-            f"chunksize={fitting_chunksize(order, limits, machine.num_runs)}, or "
+            f"{limits.num_open} stay open (lru_size), so that shards are opened again and again; "
+            f"set chunksize={fitting_chunksize(order, limits, machine.num_runs)}, or "
             f"lru_size={num_shards}"
         )
     return None

@@ -43,13 +43,16 @@ class ReadableShard(Protocol):
     def __iter__(self) -> Iterator[RawSample]:
         """Iterate over all samples in order."""
 
-    def read(self, local_index: int, verify: bool = False) -> RawSample:
+    def read(
+        self, local_index: int, verify: bool = False, labels: Labels | None = None
+    ) -> RawSample:
         """Return one sample.
 
         Args:
             local_index: Its position, which must be 0 or more.
             verify: Whether to compare its members with the checksums in the index, if that has any.
                 What is read by range is compared in any case.
+            labels: What to add to the sample.
 
         Raises:
             ShardFormatError: A member is damaged, or the tar or its index has changed.
@@ -67,7 +70,7 @@ class ReadableShard(Protocol):
         Args:
             local_indices: Their positions.
             verify: As for `read`.
-            labels: What to add to each of them.
+            labels: The same.
         """
 
     def read_members(self, members: IntArray, *, verify: bool = False) -> list[bytes]:

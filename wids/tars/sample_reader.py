@@ -32,8 +32,8 @@ from wids.tars.samples import (
     label,
 )
 
-ReadSample: TypeAlias = Callable[[int], RawSample]
-"""Returns a sample by its position, which must be 0 or more."""
+ReadSample: TypeAlias = Callable[[int, "Labels | None"], RawSample]
+"""Returns a sample by its position, which must be 0 or more, with labels if there are any."""
 
 ReadSamples: TypeAlias = Callable[[Sequence[int], "Labels | None"], list[RawSample]]
 """Returns samples by their positions, with labels if there are any."""
@@ -77,7 +77,7 @@ def sample_reader(
     payload_crcs = index.payload_crcs.data if verify else None
     crc32 = zlib.crc32 if crcs is payload_crcs is None else fastest_crc32()
 
-    def read(local_index: int) -> RawSample:
+    def read(local_index: int, labels: Labels | None) -> RawSample:
         sample: RawSample = {}
         for member in range(starts[local_index], stops[local_index]):
             field = names[field_ids[member]]
@@ -97,12 +97,12 @@ def sample_reader(
         start, stop = key_starts[local_index], key_stops[local_index] - 1
         key = text[text_start + start : text_start + stop]
         sample["__key__"] = key.decode("utf-8", "surrogateescape")
+        if labels is not None:
+            label(sample, local_index, labels)
         return sample
 
     def read_several(local_indices: Sequence[int], labels: Labels | None) -> list[RawSample]:
-        samples = [read(local_index) for local_index in local_indices]
-        label(samples, local_indices, labels)
-        return samples
+        return [read(local_index, labels) for local_index in local_indices]
 
     return read, read_several
 
@@ -133,8 +133,17 @@ def uniform_reader(
     text, text_start = index.text, index.text_start
     wrap = WRAP[raw]
 
-    def read(local_index: int) -> RawSample:
-        sample: RawSample = {}
+    # Samples begin as copies of one with the labels that the shard's samples share: to call `label`
+    # for each of them would take a tenth of the time. One tuple, so that threads with other labels
+    # cannot mix them up.
+    latest: tuple[Labels | None, Callable[[], RawSample]] = None, _blank(fields, None).copy
+
+    def read(local_index: int, labels: Labels | None) -> RawSample:
+        nonlocal latest
+        known = latest
+        if known[0] != labels:
+            known = latest = labels, _blank(fields, labels).copy
+        sample = known[1]()
         member = starts[local_index]
         for field in fields:
             offset = blocks[member] * BLOCK_NBYTES
@@ -144,19 +153,19 @@ def uniform_reader(
         start, stop = key_starts[local_index], key_stops[local_index] - 1
         key = text[text_start + start : text_start + stop]
         sample["__key__"] = key.decode("utf-8", "surrogateescape")
+        if labels is not None:
+            sample["__index__"] = labels[0] + local_index
+            sample["__shardindex__"] = local_index
         return sample
 
-    # The same once more: a call for each sample, and labels that are added to it later, would take
-    # a seventh of a batch. One tuple, so that threads with other labels cannot mix them up.
-    latest: tuple[Labels | None, RawSample] = None, _blank(fields, None)
-
+    # The same once more, since a call for each sample would take a seventh of a batch.
     def read_several(local_indices: Sequence[int], labels: Labels | None) -> list[RawSample]:
         nonlocal latest
         known = latest
         if known[0] != labels:
-            known = latest = labels, _blank(fields, labels)
+            known = latest = labels, _blank(fields, labels).copy
         first = 0 if labels is None else labels[0]
-        copy, samples = known[1].copy, []
+        copy, samples = known[1], []
         for local_index in local_indices:
             sample = copy()
             member = starts[local_index]
@@ -181,8 +190,7 @@ def _blank(fields: tuple[str, ...], labels: Labels | None) -> RawSample:
     """Return a sample without values, but with those that all samples of a shard share."""
     sample: RawSample = dict.fromkeys((*fields, "__key__"))
     if labels is not None:
-        sample |= {"__index__": 0, "__shard__": labels[1], "__shardindex__": 0}
-        sample["__dataset__"] = labels[2]
+        label(sample, 0, labels)
     return sample
 
 

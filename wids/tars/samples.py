@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final, Literal, TypeAlias
 
 from wids.errors import ShardFormatError, printable
@@ -29,16 +29,13 @@ WRAP: Final[dict[str, Callable[[Any], Any] | None]] = {
 """What turns the bytes or the view of a field into its form; None if they are that already."""
 
 
-def label(samples: list[RawSample], local_indices: Iterable[int], labels: Labels | None) -> None:
-    """Add labels, if there are any, to samples of these positions in their shard."""
-    if labels is None:
-        return
+def label(sample: RawSample, local_index: int, labels: Labels) -> None:
+    """Add to a sample where it is: the only place that knows the names of the labels."""
     start, shard, dataset = labels
-    for local_index, sample in zip(local_indices, samples, strict=True):
-        sample["__index__"] = start + local_index
-        sample["__shard__"] = shard
-        sample["__shardindex__"] = local_index
-        sample["__dataset__"] = dataset
+    sample["__index__"] = start + local_index
+    sample["__shard__"] = shard
+    sample["__shardindex__"] = local_index
+    sample["__dataset__"] = dataset
 
 
 def check_raw(raw: str) -> None:

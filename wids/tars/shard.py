@@ -157,13 +157,15 @@ class Shard:
         finally:
             advise(self._map, "RANDOM")
 
-    def read(self, local_index: int, verify: bool = False) -> RawSample:
+    def read(
+        self, local_index: int, verify: bool = False, labels: Labels | None = None
+    ) -> RawSample:
         """Return one sample by its index; see `ReadableShard.read`."""
         if local_index < 0:
             local_index = position(local_index, len(self), self.path)
         if monotonic() > self._check_after_s:
             self.check()
-        return self._read_verified(local_index) if verify else self._read(local_index)
+        return (self._read_verified if verify else self._read)(local_index, labels)
 
     def read_many(
         self,
