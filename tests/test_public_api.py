@@ -118,7 +118,8 @@ looking looking.in_notebooks
 mapstyle migration
 opening opening.cache_settings opening.local_shards opening.opener opening.options opening.packs
 opening.pool opening.shard_facts opening.stored_indexes
-reading reading.indices reading.position_array reading.positions reading.reader
+reading reading.counted_shards reading.indices reading.position_array reading.positions
+reading.reader
 specs specs.braces specs.entries specs.loader specs.model specs.naming specs.parsing specs.parts
 specs.trust
 tars tars.archive tars.bulk_read tars.index tars.mapped_file tars.names

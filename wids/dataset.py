@@ -24,6 +24,7 @@ from wids.looking.in_notebooks import show_samples_in_notebooks
 from wids.mapstyle import join_torch
 from wids.opening.cache_settings import cache_folder, cache_limits, placed_names
 from wids.opening.options import Access, ReadOptions, Verify, field_set
+from wids.reading.counted_shards import counted_shards
 from wids.reading.indices import as_index
 from wids.reading.positions import (
     Positions,
@@ -34,7 +35,7 @@ from wids.reading.positions import (
     select,
     select_batch,
 )
-from wids.reading.reader import ShardReader, in_batch
+from wids.reading.reader import OpenByNumber, ShardReader, in_batch
 from wids.specs.loader import Shards, load_with
 from wids.tars.names import KeySplit
 from wids.tars.samples import Raw
@@ -204,7 +205,7 @@ class ShardListDataset(ComposableDataset):
             offered=frozenset() if cache_dir is None else placed_names(self.spec.shards),
             wants_progress=progress,
         )
-        self.reader = ShardReader(self.spec, store, read_options, progress=progress)
+        self.reader = ShardReader(counted_shards(self.spec, store, read_options, progress=progress))
         self._positions: Positions = range(len(self.reader))
         self._epoch = SharedEpoch()
         # A notebook that has a dataset has samples to show, and importing wids changes nothing.
@@ -263,9 +264,9 @@ class ShardListDataset(ComposableDataset):
         # True and False in a batch are 1 and 0, as for dataset[i]; only a view takes a mask.
         positions = select_batch(self._positions, indices)
         samples: list[Any] = [None] * len(positions)
-        reader = self.reader.of_batch(positions)
-        for number, places, local_indices in reader.groups(positions):
-            self._read_into(samples, places, number, local_indices, reader)
+        groups, open_shard = self.reader.of_batch(positions)
+        for number, places, local_indices in groups:
+            self._read_into(samples, places, number, local_indices, open_shard)
         return samples
 
     def __iter__(self) -> Iterator[Any]:
@@ -515,14 +516,15 @@ class ShardListDataset(ComposableDataset):
         places: list[int],
         number: int,
         local_indices: list[int],
-        reader: ShardReader,
+        open_shard: OpenByNumber,
     ) -> None:
         """Read, label and transform samples of one shard, into their places in a batch."""
+        reader = self.reader
         transformations, local = self.transformations, reader.fetches_for_many
         verify = reader.verifies_decoded if transformations else reader.verifies_raw
         shard = None
         try:
-            shard = reader.open(number, local)
+            shard = open_shard(number, local)
             labels = reader.labels(number, self.dataset_name)
             samples = shard.read_many(local_indices, verify=verify, labels=labels)
         except WidsError as error:  # names the shard

@@ -110,6 +110,31 @@ def publish(site: Site, name: str, keys: list[str], cuts: list[int]) -> str:
     return site.server.page(f"/{name}.json", {"shardlist": entries, "index": f"{name}.index"})
 
 
+def test_automatic_chunks_count_the_bytes_of_both_sides(tmp_path: Path, server: Server) -> None:
+    """What is in hand has the other side's shards, each once, where one cache stores both."""
+    site = Site(tmp_path / "site", server, [5] * 8)
+    keys = [f"s{number:05d}" for number in range(40)]
+    url = publish(site, "caps", keys, [10, 20, 30])  # each has the keys of two shards
+    sizes = [path.stat().st_size for path in sorted((site.folder / "caps").glob("*.tar"))]
+    local = sorted(map(str, site.folder.glob("train-*.tar")))
+    cache = {"cache_dir": tmp_path / "cache", "cache_size": sum(sizes) - 1}
+
+    def chunksize(**options: Any) -> int | None:
+        other = wids.ShardListDataset(url, **options)
+        with wids.ShardListDataset(local, cache_dir=tmp_path / "cache").join(other) as joined:
+            limits = joined[:12].limits
+            if limits.cache_nbytes is not None:
+                assert limits.nbytes.tolist() == [sizes[0] / 2] * 2 + [sizes[1] / 2] + [0] * 5
+                assert joined.limits.nbytes.sum() == sum(sizes)
+                assert limits.cache_nbytes == cache["cache_size"]
+            return wids.ChunkedSampler(joined, chunksize="auto").chunksize
+
+    assert chunksize(**cache) == 2 * 5 - 1, "a chunk has one whole shard"
+    assert chunksize(cache_dir=tmp_path / "cache") == 2000
+    assert chunksize(**cache, access="range") == 2000
+    assert chunksize(**{**cache, "cache_dir": tmp_path / "other"}) == 2000
+
+
 def test_fetching_ahead_fetches_both_sides(tmp_path: Path, server: Server) -> None:
     """Each remote shard of either side once, before it is read (JOIN-9)."""
     site = Site(tmp_path / "site", server)

@@ -16,6 +16,7 @@ from wids import load_spec
 from wids.cache.store import Cache
 from wids.fetching.fetch import Fetcher
 from wids.opening.options import Access, ReadOptions, field_set
+from wids.reading.counted_shards import counted_shards
 from wids.reading.positions import select
 from wids.reading.reader import ShardReader
 
@@ -30,7 +31,8 @@ def open_reader(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Shard
 
     def open_reader(**options: object) -> ShardReader:
         store = Cache(str(folder / "cache"), Fetcher())
-        return ShardReader(load_spec(str(spec_path)), store, ReadOptions(**options))  # type: ignore[arg-type]
+        read_options = ReadOptions(**options)  # type: ignore[arg-type]
+        return ShardReader(counted_shards(load_spec(str(spec_path)), store, read_options))
 
     return open_reader
 
@@ -130,5 +132,6 @@ def test_shards_are_counted_where_the_spec_does_not(tmp_path: Path) -> None:
     """A shard that was opened to be counted stays open."""
     write_shards(tmp_path, [3, 2])
     spec = load_spec(str(tmp_path / "train-{000000..000001}.tar"))
-    reader = ShardReader(spec, Cache(str(tmp_path / "cache"), Fetcher()), ReadOptions())
+    store = Cache(str(tmp_path / "cache"), Fetcher())
+    reader = ShardReader(counted_shards(spec, store, ReadOptions()))
     assert (reader.edges.tolist(), len(reader.pool)) == ([0, 3, 5], 2)

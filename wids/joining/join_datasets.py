@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from wids.cache.store import BackgroundFetch
 from wids.columns.column_values import DecodeMany
@@ -56,11 +57,11 @@ class DatasetPart:
         places = np.flatnonzero(targets >= 0).tolist() if (targets < 0).any() else None
         targets = targets if places is None else targets[places]
         found: list[Fields | None] = [None] * len(positions)
-        reader = self.side.reader.of_batch(targets)
-        local = reader.fetches_for_many
+        groups, open_shard = self.side.reader.of_batch(targets)
+        local = self.side.reader.fetches_for_many
         is_raw = self.side.is_plain and not self.names.prefix
-        for other, group, local_indices in reader.groups(targets):
-            keys, samples = self.side.read(reader, other, local_indices, local=local)
+        for other, group, local_indices in groups:
+            keys, samples = self.side.read(open_shard, other, local_indices, local=local)
             fields = samples if is_raw else self._renamed(keys, samples)
             indices = group if places is None else [places[index] for index in group]
             for index, item in zip(indices, fields, strict=True):
@@ -83,7 +84,7 @@ class DatasetPart:
         # Its own settings count: where it must not fetch, it reads by range.
         local = reader.fetches_for_one or (local and reader.fetches_for_many)
         other, local_index = reader.locate(target)
-        stored, sample = self.side.read_one(reader, other, local_index, local=local)
+        stored, sample = self.side.read_one(reader.open, other, local_index, local=local)
         if self.side.is_plain and not self.names.prefix:
             fields: Fields = sample
             return fields
@@ -198,6 +199,21 @@ class DatasetPart:
             reader.nbytes(other) for other in self._others(number) if not reader.is_local(other)
         ]
         return None if None in sizes else sum(size or 0 for size in sizes)
+
+    def cache_nbytes(self, folder: str) -> int | None:
+        """Return the limit of the second dataset's cache, if it is the one in a folder."""
+        reader = self.side.reader
+        return reader.cache_nbytes if reader.cache_folder == folder else None
+
+    def stored_nbytes(self, folder: str) -> npt.NDArray[np.float64] | float:
+        """Return the bytes of the second dataset's shards; see `Part.stored_nbytes`."""
+        reader = self.side.reader
+        nbytes = reader.stored_nbytes()
+        if reader.cache_folder != folder or not nbytes.any():  # nothing is looked up
+            return 0.0
+        needed = [self._others(number) for number in range(len(self.edges) - 1)]
+        users = np.bincount([other for others in needed for other in others], minlength=1)
+        return np.array([sum(nbytes[other] / users[other] for other in some) for some in needed])
 
     def fetch(self, number: int, background: BackgroundFetch | None) -> None:
         """Fetch all shards that the samples of one shard need."""

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from wids.cache.store import BackgroundFetch
 from wids.columns.column_values import DecodeMany
 from wids.files.array_types import IntArray
@@ -123,6 +126,16 @@ class Part(Protocol):
 
     def nbytes(self, number: int) -> int | None:
         """Return how many bytes have to be fetched for the samples of one shard, if known."""
+
+    def cache_nbytes(self, folder: str) -> int | None:
+        """Return the limit of the cache in a folder, as `ShardReader.cache_nbytes`."""
+
+    def stored_nbytes(self, folder: str) -> npt.NDArray[np.float64] | float:
+        """Return the bytes that the cache in a folder stores for the samples of each shard.
+
+        NaN where they are not known. What several shards need counts for each of them in part, so
+        that the sum is right.
+        """
 
     def fetch(self, number: int, background: BackgroundFetch | None) -> None:
         """Fetch what the samples of one shard need."""

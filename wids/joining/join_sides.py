@@ -13,7 +13,7 @@ from wids.columns.column_reader import members_in, values_in
 from wids.columns.column_values import DecodeMany
 from wids.errors import JoinError, ShardFormatError
 from wids.files.array_types import IntArray
-from wids.reading.reader import ShardReader
+from wids.reading.reader import OpenByNumber, ShardReader
 from wids.tars.samples import Labels
 
 Fields: TypeAlias = dict[str, Any]
@@ -103,7 +103,7 @@ class Side:
         return not (self.dataset.transformations or self.dataset.is_overridden)
 
     def read(
-        self, reader: ShardReader, number: int, local_indices: Sequence[int], *, local: bool
+        self, open_shard: OpenByNumber, number: int, local_indices: Sequence[int], *, local: bool
     ) -> tuple[list[str], list[Any]]:
         """Return the keys of samples of one shard as they are stored, and the samples.
 
@@ -111,18 +111,18 @@ class Side:
         labelled and transformed, and may be anything.
 
         Args:
-            reader: The dataset's reader, or its reader of a batch.
+            open_shard: Opens the shards of the dataset: its reader's, or that of a batch.
             number: The shard.
             local_indices: The samples.
             local: As for `ShardPool.get`.
         """
-        dataset = self.dataset
+        dataset, reader = self.dataset, self.reader
         if dataset.is_overridden:
             start, index = reader.starts[number], reader.key_index(number)
             positions = [start + local_index for local_index in local_indices]
             return list(map(index.key, local_indices)), dataset.__getitems__(positions)
         verify = reader.verifies_decoded if dataset.transformations else reader.verifies_raw
-        shard = reader.open(number, local=local)
+        shard = open_shard(number, local=local)
         try:
             samples: list[Any] = shard.read_many(
                 local_indices, verify=verify, labels=self._labels(number)
@@ -130,20 +130,20 @@ class Side:
         except ShardFormatError as error:
             if not reader.replaces(number, shard, error):
                 raise
-            return self.read(reader, number, local_indices, local=local)
+            return self.read(open_shard, number, local_indices, local=local)
         keys = [sample["__key__"] for sample in samples]
         if dataset.transformations:
             samples = list(map(dataset.transformed, samples))
         return keys, samples
 
     def read_one(
-        self, reader: ShardReader, number: int, local_index: int, *, local: bool
+        self, open_shard: OpenByNumber, number: int, local_index: int, *, local: bool
     ) -> tuple[str, Any]:
         """Return the key of one sample as it is stored, and the sample; see `read`."""
-        dataset = self.dataset
+        dataset, reader = self.dataset, self.reader
         if not dataset.is_overridden:
             verify = reader.verifies_decoded if dataset.transformations else reader.verifies_raw
-            shard = reader.open(number, local=local)
+            shard = open_shard(number, local=local)
             try:
                 sample: Any = shard.read(local_index, verify, self._labels(number))
             except ShardFormatError as error:
@@ -154,7 +154,7 @@ class Side:
                 if dataset.transformations:
                     sample = dataset.transformed(sample)
                 return key, sample
-        (key,), (sample,) = self.read(reader, number, [local_index], local=local)
+        (key,), (sample,) = self.read(open_shard, number, [local_index], local=local)
         return key, sample
 
     def values(

@@ -1,22 +1,26 @@
-"""The readers of two sides → the reader of the joined dataset.
+"""The reader of a joined dataset, around the reader of the dataset that `join` was called on.
 
-Positions, shards and keys are those of the first side; each question about a shard is asked of both
+Positions, shards and keys are those of that reader; each question about a shard is asked of both
 sides. A joined dataset differs from others in its reader alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
 
 from wids.cache.store import BackgroundFetch
 from wids.errors import WidsError
+from wids.files.array_types import IntArray
 from wids.joining.join_parts import Part
 from wids.joining.join_sides import Fields, Side
 from wids.joining.joined_index import joined_index
 from wids.joining.joined_shard import JoinedShard
-from wids.reading.position_array import IntArray
-from wids.reading.reader import ShardReader
+from wids.reading.reader import Group, OpenByNumber, ShardReader
 from wids.tars.index import ShardIndex
 
 _MAX_INDEXES: Final = 64
@@ -33,47 +37,64 @@ class JoinedReader(ShardReader):
     """
 
     def __init__(self, side: Side, part: Part, *, fills: bool) -> None:
-        # Shards, edges, options and cache are those of the dataset, without opening it again.
-        vars(self).update(vars(side.reader))
+        super().__init__(side.reader.counted)
         self._side = side
+        self._inner = side.reader
         self._part = part
         self._fills = fills
         self._indexes: dict[int, tuple[ShardIndex, ShardIndex]] = {}
-        self._bind()
-
-    def _bind(self) -> None:
-        super()._bind()
         self.open = self._joined_shard
 
     def _joined_shard(self, number: int, local: bool = True) -> JoinedShard:
-        side, part = self._side, self._part
-        return JoinedShard(self, side, side.reader, part, number, local=local, fills=self._fills)
+        return self._shard(number, local, self._inner.open)
 
-    def of_batch(self, positions: IntArray) -> ShardReader:
-        """Return a reader for one batch, which reads the other side for all its shards at once."""
+    def _shard(
+        self,
+        number: int,
+        local: bool,
+        open_own: OpenByNumber,
+        batch: list[Fields | None] | None = None,
+    ) -> JoinedShard:
+        return JoinedShard(
+            *(self, self._side, open_own, self._part, number),
+            local=local,
+            fills=self._fills,
+            batch=batch,
+        )
+
+    def of_batch(self, positions: IntArray) -> tuple[Iterable[Group], OpenByNumber]:
+        """Return the samples of a batch by shards, after reading the other side for all of them."""
         try:
             found = self._part.read_batch(positions)
-            left = self._side.reader.of_batch(positions)
+            own, open_own = self._inner.of_batch(positions)
         except WidsError:  # raised again where only the sample that failed is replaced
-            return self
-        return self if found is None else _BatchReader(self, left, found)
+            found = None
+        if found is None:
+            return super().of_batch(positions)
+        groups = list(own)
+        batches = {number: [found[place] for place in places] for number, places, _ in groups}
+
+        def open_shard(number: int, local: bool = True) -> JoinedShard:
+            return self._shard(number, local, open_own, batches[number])
+
+        return groups, open_shard
 
     def find(self, key: str, number: int | None = None) -> Iterator[int]:
         """Yield the positions of a key of the dataset; see `ShardReader.find`."""
-        return self._side.reader.find(key, number)
+        return self._inner.find(key, number)
 
     def is_local(self, number: int) -> bool:
         """Whether a shard, and what is joined to its samples, can be read without fetching."""
-        return self._side.reader.is_local(number) and self._part.is_local(number)
+        return self._inner.is_local(number) and self._part.is_local(number)
 
     def nbytes(self, number: int) -> int | None:
         """Return the length of a shard, and of what has to be fetched for its samples."""
-        own, others = self._side.reader.nbytes(number), self._part.nbytes(number)
+        own, others = self._inner.nbytes(number), self._part.nbytes(number)
         return None if own is None or others is None else own + others
 
     def index(self, number: int) -> ShardIndex | None:
         """Return an index with the fields of both sides; None if one would have to be fetched."""
-        own = self._side.reader.index(number)
+        own = self._inner.index(number)
         if own is None:
             return None
         made_from, joined = self._indexes.get(number, (None, None))
@@ -92,29 +113,29 @@ class JoinedReader(ShardReader):
 
     def known_index(self, number: int) -> ShardIndex | None:
         """Return the index of a shard of the dataset if it is at hand."""
-        return self._side.reader.known_index(number)
+        return self._inner.known_index(number)
 
     def key_index(self, number: int) -> ShardIndex:
         """Return an index of a shard of the dataset for its keys."""
-        return self._side.reader.key_index(number)
+        return self._inner.key_index(number)
 
     def field_names(self, stored: Sequence[str]) -> Sequence[str]:
         """Return the fields of shards, and those joined to them as far as they are known."""
-        names = (*self._side.reader.field_names(stored), *self._part.fields())
+        names = (*self._inner.field_names(stored), *self._part.fields())
         return list(dict.fromkeys(names))  # `stored` may have those that are joined
 
     def identity(self, number: int) -> tuple[Any, ...]:
         """Return what changes when the keys of a shard do."""
-        return self._side.reader.identity(number)
+        return self._inner.identity(number)
 
     def content(self, number: int) -> tuple[Any, ...]:
         """Return what changes when the samples of a shard, or what is joined to them, do."""
-        reader = self._side.reader
+        reader = self._inner
         return reader.content(number), self._part.content(number, reader.key_index(number))
 
     def fetch(self, number: int, background: BackgroundFetch | None = None) -> None:
         """Fetch a shard, and what is joined to its samples; see `ShardReader.fetch`."""
-        self._side.reader.fetch(number, background)
+        self._inner.fetch(number, background)
         self._part.fetch(number, background)
 
     def only(self, fields: Collection[str] | None) -> JoinedReader:
@@ -136,48 +157,22 @@ class JoinedReader(ShardReader):
         self._side.dataset.set_epoch(epoch)
         self._part.set_epoch(epoch)
 
-    def __getstate__(self) -> dict[str, Any]:
+    @property
+    def cache_nbytes(self) -> int | None:
+        """Most bytes in the cache of either side; see `ShardReader.cache_nbytes`."""
+        limits = self._inner.cache_nbytes, self._part.cache_nbytes(self.cache_folder)
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def stored_nbytes(self) -> npt.NDArray[np.float64]:
+        """Return the bytes that the cache stores for the samples of each shard, of both sides."""
+        return self._inner.stored_nbytes() + self._part.stored_nbytes(self.cache_folder)
+
+    def __reduce__(self) -> tuple[Any, ...]:
         # Another process makes the indexes that it shows.
-        return {**super().__getstate__(), "_indexes": {}}
+        return partial(type(self), fills=self._fills), (self._side, self._part)
 
     def close(self) -> None:
         """Release the open shards of both sides; the next read opens them again."""
-        self._side.reader.close()
+        self._inner.close()
         self._part.close()
         self._indexes.clear()
-
-
-class _BatchReader(JoinedReader):
-    """A joined reader for one batch, and one thread.
-
-    Args:
-        reader: The joined reader.
-        left: The reader of the first side for the batch.
-        found: The fields of the other side, in the order of the batch.
-    """
-
-    def __init__(
-        self,
-        reader: JoinedReader,
-        left: ShardReader,
-        found: list[Fields | None],
-    ) -> None:
-        vars(self).update(vars(reader))
-        self._left = left
-        self._found = found
-        self._places: dict[int, list[int]] = {}
-        self.open = self._joined_shard
-
-    def groups(self, positions: IntArray) -> Iterator[tuple[int, list[int], list[int]]]:
-        """Yield the samples of the batch shard by shard; see `ShardReader.groups`."""
-        # Through the other reader, which has to know them too.
-        for number, places, group in self._left.groups(positions):
-            self._places[number] = places
-            yield number, places, group
-
-    def _joined_shard(self, number: int, local: bool = True) -> JoinedShard:
-        batch = [self._found[place] for place in self._places[number]]
-        side, part = self._side, self._part
-        return JoinedShard(
-            self, side, self._left, part, number, local=local, fills=self._fills, batch=batch
-        )

@@ -16,7 +16,7 @@ from wids.errors import JoinError, MismatchError, SampleError
 from wids.files.array_types import IntArray
 from wids.joining.join_parts import Part
 from wids.joining.join_sides import Fields, Side
-from wids.reading.reader import ShardReader
+from wids.reading.reader import OpenByNumber, ShardReader
 from wids.tars.index import ShardIndex
 from wids.tars.samples import Labels, RawSample, label, missing_field_error, position
 from wids.transport import urls
@@ -30,7 +30,7 @@ class JoinedShard:
     Args:
         reader: The reader that it belongs to, which has its index.
         side: The dataset.
-        left: The reader of the dataset, or its reader of a batch.
+        open_own: Opens the shards of the dataset.
         part: What is joined to it.
         number: The number of the shard.
         local: As for `ShardPool.get`.
@@ -45,7 +45,7 @@ class JoinedShard:
         self,
         reader: ShardReader,
         side: Side,
-        left: ShardReader,
+        open_own: OpenByNumber,
         part: Part,
         number: int,
         *,
@@ -55,7 +55,7 @@ class JoinedShard:
     ) -> None:
         self._reader = reader
         self._side = side
-        self._left = left
+        self._open_own = open_own
         self._part = part
         self._number = number
         self._local = local
@@ -109,7 +109,7 @@ class JoinedShard:
         if self._batch is not None:
             return self.read_many([local_index], verify=verify, labels=labels)[0]
         number, local = self._number, self._local
-        key, sample = self._side.read_one(self._left, number, local_index, local=local)
+        key, sample = self._side.read_one(self._open_own, number, local_index, local=local)
         place = self._reader.starts[number] + local_index
         found = self._part.read_one(number, place, key, local=local)
         return self._joined([local_index], [key], [sample], [found], labels)[0]
@@ -129,7 +129,7 @@ class JoinedShard:
             MismatchError: A shard was written again since the datasets were joined.
         """
         number, side = self._number, self._side
-        keys, samples = side.read(self._left, number, local_indices, local=self._local)
+        keys, samples = side.read(self._open_own, number, local_indices, local=self._local)
         found = self._batch
         if found is None:
             start = self._reader.starts[number]
@@ -187,7 +187,7 @@ class JoinedShard:
         """Return the error for fields that both sides have, of the first such sample."""
         # Read again, since the samples have the other fields by now.
         side = self._side
-        keys, samples = side.read(side.reader, self._number, local_indices, local=self._local)
+        keys, samples = side.read(side.reader.open, self._number, local_indices, local=self._local)
         common = (
             sorted(map(str, s.keys() & o.keys())) for s, o in zip(samples, others, strict=True)
         )

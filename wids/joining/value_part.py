@@ -153,6 +153,14 @@ class ValuePart:
         """Return 0: nothing is counted beside shards."""
         return 0
 
+    def cache_nbytes(self, folder: str) -> int | None:  # noqa: ARG002 - of every cache
+        """Return None, as no cache limits values."""
+        return None
+
+    def stored_nbytes(self, folder: str) -> float:  # noqa: ARG002 - in every cache
+        """Return 0, as values are not shards."""
+        return 0.0
+
     def fetch(self, number: int, background: BackgroundFetch | None) -> None:
         """Fetch the values for one shard."""
         if background is None or not background.cancelled.is_set():

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from copy import copy
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from wids.cache.store import BackgroundFetch, Cache
-from wids.errors import ShardFormatError, SpecError, WidsError
+from wids.errors import ShardFormatError, WidsError
 from wids.files.array_types import IntArray
 from wids.files.shared_number import SharedNumber
 from wids.files.sizes import count_text
-from wids.opening.opener import ShardOpener
-from wids.opening.options import ReadOptions
-from wids.opening.pool import OpenShard, ShardPool, default_size
+from wids.reading.counted_shards import CountedShards
 from wids.reading.positions import Positions, counts_per_shard, is_ascending
-from wids.specs.model import DatasetSpec
 from wids.tars.index import ShardIndex
 from wids.tars.readable_shard import ReadableShard
 from wids.tars.samples import Labels
@@ -37,6 +34,18 @@ if TYPE_CHECKING:
     from wids.reading.key_lookup import KeyLookup
     from wids.sampling.fit import Limits
 
+Group: TypeAlias = tuple[int, list[int], list[int]]
+"""Samples of one shard: its number, the places of the samples in a batch, and where in the shard
+they are."""
+
+
+class OpenByNumber(Protocol):
+    """Returns the open shard of a number, as `ShardPool.get`."""
+
+    def __call__(self, number: int, local: bool = True) -> ReadableShard:
+        """Return the open shard."""
+
+
 in_batch: Final[ContextVar[ShardReader | None]] = ContextVar("in_batch", default=None)
 """The reader whose single samples this thread reads as a batch; see `ShardReader.reading_many`."""
 
@@ -44,18 +53,15 @@ in_batch: Final[ContextVar[ShardReader | None]] = ContextVar("in_batch", default
 class ShardReader:
     """The shards of a dataset, addressed by number or by position.
 
-    A *position* counts samples from the start of the first shard. Shards without a stated number of
-    samples are counted when the reader is made, by their index or by opening them.
+    A *position* counts samples from the start of the first shard.
 
     Safe to use from any number of threads; can be pickled, without its open shards, and forked.
 
     Args:
-        spec: The dataset.
-        store: Copies of remote files.
-        options: How to open shards and read samples.
-        progress: Whether to show a bar while shards are counted, as in `progress.Bar`.
+        counted: The shards.
 
     Attributes:
+        counted: As passed.
         shards: The specs of the shards.
         pool: The open shards.
         open: Returns the open shard of a number, as `ShardPool.get`.
@@ -65,71 +71,25 @@ class ShardReader:
             to read a single sample, or a batch.
         verifies_raw, verifies_decoded: Whether to compare samples with their checksums, if they
             stay undecoded, or if they will be decoded.
-
-    Raises:
-        SpecError: The numbers of samples add up to 2**63 or more; or more than a gigabyte would
-            have to be downloaded to count them.
-        FetchError: A shard that has to be counted cannot be read.
-        ShardFormatError: A shard that has to be counted is not a complete, plain tar.
     """
 
-    def __init__(
-        self,
-        spec: DatasetSpec,
-        store: Cache,
-        options: ReadOptions,
-        *,
-        progress: bool | None = None,
-    ) -> None:
-        self.shards = spec.shards
-        self.fetches_for_one = options.access == "download"
-        self.fetches_for_many = options.access != "range"
-        self.verifies_raw = options.verify == "always"
-        self.verifies_decoded = options.verify != "never"
-        self._store = store
-        self._options = options
-        self._opener = ShardOpener(spec, store, options)
-        limit_nbytes = store.limits.share_nbytes
-        open_shard: OpenShard = self._opener
-        if options.fields:
-            from wids.reading.field_check import FieldCheck
-
-            open_shard = FieldCheck(self._opener, options.fields)
-        self.pool = ShardPool(open_shard, options.lru_size or default_size(), limit_nbytes)
-        counts = self._counts(progress)
-        if sum(counts) >= 1 << 63:
-            raise SpecError(f"{spec.name or 'the spec'}: its counts add up to 2**63 or more")
-        self.edges: IntArray = np.concatenate(([0], np.cumsum(np.array(counts, np.int64))))
-        self._bind()
+    def __init__(self, counted: CountedShards) -> None:
+        self.counted = counted
+        self.shards, self.pool, self.edges = counted.specs, counted.pool, counted.edges
+        access, verify = counted.options.access, counted.options.verify
+        self.fetches_for_one, self.fetches_for_many = access == "download", access != "range"
+        self.verifies_raw, self.verifies_decoded = verify == "always", verify != "never"
+        # What every read of a sample looks up is in the form that is fastest to look up: to bisect
+        # a list takes a third of the time that bisecting a memoryview takes.
+        edges = self.edges.tolist()
+        self.starts, self.ends = edges[:-1], edges[1:]
+        # A method of this class around it would cost one more call for each sample.
+        self.open: OpenByNumber = self.pool.get
+        self._keys: KeyLookup | None = None
 
     def __repr__(self) -> str:
         samples = count_text(len(self), "sample")
         return f"<{type(self).__name__}: {samples}, {count_text(len(self.shards), 'shard')}>"
-
-    def _counts(self, progress: bool | None) -> list[int]:
-        """Return the number of samples of each shard, after counting those that are not stated."""
-        stated = [count for count in self._opener.counts if count is not None]
-        if len(stated) == len(self.shards):
-            return stated
-        from wids.reading.counting import count_samples  # with what asks servers: 1 ms
-
-        return count_samples(
-            self._opener,
-            # Through the pool, so that a dataset of few shards has them open afterwards.
-            lambda number: len(self.pool.get(number, local=self.fetches_for_many)),
-            self._store,
-            self._options,
-            progress,
-        )
-
-    def _bind(self) -> None:
-        """Set what every read of a sample looks up, in the form that is fastest to look up."""
-        # Bisecting a list takes a third of the time that bisecting a memoryview takes.
-        edges = self.edges.tolist()
-        self.starts, self.ends = edges[:-1], edges[1:]
-        # A method of this class around it would cost one more call for each sample.
-        self.open = self.pool.get
-        self._keys: KeyLookup | None = None
 
     # Where samples are.
 
@@ -146,7 +106,7 @@ class ShardReader:
         shard = self.shards[number]
         return self.starts[number], shard.url, shard.dataset or dataset_name
 
-    def groups(self, positions: IntArray) -> Iterator[tuple[int, list[int], list[int]]]:
+    def groups(self, positions: IntArray) -> Iterator[Group]:
         """Yield the samples of a batch shard by shard, and in ascending order in each.
 
         Yields:
@@ -169,9 +129,9 @@ class ShardReader:
         for number, start, stop in cuts:
             yield number, indices[start:stop], local_indices[start:stop]
 
-    def of_batch(self, positions: IntArray) -> ShardReader:  # noqa: ARG002 - for readers of joins
-        """Return the reader to read a batch of positions with."""
-        return self
+    def of_batch(self, positions: IntArray) -> tuple[Iterable[Group], OpenByNumber]:
+        """Return the samples of a batch as `groups`, and what opens the shard of each group."""
+        return self.groups(positions), self.open
 
     def fetches_for_view(self, number: int, positions: Positions) -> bool:
         """Whether to fetch a shard that has no copy, to read all positions of a view in turn."""
@@ -214,7 +174,7 @@ class ShardReader:
 
     def is_local(self, number: int) -> bool:
         """Whether a shard can be read without fetching it."""
-        return self._opener.is_local(number)
+        return self.counted.opener.is_local(number)
 
     def nbytes(self, number: int) -> int | None:
         """Return the length of a shard in bytes; None where the spec does not state it."""
@@ -223,18 +183,18 @@ class ShardReader:
     def index(self, number: int) -> ShardIndex | None:
         """Return the index of a shard; None if the shard would have to be fetched to build it."""
         shard = self.pool.peek(number)
-        if shard is None and self._opener.has_index(number):
+        if shard is None and self.counted.opener.has_index(number):
             shard = self.pool.get(number, local=False)
         return None if shard is None else shard.index
 
     def known_index(self, number: int) -> ShardIndex | None:
         """Return the index of a shard if it is at hand: of the open shard, or in a pack."""
         shard = self.pool.peek(number)
-        return self._opener.known_index(number) if shard is None else shard.index
+        return self.counted.opener.known_index(number) if shard is None else shard.index
 
     def release_packs(self) -> None:
         """Return the memory of the indexes that were read of packs; they are read again."""
-        self._opener.packs.release()
+        self.counted.opener.packs.release()
 
     def key_index(self, number: int) -> ShardIndex:
         """Return an index of a shard for its keys: of the open shard, or what would be opened.
@@ -251,7 +211,7 @@ class ShardReader:
         if keys is None:  # two threads may both make one, and the later one stays
             from wids.reading.key_lookup import KeyLookup
 
-            keys = self._keys = KeyLookup(self._opener, self.pool, self.edges)
+            keys = self._keys = KeyLookup(self.counted.opener, self.pool, self.edges)
         return keys
 
     def count_openings(self) -> SharedNumber:
@@ -265,7 +225,7 @@ class ShardReader:
 
     def field_names(self, stored: Sequence[str]) -> Sequence[str]:
         """Return the fields that samples are read with, of shards that store these fields."""
-        wanted = self._options.fields
+        wanted = self.counted.options.fields
         return stored if wanted is None else [field for field in stored if field in wanted]
 
     def identity(self, number: int) -> tuple[Any, ...]:
@@ -274,7 +234,7 @@ class ShardReader:
         Raises:
             FetchError: The shard is not known, and would have to be fetched.
         """
-        known = self._opener.identity(number)
+        known = self.counted.opener.identity(number)
         if known is None:
             index = self.key_index(number)
             known = (index.key_split, zlib.crc32(b"\0".join(index.stored_keys())))
@@ -288,7 +248,7 @@ class ShardReader:
         Raises:
             FetchError: The shard is not known, and would have to be fetched.
         """
-        known = self._opener.identity(number)
+        known = self.counted.opener.identity(number)
         if known is None:
             sizes = np.ascontiguousarray(self.key_index(number).sizes)
             known = (*self.identity(number), zlib.crc32(sizes.tobytes()))
@@ -298,7 +258,7 @@ class ShardReader:
         """Return the bytes of a small file beside the shards; see `side_files.read_file`."""
         from wids.opening.side_files import read_file
 
-        return read_file(self._store, url)
+        return read_file(self.counted.store, url)
 
     def set_epoch(self, epoch: int) -> None:
         """Do nothing: no sample is transformed here, as in a reader of joined samples."""
@@ -319,7 +279,7 @@ class ShardReader:
             FetchError: The shard cannot be fetched, or the fetch was cancelled.
             MismatchError: The shard is not what the spec says.
         """
-        self._opener.fetch(number, background or BackgroundFetch())
+        self.counted.opener.fetch(number, background or BackgroundFetch())
 
     def replaces(self, number: int, shard: ReadableShard, error: WidsError) -> bool:
         """Release a damaged copy of a remote shard; return whether to read from another one.
@@ -331,7 +291,7 @@ class ShardReader:
         """
         if not (isinstance(shard, Shard) and isinstance(error, ShardFormatError)):
             return False
-        if not self._opener.discard_copy(number, shard, error):
+        if not self.counted.opener.discard_copy(number, shard, error):
             return False
         self.pool.drop(number, shard)
         return True
@@ -339,7 +299,7 @@ class ShardReader:
     @property
     def fields(self) -> frozenset[str] | None:
         """The only fields that samples have; None for all."""
-        return self._options.fields
+        return self.counted.options.fields
 
     # The cache, and other readers.
 
@@ -352,33 +312,44 @@ class ShardReader:
         """
         from wids.sampling.fit import Limits  # with the orders that samplers have: 4 ms
 
-        cache_nbytes = None if self._store.limits.keep else self._store.limits.nbytes
-        nbytes = np.zeros(len(self.shards))
-        if cache_nbytes is None or not self.fetches_for_many:
-            cache_nbytes = None  # nothing is ever fetched twice, or at all
-        else:
-            remote = [not urls.is_local(shard.url) for shard in self.shards]
-            stated = [np.nan if shard.nbytes is None else shard.nbytes for shard in self.shards]
-            nbytes = np.where(remote, stated, 0)
+        cache_nbytes, nbytes = self.cache_nbytes, np.zeros(len(self.shards))
+        if cache_nbytes is not None:
+            nbytes = self.stored_nbytes()
         if len(lengths) != len(self.shards):
             nbytes = nbytes.sum(keepdims=True)
         counts = np.array(lengths, np.int64)
         return Limits(counts, np.where(counts > 0, nbytes, 0), cache_nbytes, self.pool.size)
 
     @property
+    def cache_nbytes(self) -> int | None:
+        """Most bytes in the cache; None if nothing is ever fetched twice, or at all."""
+        limits = self.counted.store.limits
+        return limits.nbytes if self.fetches_for_many and not limits.keep else None
+
+    def stored_nbytes(self) -> npt.NDArray[np.float64]:
+        """Return the bytes that the cache stores of each shard: 0 for local ones, NaN if unknown.
+
+        Also of those that are stored already.
+        """
+        if not self.fetches_for_many:
+            return np.zeros(len(self.shards))
+        stated = [np.nan if shard.nbytes is None else shard.nbytes for shard in self.shards]
+        return np.where([urls.is_local(shard.url) for shard in self.shards], 0, stated)
+
+    @property
     def store(self) -> Cache:
         """The copies of remote files."""
-        return self._store
+        return self.counted.store
 
     @property
     def cache_folder(self) -> str:
         """The folder of copies and indexes."""
-        return self._store.folder
+        return self.counted.store.folder
 
     @property
     def cache_share_nbytes(self) -> int | None:
         """Most bytes of shards that may wait in the cache to be read; None for no limit."""
-        return self._store.limits.share_nbytes
+        return self.counted.store.limits.share_nbytes
 
     def only(self, fields: Collection[str] | None) -> ShardReader:
         """Return a reader of the same shards, with open shards of its own, that fetches no shard.
@@ -386,23 +357,13 @@ class ShardReader:
         Args:
             fields: The only fields to read, as bytes; None for those of this reader, as they are.
         """
-        reader = copy(self)
-        reader._options = self._options.only(fields)  # noqa: SLF001 - another of this class
-        reader._opener = self._opener.with_options(reader._options)  # noqa: SLF001
-        reader.pool = ShardPool(reader._opener, self.pool.size, self.pool.limit_nbytes)  # noqa: SLF001
-        reader.fetches_for_one = reader.fetches_for_many = False
-        reader._bind()  # noqa: SLF001
-        return reader
+        return ShardReader(self.counted.only(fields))
 
     def close(self) -> None:
         """Release all open shards; the next read opens them again."""
         self.pool.close()
         self._keys = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Made again from the edges; and another process looks up keys for itself.
-        return {**self.__dict__, "starts": None, "ends": None, "open": None, "_keys": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._bind()
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The rest is made again; and another process looks up keys for itself.
+        return type(self), (self.counted,)
