@@ -21,8 +21,6 @@ import numpy as np
 import pytest
 from conftest import raises, settle, write_shards, write_tar
 
-import wids.composition
-import wids.contents
 import wids.dataset
 from wids import (
     ShardListDataset,
@@ -535,6 +533,5 @@ def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for n in range(3):
             writer.write({"__key__": f"{n:06d}", "txt": f"text {n}", "cls": n})
     with ShardListDataset("train.tar") as dataset:
-        for module in (wids.contents, wids.composition, wids.dataset):
-            result = doctest.testmod(module, extraglobs={"dataset": dataset})
-            assert (result.failed, result.attempted > 3) == (0, True)
+        result = doctest.testmod(wids.dataset, extraglobs={"dataset": dataset})
+        assert (result.failed, result.attempted > 30) == (0, True)

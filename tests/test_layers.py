@@ -32,8 +32,7 @@ joining
 looking
 browsing
 mapstyle views
-contents
-composition
+access
 dataset peeking
 streaming trainers demo
 cli

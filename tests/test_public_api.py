@@ -109,7 +109,7 @@ def test_import_does_nothing(tmp_path: Path) -> None:
 READING = """
 cache cache.eviction cache.leases cache.names cache.saving cache.space cache.store cache.sweeping
 cache.turns cache.verified
-composition contents dataset errors
+access dataset errors
 fetching fetching.download fetching.fetch fetching.range_reader
 files files.abandoned files.array_types files.checksums files.digests files.locks files.progress
 files.publish files.shared_number files.sizes files.unnamed

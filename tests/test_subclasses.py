@@ -59,6 +59,16 @@ class OwnBatches(Doubled):
         return iter(["all"])
 
 
+class BatchesOfItsOwn(ShardListDataset):
+    """Adds to the samples of batches and iterations, which it has from the class itself."""
+
+    def __getitems__(self, indices: Any) -> list[Any]:
+        return [{**sample, "batch": True} for sample in super().__getitems__(indices)]
+
+    def __iter__(self) -> Iterator[Any]:
+        return ({**sample, "turn": True} for sample in super().__iter__())
+
+
 class SingleAgain(OwnBatches):
     """Overrides only ``__getitem__`` of a class with batches of its own."""
 
@@ -145,3 +155,20 @@ def test_selected_fields_are_bytes_in_a_subclass_too(dataset: Doubled) -> None:
         assert view.__getitems__([3])[0].keys() >= {".cls"}
         assert whole[3]["twice"] == 6
     assert "s00000" in dataset.show(2)._repr_html_()
+
+
+@pytest.mark.parametrize("policy", ["skip", "next"])
+def test_batches_of_a_subclass_never_see_what_failed(train: Path, policy: Any) -> None:
+    """What a subclass adds to batches and iterations is added to samples alone, and once."""
+    tar = train.parent / "train-000001.tar"
+    with BatchesOfItsOwn(train, on_error=policy) as whole:
+        dataset = whole.map(lambda sample: sample if sample["__index__"] != 9 else 1 // 0)
+        with pytest.warns(UserWarning, match=f"{tar.name}.*sample .s00009"):
+            batch = dataset.__getitems__([8, 9, 10])
+        assert [sample["__index__"] for sample in batch] == (
+            [8, 10] if policy == "skip" else [8, 10, 10]
+        )
+        assert all(sample["batch"] for sample in batch)
+        turn = [(sample["__index__"], sample["turn"]) for sample in dataset]
+    expected = [n if n != 9 else 10 for n in range(20) if n != 9 or policy == "next"]
+    assert turn == [(index, True) for index in expected]

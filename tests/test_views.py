@@ -45,7 +45,7 @@ def num_opened(view: ShardListDataset, sampler: Any) -> int:
     """Return how often a shard is opened while an epoch is read, sample by sample."""
     before = view.get_stats()[1]
     indices = [view[index]["__index__"] for index in sampler]
-    assert sorted(indices) == sorted(view._positions)
+    assert sorted(indices) == sorted(view.positions)
     return view.get_stats()[1] - before
 
 

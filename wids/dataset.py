@@ -1,58 +1,63 @@
-"""`ShardListDataset`: indices → decoded samples, with their provenance.
+"""`ShardListDataset`: samples by index, and what users make of them.
 
-The dataset maps the indices of a view to positions, has its `ShardReader` read them, labels the
-samples, and passes them through the transformations. Files, caches and shards are the reader's.
+Each method is a docstring and a call of the package that does the work, imported when it is first
+needed. How a sample is read is in `wids.access`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias, overload
+from concurrent.futures import Executor
+from contextlib import nullcontext
+from copy import copy
+from dataclasses import replace
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 import numpy.typing as npt
 
+from wids.access import Access, OnError
 from wids.cache.store import Cache, Localname
-from wids.composition import ComposableDataset
-from wids.errors import WidsError
 from wids.fetching.fetch import Fetcher
-from wids.fetching.range_reader import RangeError
 from wids.looking.in_notebooks import show_samples_in_notebooks
-from wids.mapstyle import join_torch
+from wids.mapstyle import TorchDataset, join_torch, overrides
 from wids.opening.cache_settings import cache_folder, cache_limits, placed_names
-from wids.opening.options import Access, ReadOptions, Verify, field_set
+from wids.opening.options import AccessMode, ReadOptions, Verify, field_set
 from wids.reading.counted_shards import counted_shards
 from wids.reading.indices import as_index
-from wids.reading.positions import (
-    Positions,
-    counts_per_shard,
-    from_start,
-    index_of,
-    position_at,
-    select,
-    select_batch,
-)
-from wids.reading.reader import OpenByNumber, ShardReader, in_batch
+from wids.reading.positions import Positions, counts_per_shard, first_index_of, from_start
+from wids.reading.reader import ShardReader
 from wids.specs.loader import Shards, load_with
 from wids.tars.names import KeySplit
 from wids.tars.samples import Raw
 from wids.tars.shard import Shard
+from wids.transport import urls
 from wids.transport.local import Opener
 from wids.views.augmentation import SharedEpoch
-from wids.views.failures import Failed, Failures, Policy, as_failures
-from wids.views.transformations import Transformation, as_transformations, checked, locate_error
+from wids.views.failures import Policy, as_failures
+from wids.views.transformations import Transformation, as_transformations, checked
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from torch.utils.data import ConcatDataset, Dataset
+    from typing_extensions import Self
+
+    from wids.columns.column_parts import Errors
+    from wids.columns.column_paths import Columns
+    from wids.columns.keys import Keys
+    from wids.joining.joins import JoinableView, Missing
+    from wids.looking.notebook import Gallery
+    from wids.sampling.fit import Limits
 
 Sample: TypeAlias = dict[str, Any]
-OnError: TypeAlias = Callable[[WidsError], Any]
-
 
 _logger = logging.getLogger("wids")
 
 
-class ShardListDataset(ComposableDataset):
+class ShardListDataset(TorchDataset):
     """Samples by index, from tar shards.
 
     A sample is a dict: its fields under their names with the leading dot (``".jpg"``,
@@ -129,9 +134,7 @@ class ShardListDataset(ComposableDataset):
 
     Attributes:
         spec: The resolved spec.
-        reader: The shards of the dataset; views share it.
-        transformations: The callables that a sample passes through; may be assigned.
-        dataset_name: The ``__dataset__`` of samples whose shard belongs to no dataset of its own.
+        access: What the packages of wids ask of a dataset.
 
     Raises:
         SpecError: ``shards`` is malformed; or its shards have no counts, and more than a gigabyte
@@ -165,7 +168,7 @@ class ShardListDataset(ComposableDataset):
         keep: bool = False,
         localname: Localname | None = None,
         lru_size: int | None = None,
-        access: Access = "auto",
+        access: AccessMode = "auto",
         transformations: str | Sequence[str | Transformation] | None = "PIL",
         raw: Raw = "stream",
         fields: Collection[str] | None = None,
@@ -187,15 +190,14 @@ class ShardListDataset(ComposableDataset):
             )
         # Not at import: programs may import torch after this module, and a dataset has to be
         # torch's then.
-        join_torch()
+        join_torch(ShardListDataset)
         read_options = ReadOptions(access, field_set(fields), raw, key_split, lru_size, verify)
         folder = cache_folder(cache_dir)
         # Commands write their output where copies are, on a disk that is meant to hold it.
         fetcher = Fetcher(storage_options, handlers, os.path.join(folder, "shards"))
         self.spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
-        self.on_error = on_error
-        self.dataset_name = self.spec.name if dataset_name is None else dataset_name
-        self.transformations = as_transformations(transformations, allow_pickle=allow_pickle)
+        failures = as_failures(on_error)
+        steps = as_transformations(transformations, allow_pickle=allow_pickle)
         store = Cache(
             folder,
             fetcher,
@@ -205,50 +207,95 @@ class ShardListDataset(ComposableDataset):
             offered=frozenset() if cache_dir is None else placed_names(self.spec.shards),
             wants_progress=progress,
         )
-        self.reader = ShardReader(counted_shards(self.spec, store, read_options, progress=progress))
-        self._positions: Positions = range(len(self.reader))
+        reader = ShardReader(counted_shards(self.spec, store, read_options, progress=progress))
+        self.access = Access(
+            range(len(reader)),
+            reader,
+            self.spec.name if dataset_name is None else dataset_name,
+            steps,
+            on_error,
+            failures,
+            is_overridden=type(self).__getitem__ is not ShardListDataset.__getitem__,
+        )
         self._epoch = SharedEpoch()
         # A notebook that has a dataset has samples to show, and importing wids changes nothing.
         show_samples_in_notebooks()
 
     @property
+    def reader(self) -> ShardReader:
+        """The shards of the dataset; views share it."""
+        return self.access.reader
+
+    @property
+    def positions(self) -> Positions:
+        """Positions of the samples in the whole dataset: a range, or an ascending or other array.
+
+        Example:
+            >>> dataset[1:].positions
+            range(1, 3)
+        """
+        return self.access.positions
+
+    @property
+    def is_view(self) -> bool:
+        """Whether these are not all samples of the shards in their order."""
+        return self.access.is_view
+
+    @property
+    def dataset_name(self) -> str:
+        """The ``__dataset__`` of samples whose shard belongs to no dataset of its own."""
+        return self.access.dataset_name
+
+    @dataset_name.setter
+    def dataset_name(self, dataset_name: str) -> None:
+        self.access = replace(self.access, dataset_name=dataset_name)
+
+    @property
+    def transformations(self) -> list[Transformation]:
+        """The callables that a sample passes through; may be assigned."""
+        return self.access.transformations
+
+    @transformations.setter
+    def transformations(self, transformations: list[Transformation]) -> None:
+        self.access = replace(self.access, transformations=transformations)
+
+    @property
     def on_error(self) -> OnError | Policy | None:
         """What to do where a sample cannot be produced, as passed; may be assigned."""
-        return self._on_error
+        return self.access.on_error
 
     @on_error.setter
     def on_error(self, on_error: OnError | Policy | None) -> None:
-        self._failures: Failures | None = as_failures(on_error)
-        self._on_error = on_error
+        self.access = self.access.with_on_error(on_error)
 
     @property
     def num_failed(self) -> int:
         """Samples that ``on_error="skip"`` has left out or ``"next"`` replaced, in all workers."""
-        return 0 if self._failures is None else self._failures.num_failed.value
+        failures = self.access.failures
+        return 0 if failures is None else failures.num_failed.value
 
     # A sequence of samples.
 
     def __len__(self) -> int:
-        return len(self._positions)
+        return len(self.access.positions)
 
     @overload
     def __getitem__(self, index: int) -> Any: ...
     @overload
     def __getitem__(self, index: slice | Sequence[int] | npt.NDArray[Any]) -> ShardListDataset: ...
     def __getitem__(self, index: Any) -> Any:
+        access = self.access
+        positions = access.positions
         if type(index) is not int:  # nearly always it is, and as_index is a call
             try:
                 index = as_index(index)
             except TypeError:
-                return self._view(select(self._positions, index))
-        positions, reader = self._positions, self.reader
+                return self._view(access.selected(index))
         if not 0 <= index < len(positions):
             index = from_start(index, len(positions))
         position = positions[index]
-        if type(position) is not int:  # an array yields a numpy integer
-            position = int(position)
-        local = reader.fetches_for_many if in_batch.get() is reader else reader.fetches_for_one
-        return self._sample(position, bisect_right(reader.ends, position), local)
+        # An array yields a numpy integer.
+        return access.sample(position if type(position) is int else int(position))
 
     def __getitems__(self, indices: Sequence[int] | npt.NDArray[Any]) -> list[Any]:
         """Return a batch: exactly ``[dataset[i] for i in indices]``, with each shard opened once.
@@ -259,30 +306,109 @@ class ShardListDataset(ComposableDataset):
             >>> [sample[".txt"] for sample in dataset.__getitems__([2, 0])]
             ['text 2', 'text 0']
         """
-        if self._failures is not None:
-            return self._failures.batch(self, indices)
-        # True and False in a batch are 1 and 0, as for dataset[i]; only a view takes a mask.
-        positions = select_batch(self._positions, indices)
-        samples: list[Any] = [None] * len(positions)
-        groups, open_shard = self.reader.of_batch(positions)
-        for number, places, local_indices in groups:
-            self._read_into(samples, places, number, local_indices, open_shard)
-        return samples
+        return self.access.batch(indices)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._in_turn() if self._failures is None else self._failures.iterate(self)
+        return self.access.in_turn()
 
-    def _in_turn(self) -> Iterator[Any]:
-        positions, reader, latest, local = self._positions, self.reader, -1, False
-        for position in positions if isinstance(positions, range) else positions.tolist():
-            number = bisect_right(reader.ends, position)
-            # Asked once for each shard, since the answer depends on how much of the shard the view
-            # has.
-            if number != latest:
-                latest, local = number, reader.fetches_for_view(number, positions)
-            yield self._sample(position, number, local)
+    def __contains__(self, item: object) -> bool:
+        # Without this method Python would read sample after sample, and compare each of them.
+        raise TypeError(
+            f"{self!r}: expected `key in dataset.keys()`, found `item in dataset`, which would "
+            "read every sample to compare it"
+        )
 
-    # What users of the old library know.
+    def __repr__(self) -> str:
+        from wids.looking.reprs import dataset_repr
+
+        return dataset_repr(self)
+
+    # A class that others inherit from.
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Have batches and iteration call the ``__getitem__`` of a subclass that has its own."""
+        super().__init_subclass__(**kwargs)
+        # Here, once for each class: a question for each sample would cost everyone.
+        if overrides(cls, "__getitem__", "__getitems__"):
+            cls.__getitems__ = ShardListDataset._getitems_one_by_one  # type: ignore[method-assign]
+        if overrides(cls, "__getitem__", "__iter__"):
+            cls.__iter__ = ShardListDataset._iter_one_by_one  # type: ignore[method-assign]
+
+    def __class_getitem__(cls, item: Any) -> GenericAlias:
+        """Return the class with an annotation, as old programs write it; it changes nothing."""
+        return GenericAlias(cls, item)
+
+    def __add__(self, other: Dataset[Any]) -> ConcatDataset[Any]:
+        """Return torch's ``ConcatDataset`` of this dataset and another.
+
+        Its samplers cannot follow shards; ``ShardListDataset`` of both lists of shards can.
+        """
+        from torch.utils.data import ConcatDataset
+
+        return ConcatDataset([self, other])
+
+    # One index after the other, because the subclass decides what an index means, and how many
+    # there are.
+
+    def _getitems_one_by_one(self, indices: Sequence[int] | npt.NDArray[Any]) -> list[Any]:
+        with self.reader.reading_many():
+            return list(self._each(indices))
+
+    def _iter_one_by_one(self) -> Iterator[Any]:
+        for index in range(len(self)):
+            # A view may have one sample of each shard, so it reads as single samples do. Not around
+            # `yield`: others read in between.
+            with nullcontext() if self.is_view else self.reader.reading_many():
+                samples = list(self._each((index,)))
+            yield from samples
+
+    def _each(self, indices: Iterable[int]) -> Iterator[Any]:
+        """Yield ``self[i]`` for each index; without the samples that are to be left out."""
+        failures = self.access.failures
+        return map(self.__getitem__, indices) if failures is None else failures.each(self, indices)
+
+    # What is in it.
+
+    @property
+    def fields(self) -> list[str]:
+        """Names of the fields of the samples, those that most samples have first.
+
+        As the indexes of some shards state them, spread over the dataset. No sample is read and no
+        shard is fetched; the list is empty if all shards are remote and have no index.
+
+        Example:
+            >>> dataset.fields
+            ['.txt', '.cls']
+        """
+        from wids.looking.preview import field_stats
+
+        return list(self.reader.field_names([stats.field for stats in field_stats(self)]))
+
+    @property
+    def sources(self) -> dict[str, npt.NDArray[np.int64]]:
+        """The indices of each named dataset, as start and stop of ranges; shape ``(m, 2)``.
+
+        The names are those that samples have as ``__dataset__``, in the order of the shards. There
+        is one range for each shard, where the samples of a view stay in the order of the shards.
+
+        Example:
+            >>> dataset.sources[""].tolist()
+            [[0, 3]]
+        """
+        from wids.reading.sources import ranges_by_name
+
+        names = [shard.dataset or self.dataset_name for shard in self.spec.shards]
+        return ranges_by_name(self.positions, self.reader.edges, names)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each named dataset, as the spec states it; 1 where it does not.
+
+        Example:
+            >>> dataset.weights
+            {'': 1}
+        """
+        return {name: self.spec.weights.get(name, 1) for name in self.sources}
 
     @property
     def lengths(self) -> list[int]:
@@ -294,12 +420,376 @@ class ShardListDataset(ComposableDataset):
             >>> dataset.lengths, dataset[1:].lengths, dataset[[0, 2]].lengths
             ([3], [2], [2])
         """
-        return counts_per_shard(self._positions, self.reader.edges)
+        return counts_per_shard(self.positions, self.reader.edges)
 
     @property
-    def total_length(self) -> int:
-        """The number of samples, like ``len``."""
-        return len(self)
+    def limits(self) -> Limits:
+        """What this machine can hold of the dataset, by which samplers choose and check chunks.
+
+        Example:
+            >>> dataset.limits.cache_nbytes is None
+            True
+        """
+        return self.reader.limits(counts_per_shard(self.positions, self.reader.edges))
+
+    # Samples by key.
+
+    def get_by_key(self, key: str, shard: int | str | None = None) -> Any:
+        """Return the first sample with a key.
+
+        Args:
+            key: The key, as samples have it under ``__key__``.
+            shard: Number or URL of the only shard to search, which is fetched if it has no index;
+                None for all, in order.
+
+        Raises:
+            KeyError: No sample has the key.
+            IndexError: There is no shard of this number.
+            FetchError: A shard has no index, and would have to be fetched to be searched.
+
+        Example:
+            >>> dataset.get_by_key("000001")[".txt"]
+            'text 1'
+        """
+        return self._found(self._find(key, shard))
+
+    def find_key(self, key: str) -> int:
+        """Return the index of the first sample with a key, as `get_by_key` finds it.
+
+        Raises:
+            KeyError: No sample has the key.
+            FetchError: A shard has no index, and would have to be fetched to be searched.
+
+        Example:
+            >>> dataset.find_key("000001")
+            1
+        """
+        return self._find(key, None)
+
+    def keys(self) -> Keys:
+        """Return the keys of the samples, as a sequence that reads indexes when it is asked.
+
+        ``key in dataset.keys()`` takes constant time, as `find_key` does. A dataset is a sequence
+        and not a mapping: ``key in dataset`` and ``dict(dataset)`` are errors.
+
+        Example:
+            >>> keys = dataset.keys()
+            >>> len(keys), keys[-1], "000001" in keys, list(keys[:2])
+            (3, '000002', True, ['000000', '000001'])
+        """
+        from wids.columns.keys import Keys
+
+        return Keys(self.reader, self.positions)
+
+    def _find(self, key: str, shard: int | str | None) -> int:
+        if not isinstance(key, str):
+            raise TypeError(f"key: expected a text, found {type(key).__name__} {key!r:.80}")
+        number = None if shard is None else self._number(shard)
+        index = first_index_of(self.positions, self.reader.find(key, number))
+        if index >= 0:  # the view has the sample
+            return index
+        # No `repr`, which looks for fields: a key that no sample has must cost little.
+        own = f"{type(self).__name__} {self.dataset_name!r}"
+        name = own if number is None else urls.redact(self.spec.shards[number].url)
+        raise KeyError(f"{name}: no sample has the key {key!r}")
+
+    def _number(self, shard: int | str) -> int:
+        """Return the number of a shard that is named by number or URL."""
+        if not isinstance(shard, str):
+            from wids.sampling.arguments import at_least  # not for reading: decision 0057
+
+            number = at_least(0, shard, "shard")
+            if number < len(self.spec.shards):
+                return number
+            raise IndexError(f"shard {shard} is out of range for {self!r}")
+        for number, shard_spec in enumerate(self.spec.shards):
+            if shard_spec.url == shard:
+                return number
+        raise KeyError(f"{urls.redact(shard)}: no such shard in {self!r}")
+
+    def _found(self, index: int) -> Any:
+        """Return a sample whose shard was opened to find it, so that nothing has to be fetched."""
+        access = self.access
+        if access.failures is not None:  # the next sample has another key
+            access = access.with_on_error(None)
+        # The subclass decides what a sample is, also for one that is found by its key.
+        if access.is_overridden:
+            return self._view(access)[index]
+        return access.sample(int(access.positions[index]), access.shard_number(index), local=False)
+
+    # Views.
+
+    def _view(self, access: Access) -> Self:
+        # A shallow copy: views share reader, pool and cache, so they cost nothing and open nothing
+        # twice.
+        view = copy(self)
+        view.access = access
+        return view
+
+    def _plain(self, access: Access) -> ShardListDataset:
+        """Return a dataset of samples that a subclass does not expect, as those of a join."""
+        made = ShardListDataset.__new__(ShardListDataset)
+        made.spec, made._epoch = self.spec, self._epoch  # noqa: SLF001 - its own class
+        made.access = replace(access, transformations=[], is_overridden=False)
+        return made
+
+    def map(self, function: Callable[..., Any], *, seed: int | None = None) -> Self:
+        """Return a view whose samples pass through one more transformation.
+
+        Args:
+            function: Takes a sample, and returns what takes its place.
+            seed: None, or a number for a function of a sample and a ``numpy.random.Generator``,
+                which follows from this seed, the epoch and the index of the sample, so that an
+                augmentation is the same with any number of workers, and after a resume. wids'
+                samplers set the epoch; with others call `set_epoch`.
+
+        Example:
+            >>> dataset.map(lambda sample: sample[".cls"] * 10)[2]
+            20
+            >>> noisy = dataset.map(lambda sample, rng: sample[".cls"] + rng.random(), seed=0)
+            >>> noisy[2] == noisy[2]
+            True
+        """
+        checked(function, "function")
+        if seed is not None:
+            from wids.views.augmentation import Augmentation
+
+            function = Augmentation(function, seed, self._epoch.number())
+        return self._view(self.access.followed_by(function))
+
+    def to_tuple(self, *fields: str) -> Self:
+        """Return a view of tuples, for training loops that unpack.
+
+        Args:
+            fields: A name for each entry of the tuple, with or without its leading dot. Of several
+                names separated by semicolons the first that a sample has is taken, in any case.
+
+        Example:
+            >>> dataset.to_tuple(".jpg;.png;.txt", "cls")[2]
+            ('text 2', 2)
+        """
+        from wids.views.tuples import ToTuple
+
+        return self._view(self.access.followed_by(ToTuple(*fields)))
+
+    def undecoded(self) -> Self:
+        """Return a view of the same samples as they are stored, whose errors are raised.
+
+        Example:
+            >>> dataset.undecoded()[2][".cls"].getvalue()
+            b'2'
+        """
+        return self._view(self.access.undecoded())
+
+    def only(self, fields: Collection[str] | None) -> ShardListDataset:
+        """Return a view that fetches no whole shards, and raises instead of calling ``on_error``.
+
+        The view has open shards of its own: close it.
+
+        Args:
+            fields: The only fields to read, as undecoded bytes; None for whole samples, transformed
+                as in this dataset.
+
+        Example:
+            >>> with dataset.only([".cls"]) as view:
+            ...     view[2][".cls"]
+            b'2'
+        """
+        # What is shown has to be the error and not the replacement that training would get.
+        access = replace(self.access.with_on_error(None), reader=self.reader.only(fields))
+        return self._view(access.followed_by()) if fields is None else self._plain(access)
+
+    def split(
+        self,
+        parts: Sequence[float],
+        *,
+        seed: int = 0,
+        by: Literal["sample", "shard"] = "sample",
+    ) -> list[Self]:
+        """Return views that have each sample once, drawn at random, each in ascending order.
+
+        Samplers follow the shards in them, unlike in the parts of torch's ``random_split``.
+
+        Args:
+            parts: The share of each part: fractions that add up to 1, or counts.
+            seed: Different seeds give unrelated splits, the same on every machine.
+            by: ``"sample"``, or ``"shard"`` for parts of whole shards, of nearly these sizes.
+
+        Raises:
+            ValueError: The parts do not add up.
+
+        Example:
+            >>> train, test = dataset.split([0.67, 0.33], seed=1)
+            >>> len(train), len(test)
+            (2, 1)
+        """
+        from wids.views.splits import split_indices
+
+        indices = split_indices(self.lengths, parts, seed, by)
+        return [self._view(self.access.selected(part)) for part in indices]
+
+    def add_transform(self, transformation: Transformation) -> ShardListDataset:
+        """Append a transformation to this dataset itself, and return it; `map` returns a view.
+
+        Example:
+            >>> dataset[:].add_transform(lambda sample: sample[".cls"])[2]
+            2
+        """
+        self.transformations.append(checked(transformation, "transformation"))
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of ``map(…, seed=…)`` in all views of this dataset.
+
+        wids' samplers do so when a pass begins, over the dataset, a view of it, or one of torch's
+        wrappers around them.
+
+        Example:
+            >>> dataset.set_epoch(1)
+        """
+        from wids.sampling.arguments import at_least  # not for reading: decision 0057
+
+        number = at_least(0, epoch, "epoch")
+        self._epoch.set(number)
+        self.reader.set_epoch(number)
+
+    # Other data by key.
+
+    def join(self, other: Any, *, missing: Missing = "error", prefix: str = "") -> ShardListDataset:
+        """Return a view whose samples have further fields: those that another side has for a key.
+
+        Which samples belong together is found out once, from indexes, and stored in the cache
+        folder. Entries of the other side whose keys no sample has are ignored. ``__key__`` and the
+        other labels are those of this dataset.
+
+        Args:
+            other: A dataset or view, in shards of any kind; a ``pyarrow.Table`` (or what becomes
+                one) with a column ``__key__``; a pandas frame with a column or an index
+                ``__key__``; a mapping from keys to values, or to mappings of fields; or a pattern
+                such as ``"{shard}.captions.json"``, for a file of JSON beside each shard.
+            missing: What becomes of a sample whose key the other side does not have: ``"error"``,
+                ``"skip"`` to leave it out, or ``"none"`` for None as the other side's fields.
+            prefix: Comes before the names of the other side's fields: with ``"b"``, ``.txt``
+                becomes ``.b.txt``.
+
+        Raises:
+            JoinError: Keys are missing, or not unique on one side. When a sample is read: both
+                sides have a field of one name.
+            FetchError: A remote shard has no index.
+
+        Example:
+            >>> captions = {"000000": "a cat", "000001": "a dog"}
+            >>> joined = dataset.join(captions, prefix="caption", missing="skip")
+            >>> len(joined), joined[1][".txt"], joined[1][".caption"]
+            (2, 'text 1', 'a dog')
+        """
+        from wids.joining.joins import joined_reader
+
+        if isinstance(other, ShardListDataset):
+            other = other._joinable()  # noqa: SLF001 - another of this class
+        reader, chosen = joined_reader(self._joinable(), other, missing, prefix)
+        return self._plain(replace(self.access.selected(chosen), reader=reader))
+
+    def _joinable(self) -> JoinableView:
+        from wids.joining.joins import JoinableView
+
+        # Of all samples, with transformations of its own; an error is the joined dataset's.
+        access = self.access.with_on_error(None).followed_by()
+        whole = replace(access, positions=range(len(access.reader)))
+        return JoinableView(self._view(whole), self.positions)
+
+    # All samples at once.
+
+    def table(
+        self,
+        columns: Columns,
+        *,
+        errors: Errors = "raise",
+        executor: Executor | None = None,
+        progress: bool | None = None,
+    ) -> pa.Table:
+        """Return fields, and parts of fields, of all samples as the columns of an Arrow table.
+
+        A row for each sample, in their order. Only the named fields are read, as they are stored:
+        ``transformations``, ``fields`` and ``on_error`` are not used. A path into JSON, MessagePack
+        or CBOR follows the field after a slash: ``.json/size/0`` is the first item of ``size``; in
+        a key, ``~1`` stands for ``/``. Where a sample lacks the field or the part, and where it is
+        null, the row is null.
+
+        The type of a column is the one that all values fit: bool, int64 (uint64 for larger ones),
+        float64, string, binary (fields that wids does not decode), or a list of those. Integers and
+        floating-point numbers together are float64. Objects, and lists of objects or of several
+        types, are strings of JSON. Needs the extra ``wids[table]``.
+
+        Args:
+            columns: Paths by the names of their columns, or a list of paths, which are the names
+                too. ``__index__`` (position in the whole dataset) and ``__key__`` are always there.
+            errors: ``"raise"``, or ``"null"`` for null in place of a value that cannot be decoded,
+                that is damaged, or that has another type than most values of the column.
+            executor: Where to read; any `concurrent.futures.Executor`. None for this thread.
+            progress: Whether to show a progress bar; None for in terminals and notebooks only.
+
+        Raises:
+            TableError: No sample has a path, or the values of a column have several types.
+            DecodeError: A field cannot be decoded.
+            FetchError: A shard cannot be opened or read.
+            ValueError: A column has no values by its path, as those of pictures.
+            ModuleNotFoundError: pyarrow is not installed.
+
+        Example:
+            >>> table = dataset.table({"label": ".cls", "caption": ".txt"})
+            >>> table["label"].to_pylist(), str(table.schema.field("caption").type)
+            ([0, 1, 2], 'string')
+            >>> mask = table["label"].to_numpy() > 0
+            >>> [sample[".txt"] for sample in dataset[mask]]
+            ['text 1', 'text 2']
+        """
+        from wids.columns.table import read_table
+
+        return read_table(
+            self.reader,
+            self.positions,
+            columns,
+            errors=errors,
+            executor=executor,
+            progress=progress,
+        )
+
+    # What people look at.
+
+    def show(
+        self,
+        num_samples: int = 12,
+        *,
+        seed: int | None = None,
+        where: Callable[[Any], Any] | None = None,
+    ) -> Gallery:
+        """Return a gallery, which displays itself in a notebook; its ``next()`` is the next page.
+
+        Only small pictures and texts are read, by range where shards are remote. With ``where``,
+        whole samples are read until enough of them match.
+
+        Args:
+            num_samples: Most samples to show.
+            seed: None for the first samples, a number for random ones, as `wids browse` shows them.
+            where: Takes a sample, and returns whether to show it. It is called for at most a
+                thousand samples for each page; samples that cannot be read are skipped.
+
+        Example:
+            >>> gallery = dataset[1:].show(where=lambda sample: sample[".cls"] == 2)
+            >>> gallery.indices
+            [1]
+        """
+        from wids.looking import notebook
+
+        return notebook.gallery(self, num_samples, seed, where)
+
+    def _repr_html_(self) -> str:
+        from wids.looking import notebook
+
+        return notebook.summary_html(self)
+
+    # Shards.
 
     @property
     def shards(self) -> list[dict[str, Any]]:
@@ -331,6 +821,53 @@ class ShardListDataset(ComposableDataset):
             raise TypeError(f"{shard!r}: expected a local shard")
         return shard, local_index, self.spec.shards[number].entry()
 
+    def locate(self, index: int) -> tuple[int, int]:
+        """Return the number of the shard that a sample is in, and its position in the shard.
+
+        Raises:
+            IndexError: The index is out of range.
+
+        Example:
+            >>> dataset.locate(-1)
+            (0, 2)
+        """
+        return self.access.locate(index)
+
+    def fetch_shard(self, number: int) -> None:
+        """Fetch a remote shard, unless it is local or another process fetches it.
+
+        Raises:
+            FetchError: The shard cannot be fetched.
+            MismatchError: The shard is not what the spec says.
+
+        Example:
+            >>> dataset.fetch_shard(0)  # does nothing, as this shard is local
+        """
+        self.reader.fetch(self._number(number))
+
+    def close(self) -> None:
+        """Release all open shards, which the views of the dataset share.
+
+        Example:
+            >>> dataset.close()
+            >>> dataset[0][".txt"]  # opens the shard again
+            'text 0'
+        """
+        self.reader.close()
+
+    def __enter__(self) -> ShardListDataset:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Legacy API.
+
+    @property
+    def total_length(self) -> int:
+        """The number of samples, like ``len``."""
+        return len(self)
+
     def get_stats(self) -> tuple[int, int]:
         """Return how often a shard was asked for, and how often it had to be opened.
 
@@ -356,220 +893,3 @@ class ShardListDataset(ComposableDataset):
                 num_misses,
                 num_accesses,
             )
-
-    def fetch_shard(self, number: int) -> None:
-        """Fetch a remote shard, unless it is local or another process fetches it.
-
-        Raises:
-            FetchError: The shard cannot be fetched.
-            MismatchError: The shard is not what the spec says.
-
-        Example:
-            >>> dataset.fetch_shard(0)  # does nothing, as this shard is local
-        """
-        self.reader.fetch(self._number(number))
-
-    def add_transform(self, transformation: Transformation) -> ShardListDataset:
-        """Append a transformation to this dataset itself, and return it; `map` returns a view.
-
-        Example:
-            >>> dataset[:].add_transform(lambda sample: sample[".cls"])[2]
-            2
-        """
-        self.transformations.append(checked(transformation, "transformation"))
-        return self
-
-    def close(self) -> None:
-        """Release all open shards, which the views of the dataset share.
-
-        Example:
-            >>> dataset.close()
-            >>> dataset[0][".txt"]  # opens the shard again
-            'text 0'
-        """
-        self.reader.close()
-
-    def __enter__(self) -> ShardListDataset:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    # What the samplers, the prefetcher and the page ask.
-
-    def shard_number(self, index: int) -> int:
-        """Return the number of the shard that a sample is in; the index must not be negative."""
-        return bisect_right(self.reader.ends, int(self._positions[index]))
-
-    def locate(self, index: int) -> tuple[int, int]:
-        """Return the number of the shard that a sample is in, and its position in the shard.
-
-        Raises:
-            IndexError: The index is out of range.
-
-        Example:
-            >>> dataset.locate(-1)
-            (0, 2)
-        """
-        return self.reader.locate(position_at(self._positions, index))
-
-    def only(self, fields: Collection[str] | None) -> ShardListDataset:
-        """Return a view that fetches no whole shards, and raises instead of calling ``on_error``.
-
-        The view has open shards of its own: close it.
-
-        Args:
-            fields: The only fields to read, as undecoded bytes; None for whole samples, transformed
-                as in this dataset.
-
-        Example:
-            >>> with dataset.only([".cls"]) as view:
-            ...     view[2][".cls"]
-            b'2'
-        """
-        reader = self.reader.only(fields)
-        positions = self._positions
-        view = self._view(positions) if fields is None else self._reading(reader, positions)
-        view.reader = reader
-        # What is shown has to be the error and not the replacement that training would get.
-        view.on_error = None
-        return view
-
-    def _reading(self, reader: ShardReader, positions: Positions) -> ShardListDataset:
-        view = self._view(positions)
-        view.reader = reader
-        view.transformations = []
-        view.__class__ = ShardListDataset  # a subclass expects its samples, not others
-        return view
-
-    @property
-    def is_overridden(self) -> bool:
-        """Whether a subclass decides what a sample is."""
-        return type(self).__getitem__ is not ShardListDataset.__getitem__
-
-    @property
-    def is_view(self) -> bool:
-        """Whether these are not all samples of the shards in their order."""
-        return not isinstance(self._positions, range) or len(self) != len(self.reader)
-
-    def own_sample(self, index: int) -> Any:
-        """Return ``dataset[index]``, and not what a subclass makes of it."""
-        return ShardListDataset.__getitem__(self, index)
-
-    def _found(self, index: int) -> Any:
-        if self._failures is not None:  # the next sample has another key
-            strict = self._view(self._positions)
-            strict.on_error = None
-            return strict._found(index)  # noqa: SLF001 - another of this class
-        # The subclass decides what a sample is, also for one that is found by its key.
-        if self.is_overridden:
-            return self[index]
-        position = int(self._positions[index])
-        number = bisect_right(self.reader.ends, position)
-        return self._sample(position, number, local=False)
-
-    def _each(self, indices: Iterable[int]) -> Iterator[Any]:
-        return (
-            super()._each(indices) if self._failures is None else self._failures.each(self, indices)
-        )
-
-    def _reading_batch(self) -> AbstractContextManager[None]:
-        return self.reader.reading_many()
-
-    def _reading_pass(self) -> AbstractContextManager[None]:
-        # A view may have one sample of each shard, so it reads as single samples do.
-        return nullcontext() if self.is_view else self.reader.reading_many()
-
-    # Reading one sample. Its labels are not `reader.labels(…)`: the call would cost more than they.
-
-    def _sample(self, position: int, number: int, local: bool, is_again: bool = False) -> Any:
-        """Read, label and transform one sample.
-
-        Args:
-            position: Its position in the dataset.
-            number: The number of its shard.
-            local: As for `ShardPool.get`. Neither this nor what follows is keyword-only, since
-                Python matches those by name, at each call.
-            is_again: Whether it was read before, from a copy that was damaged.
-        """
-        reader = self.reader
-        start, shard_spec = reader.starts[number], reader.shards[number]
-        labels = (start, shard_spec.url, shard_spec.dataset or self.dataset_name)
-        transformations = self.transformations
-        verify = reader.verifies_decoded if transformations else reader.verifies_raw
-        shard = None
-        try:
-            shard = reader.open(number, local)
-            sample = shard.read(position - start, verify, labels)
-        except WidsError as error:  # names the shard
-            if isinstance(error, RangeError) and not local and reader.fetches_for_many:
-                # The server has no ranges, and fetching was not ruled out.
-                return self._sample(position, number, local=True)
-            if shard is not None and not is_again and reader.replaces(number, shard, error):
-                return self._sample(position, number, local, is_again=True)
-            return self._stand_in(error, position, opened=shard is not None)
-        return self.transformed(sample) if transformations else sample
-
-    def _read_into(
-        self,
-        batch: list[Any],
-        places: list[int],
-        number: int,
-        local_indices: list[int],
-        open_shard: OpenByNumber,
-    ) -> None:
-        """Read, label and transform samples of one shard, into their places in a batch."""
-        reader = self.reader
-        transformations, local = self.transformations, reader.fetches_for_many
-        verify = reader.verifies_decoded if transformations else reader.verifies_raw
-        shard = None
-        try:
-            shard = open_shard(number, local)
-            labels = reader.labels(number, self.dataset_name)
-            samples = shard.read_many(local_indices, verify=verify, labels=labels)
-        except WidsError as error:  # names the shard
-            start = reader.starts[number]
-            for place, local_index in zip(places, local_indices, strict=True):
-                # One by one, so that only those that fail are replaced. A shard that cannot be
-                # opened is not tried for each of them.
-                batch[place] = (
-                    self._stand_in(error, start + local_index, opened=False)
-                    if shard is None
-                    else self._sample(start + local_index, number, local)
-                )
-            return
-        for place, sample in zip(places, samples, strict=True):
-            batch[place] = self.transformed(sample) if transformations else sample
-
-    def transformed(self, sample: Any) -> Any:
-        """Return what the transformations make of a labelled sample."""
-        # Kept before the first call: a transformation may return something that has no such
-        # entries.
-        shard, key, index = sample["__shard__"], sample["__key__"], sample["__index__"]
-        try:
-            for transform in self.transformations:
-                sample = transform(sample)
-        except Exception as error:  # noqa: BLE001 - raised again, or passed to the caller
-            # Wrapped, so that `on_error` gets one kind of exception, with the sample's name
-            # (decision 0003).
-            located = locate_error(error, sample, shard, key, index)
-            located.__cause__ = error
-            return self._stand_in(located, index)
-        return sample
-
-    def _stand_in(self, error: WidsError, position: int, *, opened: bool = True) -> Any:
-        """Return what ``on_error`` has for a sample that cannot be produced, or raise.
-
-        Args:
-            error: The reason.
-            position: The position of the sample.
-            opened: Whether its shard could be opened, so that the sample itself may be to blame.
-        """
-        failures, on_error = self._failures, self._on_error
-        if not opened and (failures is not None or on_error is Failed):
-            raise error
-        if failures is not None:
-            return failures.one(self, index_of(self._positions, position), error)
-        if not callable(on_error):
-            raise error
-        return on_error(error)

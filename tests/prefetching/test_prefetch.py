@@ -466,6 +466,10 @@ class Catalog:
     cache_share_nbytes = None
 
     @property
+    def access(self) -> Catalog:
+        return self
+
+    @property
     def reader(self) -> Catalog:
         return self
 

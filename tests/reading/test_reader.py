@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from wids import load_spec
 from wids.cache.store import Cache
 from wids.fetching.fetch import Fetcher
-from wids.opening.options import Access, ReadOptions, field_set
+from wids.opening.options import AccessMode, ReadOptions, field_set
 from wids.reading.counted_shards import counted_shards
 from wids.reading.positions import select
 from wids.reading.reader import ShardReader
@@ -71,7 +71,7 @@ def test_groups_put_a_batch_in_the_order_of_the_files(
 )
 def test_what_each_access_mode_fetches(
     open_reader: Callable[..., ShardReader],
-    access: Access,
+    access: AccessMode,
     one: bool,
     many: bool,
     by_view: list[bool],

@@ -55,22 +55,38 @@ class Names(dict[Any, Any]):
         return Names, (self.prefix,)
 
 
-class JoinableDataset(Protocol):
-    """What a join asks of a dataset."""
+class JoinableAccess(Protocol):
+    """What a join asks of the `wids.access.Access` of a dataset."""
 
-    reader: ShardReader
-    dataset_name: str
-    transformations: list[Any]
+    @property
+    def reader(self) -> ShardReader:
+        """The shards."""
+
+    @property
+    def dataset_name(self) -> str:
+        """The label of samples whose shard belongs to no dataset of its own."""
+
+    @property
+    def transformations(self) -> list[Any]:
+        """What a sample passes through."""
 
     @property
     def is_overridden(self) -> bool:
         """Whether a subclass decides what a sample is."""
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return several samples."""
-
     def transformed(self, sample: Any) -> Any:
         """Return what the transformations make of a labelled sample."""
+
+
+class JoinableDataset(Protocol):
+    """What a join asks of a dataset."""
+
+    @property
+    def access(self) -> JoinableAccess:
+        """How its samples are read."""
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return several samples."""
 
     def only(self, fields: Collection[str] | None) -> JoinableDataset:
         """Return the same samples, fetching no shards, and undecoded if fields are named."""
@@ -93,14 +109,19 @@ class Side:
     dataset: JoinableDataset
 
     @property
+    def access(self) -> JoinableAccess:
+        """How the samples are read."""
+        return self.dataset.access
+
+    @property
     def reader(self) -> ShardReader:
         """The shards."""
-        return self.dataset.reader
+        return self.access.reader
 
     @property
     def is_plain(self) -> bool:
         """Whether samples are as they are stored."""
-        return not (self.dataset.transformations or self.dataset.is_overridden)
+        return not (self.access.transformations or self.access.is_overridden)
 
     def read(
         self, open_shard: OpenByNumber, number: int, local_indices: Sequence[int], *, local: bool
@@ -116,12 +137,12 @@ class Side:
             local_indices: The samples.
             local: As for `ShardPool.get`.
         """
-        dataset, reader = self.dataset, self.reader
-        if dataset.is_overridden:
+        access, reader = self.access, self.reader
+        if access.is_overridden:
             start, index = reader.starts[number], reader.key_index(number)
             positions = [start + local_index for local_index in local_indices]
-            return list(map(index.key, local_indices)), dataset.__getitems__(positions)
-        verify = reader.verifies_decoded if dataset.transformations else reader.verifies_raw
+            return list(map(index.key, local_indices)), self.dataset.__getitems__(positions)
+        verify = reader.verifies_decoded if access.transformations else reader.verifies_raw
         shard = open_shard(number, local=local)
         try:
             samples: list[Any] = shard.read_many(
@@ -132,17 +153,17 @@ class Side:
                 raise
             return self.read(open_shard, number, local_indices, local=local)
         keys = [sample["__key__"] for sample in samples]
-        if dataset.transformations:
-            samples = list(map(dataset.transformed, samples))
+        if access.transformations:
+            samples = list(map(access.transformed, samples))
         return keys, samples
 
     def read_one(
         self, open_shard: OpenByNumber, number: int, local_index: int, *, local: bool
     ) -> tuple[str, Any]:
         """Return the key of one sample as it is stored, and the sample; see `read`."""
-        dataset, reader = self.dataset, self.reader
-        if not dataset.is_overridden:
-            verify = reader.verifies_decoded if dataset.transformations else reader.verifies_raw
+        access, reader = self.access, self.reader
+        if not access.is_overridden:
+            verify = reader.verifies_decoded if access.transformations else reader.verifies_raw
             shard = open_shard(number, local=local)
             try:
                 sample: Any = shard.read(local_index, verify, self._labels(number))
@@ -151,8 +172,8 @@ class Side:
                     raise
             else:
                 key = sample["__key__"]
-                if dataset.transformations:
-                    sample = dataset.transformed(sample)
+                if access.transformations:
+                    sample = access.transformed(sample)
                 return key, sample
         (key,), (sample,) = self.read(open_shard, number, [local_index], local=local)
         return key, sample
@@ -185,8 +206,8 @@ class Side:
 
     def _labels(self, number: int) -> Labels | None:
         """Return what transformations find in samples; None where there are none."""
-        dataset = self.dataset
-        return self.reader.labels(number, dataset.dataset_name) if dataset.transformations else None
+        access = self.access
+        return self.reader.labels(number, access.dataset_name) if access.transformations else None
 
     def check(self, samples: list[Any]) -> None:
         """Raise `JoinError` if transformations have made something else than dicts of samples."""
@@ -202,9 +223,9 @@ class Side:
     @property
     def transformations(self) -> Sequence[Any]:
         """What its samples pass through, also in a class of its own and in joins of its own."""
-        dataset = self.dataset
-        own = [type(dataset)] if dataset.is_overridden else []
-        return *dataset.reader.transformations, *dataset.transformations, *own
+        access = self.access
+        own = [type(self.dataset)] if access.is_overridden else []
+        return *access.reader.transformations, *access.transformations, *own
 
     def undecoded(self) -> Side:
         """Return the side whose samples are as they are stored."""
@@ -215,4 +236,4 @@ class Side:
         return Side(self.dataset.only(fields))
 
     def __str__(self) -> str:
-        return self.dataset.dataset_name or "the dataset"
+        return self.access.dataset_name or "the dataset"

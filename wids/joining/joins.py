@@ -27,6 +27,7 @@ from wids.joining.join_store import PositionMap
 from wids.joining.joined_reader import JoinedReader
 from wids.joining.value_part import MatchedRows, ValuePart
 from wids.reading.positions import Positions, as_int_array
+from wids.reading.reader import ShardReader
 from wids.transport import urls
 
 Missing = Literal["error", "skip", "none"]
@@ -46,10 +47,15 @@ class JoinableView:
     dataset: JoinableDataset
     positions: Positions
 
+    @property
+    def reader(self) -> ShardReader:
+        """The shards."""
+        return self.dataset.access.reader
+
     def keys(self, role: str = "the dataset") -> DatasetKeys:
         """Return the keys of the view, which messages name by its role if it has no name."""
-        name = self.dataset.dataset_name or role
-        return DatasetKeys(self.dataset.reader, self.positions, name)
+        name = self.dataset.access.dataset_name or role
+        return DatasetKeys(self.reader, self.positions, name)
 
 
 def joined_reader(
@@ -88,7 +94,7 @@ def _names(prefix: Any) -> Names:
 
 def _part(view: JoinableView, other: Any, missing: Missing, names: Names) -> tuple[Part, BoolArray]:
     """Return the other side as a part, and which samples of the view have their keys there."""
-    reader = view.dataset.reader
+    reader = view.reader
     if isinstance(other, str | os.PathLike):
         files = ShardFiles(reader, os.fspath(other), is_optional=missing != "error")
         return ValuePart(files, reader.edges, names), _present_in_files(view, files, missing)
@@ -144,7 +150,7 @@ def _positions(view: JoinableView, other: Keyed) -> PositionMap:
     """Return which entries belong to the samples of a view, as it was stored or from the keys."""
     keys = view.keys()
     digest = digest_of(keys.digest(), other.digest())
-    path = join_store.map_path(view.dataset.reader.cache_folder, digest)
+    path = join_store.map_path(view.reader.cache_folder, digest)
     stored = join_store.load(path, digest)
     if stored is not None:
         return stored
@@ -160,7 +166,7 @@ def _present_in_files(view: JoinableView, files: ShardFiles, missing: Missing) -
     is_present = np.ones(len(positions), bool)
     if missing != "skip":
         return is_present
-    reader = view.dataset.reader
+    reader = view.reader
     for number, indices, local_indices in reader.groups(positions):
         entries, stored = files.entries(number), reader.key_index(number)
         is_present[indices] = [stored.key(local_index) in entries for local_index in local_indices]

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from wids.tars.names import KeySplit
 from wids.tars.samples import Raw, check_raw
 
-Access = Literal["auto", "download", "range"]
+AccessMode = Literal["auto", "download", "range"]
 Verify = Literal["auto", "always", "never"]
 
 
@@ -35,7 +35,7 @@ class ReadOptions:
         ValueError: ``access``, ``raw``, ``lru_size`` or ``verify`` has no meaning.
     """
 
-    access: Access = "auto"
+    access: AccessMode = "auto"
     fields: frozenset[str] | None = None
     raw: Raw = "bytes"
     key_split: KeySplit | None = None
@@ -44,7 +44,7 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         check_raw(self.raw)
-        if self.access not in get_args(Access):
+        if self.access not in get_args(AccessMode):
             raise ValueError(
                 f'access: expected "auto", "download" or "range", found {self.access!r}'
             )

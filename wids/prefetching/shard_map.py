@@ -43,8 +43,9 @@ class ShardMap:
             )
 
     def _numbers_of(self, dataset: Any) -> NumbersOf:
-        if hasattr(dataset, "shard_number"):
-            return self._numbers_of_shards(dataset)
+        access = getattr(dataset, "access", None)
+        if hasattr(access, "shard_number"):
+            return self._numbers_of_shards(access)
         # By attributes, as samplers do (`wids.sampling.wrapped`): subclasses are common.
         parts = getattr(dataset, "datasets", None)
         if hasattr(dataset, "cumulative_sizes") and isinstance(parts, list):
@@ -57,8 +58,8 @@ class ShardMap:
             return _selected(indices, self._numbers_of(inner))
         return lambda _: ()
 
-    def _numbers_of_shards(self, dataset: Any) -> NumbersOf:
-        reader, shard_number = dataset.reader, dataset.shard_number
+    def _numbers_of_shards(self, access: Any) -> NumbersOf:
+        reader, shard_number = access.reader, access.shard_number
         # Views share the reader of their dataset, and so its shards.
         if reader not in self._readers:
             last = self._first_numbers[-1] + len(self._readers[-1].shards) if self._readers else 0

@@ -38,18 +38,34 @@ Map: TypeAlias = Callable[[Any], Any]
 """From a sample to a sample, None or several samples."""
 
 
-class Rewritable(Protocol):
-    """What is asked of a dataset."""
+class RewritableAccess(Protocol):
+    """What is asked of the `wids.access.Access` of a dataset."""
 
-    reader: ShardReader
-    spec: DatasetSpec
-    dataset_name: str
-    transformations: list[Any]
-    on_error: Any
+    @property
+    def reader(self) -> ShardReader:
+        """The shards."""
+
+    @property
+    def dataset_name(self) -> str:
+        """The label of samples whose shard belongs to no dataset of its own."""
+
+    @property
+    def transformations(self) -> list[Any]:
+        """What a sample passes through."""
 
     @property
     def is_overridden(self) -> bool:
         """Whether a subclass decides what a sample is."""
+
+
+class Rewritable(Protocol):
+    """What is asked of a dataset."""
+
+    spec: DatasetSpec
+
+    @property
+    def access(self) -> RewritableAccess:
+        """How its samples are read."""
 
     @property
     def positions(self) -> Positions:
@@ -210,25 +226,25 @@ def prepare_rewrite(
     _check_not_input(dataset.spec, output)
     if map is None:
         _check_stored(dataset)
-    source = dataset.undecoded()
+    access, source = dataset.access, dataset.undecoded()
     if map is not None:
         source = dataset.map(CheckedMap(map, needs_key=rename is None))
     order = order_of(source, shuffle)
     cuts = plan_shards(
-        dataset.reader,
+        access.reader,
         order,
         maxcount=count,
         maxsize=limit,
         # What a map returns has keys of its own, which are compared when they are known.
         rename=rename,
-        dataset_name=dataset.dataset_name,
+        dataset_name=access.dataset_name,
         checks_keys=map is None,
     )
     if not cuts:
         raise PackError(NO_SAMPLE.format(urls.redact(output.spec_path)))
     has_functions = map is not None or rename is not None
-    settings = (map is not None, rename is not None, version, dataset.dataset_name)
-    sources = _Sources(dataset.reader, settings)
+    settings = (map is not None, rename is not None, version, access.dataset_name)
+    sources = _Sources(access.reader, settings)
     tasks = [
         RewriteTask(
             output.names.path(number),
@@ -278,9 +294,10 @@ def _real(folder: str) -> str:
 
 def _check_stored(dataset: Rewritable) -> None:
     """Raise PackError if what the dataset returns is more than stored bytes, decoded."""
-    steps = (*dataset.reader.transformations, *dataset.transformations)
+    access = dataset.access
+    steps = (*access.reader.transformations, *access.transformations)
     others = [step for step in steps if not isinstance(step, Decoder)]
-    if others or dataset.is_overridden:
+    if others or access.is_overridden:
         found = f"the transformation {others[0]!r:.80}" if others else "a __getitem__ of its own"
         raise PackError(
             f"{dataset!r}: expected a dataset without transformations, since fields are copied "

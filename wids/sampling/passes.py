@@ -10,7 +10,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch  # noqa: F401 - whole, before its parts: threads must not import both at once
 from torch.utils.data import Sampler
@@ -20,14 +20,6 @@ from wids.sampling.arguments import at_least
 from wids.sampling.state import State, checked_state
 
 T = TypeVar("T")
-
-_FOR_THE_LIBRARY: Final = (
-    *("ahead", "blocks", "check_fit", "epochs", "fingerprint", "most_items"),
-    *("note_second_dealing", "note_skipping", "num_items", "num_noticed", "num_runs", "replica"),
-    *("resume_position", "rewind", "run_blocks", "settings", "state_at", "tell_epoch"),
-    *("yields_indices",),
-)
-"""What packages of wids ask of a sampler; tab completion shows what is for its users."""
 
 
 class Epochs:
@@ -135,10 +127,6 @@ class EpochSampler(Sampler[T]):
         # Where the next pass starts, in which epoch, and how often an epoch was set before.
         self._resume = (0, 0, 0)
         self._pass: _Pass[T] | None = None
-
-    def __dir__(self) -> list[str]:
-        hidden = _FOR_THE_LIBRARY
-        return [n for n in super().__dir__() if n not in hidden and (n[:1] != "_" or n[:2] == "__")]
 
     # What a subclass is.
 

@@ -1,6 +1,6 @@
 """Samples that cannot be produced → left out of their batch, or replaced by the next good ones.
 
-`Failures` is what ``on_error="skip"`` and ``"next"`` stand for. It has the dataset read as usual,
+`Failures` is what ``on_error="skip"`` and ``"next"`` stand for. It has samples read as usual,
 with a `Failed` in the place of each such sample. How samples are read is not known here.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, TypeAlias, get_args
 
@@ -24,25 +23,30 @@ _MAX_STEPS: Final = 100
 """Samples that are tried in place of one that failed. More in a row are no accident."""
 
 
-class Readable(Protocol):
-    """What is asked of a dataset: its samples, and what to do where there is none."""
-
-    on_error: Any
+class Collectable(Protocol):
+    """What is asked of an `Access`: samples, with a `Failed` in place of one that has none."""
 
     def __len__(self) -> int:
         """Return the number of samples."""
 
-    def __getitem__(self, index: int) -> Any:
+    def with_on_error(self, on_error: Any) -> Collectable:
+        """Return the same samples, with another treatment of those that cannot be produced."""
+
+    def one(self, index: int) -> Any:
         """Read one sample."""
 
-    def own_sample(self, index: int) -> Any:
-        """Read one sample, also where a subclass changes what ``dataset[i]`` returns."""
-
-    def __getitems__(self, indices: Indices) -> list[Any]:
+    def batch(self, indices: Indices) -> list[Any]:
         """Read several samples."""
 
-    def __iter__(self) -> Iterator[Any]:
+    def in_turn(self) -> Iterator[Any]:
         """Read all samples."""
+
+
+class Indexed(Protocol):
+    """What is asked of a dataset whose class decides what a sample is."""
+
+    def __getitem__(self, index: int) -> Any:
+        """Return one sample."""
 
 
 @dataclass(frozen=True)
@@ -82,30 +86,30 @@ class Failures:
         self.num_failed = SharedNumber()
         self._has_warned = False
 
-    def batch(self, dataset: Readable, indices: Indices) -> list[Any]:
+    def batch(self, access: Collectable, indices: Indices) -> list[Any]:
         """Return the samples of a batch, without those that failed, or with others in their place.
 
         Raises:
             FetchError: A shard cannot be fetched.
             SampleError: With ``"next"``, no sample near can be produced.
         """
-        samples = self._collecting(dataset).__getitems__(indices)
+        samples = access.with_on_error(Failed).batch(indices)
         if self.policy == "skip":
             return [sample for sample in samples if not self._passes_over(sample)]
         return [
-            self._after(dataset, int(index), sample.error) if self._passes_over(sample) else sample
+            self._after(access, int(index), sample.error) if self._passes_over(sample) else sample
             for index, sample in zip(indices, samples, strict=True)
         ]
 
-    def iterate(self, dataset: Readable) -> Iterator[Any]:
-        """Yield the samples of a dataset, as `batch` returns them."""
-        for index, sample in enumerate(self._collecting(dataset)):
+    def iterate(self, access: Collectable) -> Iterator[Any]:
+        """Yield all samples, as `batch` returns them."""
+        for index, sample in enumerate(access.with_on_error(Failed).in_turn()):
             if not self._passes_over(sample):
                 yield sample
             elif self.policy == "next":
-                yield self._after(dataset, index, sample.error)
+                yield self._after(access, index, sample.error)
 
-    def each(self, dataset: Readable, indices: Iterable[int]) -> Iterator[Any]:
+    def each(self, dataset: Indexed, indices: Iterable[int]) -> Iterator[Any]:
         """Yield ``dataset[i]`` for each index, without those that failed.
 
         For a subclass, whose ``__getitem__`` decides what a sample is.
@@ -120,20 +124,20 @@ class Failures:
             else:
                 yield sample
 
-    def one(self, dataset: Readable, index: int, error: WidsError) -> Any:
+    def one(self, access: Collectable, index: int, error: WidsError) -> Any:
         """Return what takes the place of a single sample, or raise its error.
 
         A caller that asks for one sample gets one, so there is nothing to skip.
         """
         if self.policy == "skip" or not self._passes_over(Failed(error)):
             raise error
-        return self._after(dataset, index, error)
+        return self._after(access, index, error)
 
-    def _after(self, dataset: Readable, index: int, error: WidsError) -> Any:
+    def _after(self, access: Collectable, index: int, error: WidsError) -> Any:
         """Return the next sample that can be produced, of those after an index."""
-        length, collecting = len(dataset), self._collecting(dataset)
+        length, collecting = len(access), access.with_on_error(Failed)
         for step in range(1, min(length, _MAX_STEPS + 1)):
-            sample = collecting.own_sample((index + step) % length)
+            sample = collecting.one((index + step) % length)
             if not (isinstance(sample, Failed) and _is_to_blame(sample)):
                 return sample
         num_tried = min(length - 1, _MAX_STEPS)
@@ -158,12 +162,6 @@ class Failures:
                 stacklevel=2,
             )
         return True
-
-    def _collecting(self, dataset: Readable) -> Readable:
-        """Return the dataset with `Failed` in the place of samples."""
-        view = copy(dataset)
-        view.on_error = Failed
-        return view
 
 
 def _is_to_blame(failed: Failed) -> bool:
