@@ -51,12 +51,19 @@ class SharedNumber:
             self._slots[:] = [value] + [0] * (_NUM_SLOTS - 1)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from multiprocessing import context
-
-        # multiprocessing can pass shared memory on only while it starts a process.
-        if context.get_spawning_popen() is None:
+        if not passes_to_process():
             return SharedNumber, (self.value,)
         return _from_slots, (self._slots,)
+
+
+def passes_to_process() -> bool:
+    """Return whether what is pickled now goes to a process that is being started.
+
+    multiprocessing can pass shared memory on only then; any other pickle is a copy (decision 0086).
+    """
+    from multiprocessing import context
+
+    return context.get_spawning_popen() is not None
 
 
 _writing: Final = threading.RLock()

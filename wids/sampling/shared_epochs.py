@@ -6,12 +6,12 @@ the main process sets, and a pass is complete when each of them has read its sha
 
 from __future__ import annotations
 
-from multiprocessing import context
 from multiprocessing.sharedctypes import RawArray
 from typing import Any, Final
 
 from torch.utils.data import get_worker_info
 
+from wids.files.shared_number import passes_to_process
 from wids.sampling.passes import Epochs
 
 _NUM_SLOTS: Final = 1024
@@ -148,8 +148,7 @@ class SharedEpochs(Epochs):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(vars(self))
-        # multiprocessing can pass shared memory on only while it starts a process.
-        if context.get_spawning_popen() is None:
+        if not passes_to_process():
             state["_shared"] = list(self._shared)
         return state
 
