@@ -586,6 +586,12 @@ def test_a_saved_table_answers_without_a_shard(
         assert sum(client.json("column?name=score")["bins"]) == 100
         where = [{"column": "label", "value": "1"}, {"column": "score", "low": 9, "high": 9.5}]
         assert search(client, query_of(where=where))["found"] == 1  # 93
+        typed = urlencode({"where": "label == 1 and score >= 9 and score <= 9.5"})
+        assert search(client, typed)["found"] == 1
+        wrong = json.loads(
+            client.request("POST", f"hits?{urlencode({'where': 'score == true'})}")[2]
+        )
+        assert "where: score: expected a value to compare double with" in wrong["error"]
         where = [{"column": "note", "value": None}]
         assert search(client, query_of(where=where))["found"] == 88
         where = [{"column": "score", "low": 4.5, "high": 4.7}]
