@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from importlib import resources
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from wids.errors import WidsError, message_of, printable
 
@@ -38,31 +38,6 @@ Answer = tuple[int, str, bytes | FieldBytes]
 """Status, media type and body."""
 Route = Callable[[str, Query], Answer]
 """Takes the rest of the path, and the query."""
-
-
-class Site(Protocol):
-    """What is behind the paths of a server."""
-
-    def answer(self, path: str, query: Query) -> Answer:
-        """Return status, media type and body for a path, from which nothing changes."""
-
-    def act(self, path: str, query: Query) -> Answer:
-        """Do what a path stands for, and return the answer."""
-
-    def close(self) -> None:
-        """Stop what was started."""
-
-
-def routed(routes: Mapping[str, Route], path: str, query: Query) -> Answer:
-    """Return the answer of the route for a path. Every error becomes an answer."""
-    name, _, rest = path.partition("/")
-    route = routes.get(name)
-    if route is None:
-        return _error(HTTPStatus.NOT_FOUND, "not found")
-    try:
-        return route(rest, query)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
-        return error_answer(error, path)
 
 
 def json_answer(value: Any) -> Answer:
@@ -122,3 +97,38 @@ STATIC_ROUTES: Final[dict[str, Route]] = {
     },
 }
 """The page, its style sheet and its scripts, which are the same for all datasets."""
+
+
+class Site:
+    """What is behind the paths of a server: the page, and answers. Safe to use from any thread.
+
+    Args:
+        routes: What answers, by the beginning of a path; nothing changes by it.
+        actions: What does something that a path stands for.
+    """
+
+    def __init__(self, routes: Mapping[str, Route], actions: Mapping[str, Route]) -> None:
+        self._routes = {**STATIC_ROUTES, **routes}
+        self._actions = actions
+
+    def answer(self, path: str, query: Query) -> Answer:
+        """Return status, media type and body for a path. Every error becomes an answer."""
+        return _routed(self._routes, path, query)
+
+    def act(self, path: str, query: Query) -> Answer:
+        """Do what a path stands for, and return the answer."""
+        return _routed(self._actions, path, query)
+
+    def close(self) -> None:
+        """Stop what was started."""
+
+
+def _routed(routes: Mapping[str, Route], path: str, query: Query) -> Answer:
+    name, _, rest = path.partition("/")
+    route = routes.get(name)
+    if route is None:
+        return _error(HTTPStatus.NOT_FOUND, "not found")
+    try:
+        return route(rest, query)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
+        return error_answer(error, path)

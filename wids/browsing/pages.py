@@ -6,19 +6,18 @@ the one field that is requested. A scan reads more, once somebody has asked for 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from wids.browsing.answers import (
-    STATIC_ROUTES,
     Answer,
     FieldBytes,
     Query,
     Route,
+    Site,
     json_answer,
     number_in,
     parsed_number,
-    routed,
 )
 from wids.browsing.questions import Questions
 from wids.browsing.sample_rows import field_row, link_of, picture_entry, problem_html
@@ -42,7 +41,7 @@ _MAX_CARD_PIXELS: Final = 1024
 _MAX_ZOOM_PIXELS: Final = 4096
 
 
-class Pages:
+class Pages(Site):
     """The answers for a dataset. Safe to use from any thread.
 
     Args:
@@ -50,6 +49,7 @@ class Pages:
         prefix: What the paths of its fields begin with, in links.
         python: What opens the dataset in Python, for people to copy.
         questions: The searches and counts that were started; None for none so far.
+        actions: What else can be done.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class Pages:
         prefix: str = "",
         python: str = "",
         questions: Questions | None = None,
+        actions: Mapping[str, Route] | None = None,
     ) -> None:
         self._dataset = dataset
         self._prefix = prefix
         self._python = python
         self._questions = questions or Questions(dataset)
         self._stats: list[FieldStats] | None = None
-        self._routes: dict[str, Route] = {
-            **STATIC_ROUTES,
+        routes = {
             "about": self._about,
             "samples": lambda _, query: json_answer(self.samples(query)),
             "sample": lambda rest, query: json_answer(self.sample(rest, query)),
@@ -76,19 +76,13 @@ class Pages:
             "columns": lambda _, __: json_answer(self._questions.column_names()),
             "column": lambda _, query: json_answer(self._questions.column(query.get("name", ""))),
         }
-        self._actions: dict[str, Route] = {
+        all_actions = {
             "hits": lambda _, query: json_answer(self._questions.search(query)),
             "column": lambda _, query: json_answer(self._questions.count(query.get("name", ""))),
             "stop": lambda kind, _: json_answer(self._questions.stop(kind)),
+            **(actions or {}),
         }
-
-    def answer(self, path: str, query: Query) -> Answer:
-        """Return status, media type and body for a path. Every error becomes an answer."""
-        return routed(self._routes, path, query)
-
-    def act(self, path: str, query: Query) -> Answer:
-        """Start or stop what a path names. Every error becomes an answer."""
-        return routed(self._actions, path, query)
+        super().__init__(routes, all_actions)
 
     def close(self) -> None:
         """Stop what was started."""

@@ -10,15 +10,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Final
 
-from wids.browsing.answers import (
-    STATIC_ROUTES,
-    Answer,
-    Query,
-    Route,
-    json_answer,
-    parsed_number,
-    routed,
-)
+from wids.browsing.answers import Answer, Query, Site, json_answer, parsed_number
 from wids.browsing.hits import parse_conditions
 from wids.browsing.pages import Pages, field_rows, page_in, picture_fields
 from wids.browsing.questions import PageScans, Questions
@@ -34,7 +26,7 @@ _MAX_KEPT: Final = 8
 """Shards whose searches are kept."""
 
 
-class PeekPages:
+class PeekPages(Site):
     """The answers for shards of which some have no index. Safe to use from any thread.
 
     Args:
@@ -45,26 +37,17 @@ class PeekPages:
     def __init__(self, peek: Peekable, python: str = "shards") -> None:
         self._peek = peek
         self._python = python
-        self._routes: dict[str, Route] = {
-            **STATIC_ROUTES,
-            "about": self._about,
-            "shard": lambda rest, query: self._pages(rest).answer(rest.partition("/")[2], query),
-        }
-        self._actions: dict[str, Route] = {
-            "shard": lambda rest, query: self._pages(rest).act(rest.partition("/")[2], query),
-        }
+        super().__init__(
+            {
+                "about": self._about,
+                "shard": lambda rest, query: self._pages(rest).answer(_path_in(rest), query),
+            },
+            {"shard": lambda rest, query: self._pages(rest).act(_path_in(rest), query)},
+        )
         # One at a time: each may download a shard.
         self._indexing = threading.Lock()
         self._scans = PageScans()
         self._questions = latest(self._new_questions, _MAX_KEPT)
-
-    def answer(self, path: str, query: Query) -> Answer:
-        """Return status, media type and body for a path. Every error becomes an answer."""
-        return routed(self._routes, path, query)
-
-    def act(self, path: str, query: Query) -> Answer:
-        """Do what a path such as ``shard/3/index`` names, to one shard."""
-        return routed(self._actions, path, query)
 
     def close(self) -> None:
         """Stop what was started."""
@@ -108,10 +91,10 @@ class _ShardPages(Pages):
     def __init__(
         self, peek: Peekable, python: str, questions: Questions, indexing: threading.Lock
     ) -> None:
-        super().__init__(peek, f"shard/{peek.number}/", python, questions)
+        actions = {"index": self._index_shard}
+        super().__init__(peek, f"shard/{peek.number}/", python, questions, actions)
         self._peek = peek
         self._indexing = indexing
-        self._actions["index"] = self._index_shard
 
     def _index_shard(self, rest: str, query: Query) -> Answer:
         with self._indexing:
@@ -155,6 +138,11 @@ class _ShardPages(Pages):
         # By the usual length: how many samples fit on that page is decided when it is shown.
         answer["previous"] = max(start - count, 0) if start else None
         return {**answer, **_what_is_known(peek)}
+
+
+def _path_in(rest: str) -> str:
+    """Return the path that follows the number of a shard."""
+    return rest.partition("/")[2]
 
 
 def _can_continue(peek: Peekable) -> bool:

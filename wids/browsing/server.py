@@ -22,7 +22,6 @@ from wids.browsing.answers import Answer, FieldBytes, Site, error_answer
 from wids.browsing.byte_ranges import requested_span
 from wids.browsing.open_connections import Connections, RequestBytes
 from wids.browsing.pages import Pages
-from wids.browsing.peek_pages import PeekPages
 from wids.looking.preview import Browsable
 
 _logger = logging.getLogger("wids")
@@ -71,8 +70,8 @@ class Browser:
         ValueError: The dataset is a view.
     """
 
-    def __init__(self, dataset: Browsable | PeekPages, port: int = 0, python: str = "") -> None:
-        self._site: Site = dataset if isinstance(dataset, PeekPages) else _pages_of(dataset, python)
+    def __init__(self, dataset: Browsable | Site, port: int = 0, python: str = "") -> None:
+        self._site = dataset if isinstance(dataset, Site) else _pages_of(dataset, python)
         # SEC-13: loopback alone is no protection, since every user of the machine can connect to
         # it.
         self._token = secrets.token_urlsafe(16)
