@@ -148,36 +148,19 @@ def _clear(options: argparse.Namespace, folder: str) -> int:
 
 
 def _check(options: argparse.Namespace, folder: str) -> int:
-    from wids.cache.store import Cache
-    from wids.checking.spot_check import check_copy, parse_share
-    from wids.describing.verify import verify_spec
+    from wids.checking.spot_check import parse_share
+    from wids.describing.checked_copies import check_copies
     from wids.errors import printable
-    from wids.fetching import fetch
-    from wids.opening.shard_facts import remote_file
 
     if options.spec is None:
         raise ValueError("wids cache check: expected a spec whose copies to check, found none")
-    cache = Cache(folder, fetch.Fetcher())
     spec = loaded_spec(options.spec, options)
-    # Found once: what is checked and what is counted below are the same copies, even if another
-    # process evicts some meanwhile.
-    copies = {shard.url: cache.find(remote_file(shard)) for shard in spec.shards}
-    share = 1.0 if options.sample is None else parse_share(options.sample, "--sample")
-    problems, what = [], "copies"
-    if options.sample is None:
-        problems = verify_spec(spec, locate=lambda shard_spec: copies[shard_spec.url])
-    num_samples = 0
-    for shard in spec.shards:
-        path = copies[shard.url]
-        # All bytes were compared with a digest, where one is stated.
-        is_compared = options.sample is None and (shard.sha256 or shard.md5sum)
-        if path is not None and not is_compared:
-            count, found = check_copy(path, cache.index_path(remote_file(shard), path), share)
-            num_samples, problems = num_samples + count, problems + found
-    if options.sample is not None:
-        what = f"{count_text(num_samples, 'sample')} in copies"
-    for problem in problems:
+    share = None if options.sample is None else parse_share(options.sample, "--sample")
+    checked = check_copies(spec, folder, share)
+    for problem in checked.problems:
         print(printable(str(problem)))
-    num_copies = sum(path is not None for path in copies.values())
-    print(f"checked {what} of {num_copies:,} of {len(spec.shards):,} shards", file=sys.stderr)
-    return 1 if problems else 0
+    samples = count_text(checked.num_samples, "sample")
+    what = "copies" if share is None else f"{samples} in copies"
+    counts = f"{checked.num_copies:,} of {len(spec.shards):,} shards"
+    print(f"checked {what} of {counts}", file=sys.stderr)
+    return 1 if checked.problems else 0
