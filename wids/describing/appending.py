@@ -7,7 +7,6 @@ published first, and the spec, which names the new shards, last.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import tempfile
@@ -25,7 +24,7 @@ from wids.describing.by_headers import IndexingCost
 from wids.describing.published import Published, check_rules, entries, num_fitting, published
 from wids.errors import SpecError
 from wids.fetching import upload
-from wids.files import locks
+from wids.files import locks, publish
 from wids.indexes.pack import LocalPack, load_pack
 from wids.indexes.pack_writer import join_packs
 from wids.specs.loader import Shards, load_spec
@@ -264,9 +263,8 @@ def _one_at_a_time(target: str) -> Iterator[None]:
         yield
         return
     folder, name = os.path.split(target)
-    digest = hashlib.sha256(os.fsencode(name)).hexdigest()
     # Not deleted at the end, since others may be waiting for it.
-    lock_path = os.path.join(folder, f".{name[:40]}.{digest[:16]}.lock")
+    lock_path = os.path.join(folder, publish.lock_name(name))
     with locks.lock_file(lock_path, mode=0o600, timeout_s=_WAIT_S) as is_held:
         if is_held is False:
             raise OSError(f"{target}: another process is appending to it; try again later")

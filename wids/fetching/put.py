@@ -8,10 +8,10 @@ from __future__ import annotations
 import glob
 import inspect
 import os
-import secrets
 from contextlib import suppress
 from typing import Any, Final
 
+from wids.files import publish
 from wids.transport.stream import TransientError
 
 PART_NBYTES: Final = 16 << 20
@@ -87,7 +87,7 @@ def and_rename(
 ) -> None:
     """Upload under a temporary name, compare the length, and rename."""
     folder, _, name = target.rpartition("/")
-    temporary = f"{folder}/.{name[:40]}.{secrets.token_hex(8)}.tmp"
+    temporary = f"{folder}/{publish.temporary_name(name)}"
     try:
         system.put_file(path, temporary)
         _check_length(system, temporary, os.path.getsize(path))

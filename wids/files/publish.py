@@ -7,6 +7,7 @@ one mapped keeps it. This module knows nothing of what the bytes are.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import secrets
@@ -16,7 +17,9 @@ from typing import IO, Final
 
 from wids.files import locks
 
-_TEMPORARY: Final = re.compile(r"\.(.{1,40})\.[0-9a-f]{16}\.tmp", re.DOTALL)
+STEM_LENGTH: Final = 40
+"""Characters of a name that are in those of its temporary files and lock: at most 255 bytes."""
+_TEMPORARY: Final = re.compile(rf"\.(.{{1,{STEM_LENGTH}}})\.[0-9a-f]{{16}}\.tmp", re.DOTALL)
 _NO_FOLDER_SYNC: Final = frozenset((errno.EINVAL, errno.ENOTSUP, errno.EBADF))
 """Errors of file systems on which a folder cannot be flushed, unlike those of a disk."""
 
@@ -39,9 +42,8 @@ def replacing(
         is_new: Whether to raise FileExistsError, rather than replace a file of that name.
     """
     folder, name = os.path.split(os.path.abspath(os.fspath(path)))
-    # Short, since names are limited to 255 bytes; in the same folder, since only a rename within
-    # one file system is atomic.
-    temporary = os.path.join(folder, f".{name[:40]}.{secrets.token_hex(8)}.tmp")
+    # In the same folder, since only a rename within one file system is atomic.
+    temporary = os.path.join(folder, temporary_name(name))
     target = os.path.join(folder, name)
 
     def create(path: str, flags: int) -> int:
@@ -101,15 +103,26 @@ def _rename_to_free_name(temporary: str, path: str) -> None:
         os.unlink(temporary)
 
 
-def stem_of_temporary(temporary_name: str) -> str | None:
-    """Return the first 40 characters of the name that a temporary file will have.
+def temporary_name(name: str) -> str:
+    """Return a new name for a file that gets another one when it is complete."""
+    return f".{name[:STEM_LENGTH]}.{secrets.token_hex(8)}.tmp"
+
+
+def lock_name(name: str) -> str:
+    """Return the name of a file to lock while what has this name, or this pattern, is written."""
+    digest = hashlib.sha256(os.fsencode(name)).hexdigest()  # names may begin alike
+    return f".{name[:STEM_LENGTH]}.{digest[:16]}.lock"
+
+
+def stem_of_temporary(temporary: str) -> str | None:
+    """Return the first characters of the name that a temporary file will have.
 
     Return None if it is not a temporary file of this module.
     """
-    match = _TEMPORARY.fullmatch(temporary_name)
+    match = _TEMPORARY.fullmatch(temporary)
     return None if match is None else match[1]
 
 
-def is_temporary_of(temporary_name: str, name: str) -> bool:
+def is_temporary_of(temporary: str, name: str) -> bool:
     """Whether this is the name of a temporary file that is written for a file of a name."""
-    return stem_of_temporary(temporary_name) == name[:40]
+    return stem_of_temporary(temporary) == name[:STEM_LENGTH]

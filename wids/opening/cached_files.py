@@ -12,7 +12,7 @@ from typing import Final
 from wids.cache.eviction import CacheFile, clearable
 from wids.cache.names import copy_path, local_index_path
 from wids.cache.verified import note_path
-from wids.files.publish import stem_of_temporary
+from wids.files.publish import STEM_LENGTH, stem_of_temporary
 from wids.opening.copy_records import CopyRecord, url_digest
 from wids.opening.shard_facts import remote_file
 from wids.specs.model import DatasetSpec, ShardSpec
@@ -44,7 +44,7 @@ def cached_files(spec: DatasetSpec, folder: str) -> list[CacheFile]:
             record = CopyRecord.load(file.path)
             if record is not None and record.url in wanted:
                 paths |= {file.path, file.path.removesuffix(_INDEX)}
-    stems = {os.path.basename(path)[:40] for path in paths}
+    stems = {os.path.basename(path)[:STEM_LENGTH] for path in paths}
     return [
         file
         for file in files

@@ -15,6 +15,7 @@ from wids.describing.describe import ShardRecord
 from wids.describing.journal import Part, collect_parts, has_parts, part_journal
 from wids.fetching import upload
 from wids.files import abandoned
+from wids.files.publish import STEM_LENGTH
 from wids.specs.model import DatasetSpec
 from wids.transport import urls
 from wids.writing.new_shard import ShardTask
@@ -32,8 +33,6 @@ from wids.writing.task_run import (
 )
 
 _MERGED = "%s: already published, and no part is left to merge"
-_STEM_LENGTH = 40
-"""Characters of a name that its temporary file has."""
 
 _logger = logging.getLogger("wids")
 
@@ -131,5 +130,5 @@ def _sweep(tasks: Sequence[ShardTask], output: Output) -> None:
     """Delete what killed workers left unfinished of the shards of a part."""
     for task in tasks if output.is_local else ():
         # Nobody else writes these shards. Those of other parts may have the same temporary names.
-        is_own = len(os.path.basename(task.path)) <= _STEM_LENGTH
+        is_own = len(os.path.basename(task.path)) <= STEM_LENGTH
         abandoned.sweep_beside(task.path, min_age_s=0 if is_own else None)

@@ -5,7 +5,6 @@ Lists folders and nothing more: no shard is opened here.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from dataclasses import dataclass
@@ -47,17 +46,15 @@ class ShardNames:
 
     def lock_path(self) -> str:
         """Return the path of the file that a writer of these shards locks."""
-        # Short, since names are limited to 255 bytes, and different for patterns that begin alike.
-        digest = hashlib.sha256(os.fsencode(self.file_name)).hexdigest()
-        return os.path.join(self.folder, f".{self.file_name[:40]}.{digest[:16]}.lock")
+        return os.path.join(self.folder, publish.lock_name(self.file_name))
 
     def is_temporary(self, name: str) -> bool:
         """Whether this is the name of a temporary file that is written for one of these shards."""
         stem = publish.stem_of_temporary(name) or ""
         head, _, tail = re.split(f"({_NUMBER})", self.file_name)
-        # A stem has 40 characters: it may end in any of the three parts of a name.
+        # A stem may end in any of the three parts of a name.
         rest = stem[len(head) :].lstrip("0123456789")
-        return bool(stem) and stem.startswith(head[:40]) and tail.startswith(rest)
+        return bool(stem) and stem.startswith(head[: publish.STEM_LENGTH]) and tail.startswith(rest)
 
     def spec_path(self, spec: str | os.PathLike[str] | bool) -> str:
         """Return the path of the spec: beside the shards for True, ``""`` for False."""
