@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import wids
+from wids.reading.sample_access import access_of
 
 
 class Short(wids.ShardListDataset):
@@ -24,14 +25,14 @@ class Short(wids.ShardListDataset):
 def test_a_view_is_the_same_class_with_another_access(train: Path) -> None:
     """Views share the reader; what is assigned to one of them changes no other."""
     with wids.ShardListDataset(train) as dataset:
-        view, before = dataset[3:9], dataset.access
+        view, before = dataset[3:9], access_of(dataset)
         assert (type(view), view.reader) == (type(dataset), dataset.reader)
-        assert view.access.locate(-1) == view.locate(5) == (1, 0)
+        assert access_of(view).locate(-1) == view.locate(5) == (1, 0)
         view.dataset_name, view.on_error, view.transformations = "other", "skip", [len]
         assert (view[0], dataset[3]["__dataset__"]) == (7, "train")
-        assert dataset.access is before
+        assert access_of(dataset) is before
         with pytest.raises(dataclasses.FrozenInstanceError):
-            before.positions = range(3)  # type: ignore[misc]
+            before.positions = range(3)
         for other in (pickle.loads(pickle.dumps(view)), copy.copy(view)):  # noqa: S301 - made here
             assert (other[0], other.on_error, other.dataset_name) == (7, "skip", "other")
             other.close()
@@ -40,12 +41,12 @@ def test_a_view_is_the_same_class_with_another_access(train: Path) -> None:
 def test_an_access_reads_samples_that_a_subclass_changes(train: Path) -> None:
     """It says that they are changed, and those of a join or of chosen fields are not."""
     with Short(train) as dataset:
-        assert (dataset[4], dataset[2:].access.one(2)["__key__"]) == (4, "s00004")
-        assert dataset.access.is_overridden
-        assert dataset[1:].access.is_overridden
+        assert (dataset[4], access_of(dataset[2:]).one(2)["__key__"]) == (4, "s00004")
+        assert access_of(dataset).is_overridden
+        assert access_of(dataset[1:]).is_overridden
         joined = dataset.join({"s00004": 1}, missing="none", prefix="b")
         assert type(joined) is wids.ShardListDataset
-        assert not joined.access.is_overridden
+        assert not access_of(joined).is_overridden
         with dataset.only([".txt"]) as view:
             assert type(view) is wids.ShardListDataset
             assert view[4][".txt"] == b"text 4"

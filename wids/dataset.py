@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from copy import copy
 from dataclasses import replace
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy.typing as npt
 
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from wids.joining.joins import JoinableView, Missing
     from wids.looking.notebook import Gallery
     from wids.sampling.fit import Limits
-
-Sample: TypeAlias = dict[str, Any]
 
 _logger = logging.getLogger("wids")
 
@@ -134,7 +132,6 @@ class ShardListDataset(TorchDataset):
 
     Attributes:
         spec: The resolved spec.
-        access: What the packages of wids ask of a dataset.
 
     Raises:
         SpecError: ``shards`` is malformed; or its shards have no counts, and more than a gigabyte
@@ -208,7 +205,8 @@ class ShardListDataset(TorchDataset):
             wants_progress=progress,
         )
         reader = ShardReader(counted_shards(self.spec, store, read_options, progress=progress))
-        self.access = Access(
+        # Read by `wids.reading.sample_access.access_of`.
+        self._access = Access(
             range(len(reader)),
             reader,
             self.spec.name if dataset_name is None else dataset_name,
@@ -224,7 +222,7 @@ class ShardListDataset(TorchDataset):
     @property
     def reader(self) -> ShardReader:
         """The shards of the dataset; views share it."""
-        return self.access.reader
+        return self._access.reader
 
     @property
     def positions(self) -> Positions:
@@ -234,57 +232,57 @@ class ShardListDataset(TorchDataset):
             >>> dataset[1:].positions
             range(1, 3)
         """
-        return self.access.positions
+        return self._access.positions
 
     @property
     def is_view(self) -> bool:
         """Whether these are not all samples of the shards in their order."""
-        return self.access.is_view
+        return self._access.is_view
 
     @property
     def dataset_name(self) -> str:
         """The ``__dataset__`` of samples whose shard belongs to no dataset of its own."""
-        return self.access.dataset_name
+        return self._access.dataset_name
 
     @dataset_name.setter
     def dataset_name(self, dataset_name: str) -> None:
-        self.access = replace(self.access, dataset_name=dataset_name)
+        self._access = replace(self._access, dataset_name=dataset_name)
 
     @property
     def transformations(self) -> list[Transformation]:
         """The callables that a sample passes through; may be assigned."""
-        return self.access.transformations
+        return self._access.transformations
 
     @transformations.setter
     def transformations(self, transformations: list[Transformation]) -> None:
-        self.access = replace(self.access, transformations=transformations)
+        self._access = replace(self._access, transformations=transformations)
 
     @property
     def on_error(self) -> OnError | Policy | None:
         """What to do where a sample cannot be produced, as passed; may be assigned."""
-        return self.access.on_error
+        return self._access.on_error
 
     @on_error.setter
     def on_error(self, on_error: OnError | Policy | None) -> None:
-        self.access = self.access.with_on_error(on_error)
+        self._access = self._access.with_on_error(on_error)
 
     @property
     def num_failed(self) -> int:
         """Samples that ``on_error="skip"`` has left out or ``"next"`` replaced, in all workers."""
-        failures = self.access.failures
+        failures = self._access.failures
         return 0 if failures is None else failures.num_failed.value
 
     # A sequence of samples.
 
     def __len__(self) -> int:
-        return len(self.access.positions)
+        return len(self._access.positions)
 
     @overload
     def __getitem__(self, index: int) -> Any: ...
     @overload
     def __getitem__(self, index: slice | Sequence[int] | npt.NDArray[Any]) -> ShardListDataset: ...
     def __getitem__(self, index: Any) -> Any:
-        access = self.access
+        access = self._access
         positions = access.positions
         if type(index) is not int:  # nearly always it is, and as_index is a call
             try:
@@ -306,10 +304,10 @@ class ShardListDataset(TorchDataset):
             >>> [sample[".txt"] for sample in dataset.__getitems__([2, 0])]
             ['text 2', 'text 0']
         """
-        return self.access.batch(indices)
+        return self._access.batch(indices)
 
     def __iter__(self) -> Iterator[Any]:
-        return self.access.in_turn()
+        return self._access.in_turn()
 
     def __contains__(self, item: object) -> bool:
         # Without this method Python would read sample after sample, and compare each of them.
@@ -364,7 +362,7 @@ class ShardListDataset(TorchDataset):
 
     def _each(self, indices: Iterable[int]) -> Iterator[Any]:
         """Yield ``self[i]`` for each index; without the samples that are to be left out."""
-        failures = self.access.failures
+        failures = self._access.failures
         return map(self.__getitem__, indices) if failures is None else failures.each(self, indices)
 
     # What is in it.
@@ -509,7 +507,7 @@ class ShardListDataset(TorchDataset):
 
     def _found(self, index: int) -> Any:
         """Return a sample whose shard was opened to find it, so that nothing has to be fetched."""
-        access = self.access
+        access = self._access
         if access.failures is not None:  # the next sample has another key
             access = access.with_on_error(None)
         # The subclass decides what a sample is, also for one that is found by its key.
@@ -523,14 +521,14 @@ class ShardListDataset(TorchDataset):
         # A shallow copy: views share reader, pool and cache, so they cost nothing and open nothing
         # twice.
         view = copy(self)
-        view.access = access
+        view._access = access  # noqa: SLF001 - another of this class
         return view
 
     def _plain(self, access: Access) -> ShardListDataset:
         """Return a dataset of samples that a subclass does not expect, as those of a join."""
         made = ShardListDataset.__new__(ShardListDataset)
-        made.spec, made._epoch = self.spec, self._epoch  # noqa: SLF001 - its own class
-        made.access = replace(access, transformations=[], is_overridden=False)
+        made.spec, made._epoch = self.spec, self._epoch  # noqa: SLF001 - another of this class
+        made._access = replace(access, transformations=[], is_overridden=False)  # noqa: SLF001
         return made
 
     def map(self, function: Callable[..., Any], *, seed: int | None = None) -> Self:
@@ -555,7 +553,7 @@ class ShardListDataset(TorchDataset):
             from wids.views.augmentation import Augmentation
 
             function = Augmentation(function, seed, self._epoch.number())
-        return self._view(self.access.followed_by(function))
+        return self._view(self._access.followed_by(function))
 
     def to_tuple(self, *fields: str) -> Self:
         """Return a view of tuples, for training loops that unpack.
@@ -570,7 +568,7 @@ class ShardListDataset(TorchDataset):
         """
         from wids.views.tuples import ToTuple
 
-        return self._view(self.access.followed_by(ToTuple(*fields)))
+        return self._view(self._access.followed_by(ToTuple(*fields)))
 
     def undecoded(self) -> Self:
         """Return a view of the same samples as they are stored, whose errors are raised.
@@ -579,7 +577,7 @@ class ShardListDataset(TorchDataset):
             >>> dataset.undecoded()[2][".cls"].getvalue()
             b'2'
         """
-        return self._view(self.access.undecoded())
+        return self._view(self._access.undecoded())
 
     def only(self, fields: Collection[str] | None) -> ShardListDataset:
         """Return a view that fetches no whole shards, and raises instead of calling ``on_error``.
@@ -596,7 +594,7 @@ class ShardListDataset(TorchDataset):
             b'2'
         """
         # What is shown has to be the error and not the replacement that training would get.
-        access = replace(self.access.with_on_error(None), reader=self.reader.only(fields))
+        access = replace(self._access.with_on_error(None), reader=self.reader.only(fields))
         return self._view(access.followed_by()) if fields is None else self._plain(access)
 
     def split(
@@ -626,7 +624,7 @@ class ShardListDataset(TorchDataset):
         from wids.views.splits import split_indices
 
         indices = split_indices(self.lengths, parts, seed, by)
-        return [self._view(self.access.selected(part)) for part in indices]
+        return [self._view(self._access.selected(part)) for part in indices]
 
     def add_transform(self, transformation: Transformation) -> ShardListDataset:
         """Append a transformation to this dataset itself, and return it; `map` returns a view.
@@ -688,15 +686,16 @@ class ShardListDataset(TorchDataset):
         if isinstance(other, ShardListDataset):
             other = other._joinable()  # noqa: SLF001 - another of this class
         reader, chosen = joined_reader(self._joinable(), other, missing, prefix)
-        return self._plain(replace(self.access.selected(chosen), reader=reader))
+        return self._plain(replace(self._access.selected(chosen), reader=reader))
 
     def _joinable(self) -> JoinableView:
+        from wids.joining.join_sides import Side
         from wids.joining.joins import JoinableView
 
         # Of all samples, with transformations of its own; an error is the joined dataset's.
-        access = self.access.with_on_error(None).followed_by()
+        access = self._access.with_on_error(None).followed_by()
         whole = replace(access, positions=range(len(access.reader)))
-        return JoinableView(self._view(whole), self.positions)
+        return JoinableView(Side(self._view(whole)), self.positions)
 
     # All samples at once.
 
@@ -831,7 +830,7 @@ class ShardListDataset(TorchDataset):
             >>> dataset.locate(-1)
             (0, 2)
         """
-        return self.access.locate(index)
+        return self._access.locate(index)
 
     def fetch_shard(self, number: int) -> None:
         """Fetch a remote shard, unless it is local or another process fetches it.

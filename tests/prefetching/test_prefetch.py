@@ -466,7 +466,7 @@ class Catalog:
     cache_share_nbytes = None
 
     @property
-    def access(self) -> Catalog:
+    def _access(self) -> Catalog:
         return self
 
     @property

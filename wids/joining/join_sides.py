@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
 from wids.columns.column_reader import members_in, values_in
@@ -14,6 +15,7 @@ from wids.columns.column_values import DecodeMany
 from wids.errors import JoinError, ShardFormatError
 from wids.files.array_types import IntArray
 from wids.reading.reader import OpenByNumber, ShardReader
+from wids.reading.sample_access import SampleAccess, access_of
 from wids.tars.samples import Labels
 
 Fields: TypeAlias = dict[str, Any]
@@ -55,35 +57,8 @@ class Names(dict[Any, Any]):
         return Names, (self.prefix,)
 
 
-class JoinableAccess(Protocol):
-    """What a join asks of the `wids.access.Access` of a dataset."""
-
-    @property
-    def reader(self) -> ShardReader:
-        """The shards."""
-
-    @property
-    def dataset_name(self) -> str:
-        """The label of samples whose shard belongs to no dataset of its own."""
-
-    @property
-    def transformations(self) -> list[Any]:
-        """What a sample passes through."""
-
-    @property
-    def is_overridden(self) -> bool:
-        """Whether a subclass decides what a sample is."""
-
-    def transformed(self, sample: Any) -> Any:
-        """Return what the transformations make of a labelled sample."""
-
-
 class JoinableDataset(Protocol):
     """What a join asks of a dataset."""
-
-    @property
-    def access(self) -> JoinableAccess:
-        """How its samples are read."""
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return several samples."""
@@ -108,10 +83,11 @@ class Side:
 
     dataset: JoinableDataset
 
-    @property
-    def access(self) -> JoinableAccess:
+    @cached_property
+    def access(self) -> SampleAccess:
         """How the samples are read."""
-        return self.dataset.access
+        access: SampleAccess = access_of(self.dataset)
+        return access
 
     @property
     def reader(self) -> ShardReader:

@@ -22,7 +22,7 @@ from wids.joining.join_files import ShardFiles
 from wids.joining.join_keys import DatasetKeys, Keyed, RowKeys, digest_of, match_keys
 from wids.joining.join_parts import Part
 from wids.joining.join_rows import Rows, frame_rows, mapping_rows, table_rows
-from wids.joining.join_sides import JoinableDataset, Names, Side
+from wids.joining.join_sides import Names, Side
 from wids.joining.join_store import PositionMap
 from wids.joining.joined_reader import JoinedReader
 from wids.joining.value_part import MatchedRows, ValuePart
@@ -40,21 +40,21 @@ class JoinableView:
     """A dataset or view, as a join takes it.
 
     Attributes:
-        dataset: All samples of its shards, which raises where a sample cannot be produced.
+        side: All samples of its shards.
         positions: Those of the view.
     """
 
-    dataset: JoinableDataset
+    side: Side
     positions: Positions
 
     @property
     def reader(self) -> ShardReader:
         """The shards."""
-        return self.dataset.access.reader
+        return self.side.reader
 
     def keys(self, role: str = "the dataset") -> DatasetKeys:
         """Return the keys of the view, which messages name by its role if it has no name."""
-        name = self.dataset.access.dataset_name or role
+        name = self.side.access.dataset_name or role
         return DatasetKeys(self.reader, self.positions, name)
 
 
@@ -78,7 +78,7 @@ def joined_reader(
         raise ValueError(f'missing: expected "error", "skip" or "none", found {missing!r}')
     names = _names(prefix)
     part, is_present = _part(view, other, missing, names)
-    reader = JoinedReader(Side(view.dataset), part, fills=missing == "none")
+    reader = JoinedReader(view.side, part, fills=missing == "none")
     return reader, slice(None) if missing != "skip" or is_present.all() else is_present
 
 
@@ -101,8 +101,7 @@ def _part(view: JoinableView, other: Any, missing: Missing, names: Names) -> tup
     if isinstance(other, JoinableView):
         keyed: Keyed = other.keys("the other dataset")
         positions = _positions(view, keyed)
-        side = Side(other.dataset)
-        part: Part = DatasetPart(side, reader.edges, positions, names)
+        part: Part = DatasetPart(other.side, reader.edges, positions, names)
     else:
         rows = _rows(other, missing)
         keyed = RowKeys(rows.keys, rows.fields, rows.name)

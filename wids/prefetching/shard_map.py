@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, cast
 
 from wids.files.shared_number import SharedNumber
 from wids.reading.reader import ShardReader
+from wids.reading.sample_access import SampleAccess, access_of
 
 Numbers: TypeAlias = int | tuple[int, ...]
 """The shards of an index, by their numbers among the shards of all datasets. Nearly always it is
@@ -43,8 +44,8 @@ class ShardMap:
             )
 
     def _numbers_of(self, dataset: Any) -> NumbersOf:
-        access = getattr(dataset, "access", None)
-        if hasattr(access, "shard_number"):
+        access = access_of(dataset)
+        if access is not None:
             return self._numbers_of_shards(access)
         # By attributes, as samplers do (`wids.sampling.wrapped`): subclasses are common.
         parts = getattr(dataset, "datasets", None)
@@ -58,7 +59,7 @@ class ShardMap:
             return _selected(indices, self._numbers_of(inner))
         return lambda _: ()
 
-    def _numbers_of_shards(self, access: Any) -> NumbersOf:
+    def _numbers_of_shards(self, access: SampleAccess) -> NumbersOf:
         reader, shard_number = access.reader, access.shard_number
         # Views share the reader of their dataset, and so its shards.
         if reader not in self._readers:

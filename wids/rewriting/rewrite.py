@@ -23,6 +23,7 @@ from wids.files.array_types import IntArray
 from wids.files.sizes import parse_nbytes
 from wids.reading.positions import Positions
 from wids.reading.reader import ShardReader
+from wids.reading.sample_access import SampleAccess, access_of
 from wids.rewriting.mapped import CheckedMap
 from wids.rewriting.orders import order_of
 from wids.rewriting.plan import Rename, plan_shards
@@ -38,34 +39,10 @@ Map: TypeAlias = Callable[[Any], Any]
 """From a sample to a sample, None or several samples."""
 
 
-class RewritableAccess(Protocol):
-    """What is asked of the `wids.access.Access` of a dataset."""
-
-    @property
-    def reader(self) -> ShardReader:
-        """The shards."""
-
-    @property
-    def dataset_name(self) -> str:
-        """The label of samples whose shard belongs to no dataset of its own."""
-
-    @property
-    def transformations(self) -> list[Any]:
-        """What a sample passes through."""
-
-    @property
-    def is_overridden(self) -> bool:
-        """Whether a subclass decides what a sample is."""
-
-
 class Rewritable(Protocol):
     """What is asked of a dataset."""
 
     spec: DatasetSpec
-
-    @property
-    def access(self) -> RewritableAccess:
-        """How its samples are read."""
 
     @property
     def positions(self) -> Positions:
@@ -226,7 +203,8 @@ def prepare_rewrite(
     _check_not_input(dataset.spec, output)
     if map is None:
         _check_stored(dataset)
-    access, source = dataset.access, dataset.undecoded()
+    access: SampleAccess = access_of(dataset)
+    source = dataset.undecoded()
     if map is not None:
         source = dataset.map(CheckedMap(map, needs_key=rename is None))
     order = order_of(source, shuffle)
@@ -294,7 +272,7 @@ def _real(folder: str) -> str:
 
 def _check_stored(dataset: Rewritable) -> None:
     """Raise PackError if what the dataset returns is more than stored bytes, decoded."""
-    access = dataset.access
+    access: SampleAccess = access_of(dataset)
     steps = (*access.reader.transformations, *access.transformations)
     others = [step for step in steps if not isinstance(step, Decoder)]
     if others or access.is_overridden:
