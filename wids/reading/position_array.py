@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wids.files.array_types import IntArray as IntArray  # noqa: PLC0414 - for joined_reader
+from wids.files.array_types import IntArray
 
 
 # Not `npt.NDArray[np.int64]`: with numpy 2.5 that is an alias of typing, and no class.
