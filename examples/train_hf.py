@@ -21,7 +21,7 @@ from transformers import TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 import wids
-from wids.trainers.huggingface import SamplerTrainer
+from wids import SamplerTrainer
 
 
 class Classifier(nn.Module):

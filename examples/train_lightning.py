@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import wids
-from wids.trainers.lightning import SamplerCallback
+from wids import SamplerCallback
 
 
 class Classifier(lightning.LightningModule):

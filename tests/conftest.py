@@ -133,14 +133,14 @@ def no_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def new_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """No server has answered before, also not one of another test on the same port."""
-    monkeypatch.setattr("wids.transport.retry._answered", set())
+    monkeypatch.setattr("wids.storage.transport.retry._answered", set())
 
 
 @pytest.fixture
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retry at once after a failed request; the waits count as if they had been waited for."""
     monkeypatch.setattr(
-        "wids.transport.retry._pause",
+        "wids.storage.transport.retry._pause",
         lambda _, cancel: cancel is not None and cancel.is_set(),
     )
 

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 import wids
-from wids.files import locks
+from wids.storage import locks
 
 ROOT = Path(wids.__file__).parent
 

@@ -24,8 +24,8 @@ from conftest import Member
 from PIL import Image
 
 import wids
-from wids.browsing.peek_pages import PeekPages
-from wids.browsing.server import Browser
+from wids.look.page.peek_pages import PeekPages
+from wids.look.page.server import Browser
 
 HOSTILE = '<script>document.title="owned"</script>'
 
@@ -152,7 +152,7 @@ def browse_command(
     named: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[tuple[Client, int]]:
     """Run ``wids browse`` until Ctrl-C; yield a client of its page, and its process's number."""
-    command = [sys.executable, "-m", "wids.cli", "browse", named]
+    command = [sys.executable, "-m", "wids", "browse", named]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}
     ) as process:

@@ -16,7 +16,7 @@ from conftest import need
 from PIL import Image
 
 from wids import Decoder, ShardListDataset
-from wids.fields import tenbin
+from wids.shards.fields import tenbin
 
 Sample = dict[str, bytes | str]
 

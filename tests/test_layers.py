@@ -1,83 +1,83 @@
-"""The packages, the direction of their imports, and what every module opens with."""
+"""The eight wings, the direction of their imports, and what every module opens with."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 import wids
 
-LAYERS = """
-errors
-files
-engines
-fields tars
-indexes transport
-fetching
-specs
-sampling
-bucketing mixing
-cache
-opening
-reading
-checking prefetching
-describing
-writing
-packing rewriting
-columns
-joining
-looking
-browsing
-mapstyle views
-access
-dataset peeking
-streaming trainers demo
-cli
-"""
-LAYER_OF = {p: number for number, line in enumerate(LAYERS.split("\n")) for p in line.split()}
+WINGS = ("storage", "shards", "order", "publish", "tables", "look", "dataset", "cli")
+"""Each imports from those before it, and from `errors`."""
+TOP = ("errors", "migration", "__main__", "__init__")
 ROOT = Path(wids.__file__).parent
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text()
     for path in sorted(ROOT.rglob("*.py"))
-    if path.parent != ROOT or path.stem not in ("__init__", "migration")  # the entrance itself
 }
+IN_WINGS = [name for name in MODULES if name not in TOP]
 
 
-def imported(source: str) -> set[str]:
-    """Return the wids modules that a module imports anywhere, in functions and type checks too."""
+def imported(module: str, source: str) -> set[str]:
+    """Return what a module imports from wids, in functions and type checks too."""
     found = set()
+    package = f"wids.{module}".split(".")[:-1]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom):
-            assert not node.level, "a relative import"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            up = package[: len(package) - node.level + 1] if node.level else []
+            start = ".".join([*up, *filter(None, [node.module])])
+            found |= {f"{start}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
     return {name.removeprefix("wids.") for name in found if name.startswith("wids.")}
 
 
 def forbidden(module: str, source: str) -> list[str]:
-    """Return the packages that a module may not import from, but does."""
+    """Return the wings that a module may not import from, but does."""
     own = module.split(".", maxsplit=1)[0]
-    others = {name.split(".")[0] for name in imported(source)} - {own}
-    return sorted(o for o in others if LAYER_OF.get(o, len(LAYERS)) >= LAYER_OF[own])
+    allowed = ["errors", *WINGS[: WINGS.index(own) + 1]]
+    return sorted({name.split(".")[0] for name in imported(module, source)} - {*allowed})
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_module_imports_only_from_packages_above(module: str) -> None:
-    """Every package is in the list, and imports only from lines above its own line."""
+def test_there_are_eight_wings() -> None:
+    """Nothing else is at the top, except for a few modules."""
+    assert {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()} == {*WINGS}
+    assert {path.stem for path in ROOT.glob("*.py")} == {*TOP}
+
+
+@pytest.mark.parametrize("module", IN_WINGS)
+def test_no_import_leads_upward(module: str) -> None:
+    """A module imports from its own wing, and from those before it."""
     assert forbidden(module, MODULES[module]) == []
 
 
-def test_no_import_circle_within_a_package() -> None:
+def test_the_order_reads_no_files() -> None:
+    """Of the wings before it, the order of an epoch has only data and texts of numbers."""
+    found = {
+        name.rpartition(".")[0]
+        for module, source in MODULES.items()
+        if module.startswith("order.")
+        for name in imported(module, source)
+    }
+    others = {name for name in found if not name.startswith("order") and name != "errors"}
+    assert others <= {
+        *("shards.capacity", "shards.specs.model"),
+        *("storage.array_types", "storage.shared_number", "storage.sizes"),
+    }
+
+
+def test_no_import_circle() -> None:
     """Modules can be put in an order in which each imports only earlier ones."""
     names = {}
-    for module, source in MODULES.items():
-        found = imported(source)
+    for module in IN_WINGS:
+        found = imported(module, MODULES[module])
         found |= {name.rpartition(".")[0] for name in found}  # a module, or a name in it
         names[module] = found & MODULES.keys() - {module}
+    names = {module: others & names.keys() for module, others in names.items()}
     while ready := {module for module, others in names.items() if not others & names.keys()}:
         names = {module: others for module, others in names.items() if module not in ready}
     assert names == {}
@@ -86,17 +86,19 @@ def test_no_import_circle_within_a_package() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "from wids.dataset import ShardListDataset",
+        "from wids.dataset import shard_list",
         "from wids import dataset",
-        "import wids.dataset",
-        "def f():\n    from wids.opening.pool import ShardPool",
-        "if TYPE_CHECKING:\n    from wids.specs import loader",
-        "from wids.fields import decode",
+        "import wids.dataset.shard_list",
+        "from ...dataset import shard_list",
+        "from ... import dataset",
+        "def f():\n    from wids.order.fit import remarks",
+        "if TYPE_CHECKING:\n    from wids.cli import main",
     ],
 )
-def test_an_upward_or_sideways_import_is_found(line: str) -> None:
-    """An import from the same line of the list or from one below is found in every spelling."""
-    assert forbidden("tars.shard", line) != []
+def test_an_upward_import_is_found(line: str) -> None:
+    """An import from a later wing is found in every spelling, relative ones included."""
+    assert forbidden("shards.tars.shard", line) != []
+    assert forbidden("shards.tars.shard", "from .. import fields") == []
 
 
 def test_architecture_names_modules_that_exist() -> None:
@@ -109,6 +111,17 @@ def test_architecture_names_modules_that_exist() -> None:
     assert [p for p in paths if not any((root / p).exists() for root in roots)] == []
 
 
+def test_no_two_modules_share_a_name() -> None:
+    """The name of a module or a folder says which one it is."""
+    names = Counter(
+        name
+        for module in MODULES
+        for name in {module.removesuffix(".__init__").split(".")[-1]}
+        if name != "__init__"
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_modules_have_no_vague_names() -> None:
     """Code without a place shows that a module is missing, not that utilities are needed."""
     stems = {module.split(".")[-1] for module in MODULES}
@@ -119,6 +132,15 @@ def test_modules_have_no_vague_names() -> None:
 def test_module_opens_with_a_docstring(module: str) -> None:
     """A module says first what it turns into what."""
     assert len(ast.get_docstring(ast.parse(MODULES[module])) or "") > 40
+
+
+@pytest.mark.parametrize("wing", WINGS)
+def test_a_wing_names_what_to_read_first(wing: str) -> None:
+    """Its docstring names modules that exist, three of them except for the commands."""
+    text = ast.get_docstring(ast.parse(MODULES[f"{wing}.__init__"])) or ""
+    names = re.findall(r"`([a-z_.]+)`", text.partition("Read first:")[2])
+    assert len(names) == 3
+    assert [name for name in names if f"{wing}.{name}" not in MODULES] == []
 
 
 def test_test_modules_have_names_of_their_own() -> None:

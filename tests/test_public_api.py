@@ -106,33 +106,6 @@ def test_import_does_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*")) == []
 
 
-READING = """
-cache cache.eviction cache.leases cache.names cache.saving cache.space cache.store cache.sweeping
-cache.turns cache.verified
-access dataset errors
-fetching fetching.download fetching.fetch fetching.range_reader
-files files.abandoned files.array_types files.checksums files.digests files.locks files.progress
-files.publish files.shared_number files.sizes files.unnamed
-indexes indexes.index_file
-looking looking.in_notebooks
-mapstyle migration
-opening opening.cache_settings opening.local_shards opening.opener opening.options opening.packs
-opening.pool opening.shard_facts opening.stored_indexes
-reading reading.counted_shards reading.indices reading.position_array reading.positions
-reading.reader
-specs specs.braces specs.entries specs.loader specs.model specs.naming specs.parsing specs.parts
-specs.trust
-tars tars.archive tars.bulk_read tars.index tars.mapped_file tars.names
-tars.readable_shard tars.sample_reader tars.samples tars.shard
-transport transport.listing transport.local transport.options transport.retry transport.rewrite
-transport.schemes transport.stream transport.urls
-views views.augmentation views.failures views.transformations
-"""
-"""Modules of wids that a program imports to read undecoded samples of local shards. Each takes half
-a millisecond of its start. Beyond about 80 they lead to a full garbage collection: 80 ms beside
-torch."""
-
-
 def test_reading_imports_only_what_it_uses(train: Path) -> None:
     """A local sample is read without the modules for remote shards, pictures, keys or orders."""
     code = (
@@ -150,7 +123,12 @@ def test_reading_imports_only_what_it_uses(train: Path) -> None:
     modules = set(run_python(code, train.parent).stdout.split())
 
     used = {name.removeprefix("wids.") for name in modules if name.startswith("wids.")}
-    assert used == set(READING.split())
+    wings = {name.partition(".")[0] for name in used}
+    assert wings <= {"dataset", "errors", "look", "migration", "shards", "storage"}
+    assert {name for name in used if name.startswith("look.")} <= {"look.in_notebooks"}
+    # Each takes half a millisecond of the start. More lead to a full garbage collection: 80 ms
+    # beside torch.
+    assert len(used) < 85
     others = {"PIL", "torch", "simplejpeg", "urllib3", "fsspec", "braceexpand", "tqdm", "filelock"}
     assert not modules & (others | {"multiprocessing", "subprocess", "html", "zipfile"})
 

@@ -14,7 +14,7 @@ from conftest import need
 from loopback import Server
 from pages import BLOCKS, ON_CLUSTERS, PAGES, PYTHON, ROOT, Block
 
-from wids import demo
+from wids.cli import demo_shapes
 from wids.cli.main import main
 
 HERE = [block for block in PYTHON if block not in ON_CLUSTERS]
@@ -42,7 +42,7 @@ def test_every_block_has_a_language_that_is_checked() -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("readme")
-    spec = demo.write_dataset(str(folder / "wids-demo"))
+    spec = demo_shapes.write_dataset(str(folder / "wids-demo"))
     # As the command on the page of tables does.
     output = str(folder / "wids-demo" / "shapes.parquet")
     main(["table", spec, "--columns", "label=.cls,caption=.txt", "--output", output])

@@ -302,7 +302,7 @@ def test_commands(
 
     Neither do names of files, packs, tables and copies have one; specs and journals have URLs.
     """
-    monkeypatch.setattr("wids.browsing.server.Browser.serve", looked_at)
+    monkeypatch.setattr("wids.look.page.server.Browser.serve", looked_at)
 
     leaks = {}
     for command, arguments in COMMANDS.items():

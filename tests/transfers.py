@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from wids.fetching.download import Expected
-from wids.fetching.fetch import Fetcher
+from wids.storage.download import Expected
+from wids.storage.fetch import Fetcher
 
 DATA = random.Random(1).randbytes(5_000_000)
 

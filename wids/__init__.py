@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 from wids import migration
 
 if TYPE_CHECKING:
-    from wids.bucketing.bucket_sampler import BucketBatchSampler
-    from wids.checking.problems import Problem as Problem
-    from wids.columns.table_file import load_table, save_table
-    from wids.dataset import ShardListDataset
-    from wids.describing.appending import append_shards
-    from wids.describing.build import build_spec
-    from wids.describing.verify import verify_spec
-    from wids.engines.ray_executor import RayExecutor
+    from wids.dataset.collating import collate
+    from wids.dataset.huggingface import SamplerTrainer as SamplerTrainer
+    from wids.dataset.lightning import SamplerCallback as SamplerCallback
+    from wids.dataset.peeking import Peek, peek
+    from wids.dataset.prefetch import Prefetcher
+    from wids.dataset.shard_list import ShardListDataset
+    from wids.dataset.streaming import stream
     from wids.errors import (
         DecodeError,
         FetchError,
@@ -39,24 +38,27 @@ if TYPE_CHECKING:
     )
     from wids.errors import LostTaskError as LostTaskError
     from wids.errors import RewriteError as RewriteError
-    from wids.fields.decode import Decoder
-    from wids.mixing.mixed import MixedSampler
-    from wids.packing.folder import pack_folder
-    from wids.packing.report import PackReport as PackReport
-    from wids.peeking import Peek, peek
-    from wids.prefetching.prefetch import Prefetcher
-    from wids.rewriting.rewrite import rewrite
-    from wids.sampling.chunked import ChunkedSampler, ShardedSampler, ShardListSampler
-    from wids.sampling.cost import SamplingCost as SamplingCost
-    from wids.sampling.cost import sampling_cost
-    from wids.sampling.distributed import DistributedChunkedSampler
-    from wids.specs.loader import load_spec
-    from wids.specs.model import DatasetSpec, ShardSpec
-    from wids.streaming import stream
-    from wids.tars.shard import Shard
-    from wids.views.collating import collate
-    from wids.writing.shard_writer import ShardWriter
-    from wids.writing.tar_writer import TarWriter
+    from wids.order.bucket_sampler import BucketBatchSampler
+    from wids.order.chunked import ChunkedSampler, ShardedSampler, ShardListSampler
+    from wids.order.distributed import DistributedChunkedSampler
+    from wids.order.mixed_sampler import MixedSampler
+    from wids.order.sampling_cost import SamplingCost as SamplingCost
+    from wids.order.sampling_cost import sampling_cost
+    from wids.publish.appending import append_shards
+    from wids.publish.new_spec import build_spec
+    from wids.publish.packing.pack_report import PackReport as PackReport
+    from wids.publish.packing.packed_folder import pack_folder
+    from wids.publish.problems import Problem as Problem
+    from wids.publish.ray_executor import RayExecutor
+    from wids.publish.rewriting.rewrite import rewrite
+    from wids.publish.shard_writer import ShardWriter
+    from wids.publish.tar_writer import TarWriter
+    from wids.publish.verification import verify_spec
+    from wids.shards.fields.decode import Decoder
+    from wids.shards.specs.loader import load_spec
+    from wids.shards.specs.model import DatasetSpec, ShardSpec
+    from wids.shards.tars.shard import Shard
+    from wids.tables.table_file import load_table, save_table
 
 __all__ = [
     "BucketBatchSampler",
@@ -103,36 +105,46 @@ __all__ = [
     "verify_spec",
 ]
 
-_ALSO = ("LostTaskError", "PackReport", "Problem", "RewriteError", "SamplingCost")
+_ALSO = (
+    "LostTaskError",
+    "PackReport",
+    "Problem",
+    "RewriteError",
+    "SamplerCallback",
+    "SamplerTrainer",
+    "SamplingCost",
+)
 """Names that work as those of ``__all__`` do, but that nobody types often: what functions return,
-what executors raise, and a former name."""
+what executors raise, a former name, and what imports a trainer."""
 
 _MODULES = {
-    "columns.table_file": ("load_table", "save_table"),
-    "dataset": ("ShardListDataset",),
-    "engines.ray_executor": ("RayExecutor",),
-    "fields.decode": ("Decoder",),
-    "packing.folder": ("pack_folder",),
-    "packing.report": ("PackReport",),
-    "peeking": ("Peek", "peek"),
-    "prefetching.prefetch": ("Prefetcher",),
-    "bucketing.bucket_sampler": ("BucketBatchSampler",),
-    "rewriting.rewrite": ("rewrite",),
-    "sampling.chunked": ("ChunkedSampler", "ShardListSampler", "ShardedSampler"),
-    "sampling.cost": ("SamplingCost", "sampling_cost"),
-    "sampling.distributed": ("DistributedChunkedSampler",),
-    "mixing.mixed": ("MixedSampler",),
-    "specs.loader": ("load_spec",),
-    "specs.model": ("DatasetSpec", "ShardSpec"),
-    "streaming": ("stream",),
-    "tars.shard": ("Shard",),
-    "views.collating": ("collate",),
-    "describing.appending": ("append_shards",),
-    "describing.build": ("build_spec",),
-    "checking.problems": ("Problem",),
-    "writing.shard_writer": ("ShardWriter",),
-    "writing.tar_writer": ("TarWriter",),
-    "describing.verify": ("verify_spec",),
+    "tables.table_file": ("load_table", "save_table"),
+    "dataset.shard_list": ("ShardListDataset",),
+    "publish.ray_executor": ("RayExecutor",),
+    "shards.fields.decode": ("Decoder",),
+    "publish.packing.packed_folder": ("pack_folder",),
+    "publish.packing.pack_report": ("PackReport",),
+    "dataset.peeking": ("Peek", "peek"),
+    "dataset.huggingface": ("SamplerTrainer",),
+    "dataset.lightning": ("SamplerCallback",),
+    "dataset.prefetch": ("Prefetcher",),
+    "order.bucket_sampler": ("BucketBatchSampler",),
+    "publish.rewriting.rewrite": ("rewrite",),
+    "order.chunked": ("ChunkedSampler", "ShardListSampler", "ShardedSampler"),
+    "order.sampling_cost": ("SamplingCost", "sampling_cost"),
+    "order.distributed": ("DistributedChunkedSampler",),
+    "order.mixed_sampler": ("MixedSampler",),
+    "shards.specs.loader": ("load_spec",),
+    "shards.specs.model": ("DatasetSpec", "ShardSpec"),
+    "dataset.streaming": ("stream",),
+    "shards.tars.shard": ("Shard",),
+    "dataset.collating": ("collate",),
+    "publish.appending": ("append_shards",),
+    "publish.new_spec": ("build_spec",),
+    "publish.problems": ("Problem",),
+    "publish.shard_writer": ("ShardWriter",),
+    "publish.tar_writer": ("TarWriter",),
+    "publish.verification": ("verify_spec",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

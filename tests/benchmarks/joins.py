@@ -31,7 +31,7 @@ import pandas as pd
 from PIL import Image
 
 import wids
-from wids.joining.join_keys import DatasetKeys, match_keys
+from wids.tables.join_keys import DatasetKeys, match_keys
 
 JOIN_ROWS = ("first time", "from the cache", "pandas.merge", "list files, merge")
 READ_ROWS = ("one dataset", "joined", "joined, other order", "files by a frame")

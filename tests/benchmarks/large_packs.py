@@ -25,14 +25,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wids.checking.dataset_problems import dataset_problems
-from wids.describing.appending import publish_appended
-from wids.describing.describe import ShardRecord
-from wids.describing.journal import Journal
-from wids.describing.new_packs import new_pack
-from wids.indexes.index_file import dump
-from wids.specs.model import DatasetSpec, ShardSpec
-from wids.tars.index import ShardIndex, TarIdentity
+from wids.publish.appending import publish_appended
+from wids.publish.dataset_problems import dataset_problems
+from wids.publish.describe import ShardRecord
+from wids.publish.journal import Journal
+from wids.publish.new_packs import new_pack
+from wids.shards.indexes.index_file import dump
+from wids.shards.specs.model import DatasetSpec, ShardSpec
+from wids.shards.tars.index import ShardIndex, TarIdentity
 
 PER_SHARD = 10_000
 _PEAK = "peak"

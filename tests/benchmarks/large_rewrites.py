@@ -23,7 +23,7 @@ from typing import Any
 from large_packs import PER_SHARD, create, own_peak_nbytes
 
 import wids
-from wids.rewriting.rewrite import prepare_rewrite
+from wids.publish.rewriting.rewrite import prepare_rewrite
 
 _ORDERS = ("open", "own", "random")
 

@@ -37,7 +37,7 @@ def make_shards(folder: Path, num_shards: int, num_samples: int) -> None:
 
 def run(folder: Path, *arguments: str) -> tuple[float, int]:
     """Run a command in a folder; return its seconds and the most memory it had, in bytes."""
-    command = [sys.executable, "-m", "wids.cli", *arguments]
+    command = [sys.executable, "-m", "wids", *arguments]
     start = time.perf_counter()
     process = subprocess.Popen(
         command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

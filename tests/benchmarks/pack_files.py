@@ -72,7 +72,7 @@ def measure(folder: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
     found: dict[str, list[tuple[float, float]]] = {"wids": [], "tar": [], "webdataset": []}
     files, output = str(folder / "files"), folder / "out"
     commands = {
-        "wids": [sys.executable, "-m", "wids.cli", "pack", files, "-o", f"{output}/a", "-j", "1"],
+        "wids": [sys.executable, "-m", "wids", "pack", files, "-o", f"{output}/a", "-j", "1"],
         "tar": ["tar", "-cf", f"{output}/a.tar", "-C", files, "."],
         "webdataset": [sys.executable, "-W", "ignore", "-c", _LOOP, files, f"{output}/a-%06d.tar"],
     }

@@ -54,7 +54,7 @@ def make_shards(folder: Path, size: int, nbytes: int) -> int:
 def measure(folder: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
     """Return the seconds of each program in each round, by the clock and of the processor."""
     shards, output = folder / "in", folder / "out"
-    wids_command = [sys.executable, "-m", "wids.cli", "rewrite", f"{shards}/train.json"]
+    wids_command = [sys.executable, "-m", "wids", "rewrite", f"{shards}/train.json"]
     commands = {
         "wids": [*wids_command, f"{output}/a", "--shuffle", "0", "--maxsize", "250MB", "-j", "2"],
         "cp": ["cp", "-r", "--reflink=never", str(shards), str(output)],

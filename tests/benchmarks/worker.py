@@ -57,12 +57,12 @@ class New(Library):
         return wids.ShardListDataset(spec, lru_size=lru_size, transformations=[], **options)
 
     def open_shard(self, path: str) -> Any:
-        from wids.dataset import ShardListDataset
+        from wids.dataset.shard_list import ShardListDataset
 
         return ShardListDataset([path])
 
     def index_shard(self, path: str) -> Any:
-        from wids.tars.shard import Shard
+        from wids.shards.tars.shard import Shard
 
         return Shard(path)
 

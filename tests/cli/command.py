@@ -60,7 +60,7 @@ def run_process(
 ) -> tuple[int, str, str]:
     """Run the command as a user does; return status, output and errors."""
     result = subprocess.run(
-        [sys.executable, "-m", "wids.cli", *map(str, arguments)],
+        [sys.executable, "-m", "wids", *map(str, arguments)],
         input=stdin,
         cwd=cwd,
         capture_output=True,

@@ -28,7 +28,7 @@ def shards(server: Server, tmp_path: Path) -> str:
 @pytest.fixture
 def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask from a kilobyte on."""
-    monkeypatch.setattr("wids.reading.cost.LIMIT_NBYTES", 1000)
+    monkeypatch.setattr("wids.shards.download_cost.LIMIT_NBYTES", 1000)
 
 
 def arguments(command: str, shards: str, tmp_path: Path) -> list[str]:
@@ -73,7 +73,7 @@ def test_create_asks_for_what_is_read_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Headers of large members need no consent; shards that are read whole do (SPEC-27)."""
-    monkeypatch.setattr("wids.reading.cost.LIMIT_NBYTES", 4_000_000)
+    monkeypatch.setattr("wids.shards.download_cost.LIMIT_NBYTES", 4_000_000)
     for name, nbytes in (("films", 2_000_000), ("notes", 100_000)):
         path = tmp_path / f"{name}.tar"
         write_tar(path, ((f"{n}.bin", bytes(nbytes)) for n in range(6_000_000 // nbytes)))
@@ -110,7 +110,7 @@ def test_local_shards_cost_nothing(
     train: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is said of them."""
-    monkeypatch.setattr("wids.reading.cost.LIMIT_NBYTES", 0)
+    monkeypatch.setattr("wids.shards.download_cost.LIMIT_NBYTES", 0)
     assert cli.main(["verify", str(train), "-j", "1"]) == 0
     assert "download" not in capsys.readouterr().err
 

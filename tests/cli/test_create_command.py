@@ -136,7 +136,7 @@ def test_an_interrupt_while_headers_are_read(server: Server, tmp_path: Path) -> 
         urls.append(server.page(f"/{path.name}", path.read_bytes()))
     server.pages["/film-1.tar"].always = Fault(after_nbytes=5000, how="stall")
     output = tmp_path / "film.json"
-    command = [sys.executable, "-m", "wids.cli", "create", *urls, "-o", str(output)]
+    command = [sys.executable, "-m", "wids", "create", *urls, "-o", str(output)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         while len(server.log) < 6:  # five for the first shard
             time.sleep(0.01)
@@ -158,7 +158,7 @@ def test_an_interrupted_create_is_resumed(tmp_path: Path) -> None:
         members = sample_members(number * 2000, number * 2000 + 2000)
         write_tar(tmp_path / f"a-{number:03d}.tar", members)
     output = tmp_path / "a.json"
-    command = [sys.executable, "-m", "wids.cli", "create", str(tmp_path), "-o", str(output)]
+    command = [sys.executable, "-m", "wids", "create", str(tmp_path), "-o", str(output)]
     process = subprocess.Popen(
         [*command, "-j", "2"], stderr=subprocess.PIPE, text=True, start_new_session=True
     )

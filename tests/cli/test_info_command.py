@@ -47,7 +47,7 @@ def test_tables_fit_the_window(shards: Path) -> None:
         reader, terminal = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
         env = {name: v for name, v in os.environ.items() if name not in ("COLUMNS", "LINES")}
-        command = [sys.executable, "-m", "wids.cli", *map(str, arguments)]
+        command = [sys.executable, "-m", "wids", *map(str, arguments)]
         subprocess.run(command, stdout=terminal, stderr=terminal, env=env, check=True)
         os.close(terminal)
         shown = os.read(reader, 100_000).decode()

@@ -31,7 +31,7 @@ def shards(tmp_path: Path) -> Path:
 
 
 def started(*arguments: object) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "wids.cli", *map(str, arguments), "-j", "2"]
+    command = [sys.executable, "-m", "wids", *map(str, arguments), "-j", "2"]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 

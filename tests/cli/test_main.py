@@ -13,7 +13,8 @@ import pytest
 from command import run, run_process, write_bare_shards
 from conftest import sample_members, write_tar
 
-from wids import SpecError, demo
+from wids import SpecError
+from wids.cli import demo_shapes
 from wids.cli import main as cli
 
 COMMANDS = [
@@ -62,7 +63,7 @@ def test_errors_of_the_library_are_one_line(
     def fail(folder: str) -> str:
         raise SpecError(f"{folder}: no")
 
-    monkeypatch.setattr(demo, "write_dataset", fail)
+    monkeypatch.setattr(demo_shapes, "write_dataset", fail)
 
     assert cli.main(["demo", "x"]) == 1
     assert capsys.readouterr().err == "wids: x: no\n"
@@ -117,7 +118,7 @@ def test_every_command_has_an_example(command: str, capsys: pytest.CaptureFixtur
 
 def test_output_that_is_not_read_to_its_end(train: Path) -> None:
     """``wids … | head -1`` shows no traceback."""
-    command = f"{sys.executable} -m wids.cli info --json {' '.join([str(train)] * 800)} | head -1"
+    command = f"{sys.executable} -m wids info --json {' '.join([str(train)] * 800)} | head -1"
     result = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)  # noqa: S602
     assert result.stderr == ""
     assert json.loads(result.stdout)["num_samples"] == 20
@@ -145,7 +146,7 @@ def test_progress_goes_to_standard_error(
     shards: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A bar is shown on standard error if wanted; standard output has the results alone."""
-    monkeypatch.setattr("wids.files.progress.DELAY_S", 0)
+    monkeypatch.setattr("wids.storage.progress.DELAY_S", 0)
     for wanted, is_shown in (("1", True), ("0", False)):
         monkeypatch.setenv("WIDS_PROGRESS", wanted)
         assert cli.main(["create", str(shards), "-o", str(shards / "a.json"), "-j", "1"]) == 0

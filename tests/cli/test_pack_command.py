@@ -104,7 +104,7 @@ def test_the_next_commands_work_as_printed(photos: Path, pack: Run) -> None:
     words = shlex.split(command)
     assert words[0] == "wids"
     process = subprocess.Popen(
-        [sys.executable, "-m", "wids.cli", *words[1:]],
+        [sys.executable, "-m", "wids", *words[1:]],
         cwd=photos.parent,
         stdout=subprocess.PIPE,
         start_new_session=True,
@@ -205,7 +205,7 @@ def test_an_interrupted_pack_is_resumed(tmp_path: Path) -> None:
         (tmp_path / "in" / f"{number}.bin").write_bytes(bytes([number % 256]) * 50_000)
     arguments = ["pack", "in", "-o", "out", "--maxcount", "4", "-j", "2"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "wids.cli", *arguments],
+        [sys.executable, "-m", "wids", *arguments],
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
@@ -234,7 +234,7 @@ def test_progress_is_in_bytes(
     photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A bar shows how many bytes are packed, on standard error, with any number of processes."""
-    monkeypatch.setattr("wids.files.progress.DELAY_S", 0)
+    monkeypatch.setattr("wids.storage.progress.DELAY_S", 0)
     monkeypatch.setenv("WIDS_PROGRESS", "1")
     for jobs in ("1", "2"):
         output = str(photos.parent / jobs)

@@ -20,7 +20,7 @@ from loopback import Server
 
 import wids
 from wids.cli.main import main
-from wids.describing.journal import Part
+from wids.publish.journal import Part
 
 LONG = pytest.mark.long
 LENGTHS = [4, 0, 3, 5, 2]
@@ -253,7 +253,7 @@ def test_killed_parts_and_merges(work: Work, steps: Sequence[int], folder: Path)
 
 def killed_at(number: int, work: Callable[[], object]) -> bool:
     """Kill a process at one of its steps; return whether it came so far."""
-    from wids.describing.journal import Journal
+    from wids.publish.journal import Journal
 
     steps = 0
 
@@ -300,7 +300,7 @@ def test_remote_shards(folder: Path, server: Server) -> None:
 def test_parts_at_the_same_time(folder: Path) -> None:
     """Commands that know nothing of each other write one dataset (REWRITE-22)."""
     rewrite("expected")
-    command = [sys.executable, "-m", "wids.cli", "rewrite", "train.json", "out/new", "-j", "1"]
+    command = [sys.executable, "-m", "wids", "rewrite", "train.json", "out/new", "-j", "1"]
     command += ["--shuffle", "0", "--maxcount", "3"]
     parts = [subprocess.Popen([*command, "--part", f"{n}/3"]) for n in (1, 2, 3)]
     assert [part.wait(120) for part in parts] == [0, 0, 0]

@@ -115,7 +115,7 @@ def test_downloads_end_with_ctrl_c(command: str, server: Server, shards: Path) -
         server.page(f"/{path.name}", path.read_bytes(), faults=faults)
     urls = " ".join(f"{server.url}/train-00000{number}.tar" for number in range(3))
     process = subprocess.Popen(
-        [sys.executable, "-m", "wids.cli", *command.format(urls=urls).split()],
+        [sys.executable, "-m", "wids", *command.format(urls=urls).split()],
         cwd=shards,
         stderr=subprocess.PIPE,
         text=True,

@@ -11,9 +11,9 @@ import pytest
 from command import run
 from conftest import write_tar
 
-from wids.cache.names import dataset_pattern
-from wids.cli import demo
-from wids.looking.text import bar_text, padded, shortened, table, text_width
+from wids.cli import demo_command
+from wids.look.text import bar_text, padded, shortened, table, text_width
+from wids.storage.cache.cache_names import dataset_pattern
 
 
 @pytest.fixture
@@ -112,13 +112,15 @@ def test_a_missing_shard_is_one_line(spec: Path) -> None:
 
 def test_the_demo_ends_with_commands(spec: Path) -> None:
     """What to do next are commands that run as they are printed."""
-    lines = [line.partition("#")[0].split() for line in demo._next_steps(str(spec)).splitlines()]
+    lines = [
+        line.partition("#")[0].split() for line in demo_command._next_steps(str(spec)).splitlines()
+    ]
     commands = [line[1:] for line in lines if line[:1] == ["wids"]]
     assert [command[0] for command in commands] == ["browse", "info", "sample", "pack"]
     commands[2][2] = "3"  # the demo has more samples
     for command in commands[1:3]:
         assert run(*command)[0] == 0
-    assert "'my folder/x.json'" in demo._next_steps("my folder/x.json")
+    assert "'my folder/x.json'" in demo_command._next_steps("my folder/x.json")
 
 
 def test_wide_characters_take_two_columns() -> None:

@@ -76,7 +76,7 @@ def test_sample_reads_headers_and_one_sample(run: Call, server: Server, pattern:
     assert run("sample", pattern, "--key", "s00046", "--shard", "2")[0] == 0
     server.log.clear()
     process = subprocess.run(
-        [sys.executable, "-m", "wids.cli", "sample", pattern, "0", "--cat", "mp4"],
+        [sys.executable, "-m", "wids", "sample", pattern, "0", "--cat", "mp4"],
         capture_output=True,
         check=True,
     )

@@ -159,7 +159,7 @@ def test_a_loader_resumes_where_it_was_saved(number: int, folder: Path) -> None:
 def test_lightning_resumes_from_a_checkpoint(folder: Path) -> None:
     """A checkpoint has the state under the name of the callback, and resumes the sampler."""
     optional("lightning")
-    callbacks = importlib.import_module("wids.trainers.lightning")
+    callbacks = importlib.import_module("wids")
     case = json.loads((folder / "states.json").read_text())[1]
     sampler = order_cases.made_sampler(case, 1, 0)
     trainer = SimpleNamespace(state=SimpleNamespace(fn="fit"), max_steps=-1)

@@ -20,7 +20,7 @@ from loopback import Server
 from tabs import Chromium, Tab
 
 import wids
-from wids.looking.html import sample_html
+from wids.look.html import sample_html
 
 pytestmark = pytest.mark.long
 

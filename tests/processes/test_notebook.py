@@ -22,7 +22,7 @@ import pytest
 from conftest import need
 from tabs import Chromium
 
-from wids import demo
+from wids.cli import demo_shapes
 
 pytestmark = pytest.mark.long
 
@@ -46,7 +46,7 @@ def run_example(folder: Path) -> Path:
     """Run the example in a folder, and return the notebook with its outputs."""
     for package in ("nbclient", "ipykernel"):
         need(importlib.util.find_spec(package), f"pip install {package}")
-    demo.write_dataset(str(folder / "wids-demo"))
+    demo_shapes.write_dataset(str(folder / "wids-demo"))
     done = folder / "done.ipynb"
     command = [sys.executable, "-c", EXECUTE, str(jobs.EXAMPLES / "look.ipynb"), str(done)]
     # In a separate process, because the kernel client leaves threads running.

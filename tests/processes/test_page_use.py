@@ -20,9 +20,9 @@ from scenery import SEASONS, write_scenery
 from tabs import Chromium, Tab
 
 import wids
-from wids.browsing.hits import Hits
-from wids.browsing.scans import Scans
 from wids.cli.main import main
+from wids.look.page.hits import Hits
+from wids.look.page.scans import Scans
 
 pytestmark = pytest.mark.long
 
@@ -96,7 +96,7 @@ def test_a_long_search_is_watched_and_stopped(
 
     monkeypatch.setattr(Hits, "visit", slow)
     monkeypatch.setattr(Scans, "stop", stop_and_tell)
-    monkeypatch.setattr("wids.browsing.scans._BLOCK", 20)
+    monkeypatch.setattr("wids.look.page.scans._BLOCK", 20)
     gate.release(2)
     tab.page.fill("#query", "hills")
     tab.page.keyboard.press("Enter")

@@ -18,7 +18,7 @@ from pages import BLOCKS, ROOT
 from PIL import Image
 
 import wids
-from wids import demo
+from wids.cli import demo_shapes
 
 if TYPE_CHECKING:
     from s3 import Bucket
@@ -29,8 +29,8 @@ PAGES_WITH_COMMANDS = sorted(
 )
 # `wids browse` runs until it is interrupted, which is what Ctrl-C does here after its first line.
 BROWSE = """#!/bin/bash
-if [ "$1" != browse ]; then exec {python} -m wids.cli "$@"; fi
-coproc {{ exec {python} -u -m wids.cli "$@"; }}
+if [ "$1" != browse ]; then exec {python} -m wids "$@"; fi
+coproc {{ exec {python} -u -m wids "$@"; }}
 while read -r line <&"${{COPROC[0]}}"; do
     echo "$line"
     case "$line" in *http://127.0.0.1:*) kill -INT "$COPROC_PID"; wait "$COPROC_PID"; exit 0;; esac
@@ -47,7 +47,7 @@ def runs_elsewhere(line: str) -> bool:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a folder with all that pages speak of: the demo, photos, shards, a package."""
-    demo.write_dataset(str(tmp_path / "wids-demo"))
+    demo_shapes.write_dataset(str(tmp_path / "wids-demo"))
     (tmp_path / "shards").mkdir()
     for path in (tmp_path / "wids-demo").glob("*.tar"):
         shutil.copy(path, tmp_path / "shards" / path.name.replace("shapes", "train"))

@@ -18,7 +18,7 @@ from laws import REPEATS, law
 from test_sampler_laws import Data, divisors
 
 from wids import BucketBatchSampler, DistributedChunkedSampler, StateError
-from wids.bucketing import aligned, buckets
+from wids.order import aligned, buckets
 
 GOLDEN = json.loads(
     (Path(__file__).parents[2] / "specs" / "bucket-batches.golden.json").read_text("utf-8")

@@ -22,11 +22,11 @@ from hypothesis.stateful import (
 )
 from loopback import Fault, Server
 
-from wids.cache.names import RemoteFile, copy_path
-from wids.cache.store import Cache, CachedCopy, Limits
 from wids.errors import FetchError
-from wids.fetching import fetch
-from wids.transport import retry
+from wids.storage import fetch
+from wids.storage.cache.cache_names import RemoteFile, copy_path
+from wids.storage.cache.store import Cache, CachedCopy, Limits
+from wids.storage.transport import retry
 
 SIZE = 20_000
 LIMIT = 5 * SIZE

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from wids.fields.codecs import BY_EXTENSION
-from wids.fields.decode import Decoder
-from wids.fields.encode import encode
+from wids.shards.fields.codecs import BY_EXTENSION
+from wids.shards.fields.decode import Decoder
+from wids.shards.fields.encode import encode
 
 NUMBERS = "?bhiqBHIQefdFD"
 DTYPES = st.sampled_from([np.dtype(code) for code in NUMBERS])

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from laws import REPEATS, law
 
 from wids import MixedSampler, StateError
-from wids.mixing import mixing
-from wids.mixing.pattern import MAX_PERIOD, checked_weight, draws_per_period, pattern
-from wids.sampling import order
+from wids.order import epoch_order, mixing
+from wids.order.pattern import MAX_PERIOD, checked_weight, draws_per_period, pattern
 
 GOLDEN = json.loads(
     (Path(__file__).parents[2] / "specs" / "sampler-order.golden.json").read_text(encoding="utf-8")
@@ -147,7 +146,11 @@ def golden_ranks(vector: dict[str, Any]) -> list[list[int]]:
     others = (vector[name] for name in ("chunksize", "shuffle", "num_runs"))
     made = mixing.Mix(np.empty(0, np.int64), sources, tuple(vector["weights"]), length, *others)
     return [
-        [int(i) for block in order.rank_blocks(made, seed, epoch, r, num_replicas) for i in block]
+        [
+            int(i)
+            for block in epoch_order.rank_blocks(made, seed, epoch, r, num_replicas)
+            for i in block
+        ]
         for r in range(num_replicas)
     ]
 

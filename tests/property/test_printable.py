@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader
 import wids
 from wids import errors
 from wids.errors import printable
-from wids.tars.shard import Shard
-from wids.transport import urls
+from wids.shards.tars.shard import Shard
+from wids.storage.transport import urls
 
 CONTROLS = "\x00\x07\x08\n\r\t\x1b\x7f\x84\x9b\u2028\u202e\ufeff\udc80\U000e0001"
 """Bell, backspace, escape sequences of 7 and 8 bits, other lines, reversed text, no UTF-8."""

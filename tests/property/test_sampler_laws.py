@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from laws import REPEATS, law
 
 from wids import ChunkedSampler, DistributedChunkedSampler, ShardListSampler, StateError
-from wids.sampling import order
+from wids.order import epoch_order
 
 GOLDEN = json.loads(
     (Path(__file__).parents[2] / "specs" / "sampler-order.golden.json").read_text(encoding="utf-8")
@@ -130,16 +130,20 @@ def test_order_is_the_one_of_the_specification(job: Job, data: st.DataObject) ->
 @pytest.mark.parametrize("vector", GOLDEN["permutations"])
 def test_golden_permutations(vector: dict[str, Any]) -> None:
     """Permutations are the same on every machine and release of numpy (ORDER-12)."""
-    found = order.permutation(vector["length"], vector["seed"], *vector["key"])
+    found = epoch_order.permutation(vector["length"], vector["seed"], *vector["key"])
     assert found.tolist() == vector["order"]
 
 
 def golden_ranks(vector: dict[str, Any]) -> list[list[int]]:
     vector = {**vector, "lengths": np.array(vector["lengths"], np.int64)}
     num_replicas, seed, epoch = (vector.pop(name) for name in ("num_replicas", "seed", "epoch"))
-    made = order.Settings(**vector)
+    made = epoch_order.Settings(**vector)
     return [
-        [int(i) for block in order.rank_blocks(made, seed, epoch, r, num_replicas) for i in block]
+        [
+            int(i)
+            for block in epoch_order.rank_blocks(made, seed, epoch, r, num_replicas)
+            for i in block
+        ]
         for r in range(num_replicas)
     ]
 
@@ -407,9 +411,9 @@ def test_visits_are_those_of_the_order(job: Job) -> None:
     made = job.sampler(0, 1).settings
     shard_of = np.repeat(np.arange(len(job.data.lengths)), job.data.lengths)
     seed = job.options["seed"]
-    for run, visits in enumerate(order.visits(made, seed, job.epoch)):
+    for run, visits in enumerate(epoch_order.visits(made, seed, job.epoch)):
         expected: list[int] = []
-        for block in order.rank_blocks(made, seed, job.epoch, run, made.num_runs):
+        for block in epoch_order.rank_blocks(made, seed, job.epoch, run, made.num_runs):
             shards = np.unique(shard_of[block]).tolist()
             expected += shards[1:] if expected and expected[-1] == shards[0] else shards
         assert visits.tolist() == expected
@@ -419,5 +423,5 @@ def test_golden_cases_name_all_settings() -> None:
     """The vectors name every setting; a new one has to be added to them."""
     names = {"num_replicas", "ranks", *asdict(reference.Case([], 0, 0, 1))}
     assert all(set(vector) == names for vector in GOLDEN["orders"])
-    fields = set(order.Settings.__dataclass_fields__)
+    fields = set(epoch_order.Settings.__dataclass_fields__)
     assert fields | {"seed", "epoch", "num_replicas", "ranks"} == names

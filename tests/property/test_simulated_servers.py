@@ -22,10 +22,10 @@ import pytest
 import urllib3
 
 from wids.errors import WidsError
-from wids.fetching.download import Expected
-from wids.fetching.fetch import Fetcher
-from wids.transport import http, retry
-from wids.transport.http import Http
+from wids.storage.download import Expected
+from wids.storage.fetch import Fetcher
+from wids.storage.transport import http, retry
+from wids.storage.transport.http import Http
 
 _NOW_S = 1_700_000_000
 _PROGRESS_NBYTES = 500

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from wids.errors import FetchError, ShardFormatError
-from wids.indexes import index_file
-from wids.tars.archive import TarData
-from wids.tars.header_scan import HeaderScan
-from wids.tars.index import ShardIndex, TarIdentity, index_tar
-from wids.tars.names import KEY_SPLITS, KeySplit
-from wids.tars.scan import scan
+from wids.shards.indexes import index_file
+from wids.shards.tars.archive import TarData
+from wids.shards.tars.header_scan import HeaderScan
+from wids.shards.tars.index import ShardIndex, TarIdentity, index_tar
+from wids.shards.tars.member_names import KEY_SPLITS, KeySplit
+from wids.shards.tars.scan import scan
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -285,7 +285,7 @@ class System:
         self.file(handle)
         self._close(self.current, handle)
 
-    # Locks, with the interface of `wids.files.locks`.
+    # Locks, with the interface of `wids.storage.locks`.
 
     def flock(self, handle: int, *, is_exclusive: bool) -> bool | None:
         self.call("flock")

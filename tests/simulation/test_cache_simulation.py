@@ -23,19 +23,28 @@ from typing import IO, Any
 import pytest
 from fake_system import FakeFile, Inode, OpenFile, Process, System
 
-from wids.cache import eviction, leases, names, saving, space, store, turns, verified
-from wids.cache.names import RemoteFile
-from wids.cache.store import BackgroundFetch, Cache, CachedCopy, Limits
 from wids.errors import FetchError, MismatchError
-from wids.fetching.download import Download
-from wids.files import abandoned, digests, locks, publish
-from wids.transport.stream import Stream, TransientError
+from wids.storage import abandoned, complete_files, digests, locks
+from wids.storage.cache import (
+    cache_names,
+    eviction,
+    leases,
+    small_files,
+    space,
+    store,
+    turns,
+    verified,
+)
+from wids.storage.cache.cache_names import RemoteFile
+from wids.storage.cache.store import BackgroundFetch, Cache, CachedCopy, Limits
+from wids.storage.download import Download
+from wids.storage.transport.stream import Stream, TransientError
 
 SIZE = 1000
 CHUNK = 300
 FOLDER = "/cache"
 SHARDS = f"{FOLDER}/shards"
-MODULES = (abandoned, eviction, leases, saving, space, store, turns, verified)
+MODULES = (abandoned, eviction, leases, small_files, space, store, turns, verified)
 
 
 class History:
@@ -348,12 +357,12 @@ def simulated(history: History) -> Iterator[None]:
     """Put the simulated system in place of the real one, for the modules of the cache."""
     system = history.system
     with pytest.MonkeyPatch.context() as patch:
-        for module in (*MODULES, publish, digests, locks):
+        for module in (*MODULES, complete_files, digests, locks):
             for name in ("os", "time", "shutil"):
                 if hasattr(module, name):
                     patch.setattr(module, name, getattr(system, name))
         fake_open = lambda path, mode, opener=None: FakeFile(system, path, mode, opener)  # noqa: E731
-        for module in (publish, digests, verified):
+        for module in (complete_files, digests, verified):
             patch.setattr(module, "open", fake_open, raising=False)
         patch.setattr(
             locks, "FileIO", lambda path, _="r", opener=None: fake_open(path, "r", opener)
@@ -365,11 +374,11 @@ def simulated(history: History) -> Iterator[None]:
         patch.setattr(locks, "release", system.unlock)
         patch.setattr(locks, "lock_file", system.lock_file)
         patch.setattr(turns, "_PATIENCE_S", 20.0)
-        patch.setattr(names, "default_folder", lambda: "/home")
+        patch.setattr(cache_names, "default_folder", lambda: "/home")
         patch.setattr(eviction, "make_space", history.make_space)
         patch.setattr(eviction, "delete_if_unused", history.delete_if_unused)
         patch.setattr(
-            publish,
+            complete_files,
             "secrets",
             SimpleNamespace(token_hex=lambda n: f"{history.rng.getrandbits(8 * n):0{2 * n}x}"),
         )
@@ -463,8 +472,8 @@ def _no_turn(*_: object, **__: object) -> Iterator[bool]:
 @contextmanager
 def _write_in_place(path: str, **_: object) -> Iterator[Any]:
     with suppress(FileNotFoundError):
-        publish.os.unlink(path)
-    with publish.open(path, "x+b", opener=publish.os.open) as file:
+        complete_files.os.unlink(path)
+    with complete_files.open(path, "x+b", opener=complete_files.os.open) as file:
         yield file
 
 
@@ -477,7 +486,7 @@ MUTANTS = [
     ),
     pytest.param(store, "turn", _no_turn, id="all fetch at once"),
     pytest.param(leases.locks, "acquire_shared", lambda _: True, id="leases are not locked"),
-    pytest.param(publish, "replacing", _write_in_place, id="files are written in place"),
+    pytest.param(complete_files, "replacing", _write_in_place, id="files are written in place"),
     pytest.param(abandoned, "_ABANDONED_S", -1.0, id="unlocked files are swept at once"),
     pytest.param(abandoned, "delete_if_abandoned", lambda *_: False, id="nothing is swept"),
     pytest.param(abandoned.locks, "probe", lambda _: True, id="sweeping looks at no lock"),

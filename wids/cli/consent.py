@@ -10,8 +10,8 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from wids.dataset import ShardListDataset
-    from wids.reading.cost import DownloadCost
+    from wids.dataset.shard_list import ShardListDataset
+    from wids.shards.download_cost import DownloadCost
 
 _WRONG_USAGE: Final = 2
 
@@ -70,7 +70,7 @@ def ask_to_fetch(dataset: ShardListDataset, options: argparse.Namespace, purpose
 
     They are remote, have no copy here, and no index by which parts of them could be read.
     """
-    from wids.reading.cost import DownloadCost
+    from wids.shards.download_cost import DownloadCost
 
     reader, shards = dataset.reader, dataset.spec.shards
     missing = [

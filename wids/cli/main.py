@@ -16,34 +16,34 @@ from typing import Final
 
 import wids
 from wids.cli import (
-    browse,
-    cache,
-    create,
-    demo,
-    info,
-    pack,
-    prefetch,
-    rewrite,
-    sample,
-    table,
-    update,
-    verify,
+    browse_command,
+    cache_command,
+    create_command,
+    demo_command,
+    info_command,
+    pack_command,
+    prefetch_command,
+    rewrite_command,
+    sample_command,
+    table_command,
+    update_command,
+    verify_command,
 )
 from wids.errors import WidsError
 
 _COMMANDS: Final = (
-    pack,
-    create,
-    info,
-    sample,
-    verify,
-    update,
-    table,
-    rewrite,
-    browse,
-    prefetch,
-    cache,
-    demo,
+    pack_command,
+    create_command,
+    info_command,
+    sample_command,
+    verify_command,
+    update_command,
+    table_command,
+    rewrite_command,
+    browse_command,
+    prefetch_command,
+    cache_command,
+    demo_command,
 )
 _INTERRUPTED: Final = 130
 _EXPECTED: Final = (

@@ -1,0 +1,178 @@
+"""`wids.collate`: torch's function, an empty batch, and errors that name the field."""
+
+from __future__ import annotations
+
+import doctest
+import io
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import raises
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from torch.utils.data import DataLoader, default_collate
+
+import wids
+from wids.dataset import collating
+
+
+def test_it_is_torchs_function_otherwise() -> None:
+    """Tensors, texts, labels and tuples become what torch makes of them."""
+    samples = [{".cls": n, ".txt": str(n), ".ten": torch.ones(2)} for n in range(3)]
+    ours, torchs = wids.collate(samples), default_collate(samples)
+    assert ours.keys() == torchs.keys()
+    assert torch.equal(ours[".cls"], torchs[".cls"])
+    assert (ours[".txt"], ours[".ten"].shape) == (torchs[".txt"], (3, 2))
+    assert torch.equal(wids.collate([(1, 2), (3, 4)])[0], torch.tensor([1, 3]))
+    assert wids.collate([]) == {}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_pictures_stay_in_the_order_of_their_pixels(num_workers: int) -> None:
+    """A batch of pictures has torch's shape and values, and is channels-last as they are."""
+    pixels = torch.arange(3 * 96 * 96 * 3, dtype=torch.float32).reshape(3, 96, 96, 3)
+    pictures = [{".jpg": picture.permute(2, 0, 1), ".cls": 1} for picture in pixels]
+    (batch,) = DataLoader(pictures, 3, num_workers=num_workers, collate_fn=wids.collate)  # type: ignore[arg-type]
+
+    assert torch.equal(batch[".jpg"], default_collate(pictures)[".jpg"])
+    assert batch[".jpg"].shape == (3, 3, 96, 96)
+    assert batch[".jpg"].is_contiguous(memory_format=torch.channels_last)
+    assert not batch[".jpg"].is_contiguous()
+
+
+@given(
+    shape=st.lists(st.integers(1, 4), min_size=1, max_size=5),
+    data=st.data(),
+    step=st.sampled_from([1, 2]),
+)
+def test_tensors_in_any_order_are_stacked_as_torch_does(
+    shape: list[int], data: st.DataObject, step: int
+) -> None:
+    """Permuted, sliced and expanded tensors become torch's batch, whatever each one is."""
+    tensors = []
+    for number in range(2):
+        order = data.draw(st.permutations(range(len(shape))))
+        stored = torch.arange(math.prod(shape) * step).reshape(
+            [shape[at] for at in order[:-1]] + [-1]
+        )
+        tensor = stored[..., ::step].permute([order.index(at) for at in range(len(shape))])
+        tensors.append(tensor + number if data.draw(st.booleans()) else tensor)
+    ours = wids.collate(tensors)
+    assert torch.equal(ours, default_collate(tensors))
+    assert torch.equal(wids.collate([tensors[0].expand(2, *shape)] * 2)[0][1], tensors[0])
+
+
+@pytest.mark.parametrize(
+    ("samples", "kind", "parts"),
+    [
+        (
+            [{"__key__": "a", ".cls": 1, ".txt": ""}, {"__key__": "b", ".cls": 1}],
+            ValueError,
+            ('".txt"', "all 2 samples", "found it in 1", "not in 'b'", "to_tuple"),
+        ),
+        (
+            [{"__key__": "b", ".cls": 1}, {"__key__": "a", ".cls": 1, ".txt": ""}],
+            ValueError,
+            ('".txt"', "not in 'b'"),
+        ),
+        ([{".jpg": io.BytesIO(b"x")}], TypeError, ('".jpg"', "found BytesIO", '"torch"')),
+        ([{".png": Image.new("L", (1, 1))}], TypeError, ('".png"', "found Image")),
+        (
+            [{".ten": torch.ones(2)}, {".ten": torch.ones(3)}],
+            ValueError,
+            ('".ten"', "one shape", "(2,), (3,)"),
+        ),
+    ],
+)
+def test_errors_name_the_field(
+    samples: list[dict[str, object]], kind: type[Exception], parts: tuple[str, ...]
+) -> None:
+    """What cannot be collated is named, with what to do."""
+    with raises(kind, "collate: field ", *parts):
+        wids.collate(samples)
+
+
+def test_example_runs() -> None:
+    """The example of the docstring."""
+    assert doctest.testmod(collating).failed == 0
+
+
+class Samples:
+    """Samples with values of every kind, for the workers of a loader."""
+
+    def __init__(self, *, as_tuples: bool) -> None:
+        self.as_tuples = as_tuples
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Any:
+        sample = {
+            ".cls": index,
+            ".txt": f"text {index}",
+            ".json": {"height": index / 2},
+            ".npy": np.full((2, 3), index, np.float32),
+            ".half": torch.full((2,), index, dtype=torch.bfloat16),
+            ".jpg": torch.full((3, 150, 150), index, dtype=torch.uint8),
+            ".bool": index % 2 == 0,
+            ".none": np.zeros((0, 2)),
+        }
+        return tuple(sample.values()) if self.as_tuples else sample
+
+
+@pytest.mark.parametrize("as_tuples", [False, True])
+def test_batches_of_workers_are_those_of_the_main_process(as_tuples: bool) -> None:
+    """A batch from a worker is a plain dict or list, with equal, writable tensors (VIEW-21)."""
+
+    def batches(num_workers: int) -> list[Any]:
+        loader: DataLoader[Any] = DataLoader(
+            Samples(as_tuples=as_tuples),  # type: ignore[arg-type]
+            batch_size=3,
+            num_workers=num_workers,
+            collate_fn=wids.collate,
+        )
+        return list(loader)
+
+    for here, sent in zip(batches(0), batches(1), strict=True):
+        assert type(here) is type(sent) is (list if as_tuples else dict)
+        if not as_tuples:
+            assert list(here) == list(sent)
+            here, sent = list(here.values()), list(sent.values())  # noqa: PLW2901 - as tuples
+        for one, other in zip(here, sent, strict=True):
+            if isinstance(one, dict):
+                assert list(one) == list(other)
+                one, other = one["height"], other["height"]  # noqa: PLW2901 - as the others
+            if isinstance(one, torch.Tensor):
+                assert (one.dtype, one.shape) == (other.dtype, other.shape)
+                assert torch.equal(one, other)
+                other.zero_()
+            else:
+                assert one == other
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_large_tensors_that_are_not_in_order_are_stacked_as_torch_does(num_workers: int) -> None:
+    """Matrices that are transposed, repeated or in columns become planes."""
+    row = torch.arange(40_000.0)
+    samples = [
+        {
+            "transposed": row.view(200, 200).T,
+            "sliced": row.view(10, 20, 200).permute(2, 0, 1)[::2],
+            "repeated": row[:200, None].expand(200, 100),
+            "columns": np.asfortranarray(row.view(100, 400).numpy()),
+        }
+    ] * 2
+    loader: DataLoader[Any] = DataLoader(
+        samples,  # type: ignore[arg-type]
+        2,
+        num_workers=num_workers,
+        collate_fn=wids.collate,
+    )
+    (batch,) = loader
+    for name, wanted in default_collate(samples).items():
+        assert torch.equal(batch[name], wanted)
+        assert batch[name].stride() == wanted.stride()

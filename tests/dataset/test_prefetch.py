@@ -1,0 +1,550 @@
+"""Shards are fetched ahead: in the order of need, within a limit, by the main process."""
+
+from __future__ import annotations
+
+import copy
+import doctest
+import gc
+import io
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+from conftest import raises, sample_members, write_tar
+from loopback import Fault, Server
+from served_shards import LENGTH, NUM_SAMPLES, NUM_SHARDS, identity, serve_shards, wait_for
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+)
+
+import wids
+from wids.dataset import prefetch
+from wids.errors import FetchError
+from wids.storage.cache import eviction
+from wids.storage.shared_number import SharedNumber
+
+pytestmark = pytest.mark.usefixtures("quick_retries")
+
+
+@pytest.fixture
+def shards(tmp_path: Path, server: Server) -> list[dict[str, Any]]:
+    """Eight shards of 25 samples."""
+    return serve_shards(tmp_path, server)
+
+
+@pytest.mark.parametrize(
+    ("workers", "context"),
+    [(0, None), (2, "fork"), pytest.param(2, "spawn", marks=pytest.mark.long)],
+)
+def test_every_sample_once_and_each_shard_once(
+    shards: list[dict[str, Any]], server: Server, workers: int, context: str | None
+) -> None:
+    """With any number of workers, started in any way (CACHE-16)."""
+    dataset = wids.ShardListDataset(shards)
+    sampler = wids.Prefetcher(wids.ChunkedSampler(dataset, chunksize=LENGTH), dataset)
+    loader = DataLoader(
+        dataset,
+        batch_size=10,
+        sampler=sampler,
+        num_workers=workers,
+        collate_fn=identity,
+        multiprocessing_context=context,
+    )
+    seen = Counter(sample[".txt"] for batch in loader for sample in batch)
+
+    assert seen == Counter(f"text {n}" for n in range(NUM_SAMPLES))
+    expected = Counter(f"/{n}.tar" for n in range(NUM_SHARDS))
+    assert Counter(server.requests) == expected, server.log
+    dataset.close()
+
+
+def test_the_next_shard_is_requested_before_the_last_sample(
+    shards: list[dict[str, Any]], server: Server
+) -> None:
+    """The next shards are fetched while the current one is read (CACHE-16)."""
+    dataset = wids.ShardListDataset(shards)
+    size = shards[0]["filesize"]
+    sampler = wids.Prefetcher(SequentialSampler(dataset), dataset, ahead_nbytes=2 * size)
+    for index in sampler:
+        assert dataset.__getitems__([index])[0][".txt"] == f"text {index}"
+        number = index // LENGTH
+        wanted = min(number + 2, NUM_SHARDS - 1)
+        if index % LENGTH == 0:
+            wait_for(lambda wanted=wanted: f"/{wanted}.tar" in server.requests)
+            # Bounded: not more than two beyond the one that is read.
+            assert len(server.requests) <= number + 3
+    assert len(server.requests) == NUM_SHARDS
+    dataset.close()
+
+
+def test_nothing_is_fetched_by_the_workers(
+    shards: list[dict[str, Any]], server: Server, tmp_path: Path
+) -> None:
+    """Each shard but the first is opened by this process; workers wait for it (CACHE-16)."""
+    log = tmp_path / "log"
+
+    def open_slowly(url: str) -> BinaryIO:
+        with log.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        time.sleep(0.05)
+        return io.BytesIO(server.pages["/" + url.rpartition("/")[2]].body)
+
+    mine = [{**shard, "url": f"mine://x/{n}.tar"} for n, shard in enumerate(shards)]
+    dataset = wids.ShardListDataset(mine, handlers={"mine": open_slowly})
+    sampler = wids.Prefetcher(wids.ChunkedSampler(dataset, chunksize=LENGTH), dataset)
+    loader = DataLoader(dataset, batch_size=5, sampler=sampler, num_workers=2, collate_fn=identity)
+
+    assert sum(len(batch) for batch in loader) == NUM_SAMPLES
+    opened_by = log.read_text().split()
+    # A worker may open the first one: fetching begins when a shard is read (decision 0037).
+    assert opened_by.count(str(os.getpid())) >= NUM_SHARDS - 1
+    assert len(opened_by) == NUM_SHARDS
+    dataset.close()
+
+
+def test_local_shards_need_no_thread(tmp_path: Path) -> None:
+    """For a dataset of local shards, the prefetcher starts no thread."""
+    path = write_tar(tmp_path / "a.tar", sample_members(0, 10))
+    dataset = wids.ShardListDataset(str(path))
+    prefetcher = wids.Prefetcher(wids.ChunkedSampler(dataset), dataset)
+    threads = threading.active_count()
+
+    for index in prefetcher:
+        assert dataset[index]["__index__"] == index
+        assert threading.active_count() == threads
+    dataset.close()
+
+
+def test_threads_run_during_a_pass_only(shards: list[dict[str, Any]]) -> None:
+    """Threads start with the first index, and more when a shard is read; none outlives a pass."""
+    dataset = wids.ShardListDataset(shards)
+    prefetcher = wids.Prefetcher(wids.ChunkedSampler(dataset, chunksize=LENGTH), dataset)
+
+    def names() -> list[str]:
+        return [t.name for t in threading.enumerate() if t.name == "wids-prefetch"]
+
+    indices = iter(prefetcher)
+    assert names() == []
+    index = next(indices)
+    assert names() == ["wids-prefetch"]
+    dataset.__getitems__([index])
+    wait_for(lambda: names() == ["wids-prefetch"] * 2)
+    indices.close()
+    assert names() == []
+    for _ in prefetcher:
+        pass
+    assert names() == []
+    loader = DataLoader(dataset, batch_size=5, sampler=prefetcher, collate_fn=identity)
+    for _ in loader:
+        break
+    wait_for(lambda: names() == [])
+    dataset.close()
+
+
+def test_a_pass_that_is_cancelled_ends_its_downloads(
+    shards: list[dict[str, Any]], server: Server, own_cache: Path
+) -> None:
+    """Downloads end at once, and leave no partial file."""
+    server.rate_nbytes = 100_000
+    dataset = wids.ShardListDataset(shards)
+    indices = iter(wids.Prefetcher(SequentialSampler(dataset), dataset))
+    dataset.__getitems__([next(indices)])
+    wait_for(lambda: len(server.requests) > 2)
+    started_s = time.monotonic()
+    indices.close()
+
+    assert time.monotonic() - started_s < 1
+    left = [path.name for path in (own_cache / "shards").iterdir()]
+    assert {name.partition("-")[2] for name in left} <= {
+        f"{n}.tar{end}" for n in (0, 1, 2) for end in ("", ".index")
+    }
+    dataset.close()
+
+
+def test_a_process_that_ends_during_a_pass(
+    shards: list[dict[str, Any]], server: Server, own_cache: Path
+) -> None:
+    """An uncaught error ends the process at once, and leaves no partial file."""
+    server.rate_nbytes = 100_000
+    code = f"""
+import wids
+from torch.utils.data import SequentialSampler
+dataset = wids.ShardListDataset({shards!r})
+indices = iter(wids.Prefetcher(SequentialSampler(dataset), dataset))
+next(indices)
+1 / 0
+"""
+    started_s = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.stderr.strip().endswith("ZeroDivisionError: division by zero")
+    assert time.monotonic() - started_s < 15
+    assert not list((own_cache / "shards").glob(".*"))
+
+
+def test_a_failed_fetch_reaches_the_reader(shards: list[dict[str, Any]], server: Server) -> None:
+    """The reader gets its cause and type, also from a worker; ``on_error`` works (CACHE-16)."""
+    server.pages["/3.tar"].always = Fault(403)
+    for workers in (0, 2):
+        dataset = wids.ShardListDataset(shards)
+        loader = DataLoader(
+            dataset,
+            batch_size=5,
+            sampler=wids.Prefetcher(SequentialSampler(dataset), dataset),
+            num_workers=workers,
+            collate_fn=identity,
+        )
+        batches = iter(loader)
+        with raises(FetchError, "/3.tar: expected HTTP status 200, found 403"):
+            for _ in batches:
+                pass
+        if workers:
+            batches._shutdown_workers()  # what collects it with the error would wait for them
+        dataset.close()
+    with wids.ShardListDataset(shards, on_error=lambda _: None) as dataset:
+        sampler = wids.Prefetcher(SequentialSampler(dataset), dataset)
+        found = [s for b in DataLoader(dataset, 5, sampler=sampler, collate_fn=identity) for s in b]
+    assert [sample is None for sample in found] == [n // LENGTH == 3 for n in range(NUM_SAMPLES)]
+
+
+def test_a_handler_that_raises_anything(shards: list[dict[str, Any]]) -> None:
+    """Whatever a handler raises ends no thread, blocks no pass, and reaches the reader."""
+
+    def refuse(_: str) -> BinaryIO:
+        raise RuntimeError("no such thing")
+
+    def localname(url: str) -> str:
+        raise ZeroDivisionError(url)
+
+    mine = [{**shard, "url": f"mine://x/{n}.tar"} for n, shard in enumerate(shards)]
+    for kind, about in (
+        (FetchError, {"handlers": {"mine": refuse}}),
+        (ZeroDivisionError, {"localname": localname}),
+    ):
+        dataset = wids.ShardListDataset(mine, **about)
+        sampler = wids.Prefetcher(SequentialSampler(dataset), dataset)
+        loader = DataLoader(dataset, 5, sampler=sampler, collate_fn=identity)
+        with pytest.raises(kind):
+            list(loader)
+        dataset.close()
+
+
+def test_a_pass_that_is_collected_by_its_own_thread_ends(
+    shards: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """The thread that happens to collect garbage may be one of the pass that is garbage."""
+    is_dropped, is_collected = threading.Event(), threading.Event()
+
+    def localname(url: str) -> str:
+        if threading.current_thread().name == "wids-prefetch":
+            assert is_dropped.wait(30)
+            gc.collect()
+            is_collected.set()
+        return f"{tmp_path}/copy-of-{os.path.basename(url)}"
+
+    dataset = wids.ShardListDataset(shards, localname=localname)
+    cycle: dict[str, Any] = {"pass": iter(wids.Prefetcher(SequentialSampler(dataset), dataset))}
+    cycle["itself"] = cycle
+    next(cycle["pass"])
+    dataset[0]  # its threads begin with the first shard that is opened
+    del cycle
+    is_dropped.set()
+    assert is_collected.wait(30)
+    for thread in threading.enumerate():
+        if thread.name.startswith("wids-prefetch"):
+            thread.join(30)
+            assert not thread.is_alive()
+    dataset.close()
+
+
+def test_a_temporary_failure_is_not_noticed(shards: list[dict[str, Any]], server: Server) -> None:
+    """A fetch ahead is tried as often as any other, and the reader tries again."""
+    server.pages["/3.tar"].faults = [Fault(503)] * 6
+    dataset = wids.ShardListDataset(shards)
+    sampler = wids.Prefetcher(SequentialSampler(dataset), dataset)
+    loader = DataLoader(dataset, 5, sampler=sampler, num_workers=2, collate_fn=identity)
+
+    assert sum(len(batch) for batch in loader) == NUM_SAMPLES
+    dataset.close()
+
+
+# The prefetcher behaves like its sampler.
+
+
+def test_length_epoch_and_state_are_those_of_the_sampler(shards: list[dict[str, Any]]) -> None:
+    """However far ahead the prefetcher has looked."""
+    dataset = wids.ShardListDataset(shards)
+    plain = wids.ChunkedSampler(dataset, chunksize=LENGTH)
+    sampler = wids.ChunkedSampler(dataset, chunksize=LENGTH)
+    prefetcher = wids.Prefetcher(sampler, dataset)
+    assert len(prefetcher) == NUM_SAMPLES
+
+    for epoch in (0, 5):
+        prefetcher.set_epoch(epoch)
+        plain.set_epoch(epoch)
+        assert list(prefetcher) == list(plain)
+    indices = iter(prefetcher)
+    taken = [next(indices) for _ in range(33)]
+    state = prefetcher.state_dict()
+    assert state["position"] == 33
+    indices.close()
+    assert (state["epoch"], sampler.epoch) == (5, 5)
+
+    again = wids.Prefetcher(wids.ChunkedSampler(dataset, chunksize=LENGTH), dataset)
+    again.load_state_dict(state)
+    plain.set_epoch(5)
+    assert taken + list(again) == list(plain)
+    dataset.close()
+
+
+def test_looking_ahead_is_no_pass_of_its_own(shards: list[dict[str, Any]]) -> None:
+    """The second full pass of a fixed epoch warns once, and not ahead of time (ORDER-14)."""
+    dataset = wids.ShardListDataset(shards)
+    prefetcher = wids.Prefetcher(wids.ChunkedSampler(dataset, chunksize=LENGTH), dataset)
+    prefetcher.set_epoch(2)
+    list(prefetcher)
+    again = iter(prefetcher)
+    taken = [next(again) for _ in range(NUM_SAMPLES - 1)]
+    with pytest.warns(UserWarning, match="second full pass") as caught:
+        taken += again
+    assert (sorted(taken), len(caught)) == (list(range(NUM_SAMPLES)), 1)
+    dataset.close()
+
+
+def test_epochs_advance_by_themselves(shards: list[dict[str, Any]]) -> None:
+    """Only a pass that was read to its end advances the epoch."""
+    dataset = wids.ShardListDataset(shards)
+    sampler = wids.ChunkedSampler(dataset, chunksize=LENGTH)
+    prefetcher = wids.Prefetcher(sampler, dataset)
+    list(prefetcher)
+    assert sampler.epoch == 1
+    indices = iter(prefetcher)
+    for _ in range(NUM_SAMPLES - 1):
+        next(indices)
+    indices.close()
+    assert sampler.epoch == 1
+    dataset.close()
+
+
+def test_a_prefetcher_of_a_distributed_sampler_is_one(shards: list[dict[str, Any]]) -> None:
+    """Trainers leave it alone then; around any other sampler it is not one."""
+    dataset = wids.ShardListDataset(shards)
+    sampler = wids.DistributedChunkedSampler(dataset, num_replicas=4, rank=1)
+    prefetcher = wids.Prefetcher(sampler, dataset)
+    assert isinstance(prefetcher, DistributedSampler)
+    assert isinstance(prefetcher, wids.Prefetcher)
+    assert (prefetcher.rank, prefetcher.num_replicas, prefetcher.drop_last) == (1, 4, False)
+    prefetcher.set_epoch(3)
+    indices = list(prefetcher)
+    sampler.set_epoch(3)
+    assert indices == list(sampler)
+    assert not isinstance(wids.Prefetcher(SequentialSampler(dataset), dataset), DistributedSampler)
+    dataset.close()
+
+
+def test_attributes_that_trainers_read(shards: list[dict[str, Any]]) -> None:
+    """They are those of the sampler where it has them; other names are not answered for."""
+
+    class Named(BatchSampler):
+        my_own = 1
+
+    with wids.ShardListDataset(shards) as dataset:
+        batches = wids.Prefetcher(Named(SequentialSampler(dataset), 5, drop_last=True), dataset)
+        assert (batches.batch_size, batches.drop_last) == (5, True)
+        assert not hasattr(batches, "num_replicas")
+        assert not hasattr(batches, "my_own")
+        assert batches.sampler.my_own == 1
+
+
+def test_any_sampler(shards: list[dict[str, Any]]) -> None:
+    """A sampler with a random order of its own is read once, a little ahead."""
+    dataset = wids.ShardListDataset(shards)
+    prefetcher = wids.Prefetcher(RandomSampler(dataset), dataset)
+
+    assert sorted(prefetcher) == list(range(NUM_SAMPLES))
+    with raises(TypeError, "RandomSampler: expected state_dict and load_state_dict"):
+        prefetcher.state_dict()
+    prefetcher.set_epoch(1)  # trainers call it where it exists
+    with pytest.raises(AttributeError):
+        _ = prefetcher.nonsense
+    dataset.close()
+
+
+def test_views(shards: list[dict[str, Any]], server: Server) -> None:
+    """Indices are those of the view, and only its shards are fetched."""
+    dataset = wids.ShardListDataset(shards)[2 * LENGTH : 4 * LENGTH]
+    prefetcher = wids.Prefetcher(wids.ChunkedSampler(dataset), dataset)
+
+    samples = [dataset.__getitems__([index])[0] for index in prefetcher]
+    assert sorted(sample[".txt"] for sample in samples) == sorted(
+        f"text {n}" for n in range(2 * LENGTH, 4 * LENGTH)
+    )
+    assert sorted(server.requests) == ["/2.tar", "/3.tar"]
+    dataset.close()
+
+
+def test_a_small_cache_is_respected(
+    shards: list[dict[str, Any]],
+    server: Server,
+    own_cache: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Shards that were, are and will be read fit into the limit together (CACHE-16)."""
+    limit = 5 * shards[0]["filesize"]
+    dataset = wids.ShardListDataset(shards, cache_size=limit)
+    prefetcher = wids.Prefetcher(SequentialSampler(dataset), dataset)
+    assert prefetcher.ahead_nbytes == limit // 4
+    most = 0
+    for index in prefetcher:
+        dataset.__getitems__([index])
+        files = eviction.contents(str(own_cache))
+        most = max(most, sum(file.nbytes for file in files if not file.name.endswith(".index")))
+
+    assert most <= limit + 2000  # an index that is being written
+    assert caplog.records == []
+    assert len(server.requests) == NUM_SHARDS
+    dataset.close()
+
+
+def test_one_shard_at_a_time(shards: list[dict[str, Any]], server: Server) -> None:
+    """``ahead_nbytes=0`` means one shard ahead, and not the default."""
+    dataset = wids.ShardListDataset(shards)
+    prefetcher = wids.Prefetcher(SequentialSampler(dataset), dataset, ahead_nbytes=0)
+    indices = iter(prefetcher)
+    dataset.__getitems__([next(indices)])
+    wait_for(lambda: len(server.requests) == 2)
+    time.sleep(0.1)
+
+    assert (prefetcher.ahead_nbytes, len(server.requests)) == (0, 2)
+    indices.close()
+    dataset.close()
+
+
+def test_unknown_lengths(shards: list[dict[str, Any]], server: Server) -> None:
+    """Where no length is stated, a few shards are fetched ahead."""
+    for shard in shards:
+        del shard["filesize"]
+    dataset = wids.ShardListDataset(shards)
+    indices = iter(wids.Prefetcher(SequentialSampler(dataset), dataset))
+    dataset.__getitems__([next(indices)])
+    wait_for(lambda: len(server.requests) >= 4)
+    time.sleep(0.1)
+
+    assert len(server.requests) <= 5
+    indices.close()
+    dataset.close()
+
+
+def test_arguments(shards: list[dict[str, Any]]) -> None:
+    """Wrong arguments are errors that name the argument."""
+    dataset = wids.ShardListDataset(shards)
+    for num_threads in (0, 1.5, float("nan"), "2"):
+        with raises(ValueError, "num_threads: expected an integer of at least 1"):
+            wids.Prefetcher(SequentialSampler(dataset), dataset, num_threads=num_threads)
+    with raises(ValueError, "ahead_nbytes", "'much'"):
+        wids.Prefetcher(SequentialSampler(dataset), dataset, ahead_nbytes="much")
+    dataset.close()
+    with raises(TypeError, "dataset: expected a wids.ShardListDataset, or torch's", "found Subset"):
+        wids.Prefetcher(wids.ChunkedSampler(range(5)), Subset(range(5), [1]))  # type: ignore[arg-type]
+
+
+class Catalog:
+    """What a prefetcher asks of a dataset; counts how many samples it looks up."""
+
+    cache_share_nbytes = None
+
+    @property
+    def _access(self) -> Catalog:
+        return self
+
+    @property
+    def reader(self) -> Catalog:
+        return self
+
+    def __init__(self, num_samples: int, length: int, missing: int = -1) -> None:
+        self.num_samples, self.length, self.missing = num_samples, length, missing
+        self.num_asked = 0
+        self.fetched: list[int] = []
+        self.openings = SharedNumber()
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def shard_number(self, index: int) -> int:
+        self.num_asked += 1
+        return index // self.length
+
+    def is_local(self, number: int) -> bool:
+        return number != self.missing
+
+    @property
+    def shards(self) -> range:
+        return range(self.num_samples // self.length)
+
+    def count_openings(self) -> SharedNumber:
+        return self.openings
+
+    def nbytes(self, number: int) -> int:
+        return number + 1
+
+    def fetch(self, number: int, background: Any) -> None:
+        background.begun.set()
+        self.fetched.append(number)
+
+
+def test_a_pass_over_local_shards_begins_at_once() -> None:
+    """The rest of the epoch is looked up bit by bit, and not before the first index."""
+    catalog = Catalog(10**8, 10**5)
+    indices = iter(wids.Prefetcher(wids.ChunkedSampler(catalog), catalog))
+
+    next(indices)
+    assert catalog.num_asked < 100_000
+    for _ in zip(range(10_000), indices, strict=False):
+        pass
+    assert catalog.num_asked < 200_000
+    indices.close()  # type: ignore[attr-defined]
+
+
+def test_a_shard_far_ahead_is_found_in_time() -> None:
+    """After many indices of local shards, a remote shard is fetched long before it is read."""
+    catalog = Catalog(1_000_000, 500_000, missing=1)
+    sampler = wids.ChunkedSampler(catalog, shuffle=False)
+    indices = iter(wids.Prefetcher(sampler, catalog))
+
+    next(indices)
+    catalog.openings.add(1)
+    for _ in zip(range(60_000), indices, strict=False):
+        pass
+
+    wait_for(lambda: catalog.fetched == [1])
+    indices.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", [wids.ChunkedSampler, wids.DistributedChunkedSampler])
+def test_it_can_be_copied_and_pickled(kind: Any, tmp_path: Path) -> None:
+    """Trainers that start their processes by ``spawn`` do that."""
+    path = write_tar(tmp_path / "a.tar", sample_members(0, 20))
+    with wids.ShardListDataset(path) as dataset:
+        ahead = wids.Prefetcher(kind(dataset, seed=3), dataset, ahead_nbytes=5)
+        for again in (copy.copy(ahead), copy.deepcopy(ahead), pickle.loads(pickle.dumps(ahead))):  # noqa: S301
+            assert type(again) is type(ahead)
+            assert list(again) == list(kind(dataset, seed=3))
+            assert again.ahead_nbytes == 5
+
+
+def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example of the class."""
+    monkeypatch.chdir(tmp_path)
+    assert doctest.testmod(prefetch).failed == 0

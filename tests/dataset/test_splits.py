@@ -1,0 +1,96 @@
+"""`dataset.split`: parts of a dataset, by sample or by shard."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import raises, write_shards
+from hypothesis import given, reject
+from hypothesis import strategies as st
+
+from wids import ChunkedSampler, ShardListDataset
+from wids.dataset.splits import part_counts, split_indices
+
+
+@given(
+    lengths=st.lists(st.integers(0, 30), max_size=12),
+    weights=st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any),
+    seed=st.integers(0, 1 << 40),
+    by=st.sampled_from(["sample", "shard"]),
+)
+def test_each_sample_is_in_one_part(
+    lengths: list[int], weights: list[int], seed: int, by: str
+) -> None:
+    """Together the parts have each index once; each is ascending, and of its size (VIEW-10)."""
+    fractions = [weight / sum(weights) for weight in weights]
+    try:
+        parts = split_indices(lengths, fractions, seed, by)  # type: ignore[arg-type]
+    except ValueError:  # too few shards for so many parts
+        assert by == "shard"
+        reject()
+    assert sorted(np.concatenate(parts).tolist()) == list(range(sum(lengths)))
+    for part, weight in zip(parts, weights, strict=True):
+        assert (np.diff(part) > 0).all()
+        excess = len(part) - Fraction(weight, sum(weights)) * sum(lengths)
+        if by == "sample":
+            assert abs(excess) <= 1
+        else:
+            assert excess <= max(lengths, default=0) + 1
+
+
+def test_the_same_seed_is_the_same_split_everywhere() -> None:
+    """The draw is part of the promise: a test set that moves would leak into training (VIEW-11)."""
+    parts = split_indices([5, 5], [0.7, 0.3], 0, "sample")
+    assert [part.tolist() for part in parts] == [[1, 2, 4, 5, 6, 7, 9], [0, 3, 8]]
+    assert [p.tolist() for p in split_indices([2, 1, 3], [0.5, 0.5], 0, "shard")] == [
+        [3, 4, 5],
+        [0, 1, 2],
+    ]
+
+
+def test_parts_are_views_that_follow_shards(tmp_path: Path) -> None:
+    """Parts of a view are views; their samplers read shard by shard."""
+    with ShardListDataset(write_shards(tmp_path, [20] * 10)) as dataset:
+        train, test = dataset[20:].split([150, 30], seed=3)
+        keys = [sample["__key__"] for part in (train, test) for sample in part]
+        assert len(keys) == len(set(keys)) == 180
+        assert (len(train), len(test), min(keys)) == (150, 30, dataset[20]["__key__"])
+        whole, rest = dataset.split([0.5, 0.5], by="shard")
+        shards = [{sample["__shard__"] for sample in part} for part in (whole, rest)]
+        assert (len(shards[0]), len(shards[1]), shards[0] & shards[1]) == (5, 5, set())
+        assert len(list(ChunkedSampler(train, chunksize=20))) == 150
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        ([0.5, 0.4], "which add up to 0.9"),
+        ([3, 4], "add up to the 10 samples, found [3, 4]"),
+        ([1.5, -0.5], "expected fractions or counts"),
+        ([], "expected fractions or counts"),
+        ([True, False], "expected fractions or counts"),
+        (["a"], "expected fractions or counts"),
+    ],
+)
+def test_parts_that_do_not_add_up_are_refused(parts: list[float], text: str) -> None:
+    """Nothing is dropped silently."""
+    with raises(ValueError, "parts: ", text):
+        part_counts(parts, 10)
+
+
+def test_too_few_shards_for_the_parts_are_an_error() -> None:
+    """A part that would be empty is not returned in silence (VIEW-11)."""
+    with raises(ValueError, 'by="shard": expected at least a shard for each part', 'by="sample"'):
+        split_indices([10], [0.9, 0.1], 0, "shard")
+    assert [len(part) for part in split_indices([5, 5], [1.0, 0.0], 0, "shard")] == [10, 0]
+
+
+def test_other_arguments_are_checked() -> None:
+    """A misspelt `by` or a bad seed is an error."""
+    with raises(ValueError, 'by: expected "sample" or "shard"', "'key'"):
+        split_indices([3], [1.0], 0, "key")  # type: ignore[arg-type]
+    with raises(ValueError, "seed: expected"):
+        split_indices([3], [1.0], -1, "sample")

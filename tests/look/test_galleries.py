@@ -1,0 +1,71 @@
+"""Pages of a gallery: what `next` and `previous` show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import write_shards
+
+import wids
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    """The spec of 20 samples in two shards."""
+    return write_shards(tmp_path, [12, 8])
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_pages_have_each_sample_once(spec: Path, seed: int | None) -> None:
+    """`next` leads through all samples, and `previous` back (LOOK-15)."""
+    with wids.ShardListDataset(spec) as dataset:
+        first = dataset.show(8, seed=seed)
+        second, third = first.next(), first.next().next()
+        assert [len(page.indices) for page in (first, second, third)] == [8, 8, 4]
+        assert sorted(first.indices + second.indices + third.indices) == list(range(20))
+        assert third.previous().indices == second.indices
+        assert second.previous().previous().indices == first.indices
+        assert third.next().indices == []
+        assert "no more samples" in third.next()._repr_html_()
+        assert third.next().previous().indices == third.indices
+
+
+def test_a_page_says_which_one_it_is(spec: Path) -> None:
+    """The note below a page has its place, and how to turn it (LOOK-15)."""
+    with wids.ShardListDataset(spec) as dataset:
+        html = dataset.show(8)._repr_html_()
+        assert "8 of 20 samples; next() shows more" in html
+        assert "samples 8 to 15 of 20" in dataset.show(8).next()._repr_html_()
+        assert "next()" not in dataset.show(20)._repr_html_()
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_pages_of_chosen_samples(
+    spec: Path, seed: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A predicate is tried further on, where the page before stopped (LOOK-15)."""
+    monkeypatch.setattr("wids.look.notebook._MAX_TESTED", 9)
+    seen: list[str] = []
+
+    def is_even(sample: dict[str, object]) -> bool:
+        seen.append(str(sample["__key__"]))
+        return int(sample[".cls"]) % 2 == 0  # type: ignore[call-overload]
+
+    with wids.ShardListDataset(spec) as dataset:
+        pages = [dataset.show(4, seed=seed, where=is_even)]
+        while pages[-1].indices or len(seen) < 20:
+            pages.append(pages[-1].next())
+        found = [index for page in pages for index in page.indices]
+        assert sorted(found) == list(range(0, 20, 2))
+        assert len(seen) == len(set(seen)) == 20
+        assert pages[2].previous().indices == pages[1].indices
+
+
+def test_the_order_of_a_seed_is_that_of_the_page(spec: Path) -> None:
+    """`wids browse` and a notebook show the same samples for the same seed (LOOK-7)."""
+    from looks import browsing
+
+    with wids.ShardListDataset(spec) as dataset, browsing(spec) as client:
+        shown = [card["index"] for card in client.json("samples?seed=5&count=9")["cards"]]
+        assert dataset.show(9, seed=5).indices == shown

@@ -1,0 +1,98 @@
+"""A writer that is interrupted at any line, or any of whose calls to the system fails."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import failing_calls, interrupted
+
+from wids import ShardWriter, verify_spec
+from wids.storage import locks
+
+SAMPLES = [{"__key__": f"{n}", "txt": f"text {n}"} for n in range(4)]
+PACKAGES = ("writing", "files", "tars", "specs")
+
+pytestmark = [
+    # An object that is interrupted while it is made, or left, is closed when it is collected.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def write(folder: Path, if_exists: Any = "error") -> None:
+    """Write two shards of two samples, their pack and their spec."""
+    with ShardWriter(folder / "a-%d.tar", maxcount=2, if_exists=if_exists) as writer:
+        for sample in SAMPLES[writer.num_samples :]:
+            writer.write(sample)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def complete(tmp_path: Path) -> dict[str, bytes]:
+    """The files that an undisturbed writer leaves."""
+    folder = tmp_path / "complete"
+    folder.mkdir()
+    write(folder)
+    return contents(folder)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Iterator[Path]:
+    """Empty folders."""
+    return (path for n in range(10**6) if not (path := tmp_path / str(n)).mkdir())
+
+
+def check(folder: Path, complete: dict[str, bytes], what: str) -> None:
+    """Compare what a disturbed writer left with the law, and resume."""
+    left = contents(folder)
+    names = set(left) - {name for name in left if name.endswith(".lock")}
+    assert names <= set(complete), f"{what}: left {names}"
+    assert all(left[name] == complete[name] for name in names), f"{what}: left a part of a file"
+    for name in set(left) - names:
+        assert locks.probe(str(folder / name)), f"{what}: {name} is locked"
+    write(folder, "resume")
+    assert contents(folder) == complete, f"{what}: not completed"
+    assert verify_spec(folder / "a.json") == []
+
+
+def num_events(disturbed: AbstractContextManager[Any], folder: Path) -> int:
+    with disturbed as count:
+        write(folder)
+    return count.reached
+
+
+@pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.long)])
+def test_an_interrupt_at_any_line(
+    step: int, complete: dict[str, bytes], folders: Iterator[Path]
+) -> None:
+    """Ctrl-C is Ctrl-C; complete shards stay, and nothing else does (SPEC-16)."""
+    last = num_events(interrupted(PACKAGES, 0), next(folders))
+    for number in range(1, last + 1, step):
+        folder = next(folders)
+        with pytest.raises(KeyboardInterrupt), interrupted(PACKAGES, number):
+            write(folder)
+        check(folder, complete, f"line {number} of {last}")
+
+
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_failure_of_any_call(
+    code: int, step: int, complete: dict[str, bytes], folders: Iterator[Path]
+) -> None:
+    """A full or broken disk is an error; complete shards stay, and nothing else does."""
+    last = num_events(failing_calls(0), next(folders))
+    for number in range(1, last + 1, step):
+        folder = next(folders)
+        with suppress(OSError), failing_calls(number, code):
+            write(folder)
+            # A lock that fails is done without, as are hard links.
+            assert contents(folder) == complete
+        check(folder, complete, f"call {number} of {last}")

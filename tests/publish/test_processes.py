@@ -1,0 +1,104 @@
+"""Pools of processes end at once, in whatever state their workers are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import os, struct, time
+from wids.publish.processes import process_pool
+
+with process_pool(2, 2) as executor:
+    executor.submit(os.getpid).result()
+    # What a worker leaves in the pipe that is ended while it sends a result: a part of it.
+    os.write(executor._result_queue._writer.fileno(), struct.pack("!i", 1000) + b"part")
+    time.sleep(0.3)
+    raise KeyboardInterrupt
+"""
+
+
+def test_a_worker_that_ends_while_it_sends_a_result() -> None:
+    """An interrupted pool does not wait for the rest of the result."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.stderr.endswith("KeyboardInterrupt\n")
+
+
+STUCK = """
+import os, sys, time
+from wids.publish.processes import process_pool
+
+TASK = '''
+import signal, time
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+open(PATH, "w").close()
+time.sleep(1000)
+'''
+with process_pool(2, 2) as executor:
+    executor.submit(exec, TASK.replace("PATH", repr(sys.argv[1])))
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
+    raise KeyboardInterrupt
+"""
+
+
+def test_a_worker_whose_main_thread_hears_no_signal(tmp_path: Path) -> None:
+    """A worker ends although another of its threads got the signal, while the main one waited."""
+    path = tmp_path / "begun"
+    command = [sys.executable, "-c", STUCK, str(path)]
+    # Until all processes have closed the pipe of standard error.
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.stderr.endswith("KeyboardInterrupt\n")
+
+
+CANCELLED = """
+import os, signal, time
+from concurrent.futures.process import BrokenProcessPool
+from wids.publish.processes import process_pool
+
+with process_pool(2, 2) as executor:
+    pid = executor.submit(os.getpid).result()
+    tasks = [executor.submit(time.sleep, 1000) for _ in range(10)]
+    while not tasks[2].running():  # those that workers have, and one more
+        time.sleep(0.01)
+    assert any([task.cancel() for task in tasks])
+    os.kill(pid, signal.SIGKILL)
+    for task in tasks:
+        try:
+            task.cancelled() or task.result()
+        except BrokenProcessPool:
+            pass
+    raise KeyboardInterrupt
+"""
+
+
+def test_a_worker_that_is_killed_after_tasks_were_cancelled() -> None:
+    """The pool ends its other workers, and nothing is printed but the reason."""
+    command = [sys.executable, "-c", CANCELLED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.stderr.endswith("KeyboardInterrupt\n")
+    assert "InvalidState" not in done.stderr
+    assert "leaked" not in done.stderr
+
+
+FORKED = """
+import os, sys
+from wids.publish.processes import process_pool, start_early
+
+start_early(2, ["wids.shards.tars.scan"])
+with process_pool(2, 2) as executor:
+    assert executor.submit(os.getppid).result() != os.getpid()
+    assert executor.submit(eval, "'wids.shards.tars.scan' in __import__('sys').modules").result()
+assert "wids.shards.tars.scan" not in sys.modules
+"""
+
+
+def test_workers_are_not_forks_of_the_program() -> None:
+    """A driver of fsspec runs threads, and a fork of the program would wait for them for ever.
+
+    They have the modules that were imported while the program did other work.
+    """
+    subprocess.run([sys.executable, "-c", FORKED], timeout=100, check=True)

@@ -1,0 +1,137 @@
+"""The tables of keys of a pack are the same, however much of them is in memory at a time."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import write_tar
+
+from wids.publish.repeated_keys import find_repeated_keys
+from wids.shards.indexes import key_tables, pack
+from wids.shards.indexes.key_tables import Entries, KeyTable, merged
+from wids.shards.indexes.pack import LocalPack, load_pack
+from wids.shards.indexes.pack_writer import join_packs, write_pack
+from wids.shards.specs.model import ShardSpec
+from wids.shards.tars.index import ShardIndex, index_tar
+from wids.storage.array_types import WordArray
+
+
+@pytest.fixture
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have runs of 64 entries, merged a few at a time."""
+    monkeypatch.setattr(key_tables, "_RUN_LENGTH", 64)
+    monkeypatch.setattr(key_tables, "_MERGED_LENGTH", 40)
+    monkeypatch.setattr(key_tables, "_MIN_CHUNK", 3)
+    monkeypatch.setattr(pack, "_PART_LENGTH", 50)
+
+
+def hashes_of(kind: str, length: int) -> WordArray:
+    random, ascending = np.random.default_rng(0), np.arange(length, dtype=np.uint64)
+    return {
+        "spread": random.integers(0, 1 << 64, length, np.uint64),
+        "few": random.integers(0, 9, length).astype(np.uint64),
+        "equal": np.full(length, (1 << 64) - 1, np.uint64),
+        "ascending": ascending,
+        "descending": ascending[::-1],
+    }[kind]
+
+
+def joined(parts: Iterator[Entries]) -> tuple[list[int], list[int]]:
+    found = list(parts)
+    hashes = np.concatenate([part.hashes for part in found])
+    positions = np.concatenate([part.positions for part in found])
+    return hashes.tolist(), positions.tolist()
+
+
+@pytest.mark.usefixtures("little_memory")
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 1000])
+@pytest.mark.parametrize("kind", ["spread", "few", "equal", "ascending", "descending"])
+def test_sorted_runs_are_the_sorted_whole(kind: str, length: int, tmp_path: Path) -> None:
+    """Hashes come ascending, and equal ones in the order of their samples (INDEX-30)."""
+    hashes = hashes_of(kind, length)
+
+    with KeyTable(str(tmp_path)) as table:
+        for start in range(0, length, 17):
+            table.add(hashes[start : start + 17])
+        found = joined(table.entries())
+
+    order = np.argsort(hashes, kind="stable")
+    assert found == (hashes[order].tolist(), order.tolist())
+    assert table.total == length
+
+
+def test_runs_of_any_chunks_are_merged() -> None:
+    """Empty runs, empty chunks and chunks that end inside equal hashes lose nothing."""
+
+    def run(first: int, *chunks: list[int]) -> Iterator[Entries]:
+        for chunk in chunks:
+            positions = np.arange(first, first + len(chunk))
+            first += len(chunk)
+            yield Entries(np.array(chunk, np.uint64), positions)
+
+    runs = [run(0), run(0, [1], [], [5, 5], [5], [9]), run(5, [], [5, 5, 5]), run(8, [0], [9])]
+
+    assert joined(merged(runs)) == ([0, 1, 5, 5, 5, 5, 5, 5, 9, 9], [8, 0, 1, 2, 3, 5, 6, 7, 4, 9])
+
+
+def indexes(folder: Path, repeated: int) -> list[ShardIndex]:
+    """Return the indexes of five shards; the last two have some keys of the first."""
+    found = []
+    for number, length in enumerate([100, 0, 1, 90, 120]):
+        keys = [f"{number}/{n:04d}" for n in range(length)]
+        if number >= 3:
+            keys[:repeated] = [f"0/{n:04d}" for n in range(repeated)]
+        path = folder / f"{number}.tar"
+        write_tar(path, [(f"{key}.txt", b"text") for key in keys])
+        found.append(index_tar(path.read_bytes(), checksums=True))
+    return found
+
+
+def packed(folder: Path, name: str, shards: list[ShardIndex], first: int = 0) -> LocalPack:
+    with open(folder / name, "w+b") as file:
+        write_pack(file, [(f"{n}.tar", 1 << 20, s) for n, s in enumerate(shards, start=first)])
+    found = load_pack(str(folder / name))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("repeated", [0, 7])
+def test_pack_is_the_same_with_little_memory(
+    repeated: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """A pack, and one that is joined of parts, has the same bytes and problems (INDEX-30)."""
+    shards = indexes(tmp_path, repeated)
+    specs = [ShardSpec(f"/{number}.tar", len(shard)) for number, shard in enumerate(shards)]
+    problem = str(find_repeated_keys(packed(tmp_path, "whole", shards), specs))
+
+    request.getfixturevalue("little_memory")
+    small = packed(tmp_path, "small", shards)
+    parts = [packed(tmp_path, "a", shards), packed(tmp_path, "b", shards[3:], 3)]
+    with open(tmp_path / "joined", "w+b") as file:
+        join_packs(file, [(parts[0], 3), (parts[1], 2)])
+
+    whole = (tmp_path / "whole").read_bytes()
+    assert (tmp_path / "small").read_bytes() == whole
+    assert (tmp_path / "joined").read_bytes() == whole
+    assert str(find_repeated_keys(small, specs)) == problem
+    expected = f"{repeated} keys occur" if repeated else "None"
+    assert problem.startswith(expected)
+    assert '"0/0000" in 0.tar and 3.tar' in problem or not repeated
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_temporary_file_is_on_the_disk_of_the_pack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system's folder of temporary files, often in memory, is not used, and nothing is left."""
+    shards = indexes(tmp_path, 0)
+    before = set(tmp_path.iterdir())
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+
+    packed(tmp_path, "pack", shards)
+
+    assert set(tmp_path.iterdir()) - before == {tmp_path / "pack"}

@@ -1,0 +1,84 @@
+"""The JSON Schema and the loader accept and refuse the same documents."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from wids.cli import demo_shapes
+from wids.shards.specs.loader import load_spec
+
+ROOT = Path(__file__).parents[3]
+SCHEMA = json.loads((ROOT / "specs" / "shard-spec.schema.json").read_text())
+GOLDEN = json.loads((ROOT / "tests" / "golden" / "specs.json").read_text())
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+
+
+def test_schema_is_valid() -> None:
+    """The schema is valid under its meta-schema."""
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden["name"])
+def test_schema_accepts_every_form(golden: dict[str, Any]) -> None:
+    """The schema accepts what the loader accepts, and what a spec writes."""
+    for document in (golden["document"], *golden.get("others", {}).values()):
+        VALIDATOR.validate(document)
+    if "others" not in golden and "at" not in golden:
+        VALIDATOR.validate(load_spec(golden["document"], base="/data").document("/data"))
+
+
+def test_schema_accepts_a_saved_table() -> None:
+    """A document with a table, and what is written of it (TABLE-12)."""
+    entry = {"url": "a.parquet", "fingerprint": "0f"}
+    document = {"shardlist": [{"url": "a.tar"}], "table": entry}
+    VALIDATOR.validate(document)
+    written = load_spec(document, base="/data").document("/data")
+    VALIDATOR.validate(written)
+    assert written["table"] == entry
+
+
+def test_schema_accepts_what_the_demo_writes(tmp_path: Path) -> None:
+    """The output of the writers is valid under the schema."""
+    VALIDATOR.validate(json.loads(Path(demo_shapes.write_dataset(str(tmp_path))).read_text()))
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        [],
+        {},
+        {"name": "x"},
+        {"shardlist": "a.tar"},
+        {"shardlist": [7]},
+        {"shardlist": [{"nsamples": 1}]},
+        {"shardlist": [{"url": ""}]},
+        {"shardlist": [{"url": "a.tar", "nsamples": -1}]},
+        {"shardlist": [{"url": "a.tar", "nsamples": 1.5}]},
+        {"shardlist": [{"url": "a.tar", "nsamples": "9"}]},
+        {"shardlist": [{"url": "a.tar", "md5sum": 5}]},
+        {"shardlist": ["a.tar"], "wids_version": 2},
+        {"shardlist": ["a.tar"], "base": 5},
+        {"shardlist": ["a.tar"], "key_split": "middle"},
+        {"datasets": [3]},
+        {"datasets": [{"source_url": 3}]},
+        {"datasets": [{"weight": 1}]},
+        {"datasets": [{"weight": "1", "shardlist": ["a.tar"]}]},
+        {"datasets": [{"weight": -1, "shardlist": ["a.tar"]}]},
+        {"shardlist": ["a.tar"], "weights": {"a": -1}},
+        {"shardlist": ["a.tar"], "weights": [1]},
+        {"shardlist": ["a.tar"], "table": "a.parquet"},
+        {"shardlist": ["a.tar"], "table": {"url": "a.parquet"}},
+        {"shardlist": ["a.tar"], "table": {"url": "", "fingerprint": "0f"}},
+        {"shardlist": ["a.tar"], "table": {"url": "a.parquet", "fingerprint": 7}},
+    ],
+)
+def test_schema_and_loader_refuse_the_same(document: Any) -> None:
+    """Each named mistake is refused by both (SPEC-3)."""
+    assert not VALIDATOR.is_valid(document)
+    with pytest.raises(ValueError, match="expected"):
+        load_spec(document, base="/data")

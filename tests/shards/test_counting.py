@@ -1,0 +1,170 @@
+"""What a constructor downloads to count samples: said before, refused if it is a lot."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import raises, sample_members, settle, write_tar
+from loopback import Fault, Server
+
+import wids
+from wids.shards.download_cost import DownloadCost
+
+
+@pytest.fixture
+def urls(server: Server, tmp_path: Path) -> list[str]:
+    """Eight remote shards of ten samples."""
+    found = []
+    for number in range(8):
+        path = tmp_path / f"train-{number:03d}.tar"
+        write_tar(path, sample_members(number * 10, number * 10 + 10))
+        found.append(server.page(f"/{path.name}", path.read_bytes()))
+        path.unlink()
+    return found
+
+
+def claim(server: Server, path: str, nbytes: int) -> str:
+    """Serve a file that is said to be so long; a request for it fails."""
+    url = server.page(path, b"", always=Fault(500))
+    server.pages[path].head_headers = {"Content-Length": str(nbytes)}
+    server.pages[path].always = None
+    return url
+
+
+def test_a_wrong_upper_bound_downloads_no_shard(server: Server, urls: list[str]) -> None:
+    """All lengths are asked before the first body (SPEC-25)."""
+    pattern = f"{server.url}/train-{{000..011}}.tar"
+    for work in (wids.ShardListDataset, wids.build_spec):
+        with raises(
+            wids.NotFoundError,
+            f"expected {pattern}; 000 to 007 exist, 008 and 3 more do not",
+        ):
+            work(pattern)
+    assert server.num_sent == 0
+    assert server.log == []
+    assert len(server.heads) == 2 * (len(urls) + 4)
+
+
+def test_a_missing_local_shard_is_named_with_those_that_exist(tmp_path: Path) -> None:
+    """Before any shard is scanned (SPEC-25)."""
+    for number in (0, 1):
+        (tmp_path / f"train-{number}.tar").write_bytes(b"no tar")
+    for work in (wids.ShardListDataset, wids.build_spec):
+        with raises(wids.NotFoundError, "train-{0..3}.tar; 0 to 1 exist, 2 and 1 more do not"):
+            work(f"{tmp_path}/train-{{0..3}}.tar")
+
+
+def test_shards_that_were_indexed_are_counted_without_opening_them(tmp_path: Path) -> None:
+    """Their stored indexes are bound to them; one that was written again is opened (INDEX-25)."""
+    tars = [
+        settle(write_tar(tmp_path / f"{n}.tar", sample_members(n * 10, n * 10 + 10)))
+        for n in range(4)
+    ]
+    with wids.ShardListDataset(tars) as dataset:
+        assert (len(dataset), dataset.get_stats()[1]) == (40, 4)
+    settle(write_tar(tars[1], sample_members(10, 17)))
+    with wids.ShardListDataset(tars) as dataset:
+        assert (dataset.lengths, dataset.get_stats()[1]) == ([10, 7, 10, 10], 1)
+        assert dataset[36]["__key__"] == "s00039"
+        assert dataset.get_stats()[1] == 2
+        write_tar(tars[2], sample_members(20, 28))
+        with raises(wids.MismatchError, "expected 10 samples as when", "found 8", "open the"):
+            dataset[20]
+
+
+def test_more_than_a_gigabyte_is_refused(server: Server) -> None:
+    """The error states the bytes, and what to do; nothing was downloaded (SPEC-26)."""
+    urls = [claim(server, f"/{n}.tar", 600_000_000) for n in range(2)]
+    with raises(
+        wids.SpecError,
+        *("1.2 GB in 2 shards would be downloaded now", "more than 1.0 GB", "`wids create`"),
+        *("wids.build_spec", 'access="download"'),
+    ):
+        wids.ShardListDataset(urls)
+    assert server.log == []
+    # What the spec says is not asked, and costs nothing to refuse.
+    server.heads.clear()
+    with raises(wids.SpecError, "1.2 GB in 2 shards"):
+        wids.ShardListDataset([{"url": url, "filesize": 600_000_000} for url in urls])
+    assert server.heads == []
+
+
+def test_a_download_that_was_asked_for(
+    server: Server, urls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``access="download"`` is the consent; what is known or local costs nothing (SPEC-26)."""
+    monkeypatch.setattr("wids.shards.download_cost.LIMIT_NBYTES", 50_000)
+    with raises(wids.SpecError, "in 8 shards would be downloaded"):
+        wids.ShardListDataset(urls)
+    assert server.log == []
+    with wids.ShardListDataset(urls, access="download") as dataset:
+        assert len(dataset) == 80
+    assert len(server.log) == 8
+    with wids.ShardListDataset(urls) as dataset:  # all have copies by now
+        assert dataset[79][".txt"] == "text 79"
+    server.heads.clear()
+    counted = [(url, 10) for url in urls]
+    with wids.ShardListDataset(counted) as dataset:
+        assert len(dataset) == 80
+    assert (len(server.log), server.heads) == (8, [])
+
+
+def test_a_cache_that_holds_some_of_them(server: Server, urls: list[str], tmp_path: Path) -> None:
+    """Each shard is downloaded once, also where the cache holds only some of them."""
+    nbytes = len(server.pages["/train-000.tar"].body)
+    options = {"cache_dir": tmp_path / "cache", "cache_size": 3 * nbytes}
+    with wids.ShardListDataset(urls, **options) as dataset:
+        assert len(dataset) == 80
+    assert len(server.log) == 8
+
+
+def test_unknown_lengths(server: Server, urls: list[str], tmp_path: Path) -> None:
+    """A server that states no length does not keep a dataset from being opened."""
+    data = server.pages["/train-000.tar"].body
+    url = server.page("/x.tar", data, is_chunked=True, has_ranges=False)
+    with wids.ShardListDataset([url, urls[1]]) as dataset:
+        assert dataset.lengths == [10, 10]
+    assert str(DownloadCost({"a": None, "b": 5, "c": None})) == (
+        "5 B in 3 shards and 2 of unknown length"
+    )
+    (tmp_path / "a.tar").write_bytes(data)
+    with wids.ShardListDataset(f"pipe:cat {tmp_path}/a.tar") as dataset:
+        assert len(dataset) == 10
+
+
+def test_it_says_what_it_downloads(
+    urls: list[str],
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One bar has the bytes of all shards, and the time that is left (SPEC-26)."""
+    caplog.set_level(logging.INFO, "wids")
+    monkeypatch.setattr("wids.storage.progress.DELAY_S", 0)
+    with wids.ShardListDataset(urls, progress=True):
+        pass
+    assert "counting samples: downloading 245.8 kB in 8 shards" in caplog.text
+    shown = capsys.readouterr().err
+    assert "/246k [" in shown
+    assert "8 of 8 shards" in shown
+    assert "<" in shown  # the time that is left
+    assert "fetching train-" not in shown
+
+
+def test_a_shard_that_cannot_be_downloaded(server: Server, urls: list[str]) -> None:
+    """The error is that of the shard, and the others are cancelled."""
+    server.pages["/train-003.tar"].always = Fault(403)
+    server.pages["/train-003.tar"].head_headers = {"Content-Length": "5"}
+    with raises(wids.FetchError, "train-003.tar", "403"):
+        wids.ShardListDataset(urls)
+
+
+def test_a_spec_of_counts_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No work for each shard where the counts are stated."""
+    monkeypatch.setattr("wids.storage.fetch.Fetcher.nbytes", lambda *_: sys.exit("asked"))
+    spec = [(f"https://example.invalid/{n}.tar", 10) for n in range(1000)]
+    with wids.ShardListDataset(spec) as dataset:
+        assert len(dataset) == 10_000

@@ -1,0 +1,105 @@
+"""Shards, packs and joined files that cannot be opened: nothing stays open after an error."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import io
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import sample_members, settle, write_tar
+from faults import Count
+
+import wids
+from wids.shards.side_files import read_file
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc"
+)
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Opens the copy of a remote shard, a copy that was changed, its pack, and a local shard."""
+    # So that these small files are mapped, as larger ones are.
+    monkeypatch.setattr("wids.shards.tars.mapped_file._SMALL_NBYTES", 0)
+    monkeypatch.setenv("WIDS_CACHE", str(tmp_path / "cache"))
+    path = settle(write_tar(tmp_path / "a.tar", sample_members(0, 8)))
+    wids.build_spec([str(path)], pack=tmp_path / "a.index")
+    remote = {
+        "shardlist": [{"url": "mem://host/a.tar", "nsamples": 8}],
+        "index": "mem://host/a.index",
+    }
+
+    def open_file(url: str) -> io.BytesIO:
+        return io.BytesIO((tmp_path / url.rpartition("/")[2]).read_bytes())
+
+    def work() -> None:
+        with wids.ShardListDataset(remote, handlers={"mem": open_file}) as dataset:
+            assert dataset[3][".txt"] == "text 3"  # looks for the pack, to read by range
+            assert [sample[".txt"] for sample in dataset][7] == "text 7"
+            read_file(dataset.reader.store, "mem://host/a.index")
+        for copy in (tmp_path / "cache" / "shards").glob("*-a.tar"):
+            os.utime(copy, ns=(0, copy.stat().st_mtime_ns + 1))
+        with wids.ShardListDataset([str(path)]) as dataset:
+            assert dataset[3][".txt"] == "text 3"
+
+    work()
+    return work
+
+
+def descriptors() -> list[str]:
+    """Return the files that this process has open."""
+    gc.collect()
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+    return sorted(name for name in found if name.startswith("/") and "/proc/" not in name)
+
+
+@contextmanager
+def failing(owner: Any, name: str, number: int) -> Iterator[Count]:
+    """Fail the n-th call of a function."""
+    count, call = Count(number), getattr(owner, name)
+
+    def fail_or_call(*arguments: Any, **options: Any) -> Any:
+        if count.is_now():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return call(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(owner, name, fail_or_call)
+        yield count
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(os, "fstat"), (os, "open"), (os, "utime"), (mmap, "mmap")]
+)
+def test_a_failure_of_any_call(owner: Any, name: str, work: Callable[[], None]) -> None:
+    """If the system refuses any call, nothing stays open, which would keep copies (CACHE-7)."""
+    before = descriptors()
+    with failing(owner, name, 0) as count:
+        work()
+    assert count.reached
+    for number in range(1, count.reached + 1):
+        with suppress(OSError, wids.WidsError), failing(owner, name, number):
+            work()
+        assert descriptors() == before, f"call {number} of {count.reached}"
+
+
+def test_arguments_that_are_refused_when_the_file_is_open(tmp_path: Path) -> None:
+    """An error that somebody keeps, as a notebook does, keeps no file."""
+    path = write_tar(tmp_path / "a.tar", sample_members(0, 8))
+    before = descriptors()
+    for options in ({"fields": [[]]}, {"raw": "text"}):
+        with pytest.raises((TypeError, ValueError)) as caught:
+            wids.Shard(path, **options)  # type: ignore[arg-type]
+        assert descriptors() == before
+        assert caught

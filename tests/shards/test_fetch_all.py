@@ -1,0 +1,33 @@
+"""Several shards are fetched at a time: how that ends after an error."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from loopback import Server
+
+from wids.shards.fetch_all import fetch_all
+from wids.storage.cache.store import BackgroundFetch
+from wids.storage.fetch import Fetcher
+
+
+def test_an_interrupt_ends_the_waits_for_servers(server: Server) -> None:
+    """After Ctrl-C, no thread waits for a store that is away, or keeps the process from ending."""
+    fetcher, url = Fetcher({"retry_s": 60}), server.page("/a.tar", b"", 503)
+    found: list[threading.Thread] = []
+
+    def fetch(number: int, _: BackgroundFetch) -> None:
+        found.append(threading.current_thread())
+        if number == 0:
+            fetcher.read(url, 10)
+        while not server.log:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch_all(fetch, {0: None, 1: None}, num_threads=2)
+    for thread in found:
+        thread.join(5)
+    assert [(thread.is_alive(), thread.daemon) for thread in found] == [(False, True)] * 2

@@ -1,0 +1,175 @@
+"""The packs of a dataset: fetched once, checked, and ignored where they are of no use."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import pickle
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from conftest import raises, sample_members, write_tar
+from loopback import Server
+from remote_site import EXPECTED, LENGTHS, Site
+
+import wids
+from wids.errors import FetchError, MismatchError, ShardFormatError
+from wids.storage.cache.leases import delete_if_unused
+
+
+@pytest.fixture
+def site(tmp_path: Path, server: Server) -> Site:
+    """Shards of 8, 5 and 7 samples."""
+    return Site(tmp_path / "site", server)
+
+
+def test_counts_from_a_pack(site: Site) -> None:
+    """With a pack, no tar is requested to count its samples."""
+    site.pack()
+    for shard in site.shards:
+        del shard["nsamples"]
+    with wids.ShardListDataset(site.spec(index="train.index")) as dataset:
+        assert dataset.lengths == LENGTHS
+    assert site.asked() == []
+
+
+def test_a_pack_is_fetched_once(site: Site) -> None:
+    """A pack is fetched again only after another one was published (CACHE-15)."""
+    site.pack()
+    url = site.spec(index="train.index")
+
+    def sent() -> int:
+        return sum(r.num_sent for r in site.server.log if r.path == "/train.index")
+
+    for _ in range(3):
+        with wids.ShardListDataset(url) as dataset:
+            dataset[0]
+    nbytes = len(site.server.pages["/train.index"].body)
+    assert sent() <= nbytes + 3
+    write_tar(site.folder / "train-0.tar", [*sample_members(1, 2), *sample_members(0, 1),
+                                            *sample_members(2, 8)])  # fmt: skip
+    site.server.page("/train-0.tar", (site.folder / "train-0.tar").read_bytes())
+    with wids.ShardListDataset(url) as dataset, raises(ShardFormatError, "rebuild the index"):
+        dataset[0]
+    site.pack()
+    with wids.ShardListDataset(url) as dataset:
+        assert dataset[0][".txt"] == "text 1"
+
+
+def test_a_fetched_pack_is_leased(site: Site, own_cache: Path) -> None:
+    """It is not evicted while it is mapped; an unpickled dataset fetches it again."""
+    members = sample_members(0, 4000)
+    wids.build_spec(
+        str(write_tar(site.folder / "large.tar", members)),
+        pack=site.folder / "large.index",
+    )
+    site.server.page("/large.tar", (site.folder / "large.tar").read_bytes())
+    site.server.page("/large.index", (site.folder / "large.index").read_bytes())
+    spec = {
+        "base": site.server.url + "/",
+        "index": "large.index",
+        "shardlist": [{"url": "large.tar", "nsamples": 4000}],
+    }
+    with wids.ShardListDataset(spec, access="range") as dataset:
+        assert dataset[3999][".txt"] == "text 3999"
+        (copy,) = (own_cache / "shards").glob("*-large.index")
+        assert not delete_if_unused(str(copy))
+        stored = pickle.dumps(dataset)
+    del dataset
+    gc.collect()
+    assert delete_if_unused(str(copy))
+    with pickle.loads(stored) as again:  # noqa: S301 - made here
+        assert again[3999][".txt"] == "text 3999"
+
+
+def test_many_shards_with_packs_of_their_own(tmp_path: Path) -> None:
+    """They cost no descriptors beyond those of the open shards."""
+    shards = []
+    for number in range(300):
+        (tmp_path / str(number)).mkdir()
+        path, index = (tmp_path / str(number) / name for name in ("a.tar", "a.index"))
+        if number:
+            path.symlink_to(tmp_path / "0" / "a.tar")
+            shutil.copy(tmp_path / "0" / "a.index", index)
+        else:
+            write_tar(path, sample_members(0, 5))
+            wids.build_spec(str(path), pack=index)
+        shards.append({"url": str(path), "index": str(index)})
+    before = len(os.listdir("/proc/self/fd"))
+    with wids.ShardListDataset(shards, lru_size=3) as dataset:
+        assert len(dataset) == 1500
+        assert len(os.listdir("/proc/self/fd")) <= before + 6
+
+
+def test_a_shards_own_pack(site: Site) -> None:
+    """A pack that one entry names serves that shard alone (CACHE-15)."""
+    path = site.folder / "one.index"
+    wids.build_spec(str(site.folder / "train-1.tar"), pack=path)
+    site.server.page("/one.index", path.read_bytes())
+    site.shards[1]["index"] = "one.index"
+    with wids.ShardListDataset(site.spec()) as dataset:
+        assert dataset[10][".txt"] == "text 10"
+        assert dataset[0][".txt"] == "text 0"
+    ranges = {r.path: r.range for r in site.server.log}
+    assert (ranges["/train-1.tar"] is None, ranges["/train-0.tar"] is None) == (False, True)
+    assert wids.load_spec(site.spec()).shards[1].entry()["index"] == site.server.url + "/one.index"
+
+
+def test_a_pack_of_other_tars(site: Site) -> None:
+    """Ignored where the spec states other lengths, an error where the server does (CACHE-15)."""
+    site.pack()
+    site.state(filesize=lambda body: len(body) + 512)
+    with wids.ShardListDataset(site.spec(index="train.index"), access="range") as dataset:
+        with raises(FetchError, "expected an index"):
+            dataset[0]
+    for shard in site.shards:
+        del shard["filesize"]
+    site.server.page("/train-0.tar", site.bodies[0] + bytes(512))
+    with wids.ShardListDataset(site.spec(index="train.index"), access="range") as dataset:
+        with raises(MismatchError, "a new version was published"):
+            dataset[0]
+
+
+def test_a_pack_that_is_missing_or_broken(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """The dataset works without it, and the log says so."""
+    caplog.set_level(logging.INFO)
+    url = site.spec(index="train.index")
+    with wids.ShardListDataset(url) as dataset:
+        assert dataset[10][".txt"] == "text 10"
+    assert "going on without it" in caplog.text
+    site.server.page("/train.index", b"broken")
+    with wids.ShardListDataset(url) as dataset:
+        assert dataset[10][".txt"] == "text 10"
+    assert "no index that can be used" in caplog.text
+
+
+def test_a_pack_without_a_place_to_store_it(
+    site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Samples are read by range although the cache folder cannot be written (CACHE-24)."""
+    site.pack()
+    (tmp_path / "file").touch()
+    for _ in range(2):
+        with wids.ShardListDataset(
+            site.spec(index="train.index"), cache_dir=str(tmp_path / "file" / "c"), access="range"
+        ) as dataset:
+            assert [dataset[n][".txt"] for n in range(20)] == EXPECTED
+    assert all(request.range for request in site.server.log if request.path.endswith(".tar"))
+    assert "Not a directory" in caplog.text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "site"]
+
+
+def test_a_pack_without_any_place(
+    site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without a writable folder for temporary files, shards are fetched to be read."""
+    site.pack()
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
+    url = site.spec(index="train.index")
+    with wids.ShardListDataset(url, cache_dir=str(tmp_path / "file" / "c")) as dataset:
+        with raises(FetchError, "cannot be stored"):
+            dataset[0]

@@ -1,0 +1,111 @@
+"""Lengths of many files, asked before any of them is read."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from conftest import raises
+from loopback import Fault, Server
+
+from wids.errors import FetchError, NotFoundError
+from wids.storage.fetch import Fetcher
+from wids.storage.remote_lengths import ask_lengths, check_found, known_lengths
+
+
+def check(names: list[str], missing: set[int]) -> str:
+    answers = [NotFoundError(f"{n}: not found") if i in missing else 1 for i, n in enumerate(names)]
+    with pytest.raises(NotFoundError) as caught:
+        check_found(names, answers)
+    return str(caught.value)
+
+
+def train(stop: int, end: str = ".tar") -> list[str]:
+    return [f"https://h/train-{n:06d}{end}" for n in range(stop)]
+
+
+@pytest.mark.parametrize(
+    ("names", "missing", "expected"),
+    [
+        (
+            train(147),
+            set(range(100, 147)),
+            "{000000..000146}.tar; 000000 to 000099 exist, 000100 and 46 more do not",
+        ),
+        (train(3), {1}, "{000000..000002}.tar; 000000, 000002 exist, 000001 does not"),
+        (train(2), {0}, "{000000..000001}.tar; 000001 exists, 000000 does not"),
+        (
+            train(20, ".tar?sign=SECRET"),
+            {19},
+            "{000000..000019}.tar?…; 000000 to 000018 exist, 000019 does not",
+        ),
+        (
+            [f"a{n}.tar" for n in range(8, 12)],
+            {3},
+            "expected a{8..11}.tar; 8 to 10 exist, 11 does not",
+        ),
+        (["a.tar", "b.tar", "c.tar"], {1}, "expected 3 files: 2 of 3 exist, b.tar not"),
+        (["a.tar"], {0}, "a.tar: not found"),
+        (["a.tar", "b.tar", "c.tar"], {0, 1, 2}, "a.tar: not found, and 2 more do not exist"),
+    ],
+)
+def test_what_is_missing_is_named_with_what_exists(
+    names: list[str], missing: set[int], expected: str
+) -> None:
+    """A wrong bound of a pattern is obvious from the error (SPEC-25)."""
+    start = "expected https://h/train-" if expected[0] == "{" else ""
+    assert check(names, missing) == start + expected
+
+
+def test_thirty_two_at_a_time(server: Server) -> None:
+    """Lengths are asked with HEAD, in parallel, and no body is sent (CACHE-32)."""
+    urls = [server.page(f"/{n}.tar", b"x" * n) for n in range(64)]
+    begun = time.perf_counter()
+
+    assert ask_lengths(Fetcher(), urls) == list(range(64))
+
+    assert time.perf_counter() - begun < 5
+    assert sorted(r.path for r in server.heads) == sorted(f"/{n}.tar" for n in range(64))
+    assert server.num_sent == 0
+    assert server.log == []
+
+
+@pytest.mark.parametrize("how", ["refused", "no length", "encoded", "redirect", "token"])
+def test_servers_that_do_not_answer_head(how: str, server: Server) -> None:
+    """Then the first byte is asked for, which states the length as well (CACHE-32)."""
+    data = b"x" * 100_000
+    fetcher = Fetcher({"headers": {"X-Token": "T"}})
+    if how == "refused":
+        url = server.page("/a", data, has_head=False)
+    elif how == "no length":
+        url = server.page("/a", data)
+        server.pages["/a"].head_headers = {}
+    elif how == "encoded":
+        url = server.page("/a", data)
+        server.pages["/a"].head_headers = {"Content-Length": "7", "Content-Encoding": "gzip"}
+    elif how == "redirect":
+        url = server.page("/b", b"", location=server.page("/a", data, has_head=False))
+    else:
+        url = server.page("/a", data, needs=("X-Token", "T"))
+
+    assert fetcher.nbytes(url) == 100_000
+    assert server.num_sent <= 1
+
+
+def test_what_is_not_asked(server: Server, tmp_path: Path) -> None:
+    """A command would run, a handler may fetch everything: both stay unknown (CACHE-32)."""
+    fetcher = Fetcher(handlers={"mine": pytest.fail})
+    ran = tmp_path / "ran"
+
+    assert known_lengths(fetcher, {f"pipe:touch {ran}": None, "mine://a": None, "s3://b": 7}) == {
+        f"pipe:touch {ran}": None,
+        "mine://a": None,
+        "s3://b": 7,
+    }
+    assert not ran.exists()
+    (tmp_path / "a").write_bytes(b"123")
+    assert ask_lengths(fetcher, [str(tmp_path / "a")]) == [3]
+    refused = server.page("/x", b"", always=Fault(403))
+    with raises(FetchError, "403"):
+        ask_lengths(fetcher, [refused, server.url + "/y"])

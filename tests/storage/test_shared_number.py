@@ -1,0 +1,73 @@
+"""A number that processes and their threads add to."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+import pytest
+from conftest import in_child
+
+from wids.storage.shared_number import SharedNumber
+
+_TIMES = 300
+_tracing = threading.Lock()
+
+
+def trace(frame: FrameType, event: str, arg: object) -> Any:  # noqa: ARG001 - Python's signature
+    """Let another thread run between any two steps of `add`, as free-threaded Pythons do."""
+    frame.f_trace_opcodes = frame.f_code is SharedNumber.add.__code__
+    return trace
+
+
+def add_from_threads(number: SharedNumber) -> None:
+    """Add from four threads at once."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=add_often, args=(number,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.setswitchinterval(interval)
+
+
+def add_often(number: SharedNumber) -> None:
+    with _tracing:  # Python 3.10 refuses two threads that do this at once
+        sys.settrace(trace)
+    for _ in range(_TIMES):
+        number.add(1)
+
+
+def test_no_count_of_a_thread_is_lost() -> None:
+    """Threads of one process may add at the same time."""
+    number = SharedNumber(3)
+    add_from_threads(number)
+    assert number.value == 3 + 4 * _TIMES
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_no_count_of_a_process_is_lost(method: str) -> None:
+    """The threads of a process that was forked or spawned add to the same number."""
+    number = SharedNumber()
+    process = multiprocessing.get_context(method).Process(target=add_from_threads, args=(number,))
+    process.start()
+    add_from_threads(number)
+    process.join()
+    assert process.exitcode == 0
+    assert number.value == 8 * _TIMES
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # Python 3.12
+def test_a_fork_while_a_thread_adds() -> None:
+    """The child adds too, whatever the threads of its parent did at that moment."""
+    number = SharedNumber()
+    thread = threading.Thread(target=add_from_threads, args=(number,))
+    thread.start()
+    for _ in range(20):
+        assert in_child(lambda: number.add(1) is None)
+    thread.join()
+    assert number.value == 4 * _TIMES + 20

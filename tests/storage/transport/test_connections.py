@@ -1,0 +1,130 @@
+"""Servers that are slow, endless or malformed, and what is logged of them."""
+
+from __future__ import annotations
+
+import io
+import logging
+import socket
+import time
+
+import pytest
+from conftest import raises
+from loopback import Server
+from transfers import answering, saved
+
+from wids.errors import FetchError
+from wids.storage import fetch
+from wids.storage.transport import http
+
+pytestmark = pytest.mark.usefixtures("quick_retries")
+
+
+def test_silence_is_noticed_within_fifteen_seconds() -> None:
+    """The time-out without an option, for a connection and for the next bytes (CACHE-12)."""
+    assert http.TIMEOUT_S == 15
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param(b"", id="status"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nX: ", id="headers"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 10000\r\n\r\n", id="body"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;", id="chunked"),
+    ],
+)
+def test_a_server_that_trickles_is_given_up(head: bytes) -> None:
+    """A byte now and then never reaches the time-out, but is too slow (CACHE-12)."""
+
+    def trickle(connection: socket.socket) -> None:
+        connection.sendall(head)
+        for _ in range(200):
+            connection.sendall(b"2")
+            time.sleep(0.02)
+
+    started_s = time.monotonic()
+    with answering(trickle) as url:
+        with raises(FetchError, "the connection failed", "too slow", "waited"):
+            fetch.Fetcher({"timeout": 0.1, "retry_s": 0.1}).read(url + "/a", 1 << 20)
+    assert time.monotonic() - started_s < 4
+
+
+def test_a_slow_server_is_not_given_up(server: Server) -> None:
+    """Above a kilobyte a second a transfer may take as long as it needs."""
+    server.rate_nbytes = 40_000  # in pieces of 16 kB: each takes longer than the window
+
+    assert saved(server.page("/a", bytes(60_000)), storage_options={"timeout": 0.6}) == bytes(
+        60_000
+    )
+    assert len(server.log) == 1
+
+
+def test_the_time_of_the_reader_does_not_count(server: Server) -> None:
+    """A caller who is slow to take the bytes does not make the server slow."""
+    url = server.page("/a", bytes(2_000_000))
+    fetcher = fetch.Fetcher({"timeout": 0.1})
+
+    fetcher.save(url, io.BytesIO(), report=lambda _received, _total: time.sleep(0.05))
+    assert len(server.log) == 1
+
+
+@pytest.mark.parametrize(
+    ("head", "again"),
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", b"X: y\r\n"),
+    ],
+)
+def test_endless_headers_are_an_error(head: bytes, again: bytes) -> None:
+    """Interim responses and trailers without end are no file, however fast they come."""
+
+    def flood(connection: socket.socket) -> None:
+        connection.sendall(head)
+        while True:
+            connection.sendall(again * 1000)
+
+    with answering(flood) as url:
+        with raises(FetchError, "1048576 bytes of headers", "waited"):
+            fetch.Fetcher({"retry_s": 1}).read(url + "/a", 1 << 20)
+
+
+def test_malformed_headers_are_logged_without_the_url(caplog: pytest.LogCaptureFixture) -> None:
+    """urllib3 would log the URL with its signature (SEC-38)."""
+
+    def respond(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nno colon\r\nX: y\r\n\r\nok")
+
+    with answering(respond) as url, caplog.at_level(logging.INFO):
+        signed = f"{url}/a?X-Amz-Signature=SECRET".replace("//", "//me:SECRET@")
+        assert fetch.read(signed, 2) == b"ok"
+    assert [record.name for record in caplog.records] == ["wids"]
+    assert "127.0.0.1" in caplog.text
+    assert "SECRET" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "place", ["http://h:99999999/?SECRET", "http://[/?SECRET", "http://a b/?SECRET"]
+)
+def test_a_redirect_to_a_malformed_address_shows_no_secret(
+    place: str, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the message nor a log has the query of the place that a server names (SEC-38)."""
+    url = server.page("/a", b"", location=place) + "?SECRET"
+
+    with caplog.at_level(logging.INFO), pytest.raises(FetchError) as caught:
+        fetch.read(url, 10)
+    assert "SECRET" not in str(caught.value) + caplog.text
+
+
+def test_retries_are_logged_without_the_url(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The library retries by itself and logs that, so that urllib3 has nothing to log (SEC-38)."""
+    url = server.page("/a", b"", 503) + "?SECRET"
+
+    with caplog.at_level(logging.INFO), pytest.raises(FetchError):
+        fetch.read(url, 10)
+    with caplog.at_level(logging.INFO), pytest.raises(FetchError):
+        fetch.read("http://127.0.0.1:9/a?SECRET", 10)
+    assert {record.name for record in caplog.records} == {"wids"}
+    assert "SECRET" not in caplog.text

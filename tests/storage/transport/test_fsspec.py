@@ -1,0 +1,88 @@
+"""URLs that fsspec opens, and those that it must not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from conftest import raises
+from transfers import DATA, saved
+
+from wids.errors import FetchError, MismatchError, NotFoundError
+from wids.storage.download import Expected
+from wids.storage.fetch import Fetcher
+from wids.storage.transport.fsspec import Fsspec
+
+
+def test_fsspec_file_systems() -> None:
+    """A file of a scheme that fsspec knows can be read as a whole and by range, or be missing."""
+    import fsspec
+
+    with fsspec.open("memory://bucket/a.tar", "wb") as file:
+        file.write(DATA)
+
+    assert saved("memory://bucket/a.tar", Expected(len(DATA))) == DATA
+    assert Fetcher().range_reader("memory://bucket/a.tar", len(DATA))(7, 99) == DATA[7:99]
+    with raises(MismatchError, "found 5000000"):
+        Fetcher().range_reader("memory://bucket/a.tar", 100)(7, 99)
+    with raises(NotFoundError, "memory://bucket/b.tar"):
+        saved("memory://bucket/b.tar")
+
+
+def test_missing_drivers_are_errors_that_name_the_extra() -> None:
+    """The error for an unknown scheme or a missing driver says what to install."""
+    with raises(FetchError, 'expected a driver for "gopher"', "handler"):
+        saved("gopher://x/y")
+    code = (
+        "import sys; sys.modules['gcsfs'] = None\n"
+        "from wids.errors import FetchError\n"
+        "from wids.storage import fetch\n"
+        "try:\n    fetch.read('gs://bucket/x', 10)\n"
+        "except FetchError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'wids[gcs]'" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "local:///etc/passwd",
+        "asynclocal:///etc/passwd",
+        "reference://x/y",
+        "dir://x",
+        "git://x",
+        "zip://a.txt::file:///x.zip",
+        "s3://a::file:///x",
+    ],
+)
+def test_no_detour_to_local_files(url: str) -> None:
+    """A scheme that leads to another URL could name what a document must not name (SEC-10)."""
+    with raises(FetchError, "found one that leads to another"):
+        saved(url)
+
+
+def test_a_file_that_cannot_be_positioned_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drivers hold sockets and temporary files, which an error must not leave open."""
+    from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+
+    opened: list[MemoryFile] = []
+
+    class Unseekable(MemoryFile):  # type: ignore[misc]
+        def seek(self, *_: object) -> int:
+            raise OSError("the connection was lost")
+
+        def close(self) -> None:
+            if self in opened:  # it is closed once more when it is collected
+                opened.remove(self)
+
+    def open_file(*_: object, **__: object) -> MemoryFile:
+        opened.append(Unseekable())
+        return opened[-1]
+
+    MemoryFileSystem().pipe_file("/bucket/seek.tar", DATA)
+    monkeypatch.setattr(MemoryFileSystem, "_open", open_file)
+    with raises(FetchError, "memory://bucket/seek.tar", "the connection was lost"):
+        Fsspec()("memory://bucket/seek.tar", 7, None, None)
+    assert opened == []

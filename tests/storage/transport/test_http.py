@@ -1,0 +1,109 @@
+"""HTTP requests and responses: redirects, users, proxies, and hostile servers."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+
+import pytest
+from conftest import raises
+from loopback import Fault, Server
+from transfers import DATA, saved
+
+from wids.errors import FetchError
+from wids.storage import fetch
+from wids.storage.fetch import Fetcher
+
+pytestmark = pytest.mark.usefixtures("quick_retries")
+
+
+def test_redirects(server: Server) -> None:
+    """They are followed; a loop is an error at once; another scheme is refused."""
+    target = server.page("/b", DATA)
+    assert saved(server.page("/a", b"", location=target)) == DATA
+
+    loop = server.page("/loop", b"", location="/loop")
+    with raises(FetchError, "more than 10 redirects"):
+        saved(loop)
+    with raises(FetchError, "/evil", "found a redirect to file:///etc/passwd"):
+        saved(server.page("/evil", b"", location="file:///etc/passwd"))
+    server.page("/relative/b", b"there")
+    assert saved(server.page("/relative/a", b"", location="b")) == b"there"
+    # A server with "redirect" in its name is not one.
+    with raises(FetchError, "the connection failed", "waited 8.0 s for http://redirect.invalid"):
+        saved("http://redirect.invalid/x")
+
+
+def test_signed_urls_arrive_as_they_are(server: Server) -> None:
+    """Ampersands, percent signs and equal signs reach the server unchanged."""
+    query = "?X-Amz-Signature=a%2Fb%3D&Expires=1&x=$(id)"
+    url = server.page("/a b;c.tar".replace(" ", "%20"), DATA) + query
+
+    assert saved(url) == DATA
+    assert server.requests == ["/a%20b;c.tar" + query]
+
+
+def test_compressed_transfers_are_refused(server: Server) -> None:
+    """In an encoded file every offset differs."""
+    fault = Fault(200, body=b"\x1f\x8b", headers={"Content-Encoding": "gzip"})
+    with raises(FetchError, "Content-Encoding gzip"):
+        saved(server.page("/a", DATA, faults=[fault]))
+    assert server.log[0].headers["accept-encoding"] == "identity"
+
+
+def test_a_user_in_the_url_is_authorized(server: Server) -> None:
+    """http://user:password@host works as in curl."""
+    url = server.page("/a", DATA, needs=("Authorization", "Basic bWU6YSBi"))
+
+    assert saved(url.replace("http://", "http://me:a%20b@")) == DATA
+
+
+def test_endless_numbers_are_errors(server: Server) -> None:
+    """A number of thousands of digits is refused, and so is a header of two lines."""
+    headers = {"Content-Range": f"bytes 0-0/{'9' * 5000}"}
+    fault = Fault(206, headers=headers, body=b"x")
+    with raises(FetchError, "Content-Range"):
+        Fetcher().range_reader(server.page("/a", b"", faults=[fault]), 5)(0, 1)
+    with pytest.raises(FetchError) as caught:
+        saved(server.page("/b", DATA), storage_options={"headers": {"a": "SECRET\nc"}})
+    assert "correct the headers" in str(caught.value)
+    assert "SECRET" not in str(caught.value)  # (SEC-4)
+
+
+def test_a_broken_handshake_is_retried() -> None:
+    """It is retried like any failed connection; a wrong certificate is not."""
+    accepted = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def hang_up() -> None:
+            with suppress(OSError):  # when it is closed
+                while True:
+                    connection, _ = listener.accept()
+                    accepted.append(connection.recv(10))
+                    connection.close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        # Less than eight seconds, if another attempt as slow as the last would end after them.
+        with pytest.raises(FetchError, match=r"waited [78]\.\d s .*check the address"):
+            saved(f"https://127.0.0.1:{listener.getsockname()[1]}/a")
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert len(accepted) > 1
+
+
+def test_proxies(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests go through http_proxy, except to the hosts in no_proxy."""
+    server.page("http://example.invalid/a", b"by proxy")
+    monkeypatch.setenv("http_proxy", server.url)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+    assert fetch.read("http://me:pw@example.invalid/a", 10) == b"by proxy"
+    assert server.log[-1].path == "http://example.invalid/a"
+    monkeypatch.setenv("http_proxy", server.url.replace("http://", "http://who:pw@"))
+    assert fetch.read("http://example.invalid/a", 10) == b"by proxy"
+    assert server.log[-1].headers["proxy-authorization"].startswith("Basic ")
+    monkeypatch.setenv("http_proxy", server.url.replace("http://", ""))
+    assert fetch.read("http://example.invalid/a", 10) == b"by proxy"
+    assert fetch.read(server.page("/b", b"direct"), 10) == b"direct"

@@ -1,0 +1,75 @@
+"""Conditions on columns: what they select, and what is no condition."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import optional, raises
+
+from wids.tables.conditions import Comparison, mask, parsed
+
+
+def test_conditions_are_comparisons_joined_by_and() -> None:
+    """Columns are names or paths, values numbers, texts or truth values."""
+    assert parsed(".json/height >= 256 and name != 'a b' and .cls==3") == (
+        Comparison(".json/height", ">=", 256),
+        Comparison("name", "!=", "a b"),
+        Comparison(".cls", "==", 3),
+    )
+    assert parsed('ok==true and t > "\\u00e9 and"')[1] == Comparison("t", ">", "é and")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "height", "height >= ", "a > 1 or b > 2", "a > [1]", "a > b", "a > 1 and", "f(x)"]
+)
+def test_everything_else_is_refused(text: str) -> None:
+    """Nothing is guessed, and nothing executed."""
+    with raises(ValueError, "where: expected comparisons joined by `and`"):
+        parsed(text)
+
+
+def test_missing_values_meet_nothing() -> None:
+    """A sample without the field is not selected, whatever the comparison."""
+    arrow = optional("pyarrow")
+    table = arrow.table({"h": [1, None, 300], "t": ["a", "b", None]})
+    assert mask(table, parsed("h != 5")).tolist() == [True, False, True]
+    assert mask(table, parsed("h > 0 and t < 'z'")).tolist() == [True, False, False]
+    with raises(ValueError, "where: h: expected a value to compare int64 with, found 'x'"):
+        mask(table, parsed("h == 'x'"))
+    with raises(ValueError, "where: h: expected a value to compare int64 with, found 9999999999"):
+        mask(table, parsed("h > 99999999999999999999"))
+
+
+def test_a_list_is_the_form_of_a_page() -> None:
+    """A value is named by its label, and numbers by a range, of which each end may be open."""
+    assert parsed('[{"column": ".cls", "value": 3}, {"column": "h", "low": 1}]') == (
+        Comparison(".cls", "is", "3"),
+        Comparison("h", "in", (1.0, float("inf"))),
+    )
+    assert parsed("[]") == ()
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "h >= 2", "h != 1", "h < 3 and h > 1", "t == 'b'", "t <= 'b'", "ok == true",
+        '[{"column": "h", "low": 2, "high": 3}]', '[{"column": "h", "value": "2"}]',
+        '[{"column": "t", "value": null}]', '[{"column": "ok", "value": "false"}]',
+        '[{"column": "t", "low": 1}]',
+    ],
+)  # fmt: skip
+def test_values_and_columns_meet_the_same_conditions(condition: str) -> None:
+    """A sample that a scan reads is selected where a row of a table would be."""
+    arrow = optional("pyarrow")
+    rows = {"h": [1, None, 3, 2], "t": ["a", "b", None, "c"], "ok": [True, False, None, True]}
+    comparisons = parsed(condition)
+    accepted = [
+        all(each.accepts(rows[each.column][row]) for each in comparisons) for row in range(4)
+    ]
+    assert mask(arrow.table(rows), comparisons).tolist() == accepted
+
+
+def test_a_number_is_no_text() -> None:
+    """A comparison with a value of another kind accepts nothing."""
+    (with_number,), (with_text,) = parsed("x < 5"), parsed("x != 'a'")
+    assert [with_number.accepts(value) for value in (4, "4", None, [4])] == [True] + [False] * 3
+    assert [with_text.accepts(value) for value in ("b", 4, None)] == [True, False, False]

@@ -1,0 +1,233 @@
+"""A file of JSON beside each shard is joined to its samples, local and remote."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import raises
+from join_shards import fields
+from loopback import Server
+from remote_site import Site
+
+import wids
+from wids.errors import FetchError, JoinError, NotFoundError, SampleError
+from wids.tables import join_files
+
+Entries = dict[str, Any]
+SHARDS = [range(8), range(8, 13), range(13, 20)]
+
+
+def as_object(entries: Entries) -> str:
+    return json.dumps(entries)
+
+
+def as_list(entries: Entries) -> str:
+    return json.dumps([{"__key__": key, **value} for key, value in entries.items()])
+
+
+def as_lines(entries: Entries) -> str:
+    return "\n".join(json.dumps(item) for item in json.loads(as_list(entries))) + "\n\n"
+
+
+def captions(numbers: range) -> Entries:
+    return {f"s{n:05d}": {"text": f"caption {n}", ".score": n / 2} for n in numbers}
+
+
+def write_files(folder: Path, name: str, form: Callable[[Entries], str]) -> None:
+    for number, numbers in enumerate(SHARDS):
+        file = folder / name.replace("{shard}", f"train-{number:06d}")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(form(captions(numbers)), encoding="utf-8-sig")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "form"),
+    [
+        ("{shard}.captions.json", as_object),
+        ("{shard}.captions.json", as_list),
+        ("{shard}.jsonl", as_lines),
+        ("sub/{shard}.NDJSON", as_lines),
+    ],
+)
+def test_each_form_of_a_file(train: Path, pattern: str, form: Callable[[Entries], str]) -> None:
+    """Objects, lists and lines give the same samples, alone and in batches (JOIN-8)."""
+    write_files(train.parent, pattern, form)
+    with wids.ShardListDataset(train) as dataset:
+        for place in (pattern, str(train.parent / pattern), Path(train.parent / pattern)):
+            joined = dataset.join(place)
+            for samples in (list(joined), joined.__getitems__(range(20))):
+                for number, sample in enumerate(samples):
+                    assert fields(sample) == {
+                        ".txt": f"text {number}",
+                        ".cls": number % 10,
+                        ".text": f"caption {number}",
+                        ".score": number / 2,
+                    }
+        named = pickle.loads(pickle.dumps(dataset.join(pattern, prefix="b")))  # noqa: S301 - made here
+        assert sorted(fields(named[11])) == [".b.score", ".b.text", ".cls", ".txt"]
+
+
+def test_files_are_read_when_they_are_needed(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for each shard that is read, once while it is among the last (JOIN-8)."""
+    write_files(train.parent, "{shard}.json", as_object)
+    parsed = []
+    parse = join_files.parse_entries
+    monkeypatch.setattr(
+        join_files, "parse_entries", lambda data, url: parsed.append(url[-6]) or parse(data, url)
+    )
+    with wids.ShardListDataset(train) as dataset:
+        joined = dataset.join("{shard}.json")
+        assert parsed == []
+        joined.__getitems__([9, 3, 10, 4])
+        assert [joined[n][".score"] for n in (12, 0)] == [6, 0]
+        assert parsed == ["0", "1"]
+        monkeypatch.setattr(join_files, "_MAX_STORED_NBYTES", 1)
+        for index in (19, 18, 0, 19):
+            assert joined[index][".score"] == index / 2
+        assert parsed == ["0", "1", "2", "0", "2"]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_lines_end_where_json_says(train: Path, end: str) -> None:
+    """Other characters that end lines elsewhere are part of a text (JOIN-8)."""
+    texts = {f"s{n:05d}": f"a\u2028b\x85c\u2029 {n}" for n in SHARDS[0]}
+    lines = [
+        json.dumps({"__key__": key, "cap": text}, ensure_ascii=False) + end
+        for key, text in texts.items()
+    ]
+    (train.parent / "train-000000.jsonl").write_bytes("".join(lines).encode("utf-8-sig"))
+    with wids.ShardListDataset(train) as dataset:
+        joined = dataset[:8].join("{shard}.jsonl")
+        assert [sample[".cap"] for sample in joined] == list(texts.values())
+
+
+def test_values_of_files_are_not_shared(train: Path) -> None:
+    """A transformation that changes a list in place changes no later sample (JOIN-10)."""
+    write_files(
+        train.parent,
+        "{shard}.json",
+        lambda entries: json.dumps({key: {"boxes": [[1]]} for key in entries}),
+    )
+    with wids.ShardListDataset(train) as dataset:
+        joined = dataset.join("{shard}.json")
+        for _ in range(2):
+            sample = joined[3]
+            assert sample[".boxes"] == [[1]]
+            sample[".boxes"][0].append(2)
+
+
+def test_missing_keys_and_files(train: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An error when they are read, or None, or left out (JOIN-8, JOIN-3)."""
+    write_files(train.parent, "{shard}.json", as_object)
+    (train.parent / "train-000001.json").unlink()
+    few = {key: value for key, value in captions(SHARDS[2]).items() if key != "s00014"}
+    (train.parent / "train-000002.json").write_text(as_object(few))
+    with wids.ShardListDataset(train) as dataset:
+        joined = dataset.join("{shard}.json")
+        assert joined[3][".score"] == 1.5
+        with raises(
+            NotFoundError, "train-000001.json: expected a file for each", "-000001.tar", "missing="
+        ):
+            joined[9]
+        for read in (lambda: joined[14], lambda: joined.__getitems__([13, 14])):
+            with raises(SampleError, 'sample "s00014": expected its key', 'missing="skip"'):
+                read()
+        joined.on_error = "skip"
+        with pytest.warns(UserWarning, match="left out"):
+            assert len(joined.__getitems__([13, 14, 15])) == 2
+        caplog.set_level(logging.WARNING)
+        skipped = dataset.join("{shard}.json", missing="skip")
+        assert [s["__index__"] for s in skipped] == [*range(8), 13, *range(15, 20)]
+        assert skipped.lengths == [8, 0, 6]
+        assert caplog.text.count("no such file, so all its keys are missing") == 1
+        filled = dataset.join("{shard}.json", missing="none")
+        assert fields(filled[14]) == {".txt": "text 14", ".cls": 4, ".text": None, ".score": None}
+        assert fields(filled[9]) == {".txt": "text 9", ".cls": 9}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "parts"),
+    [
+        ("{shard}.json", "{", ["train-000000.json: expected JSON, found"]),
+        ("{shard}.jsonl", "{}x", ["train-000000.jsonl: expected JSON lines, found"]),
+        ("{shard}.json", "3", ["expected an object from keys to values", "found int"]),
+        ("{shard}.json", "[3]", ["expected objects with the text '__key__', found 3 as item 0"]),
+        ("{shard}.jsonl", '{"__key__": 3}', ["found {'__key__': 3} as item 0"]),
+        ("{shard}.json", '{"a": 1, "b": {"x": 1, "x": 2}, "a": 2}', ["found 'a' twice"]),
+        ("{shard}.jsonl", '{"__key__": "a"}\n{"__key__": "a"}', ["'a' twice, in item 1"]),
+        ("{shard}.json", "[" * 100_000, ["expected JSON"]),
+    ],
+)
+def test_files_that_are_something_else(train: Path, name: str, text: str, parts: list[str]) -> None:
+    """The error names the file, what was expected and what was found (JOIN-8)."""
+    (train.parent / name.replace("{shard}", "train-000000")).write_text(text)
+    with wids.ShardListDataset(train) as dataset, raises(JoinError, *parts):
+        dataset.join(name)[0]
+
+
+def test_patterns_without_a_place_for_the_shard(train: Path) -> None:
+    """An error where shards would share a file; fine for one shard (JOIN-8)."""
+    (train.parent / "all.json").write_text(as_object(captions(range(20))))
+    with wids.ShardListDataset(train) as dataset:
+        with raises(JoinError, "all.json: expected {shard}", "each of the 3 shards", "as a table"):
+            dataset.join("all.json")
+        assert dataset.join(json.loads((train.parent / "all.json").read_text()))[3][".score"] == 1.5
+    with wids.ShardListDataset(train.parent / "train-000001.tar") as dataset:
+        assert dataset.join("all.json")[0][".text"] == "caption 8"
+
+
+def test_odd_names_of_shards(tmp_path: Path) -> None:
+    """Braces and percent signs in a name are not taken for anything else."""
+    from conftest import sample_members, write_tar
+
+    for name in ("50%{shard}", "a b", "x.y"):
+        write_tar(tmp_path / f"{name}.tar", sample_members(0, 2))
+        (tmp_path / f"{name}.json").write_text(as_object(captions(range(2))))
+        with wids.ShardListDataset([str(tmp_path / f"{name}.tar")]) as dataset:
+            assert dataset.join("{shard}.json")[1][".text"] == "caption 1"
+
+
+@pytest.mark.usefixtures("quick_retries")
+def test_remote_files(tmp_path: Path, server: Server, own_cache: Path) -> None:
+    """They are stored in the cache, and fetched again after another was published (JOIN-8)."""
+    site = Site(tmp_path / "site", server)
+    site.pack()
+    for number, numbers in enumerate(SHARDS):
+        server.page(f"/train-{number}.caps.json", as_object(captions(numbers)).encode())
+
+    def sent() -> list[str]:
+        whole = [r for r in server.log if r.num_sent > 1 and r.path.endswith("caps.json")]
+        return [r.path for r in whole]
+
+    for _ in range(2):
+        with wids.ShardListDataset(site.spec(index="train.index")) as dataset:
+            joined = dataset.join("{shard}.caps.json")
+            assert [s[".text"] for s in joined] == [f"caption {n}" for n in range(20)]
+    assert sorted(sent()) == [f"/train-{number}.caps.json" for number in range(3)]
+    assert len(list((own_cache / "shards").glob("*caps.json"))) == 3
+    server.page(
+        "/train-1.caps.json", as_object(captions(range(108, 113))).replace("s001", "s000").encode()
+    )
+    with wids.ShardListDataset(site.spec(index="train.index")) as dataset:
+        assert dataset.join("{shard}.caps.json")[9][".text"] == "caption 109"
+        other = dataset.join(server.url + "/none/{shard}.json")
+        with raises(FetchError, "/none/train-0.json"):
+            other[3]
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, server: Server) -> None:
+    """A remote file is read without being stored."""
+    site = Site(tmp_path / "site", server)
+    (tmp_path / "file").touch()
+    site.pack()
+    server.page("/train-0.json", as_object(captions(SHARDS[0])).encode())
+    with wids.ShardListDataset(
+        site.spec(index="train.index"), cache_dir=tmp_path / "file" / "c", access="range"
+    ) as dataset:
+        assert dataset.join("{shard}.json")[3][".text"] == "caption 3"

@@ -1,5 +1,0 @@
-"""A dataset → a page in a browser of this machine.
-
-The modules here know a dataset only by the protocol `wids.looking.preview.Browsable`, and leave to
-`wids.looking` how a sample looks. specs/looking.md states what the page promises.
-"""

@@ -1,7 +1,0 @@
-"""``python -m wids.cli`` is the same as the command ``wids``."""
-
-import sys
-
-from wids.cli.main import main
-
-sys.exit(main())

@@ -1,0 +1,93 @@
+"""``wids browse``: a dataset → a page in the browser of this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+from wids.cli.options import (
+    add_command,
+    add_reading,
+    add_spec,
+    spec_and_peek,
+    storage_options,
+)
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = add_command(
+        commands,
+        "browse",
+        run,
+        "look at a dataset in a browser on this machine, until Ctrl-C",
+        "  wids browse train.json\n"
+        "  wids browse https://example.com/train.json   # reads what is shown, no whole shards\n"
+        "  wids browse 's3://bucket/train-{000000..000146}.tar'   # without an index, too",
+    )
+    add_spec(parser)
+    parser.add_argument("-p", "--port", type=int, default=0, help="(default: a free one)")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+    add_reading(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve the page until Ctrl-C."""
+    from wids.dataset.shard_list import ShardListDataset
+    from wids.look.page.peek_pages import PeekPages
+    from wids.look.page.server import Browser
+
+    spec, shards = spec_and_peek(options)
+    with ExitStack() as stack:
+        if shards is None:
+            dataset = ShardListDataset(
+                spec, access="range", storage_options=storage_options(options)
+            )
+            python = f"wids.ShardListDataset({_python_name(options.spec)})"
+            browser = Browser(stack.enter_context(dataset), options.port, python)
+        else:
+            browser = Browser(PeekPages(shards, _python_name(options.spec)), options.port)
+        # Flushed, because a program that started this one waits for the line while the server runs.
+        print(browser.url, flush=True)
+        print(
+            "Anyone with this address can look at the dataset; press Ctrl-C to stop.",
+            file=sys.stderr,
+        )
+        redirect = _redirect_page(browser.url) if options.open else ""
+        if redirect:
+            import webbrowser
+
+            webbrowser.open(f"file://{redirect}")
+        try:
+            browser.serve()
+        except KeyboardInterrupt:
+            print(file=sys.stderr)  # below the ^C
+        finally:
+            browser.close()
+            if redirect:
+                os.unlink(redirect)
+    return 0
+
+
+def _python_name(named: str) -> str:
+    """Return what a command was called with as a literal for Python, without secrets."""
+    from wids.storage.transport import urls
+
+    return repr(os.path.abspath(named) if os.path.exists(named) else urls.redact(named))
+
+
+def _redirect_page(url: str) -> str:
+    """Write a page that leads to the URL and return its path.
+
+    The URL has a secret in it. On the browser's command line other users could see it; the file is
+    readable by this user only.
+    """
+    import tempfile
+
+    # Not deleted when it is closed: the browser opens it later, by its name.
+    with tempfile.NamedTemporaryFile("w", prefix="wids-", suffix=".html", delete=False) as file:
+        file.write(f'<meta http-equiv="refresh" content="0;url={url}">')
+        return file.name

@@ -1,0 +1,166 @@
+"""``wids cache``: show, clear or check the copies of remote shards."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from wids.cli.consent import add_yes, ask
+from wids.cli.options import (
+    add_command,
+    add_reading,
+    loaded_spec,
+)
+from wids.storage.sizes import count_text, nbytes_text
+
+if TYPE_CHECKING:
+    from wids.storage.cache.eviction import CacheFile
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = add_command(
+        commands,
+        "cache",
+        run,
+        "show, clear or check the copies of remote shards",
+        "  wids cache\n  wids cache show train.json\n  wids cache show --files\n"
+        "  wids cache clear train.json\n  wids cache clear\n"
+        "  wids cache check train.json --sample 5%",
+    )
+    parser.add_argument(
+        "action",
+        nargs="?",
+        default="show",
+        choices=["show", "clear", "check"],
+        help="(%(default)s)",
+    )
+    parser.add_argument("spec", nargs="?", help="the spec whose copies to show, clear or check")
+    parser.add_argument("--files", action="store_true", help="show each file")
+    parser.add_argument(
+        "--sample",
+        metavar="SHARE",
+        help="check only this share of the samples of each copy, such as 5%%, by checksums",
+    )
+    add_yes(parser, "clear the copies of all datasets")
+    parser.add_argument("--cache-dir", help="the cache folder (default: $WIDS_CACHE)")
+    add_reading(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what the action says; return 1 if a copy has a problem."""
+    from wids.storage.cache.cache_names import default_folder
+
+    folder = os.path.abspath(options.cache_dir or default_folder())
+    if options.action == "check":
+        return _check(options, folder)
+    if options.action == "clear":
+        return _clear(options, folder)
+    if options.spec is not None:
+        return _show_dataset(options, folder)
+    return _show(folder, options)
+
+
+def _show_dataset(options: argparse.Namespace, folder: str) -> int:
+    """Print how much of one dataset has been fetched."""
+    from wids.shards.shard_facts import remote_file
+    from wids.storage import fetch
+    from wids.storage.cache.store import Cache
+    from wids.storage.transport import urls
+
+    cache = Cache(folder, fetch.Fetcher())
+    spec = loaded_spec(options.spec, options)
+    copies = [cache.find(remote_file(shard)) for shard in spec.shards]
+    nbytes = sum(os.path.getsize(path) for path in copies if path is not None)
+    num_copies = sum(path is not None for path in copies)
+    print(
+        f"{urls.redact(options.spec)}: {num_copies:,} of {count_text(len(copies), 'shard')} in "
+        f"{folder}, {nbytes_text(nbytes)}"
+    )
+    return 0
+
+
+def _show(folder: str, options: argparse.Namespace) -> int:
+    from wids.errors import printable
+    from wids.storage.cache.eviction import contents
+
+    files = contents(folder)
+    if options.files:
+        for file in sorted(files, key=lambda file: file.used_ns):
+            print(f"{nbytes_text(file.nbytes):>8}  {printable(file.name)}")
+    elif files:
+        print(_table_of_datasets(files))
+    total_nbytes = sum(file.nbytes for file in files)
+    print(f"{nbytes_text(total_nbytes):>8}  in {count_text(len(files), 'file')} in {folder}")
+    return 0
+
+
+def _table_of_datasets(files: Iterable[CacheFile]) -> str:
+    """Return a line for the copies of each dataset, as far as names tell: `train-*.tar`."""
+    from wids.look.text import table
+    from wids.storage.cache.cache_names import dataset_pattern
+
+    groups: dict[str, list[CacheFile]] = {}
+    for file in files:
+        groups.setdefault(dataset_pattern(file.name), []).append(file)
+    rows = [
+        (
+            sum(not file.is_temporary and not file.name.endswith(".index") for file in group),
+            nbytes_text(sum(file.nbytes for file in group)),
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(max(f.used_ns for f in group) / 1e9)),
+            pattern,
+        )
+        # The one that was used last comes last, beside the prompt.
+        for pattern, group in sorted(
+            groups.items(), key=lambda item: max(file.used_ns for file in item[1])
+        )
+    ]
+    return table(["copies", "size", "last used", "shards"], rows)
+
+
+def _clear(options: argparse.Namespace, folder: str) -> int:
+    from wids.storage.cache import eviction
+    from wids.storage.transport import urls
+
+    if options.spec is not None:
+        from wids.shards.cached_files import cached_files
+
+        files = cached_files(loaded_spec(options.spec, options), folder)
+        label = f"{urls.redact(options.spec)}, in {folder}"
+    else:
+        files, label = eviction.clearable(folder), folder
+        if files:
+            size = nbytes_text(sum(file.nbytes for file in files))
+            what = f"{count_text(len(files), 'file')} of all datasets, {size}"
+            ask(f"wids: deleting {what}, in {folder}", options, "wids: nothing was deleted")
+    num_files, nbytes, num_used = eviction.clear(files)
+    print(f"{label}: deleted {count_text(num_files, 'file')}, {nbytes_text(nbytes)}")
+    if num_used:
+        verb = "is" if num_used == 1 else "are"
+        print(
+            f"wids: {count_text(num_used, 'file')} {verb} in use and not deleted", file=sys.stderr
+        )
+    return 0
+
+
+def _check(options: argparse.Namespace, folder: str) -> int:
+    from wids.errors import printable
+    from wids.publish.checked_copies import check_copies
+    from wids.publish.spot_check import parse_share
+
+    if options.spec is None:
+        raise ValueError("wids cache check: expected a spec whose copies to check, found none")
+    spec = loaded_spec(options.spec, options)
+    share = None if options.sample is None else parse_share(options.sample, "--sample")
+    checked = check_copies(spec, folder, share)
+    for problem in checked.problems:
+        print(printable(str(problem)))
+    samples = count_text(checked.num_samples, "sample")
+    what = "copies" if share is None else f"{samples} in copies"
+    counts = f"{checked.num_copies:,} of {len(spec.shards):,} shards"
+    print(f"checked {what} of {counts}", file=sys.stderr)
+    return 1 if checked.problems else 0

@@ -1,0 +1,170 @@
+"""``wids create``: shards → a JSON spec and the pack of their indexes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from wids.cli.consent import add_yes, ask_consent
+from wids.cli.options import (
+    add_command,
+    add_parts,
+    add_processes,
+    add_storage,
+    print_counts,
+    storage_options,
+)
+
+if TYPE_CHECKING:
+    from wids.publish.by_headers import IndexingCost
+    from wids.publish.describe import ShardRecord
+    from wids.publish.problems import Problem
+    from wids.shards.download_cost import DownloadCost
+    from wids.shards.specs.model import ShardSpec
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = add_command(
+        commands,
+        "create",
+        run,
+        "describe shards in a JSON spec, with their index beside it",
+        "  wids create train-*.tar --output train.json\n"
+        "  wids create 'https://example.com/train-{000000..000146}.tar' -o train.json\n"
+        "  wids create s3://bucket/train/ -o train.json\n"
+        "  wids create shards/ -o train.json --base https://example.com/train/\n"
+        "  wids create https://example.com/old.json -o train.json   # its shards, with an index\n"
+        "  wids create more-*.tar --append -o train.json\n"
+        "  wids create shards/ -o train.json --part 3/16             # on one of 16 machines\n"
+        "  wids create shards/ -o train.json --merge                 # after all 16 parts\n"
+        "After an interruption, run it again to resume.",
+    )
+    parser.add_argument(
+        "files",
+        nargs="+",
+        help="shards, patterns, URLs, folders; or one spec, for its shards; - reads names from "
+        "standard input",
+    )
+    parser.add_argument("-o", "--output", default="shardindex.json", help="(%(default)s)")
+    parser.add_argument("-n", "--name", help="name of the dataset (default: from the first shard)")
+    parser.add_argument(
+        "-i", "--info", metavar="FILE", help="file with a description, for the spec"
+    )
+    parser.add_argument("-b", "--base", help="folder or URL where the shards will be published")
+    parser.add_argument(
+        "--key-split", choices=["first", "last"], help="dot between key and field (first)"
+    )
+    parser.add_argument("--no-index", action="store_true", help="write the spec only")
+    parser.add_argument(
+        "--append",
+        action="store_true",
+        help="add the shards to the end of the dataset that the output describes",
+    )
+    parser.add_argument(
+        "--digests",
+        action="store_true",
+        help="read all bytes of remote shards, for digests and checksums; otherwise only headers "
+        "are read where members are large",
+    )
+    add_parts(parser)
+    add_processes(parser)
+    add_storage(parser)
+    add_yes(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Describe the shards and write spec and pack."""
+    from wids.publish.processes import process_pool
+    from wids.publish.spec_job import prepare_spec
+
+    job = prepare_spec(
+        _names(options.files),
+        options.output,
+        base=options.base,
+        is_new=not options.append,
+        key_split=options.key_split,
+        digests=options.digests,
+        on_cost=partial(_state_cost, options),
+        storage_options=storage_options(options),
+    )
+    info = _text_of(options.info)  # an error now, and not after all shards were read
+    _check_options(options)
+    if options.merge:
+        job.merge()
+    else:
+        job = job.measured(partial(_ask_consent, options), options.part)
+    problems: list[Problem] = []
+    on_problem = partial(_print_problem, problems)
+    with process_pool(options.jobs, len(job.shards(options.part))) as executor:
+        if options.part is not None:
+            return _report(options, job.run_part(options.part, executor), [])
+        if options.append:
+            spec = job.append(executor, on_problem)
+        else:
+            has_pack = not options.no_index
+            spec = job.run(executor, on_problem, name=options.name, info=info, has_pack=has_pack)
+    return _report(options, spec.shards, problems)
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """Refuse options that do not go together."""
+    if not options.append:
+        return
+    if options.merge or options.part is not None:
+        name = "merge" if options.part is None else "part"
+        raise ValueError(f"--{name}: expected it without --append; create a dataset of the parts")
+    for name in ("name", "info", "no_index"):
+        if getattr(options, name):
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option}: expected it without --append, which keeps what is there")
+
+
+def _names(names: list[str]) -> list[str]:
+    """Return the names that the arguments are, or that standard input has."""
+    if names == ["-"]:
+        names = [line.strip() for line in sys.stdin if line.strip()]
+        if not names:
+            raise FileNotFoundError("standard input: expected shards, found none")
+    return names
+
+
+def _report(
+    options: argparse.Namespace,
+    shards: Sequence[ShardSpec | ShardRecord],
+    problems: list[Problem],
+) -> int:
+    """Print how many shards and samples were described, and return the exit status."""
+    print_counts(options.output, shards, options.part)
+    return 1 if any(problem.severity == "error" for problem in problems) else 0
+
+
+def _text_of(path: str | None) -> str | None:
+    if path is None:
+        return None
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def _ask_consent(options: argparse.Namespace, cost: DownloadCost) -> None:
+    beginning = "" if options.digests else ", at first a megabyte of each"
+    ask_consent(cost, options, f"reading remote shards{beginning}")
+
+
+def _state_cost(options: argparse.Namespace, cost: IndexingCost) -> None:
+    """Print what reading remote shards costs, and ask before many bytes of whole ones are read."""
+    print(f"wids: {cost}", file=sys.stderr)
+    if cost.unread.is_large:
+        ask_consent(cost.unread, options, "reading remote shards whole")
+
+
+def _print_problem(problems: list[Problem], problem: Problem) -> None:
+    """Print what is wrong with the dataset, or a remark on it, and note it."""
+    from wids.errors import printable
+
+    problems.append(problem)
+    kind = "remark: " if problem.severity == "remark" else ""
+    print(f"wids: {kind}{printable(str(problem))}", file=sys.stderr)

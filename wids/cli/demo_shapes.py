@@ -1,0 +1,213 @@
+"""A small dataset made on the spot, and a report on one epoch over it in two processes.
+
+The library itself writes, describes and reads the dataset. The report is computed from the
+``__index__`` values that the DataLoaders returned, so that a wrong sampler shows. Prints nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final
+
+from wids.dataset.shard_list import ShardListDataset
+from wids.publish.shard_writer import ShardWriter
+
+NUM_SHARDS: Final = 4
+SAMPLES_PER_SHARD: Final = 250
+NUM_REPLICAS: Final = 2
+BATCH_SIZE: Final = 25
+PICTURE_SIZE: Final = 64  # pixels, both ways
+DEFAULT_SAMPLER: Final = "wids:DistributedChunkedSampler"
+_TIMEOUT_S: Final = 300
+
+_COLORS: Final = ("red", "green", "blue", "yellow", "purple")
+_SHAPES: Final = ("circle", "square", "triangle", "cross")
+
+
+def write_dataset(folder: str) -> str:
+    """Write the demo's shards, index and spec into a folder; return the path of the spec.
+
+    Raises:
+        OSError: The folder cannot be made or written to.
+    """
+    pattern = os.path.join(folder, "shapes-%06d.tar")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with ShardWriter(pattern, maxcount=SAMPLES_PER_SHARD, if_exists="replace") as writer:
+            for number in range(NUM_SHARDS * SAMPLES_PER_SHARD):
+                writer.write(_sample(number))
+    except OSError as error:
+        if error.strerror is None:  # one that says it all
+            raise
+        raise OSError(
+            f"{folder or repr(folder)}: expected a folder to write a dataset to, found one that "
+            f"cannot be made or written to ({error.strerror}); name another folder"
+        ) from error
+    return os.path.join(folder, "shapes.json")
+
+
+def _sample(number: int) -> dict[str, Any]:
+    color = _COLORS[number % len(_COLORS)]
+    label = number // len(_COLORS) % len(_SHAPES)
+    return {
+        "__key__": f"{number:06d}",
+        ".jpg": _picture(color, _SHAPES[label], 8 + number % 17),
+        ".txt": f"a {color} {_SHAPES[label]}",
+        ".cls": label,
+    }
+
+
+def _picture(color: str, shape: str, margin: int) -> Any:
+    from PIL import Image, ImageDraw
+
+    image = Image.new("RGB", (PICTURE_SIZE, PICTURE_SIZE), "white")
+    draw = ImageDraw.Draw(image)
+    low, high, middle = margin, PICTURE_SIZE - margin, PICTURE_SIZE // 2
+    if shape == "circle":
+        draw.ellipse((low, low, high, high), fill=color)
+    elif shape == "square":
+        draw.rectangle((low, low, high, high), fill=color)
+    elif shape == "triangle":
+        draw.polygon([(middle, low), (high, high), (low, high)], fill=color)
+    else:
+        draw.line((low, low, high, high), fill=color, width=8)
+        draw.line((low, high, high, low), fill=color, width=8)
+    return image
+
+
+def describe_sample(spec_path: str, index: int) -> str:
+    """Return one sample as text, one line for each field."""
+    with ShardListDataset(spec_path) as dataset:
+        sample = dataset[index]
+        lines = [f"dataset[{index}] of {len(dataset)}:"]
+    texts = {name: re.sub(" at 0x[0-9A-F]+>$", ">", str(value)) for name, value in sample.items()}
+    return "\n".join([*lines, *(f"  {name:14} {text:.90}" for name, text in texts.items())])
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """What the DataLoaders of one epoch returned.
+
+    Attributes:
+        num_samples: Samples in the dataset.
+        batches: For each rank, for each batch, the ``__index__`` of every sample in it.
+    """
+
+    num_samples: int
+    batches: list[list[list[int]]]
+
+    @property
+    def times_seen(self) -> Counter[int]:
+        """How often each index was returned, by all ranks together."""
+        return Counter(index for rank in self.batches for batch in rank for index in batch)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every sample was returned exactly once."""
+        return self.times_seen == Counter(range(self.num_samples))
+
+    @property
+    def is_even(self) -> bool:
+        """Whether every rank had the same number of batches."""
+        return len({len(rank) for rank in self.batches}) == 1
+
+    def table(self) -> str:
+        """Return the report as a short table."""
+        lines = ["rank  batches  samples  different samples"]
+        for number, rank in enumerate(self.batches):
+            indices = [index for batch in rank for index in batch]
+            lines.append(f"{number:4}  {len(rank):7}  {len(indices):7}  {len(set(indices)):17}")
+        seen = self.times_seen
+        missing = sum(seen[index] == 0 for index in range(self.num_samples))
+        repeated = sum(count > 1 for count in seen.values())
+        lines += [
+            "",
+            (
+                f"{_mark(self.is_complete)} each of the {self.num_samples} samples exactly once "
+                f"({missing} missing, {repeated} repeated)"
+            ),
+            f"{_mark(self.is_even)} the same number of batches on every rank",
+        ]
+        return "\n".join(lines)
+
+
+def _mark(is_good: bool) -> str:
+    return "yes:" if is_good else "NO: "
+
+
+def run_epoch(spec_path: str, sampler: str = DEFAULT_SAMPLER) -> EpochReport:
+    """Run one epoch over a spec in two processes, started by ``torchrun``.
+
+    Args:
+        spec_path: The JSON spec.
+        sampler: ``MODULE:NAME`` of a callable that returns a rank's sampler for the dataset.
+
+    Raises:
+        RuntimeError: The processes failed; the message has the end of their output.
+        subprocess.TimeoutExpired: They took longer than five minutes.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        report_path = os.path.join(folder, "epoch.json")
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--local-addr", "127.0.0.1", "--nproc-per-node", str(NUM_REPLICAS)),
+            *("-m", "wids.cli.demo_shapes", os.path.abspath(spec_path), sampler, report_path),
+        ]
+        # One thread each, as torchrun would choose with a warning.
+        environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        result = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_TIMEOUT_S,
+        )
+        if result.returncode:
+            # The end of the output, where Python puts the error.
+            raise RuntimeError(f"the epoch's processes failed:\n{result.stderr[-4000:]}")
+        with open(report_path, encoding="utf-8") as file:
+            report = json.load(file)
+    return EpochReport(report["num_samples"], report["batches"])
+
+
+def _run_rank(spec_path: str, sampler: str, report_path: str) -> None:
+    """Read one rank's share of the epoch; rank 0 writes the report of all ranks."""
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader
+
+    module, _, name = sampler.partition(":")
+    # gloo needs no GPU, so the demo runs on any machine.
+    dist.init_process_group("gloo")
+    try:
+        dataset = ShardListDataset(spec_path, transformations="torch")
+        loader = DataLoader(
+            dataset,
+            batch_size=BATCH_SIZE,
+            sampler=getattr(import_module(module), name)(dataset),
+            num_workers=2,
+        )
+        # What the loader returned, and not what the sampler says: a lost batch has to show.
+        batches = [batch["__index__"].tolist() for batch in loader]
+        is_first = dist.get_rank() == 0
+        gathered: list[Any] | None = [None] * dist.get_world_size() if is_first else None
+        dist.gather_object(batches, gathered)
+        if is_first:
+            with open(report_path, "w", encoding="utf-8") as file:
+                json.dump({"num_samples": len(dataset), "batches": gathered}, file)
+        # With torch 2.2 a rank whose peer has left already may wait in `destroy_process_group`.
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _run_rank(*sys.argv[1:])

@@ -1,0 +1,178 @@
+"""``wids info``: what specs say of their datasets, as text, table or JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+
+from wids.cli.consent import add_yes, ask_to_fetch
+from wids.cli.options import (
+    add_command,
+    add_reading,
+    loaded_spec,
+    named_columns,
+    opened,
+    output_width,
+    storage_options,
+)
+from wids.errors import WidsError
+from wids.storage.sizes import nbytes_text
+
+if TYPE_CHECKING:
+    from wids.look.field_stats import FieldStats
+    from wids.shards.specs.model import DatasetSpec
+
+_BAR_WIDTH: Final = 10
+_MAX_TABLE_NBYTES: Final = 20_000_000
+"""A larger table is read only if its columns are asked for."""
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = add_command(
+        commands,
+        "info",
+        run,
+        "show what a spec says, and what is in a first shard",
+        "  wids info train.json\n  wids info --json train.json | jq .num_samples\n"
+        "  wids info --table *.json\n"
+        "  wids info 's3://bucket/train-{000000..000146}.tar'\n"
+        "  wids info train.json --columns\n"
+        "  wids info train.json --columns label=.cls,height=.json/height",
+    )
+    parser.add_argument("specs", nargs="+", help="JSON specs or their URLs, patterns, folders")
+    parser.add_argument("-t", "--table", action="store_true", help="one line for each spec")
+    parser.add_argument(
+        "--json", action="store_true", help="for scripts: one JSON object on each line"
+    )
+    parser.add_argument(
+        "-c",
+        "--columns",
+        nargs="?",
+        const="",
+        help="after the specs: show distributions of columns, NAME=PATH or names of the saved "
+        "table, separated by commas (default: all columns of the saved table)",
+    )
+    add_yes(parser)
+    add_reading(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what each spec says."""
+    from wids.look.text import shortened, spec_rows, spec_text, table
+    from wids.storage.transport import urls
+
+    if options.columns is not None and (options.json or options.table):
+        raise ValueError("--columns: expected neither --json nor --table, found both")
+    # All are loaded before anything is printed: after an error there is no half of a table.
+    specs = [(path, loaded_spec(path, options)) for path in options.specs]
+    found = [(urls.redact(path), spec_rows(spec)) for path, spec in specs]
+    if options.json:
+        for name, rows in found:
+            print(json.dumps({"file": name, **rows}))
+    elif options.table:
+        columns = ["name", "num_samples", "num_shards", "nbytes", "first", "last"]
+        rows_of = ([name, *(rows[column] for column in columns)] for name, rows in found)
+        text = table(["file", *columns], rows_of)
+        print("\n".join(shortened(line, output_width()) for line in text.splitlines()))
+    else:
+        texts = []
+        for (name, rows), (path, spec) in zip(found, specs, strict=True):
+            heading = f"{name}\n" if len(found) > 1 else ""
+            details = _fields_text(spec) or _glimpse_text(path, spec, options)
+            text = heading + spec_text(rows, output_width()) + details
+            texts.append(text + _columns_text(spec, options))
+        print("\n\n".join(texts))
+    return 0
+
+
+def _fields_text(spec: DatasetSpec) -> str:
+    """Return the fields of a dataset as a table if a local pack tells them, else ``""``."""
+    from wids.storage.transport import urls
+
+    # A remote pack is not fetched for this: `info` shows what the spec says and stays quick.
+    packs = spec.all_packs()
+    if not (packs and all(urls.is_local(pack.url) for pack in packs)):
+        return ""
+    from wids.dataset.shard_list import ShardListDataset
+    from wids.look import preview
+
+    try:
+        with ShardListDataset(spec, access="range") as dataset:
+            stats = preview.field_stats(dataset)
+    except WidsError:  # a damaged pack; what the spec says is shown all the same
+        return ""
+    return _table(stats)
+
+
+def _table(stats: Iterable[FieldStats]) -> str:
+    from wids.look.text import bar_text, share_text, table
+
+    rows = [
+        (s.field, nbytes_text(s.median_nbytes), share_text(s.share), bar_text(s.share, _BAR_WIDTH))
+        for s in stats
+    ]
+    return "\n\n" + table(["field", "typical size", "samples", ""], rows) if rows else ""
+
+
+def _glimpse_text(path: str, spec: DatasetSpec, options: argparse.Namespace) -> str:
+    """Return the fields at the beginning of the first shard, if shards were named directly."""
+    from wids.dataset.peeking import create_command, peek
+    from wids.errors import printable
+    from wids.look import preview
+    from wids.look.notebook import known_text
+    from wids.shards.specs.naming import is_document
+
+    # What a document says is shown at once; its servers may be far or gone.
+    if is_document(path) or spec.all_packs():
+        return ""
+    shards = peek(spec, storage_options=storage_options(options))
+    shards.read_on(1)
+    stats = preview.field_stats(shards)
+    found = f"\n\nfirst shard: {known_text(shards)}"
+    glimpse = shards.glimpse
+    if glimpse is not None:
+        remark = glimpse.remark()
+        found += f" ({remark})" if remark else ""
+        found += f"; {printable(create_command(path, spec))} counts all"
+    return found + _table(stats)
+
+
+def _saved_columns_text(spec: DatasetSpec) -> str:
+    """Return a line for each column of a saved table, if it is local and small, else ``""``."""
+    from wids.storage.transport import urls
+
+    place = spec.table.url if spec.table else ""
+    # Shown without being asked for, so neither a server nor a second is spent on it.
+    if not place or not urls.is_local(place) or not find_spec("pyarrow"):
+        return ""
+    from wids.look.distributions import columns_text
+    from wids.tables.table_file import load_table
+
+    path = urls.path_of(place)
+    try:
+        if os.path.getsize(path) > _MAX_TABLE_NBYTES:
+            return ""
+        text = columns_text(load_table(spec), output_width())
+    except (OSError, WidsError):  # gone or stale; what the spec says is shown all the same
+        return ""
+    return f"\n\n{text}\n(--columns shows more)"
+
+
+def _columns_text(spec: DatasetSpec, options: argparse.Namespace) -> str:
+    """Return the distributions of columns, if they are asked for: of the saved table, else read."""
+    if options.columns is None:
+        return _saved_columns_text(spec)
+    from wids.look.distributions import distributions_text
+    from wids.tables.table_file import read_or_load
+
+    with opened(spec, options) as dataset:
+        columns = named_columns([options.columns])
+        if columns and dataset.spec.table is None:
+            ask_to_fetch(dataset, options, "reading columns of shards without an index")
+        table = read_or_load(dataset, columns)
+    return "\n\n" + distributions_text(table, output_width())

@@ -1,0 +1,174 @@
+"""``wids pack``: a folder of files → shards, a spec and their index."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from wids.cli.options import (
+    add_command,
+    add_processes,
+    add_storage,
+    positive,
+    storage_options,
+)
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from wids.publish.packing.pack_report import PackReport
+    from wids.publish.packing.packed_folder import PackJob
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = add_command(
+        commands,
+        "pack",
+        run,
+        "pack a folder of files into shards, with a spec and their index",
+        "  wids pack photos -o train\n"
+        "  wids pack photos -o out/train --maxsize 500MB --jobs 4\n"
+        "Files of one stem are a sample: 0001.jpg and 0001.txt. Folders of classes and tables\n"
+        "(metadata.csv, metadata.jsonl) become labels. After an interruption, run it again to\n"
+        "resume.",
+    )
+    parser.add_argument("folder", help="the folder of files")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="PREFIX",
+        help="beginning of the names to write: train for train-000000.tar, … and train.json "
+        "(default: the name of the folder)",
+    )
+    parser.add_argument("-n", "--name", help="name of the dataset (default: from the output)")
+    parser.add_argument(
+        "--maxcount", type=positive, default=10_000, help="most samples in a shard (%(default)s)"
+    )
+    parser.add_argument(
+        "--maxsize", default="1GB", metavar="SIZE", help="largest shard (%(default)s)"
+    )
+    _add_choices(parser)
+    parser.add_argument("--replace", action="store_true", help="overwrite an earlier dataset")
+    add_processes(parser)
+    add_storage(parser)
+
+
+def _add_choices(parser: argparse.ArgumentParser) -> None:
+    """Add the options for the order, and for what names mean."""
+    order = parser.add_mutually_exclusive_group()
+    order.add_argument("--seed", type=int, default=0, help="chooses the order (%(default)s)")
+    order.add_argument("--sorted", action="store_true", help="order samples by key")
+    parser.add_argument(
+        "--classes",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="folders are classes, or are not (default: by their content)",
+    )
+    parser.add_argument(
+        "--key-split", choices=["last", "first"], default="last", help="dot before the field (last)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Pack the folder and print what to do next; return 1 if a file could not be read."""
+    from wids.publish.packing.folder_listing import UNREADABLE
+    from wids.publish.packing.packed_folder import prepare_job
+
+    job = prepare_job(
+        options.folder,
+        options.output or os.path.basename(os.path.abspath(options.folder)),
+        options.maxcount,
+        options.maxsize,
+        None if options.sorted else options.seed,
+        options.classes,
+        options.key_split,
+        options.name,
+        "replace" if options.replace else "error",
+        storage_options=storage_options(options),
+    )
+    with _workers(options.jobs, job) as executor:
+        report = job.run(executor=executor)
+    print(report_text(report))
+    print("\nNext:\n" + next_steps(report))
+    return int(any(skipped.reason == UNREADABLE for skipped in report.skipped))
+
+
+@contextmanager
+def _workers(jobs: int | None, job: PackJob) -> Iterator[Executor | None]:
+    """Yield an executor: processes, or threads for an output that is uploaded."""
+    if job.output.is_local:
+        from wids.publish.processes import process_pool
+
+        with process_pool(jobs, len(job.tasks)) as processes:
+            yield processes
+        return
+    from wids.storage.reading_threads import ReadingThreads
+
+    # Not processes: connections of drivers that were opened before do not survive a fork.
+    num_threads = min(jobs or os.cpu_count() or 1, len(job.tasks))
+    with ReadingThreads(num_threads, "wids-pack") as threads:
+        yield threads
+
+
+def report_text(report: PackReport) -> str:
+    """Return the counts as text: samples, fields, classes, and what was left out."""
+    from wids.errors import printable
+    from wids.look.text import table
+
+    lines = [str(report)]
+    rows = [(printable(field), f"{count:,}") for field, count in report.fields.items()]
+    lines += table(["field", "samples"], rows).splitlines()
+    classes = report.spec.extras.get("classes")
+    if classes:
+        more = ", …" if len(classes) > 10 else ""
+        lines.append(f"classes, in the spec: {len(classes):,}: {', '.join(classes[:10])}{more}")
+    lines += [f"left out: {skipped}" for skipped in report.skipped]
+    lines += [f"note: {remark}" for remark in report.remarks]
+    return "\n".join(map(printable, lines))
+
+
+def next_steps(report: PackReport) -> str:
+    """Return the two things to do next, as a command and as lines of Python."""
+    from wids.storage.transport import urls
+
+    name = urls.redact(report.spec_path)
+    lines = [
+        f"    wids browse {shlex.quote(name)}",
+        "",
+        "    import wids",
+        "    from torch.utils.data import DataLoader",
+        "",
+        f'    dataset = wids.ShardListDataset({name!r}, transformations="torch")',
+        "    sampler = wids.DistributedChunkedSampler(dataset)",
+        "    loader = DataLoader(",
+        "        dataset, batch_size=32, sampler=sampler, collate_fn=list, num_workers=2",
+        "    )",
+        "    for batch in loader:  # a list of samples, since pictures may differ in size",
+    ]
+    return "\n".join([*lines, *(f"        {line}" for line in _lines_of_values(report))])
+
+
+def _lines_of_values(report: PackReport) -> list[str]:
+    """Return lines that take the pictures, and one more field, out of a batch."""
+    from wids.publish.packing.file_samples import IMAGE_ROLE, role
+
+    everywhere = [f for f, count in report.fields.items() if count == report.num_samples]
+    pictures = [field for field in report.fields if role(field) == IMAGE_ROLE]
+    others = [field for field in everywhere if role(field) != IMAGE_ROLE]
+    lines = []
+    if pictures and pictures[0] in everywhere:
+        lines.append(f"images = [sample[{pictures[0]!r}] for sample in batch]")
+    elif pictures:  # in several formats, or in some samples only
+        value = "None"
+        for field in reversed(pictures):
+            value = f"sample.get({field!r}, {value})"
+        lines.append(f"images = [{value} for sample in batch]")
+    names = {".cls": "labels", ".txt": "texts", ".json": "records"}
+    best = sorted(others, key=lambda field: [*names, field].index(field))
+    lines += [f"{names.get(f, 'values')} = [sample[{f!r}] for sample in batch]" for f in best[:1]]
+    return lines or ['keys = [sample["__key__"] for sample in batch]']

@@ -1,0 +1,74 @@
+"""``wids prefetch``: the shards of a dataset, or of one rank → copies in the cache."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from wids.cli.options import (
+    add_command,
+    add_reading,
+    add_spec,
+    loaded_spec,
+    opened,
+    positive,
+)
+from wids.storage.sizes import count_text, parse_nbytes
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = add_command(
+        commands,
+        "prefetch",
+        run,
+        "fetch the shards of a dataset into the cache",
+        "  wids prefetch https://example.com/train.json --limit 200GB\n"
+        "  wids prefetch train.json --rank 3 --num-replicas 8   # the share of one rank",
+    )
+    add_spec(parser)
+    parser.add_argument("--cache-dir", help="the cache folder (default: $WIDS_CACHE)")
+    parser.add_argument("--limit", metavar="SIZE", help="maximum size of shards, such as 200GB")
+    parser.add_argument("--rank", type=int, help="only the fixed share of this rank")
+    parser.add_argument("--num-replicas", type=positive, help="the number of ranks")
+    parser.add_argument("-j", "--jobs", type=positive, default=4, help="downloads at a time (4)")
+    add_reading(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Fetch what is missing; return 1 if the limit left out a shard."""
+    from wids.dataset import bulk_fetch
+    from wids.shards.download_cost import download_cost
+    from wids.shards.fetch_all import fetch_all
+    from wids.storage.transport import urls
+
+    if (options.rank is None) != (options.num_replicas is None):
+        raise ValueError("expected --rank and --num-replicas together")
+    limit_nbytes = parse_nbytes(options.limit, "--limit")
+    spec = loaded_spec(options.spec, options)
+    # Before the dataset is made, which would fetch such shards to count them.
+    if any(shard.num_samples is None for shard in spec.shards):
+        raise ValueError(
+            f"{urls.redact(options.spec)}: expected the number of samples of each shard; to count "
+            "them, all shards would be fetched; `wids create` states it"
+        )
+    # One bar for all shards is shown; a bar for each download would write over it.
+    with opened(spec, options, cache_dir=options.cache_dir, progress=False) as dataset:
+        numbers = list(range(len(dataset.lengths)))
+        if options.rank is not None:
+            numbers = bulk_fetch.rank_shards(dataset, options.rank, options.num_replicas)
+        missing, num_left_out = bulk_fetch.select_missing(dataset.reader, numbers, limit_nbytes)
+        shards = [spec.shards[number] for number in missing]
+        cost = download_cost(shards, dataset.reader.store.fetcher)
+        if missing:
+            print(f"wids: downloading {cost}", file=sys.stderr)
+        nbytes_of = {number: cost.nbytes_of[spec.shards[number].url] for number in missing}
+        fetch_all(dataset.reader.fetch, nbytes_of, num_threads=options.jobs)
+    available = count_text(len(numbers) - num_left_out, "shard")
+    print(f"{available} available locally, {len(missing):,} fetched now")
+    if num_left_out:
+        left_out = count_text(num_left_out, "shard")
+        verb = "does" if num_left_out == 1 else "do"
+        print(f"wids: {left_out} {verb} not fit into {options.limit}", file=sys.stderr)
+    return 1 if num_left_out else 0

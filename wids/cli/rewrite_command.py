@@ -1,0 +1,223 @@
+"""``wids rewrite``: a dataset → new shards: shuffled, filtered, cut or mapped, with their spec."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from wids.cli.options import (
+    add_command,
+    add_parts,
+    add_processes,
+    add_reading,
+    add_spec,
+    not_negative,
+    opened,
+    positive,
+    print_counts,
+    storage_options,
+)
+
+if TYPE_CHECKING:
+    from wids.publish.describe import ShardRecord
+    from wids.publish.rewriting.rewrite import RewriteJob
+    from wids.shards.specs.model import ShardSpec
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = add_command(
+        commands,
+        "rewrite",
+        run,
+        "write a dataset into new shards: shuffled, filtered, cut or mapped",
+        "  wids rewrite train.json out/train --shuffle 0 --maxsize 500MB\n"
+        "  wids rewrite train.json large --where '.json/height >= 256' --fields jpg,cls\n"
+        "  wids rewrite train.json small --map mypackage.resize:smaller --version 1 --jobs 4\n"
+        "  wids rewrite train.json out/train --shuffle 0 --part 3/16   # on one of 16 machines\n"
+        "  wids rewrite train.json out/train --shuffle 0 --merge       # after all 16 parts\n"
+        "  wids rewrite 'old-{000..009}.tgz' out/train\n"
+        "After an interruption, run it again to resume. Compressed tars (.tgz, .tar.zst) and\n"
+        "concatenated MessagePack or CBOR (.msgpack, .cbor) become plain tars.",
+    )
+    add_spec(parser)
+    parser.add_argument(
+        "output",
+        help="beginning of the names to write: out/train for out/train-000000.tar, … and "
+        "out/train.json; or a pattern, out/train-%%06d.tar",
+    )
+    parser.add_argument("-n", "--name", help="name of the new dataset (default: from the output)")
+    parser.add_argument("--shuffle", type=not_negative, metavar="SEED", help="shuffle all samples")
+    parser.add_argument("--maxcount", type=positive, help="most samples in a shard")
+    parser.add_argument("--maxsize", metavar="SIZE", help="largest shard, such as 500MB (1GB)")
+    parser.add_argument("--fields", metavar="LIST", help="the only fields, separated by commas")
+    parser.add_argument(
+        "--where",
+        metavar="CONDITION",
+        help="only samples that meet it: .json/height >= 256 and .cls == 3; columns are paths, or "
+        "those of the dataset's table",
+    )
+    parser.add_argument(
+        "--map",
+        metavar="MODULE:FUNCTION",
+        help="takes a sample of bytes; returns a sample, None or several",
+    )
+    parser.add_argument(
+        "--version",
+        metavar="TEXT",
+        help="version of the map, to be changed with it: a run with the same version resumes; "
+        "without one it starts over",
+    )
+    parser.add_argument(
+        "--restart", action="store_true", help="write the shards of an interrupted run again"
+    )
+    add_parts(parser)
+    add_processes(parser)
+    add_reading(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the new dataset and print its counts."""
+    from wids.publish.processes import start_early
+    from wids.publish.rewriting.old_streams import is_old_stream
+
+    if is_old_stream(options.spec):
+        return _run_streams(options)
+    if options.restart and (options.merge or options.part is not None):
+        raise ValueError("--restart: expected it without --part and --merge; use another output")
+    if options.map is not None and options.version is None:
+        _check_undivided(options)
+    if not options.merge:
+        start_early(
+            options.jobs, ["wids.dataset.shard_list", "wids.publish.rewriting.rewritten_shard"]
+        )
+    from wids.publish.rewriting.rewrite import prepare_rewrite
+    from wids.tables.conditions import met_in
+
+    function = None if options.map is None else named_function(options.map)
+    with opened(options.spec, options, raw="bytes", fields=_fields(options)) as dataset:
+        view = dataset if options.where is None else dataset[met_in(dataset, options.where)]
+        job = prepare_rewrite(
+            view,
+            _pattern(options.output),
+            *(options.maxcount, options.maxsize, function, None, options.name),
+            version=options.version,
+            resume=not options.restart,
+            storage_options=storage_options(options),
+            shuffle=options.shuffle,
+        )
+        shards = _written(job, options)
+    print_counts(options.output, shards, options.part)
+    return 0
+
+
+def _check_undivided(options: argparse.Namespace) -> None:
+    """Raise ValueError for parts, which must all be written by the same map."""
+    if options.merge or options.part is not None:
+        raise ValueError(
+            "--map: expected --version beside --part and --merge, the same for all parts of one "
+            "map; choose a text, such as --version 1, and change it with the map"
+        )
+
+
+def _run_streams(options: argparse.Namespace) -> int:
+    """Write the samples of files without random access into plain tars."""
+    from wids.publish.rewriting.rewrite_streams import rewrite_streams
+    from wids.shards.specs.naming import tar_urls
+    from wids.storage.fetch import Fetcher
+    from wids.storage.transport import urls
+
+    for name in ("shuffle", "where", "map", "part", "merge"):
+        if getattr(options, name) is not None and getattr(options, name) is not False:
+            raise ValueError(
+                f"--{name}: expected a dataset with random access, found "
+                f"{urls.redact(options.spec)}; write it "
+                f"into plain tars without --{name} first, and rewrite these"
+            )
+    given = storage_options(options)
+    spec = rewrite_streams(
+        tar_urls([options.spec], Fetcher(given)),
+        _pattern(options.output),
+        maxcount=options.maxcount,
+        maxsize=options.maxsize,
+        fields=_fields(options),
+        name=options.name,
+        resume=not options.restart,
+        storage_options=given,
+    )
+    print_counts(options.output, spec.shards)
+    return 0
+
+
+def _fields(options: argparse.Namespace) -> list[str] | None:
+    return None if options.fields is None else options.fields.split(",")
+
+
+def _pattern(output: str) -> str:
+    from wids.publish.output import Output
+
+    if "%" in os.path.basename(output):
+        return output
+    return Output.for_prefix(output, "rewriting").prefix + "-%06d.tar"
+
+
+def _written(job: RewriteJob, options: argparse.Namespace) -> Sequence[ShardSpec | ShardRecord]:
+    """Write all shards, or a part of them, or merge all parts; return what was written."""
+    from wids.publish.processes import process_pool
+
+    if options.merge:
+        with _remarks_shown(logging.WARNING):
+            return job.merge().shards
+    with _remarks_shown(logging.INFO), process_pool(options.jobs, len(job.tasks)) as executor:
+        if options.part is None:
+            return job.run(executor=executor).shards
+        found = job.run_part(options.part, executor=executor)
+        return [shard for shard in found if shard.num_samples]
+
+
+@contextmanager
+def _remarks_shown(level: int) -> Iterator[None]:
+    """Print what is logged inside the block, such as how many shards an earlier run has left."""
+    logger, handler = logging.getLogger("wids"), logging.StreamHandler(sys.stderr)
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+        logger.removeHandler(handler)
+
+
+def named_function(text: str) -> Callable[[Any], Any]:
+    """Return the function that ``module:function`` names, also of a module in this folder.
+
+    Raises:
+        ValueError: There is no such function.
+    """
+    from importlib import import_module
+
+    module, mark, name = text.partition(":")
+    # As for `python -m`: a script that is installed has its own folder there instead.
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"--map: expected MODULE:FUNCTION, found {text!r}: {error}"
+            if mark
+            else f"--map: expected MODULE:FUNCTION, found {text!r}"
+        ) from None
+    if not callable(found):
+        # An error of the command line, whatever the type of the object.
+        raise ValueError(f"--map: expected a function, found {text!r}")  # noqa: TRY004
+    function: Callable[[Any], Any] = found
+    return function

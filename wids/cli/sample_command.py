@@ -1,0 +1,140 @@
+"""``wids sample``: one sample of a dataset → text, or the bytes of one field."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from wids.cli.options import (
+    add_command,
+    add_reading,
+    add_spec,
+    opened,
+    output_width,
+    positive,
+    spec_and_peek,
+)
+from wids.storage.sizes import nbytes_text
+
+if TYPE_CHECKING:
+    from wids.look.preview import Browsable
+    from wids.shards.specs.model import DatasetSpec
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = add_command(
+        commands,
+        "sample",
+        run,
+        "show a sample",
+        "  wids sample train.json 17\n  wids sample train.json n01440764_10026\n"
+        "  wids sample train.json 17 --cat .jpg > 17.jpg\n"
+        "  wids sample 's3://bucket/train-{000000..000146}.tar' 17 --shard 3",
+    )
+    add_spec(parser)
+    parser.add_argument(
+        "sample", nargs="?", help="its number, negative from the end (default: 0), or its key"
+    )
+    parser.add_argument("-k", "--key", help="its key, if that could be a number")
+    parser.add_argument(
+        "-s", "--shard", type=int, help="number of a shard, whose samples are counted from 0"
+    )
+    parser.add_argument("-c", "--cat", metavar="FIELD", help="write the bytes of this field")
+    parser.add_argument("-r", "--raw", action="store_true", help="show bytes, not decoded values")
+    parser.add_argument("-p", "--python", action="store_true", help="show a Python dict of bytes")
+    parser.add_argument("-w", "--width", type=positive, help="columns (default: the window's)")
+    add_reading(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the sample, or write the bytes of a field; return 1 if they are damaged."""
+    index, key = _index_or_key(options)
+    field = options.cat if options.cat is None or options.cat[:1] == "." else "." + options.cat
+    spec, shards = spec_and_peek(options, wanted=options.shard is not None)
+    unread: dict[str, int] = {}
+    if shards is None:
+        sample, damage = _from_dataset(spec, options, index if key is None else key, field)
+    else:
+        from wids.dataset.peeking import find_sample
+        from wids.look.field_stats import field_sizes
+        from wids.look.text import MAX_SHOWN_NBYTES
+
+        here, local_index = find_sample(shards, index, key, options.shard)
+        fields = None if field is None else [field]
+        if field is None and not (options.raw or options.python):
+            sizes = field_sizes(here.reader.index(), local_index)
+            unread = {name: size for name, size in sizes.items() if size > MAX_SHOWN_NBYTES}
+            fields = [name for name in sizes if name not in unread]
+        sample = here.only(fields)[local_index]
+        damage = _damage(here, local_index, sample)
+    if field is None:
+        print(_text(sample, options, unread))
+    elif field in sample:
+        # Past the text layer, which would encode the bytes, and on Windows change line ends.
+        sys.stdout.buffer.write(sample[field])
+    else:
+        from wids.storage.transport import urls
+
+        place = f'{urls.redact(options.spec)}: sample "{sample["__key__"]}"'
+        raise KeyError(f"{place}: it has no field {field}")
+    if damage:
+        print(f"wids: {damage}", file=sys.stderr)
+    return 1 if damage else 0
+
+
+def _index_or_key(options: argparse.Namespace) -> tuple[int, str | None]:
+    """Return the number of the sample that is asked for, or 0 and its key."""
+    text = options.sample
+    if options.key is not None:
+        if text is not None:
+            raise ValueError("expected an index or --key, found both")
+        return 0, options.key
+    # As Python writes integers: "000123" is the key of many a dataset.
+    if text is None or re.fullmatch(r"0|-?[1-9][0-9]*", text):
+        return int(text or 0), None
+    return 0, text
+
+
+def _from_dataset(
+    spec: DatasetSpec, options: argparse.Namespace, wanted: int | str, field: str | None
+) -> tuple[dict[str, Any], str]:
+    """Return a sample, and what is damaged in it."""
+    fields = None if field is None else [field]
+    with opened(spec, options, raw="bytes", fields=fields) as dataset:
+        sample: dict[str, Any]
+        sample = dataset.get_by_key(wanted) if isinstance(wanted, str) else dataset[wanted]
+        return sample, _damage(dataset, sample["__index__"], sample)
+
+
+def _damage(dataset: Browsable, index: int, sample: dict[str, Any]) -> str:
+    """Return which fields of a sample are not as its index states, in a sentence; else ``""``."""
+    from wids.errors import printable
+    from wids.look.damage import damage_text
+    from wids.look.preview import damage_of
+    from wids.storage.transport import urls
+
+    damage = damage_text(damage_of(dataset, index, sample))
+    place = f'{urls.redact(sample["__shard__"])}: sample "{sample["__key__"]}"'
+    return f"{printable(place)}: {damage}" if damage else ""
+
+
+def _text(sample: dict[str, Any], options: argparse.Namespace, unread: Mapping[str, int]) -> str:
+    """Return a sample as text; of fields that were not read, their lengths in bytes."""
+    from wids.errors import printable
+    from wids.look.text import sample_text, shortened
+    from wids.storage.transport import urls
+
+    # A terminal's history, a log or a bug report is no place for a signed URL.
+    sample = {**sample, "__shard__": urls.redact(sample["__shard__"])}
+    width = options.width or output_width()
+    if options.python:
+        return repr(sample)
+    if options.raw:
+        lines = (f"{printable(name)} {value!r}" for name, value in sample.items())
+        return "\n".join(shortened(line, width) for line in lines)
+    more = [f"{name} {nbytes_text(size)}, not read: see --cat" for name, size in unread.items()]
+    return "\n".join([sample_text(sample, width), *(shortened(printable(x), width) for x in more)])

@@ -1,0 +1,108 @@
+"""``wids table``: fields of all samples → a Parquet file, named in the spec."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from wids.cli.consent import add_yes, ask_to_fetch
+from wids.cli.options import (
+    add_columns,
+    add_command,
+    add_processes,
+    add_reading,
+    add_spec,
+    named_columns,
+    opened,
+)
+from wids.storage.sizes import count_text
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = add_command(
+        commands,
+        "table",
+        run,
+        "save fields of all samples as the columns of a Parquet file, named in the spec",
+        "  wids table train.json --columns label=.cls,height=.json/height --output train.parquet\n"
+        "In Python, wids.load_table('train.json') reads it back, and dataset[mask] filters by it.",
+    )
+    add_spec(parser)
+    add_columns(parser)
+    parser.add_argument("-o", "--output", required=True, help="the Parquet file")
+    parser.add_argument(
+        "--errors",
+        choices=["raise", "null"],
+        default="raise",
+        help="null: for values that cannot be read, or have another type than most (raise)",
+    )
+    add_processes(parser)
+    add_yes(parser)
+    add_reading(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Read the columns, save them, and name the file in the spec."""
+    from wids.publish.processes import process_pool
+    from wids.shards.specs.edit import is_local_document, name_table
+    from wids.storage.transport import urls
+    from wids.tables.column_paths import parse_columns
+    from wids.tables.table import check_arrow
+    from wids.tables.table_file import save_table
+
+    check_arrow()
+    columns = named_columns(options.columns)
+    parse_columns(columns)  # before a spec is fetched, or a folder looked for
+    output = _checked_output(options.output)
+    with opened(options.spec, options) as dataset:
+        ask_to_fetch(dataset, options, "reading columns of shards without an index")
+        with process_pool(options.jobs, len(dataset.spec.shards)) as executor:
+            table = dataset.table(columns, errors=options.errors, executor=executor)
+        saved = save_table(table, dataset, output, columns).table
+    assert saved is not None  # noqa: S101 - it was saved just now
+    if is_local_document(options.spec):
+        name_table(options.spec, saved)
+    else:
+        print(
+            f"wids: {urls.redact(options.spec)}: no JSON spec on this machine, so it does not name "
+            "the table; load_table needs one: make it with `wids create`",
+            file=sys.stderr,
+        )
+    print(_text(options.output, table))
+    return 0
+
+
+def _checked_output(output: str) -> str:
+    """Return the absolute path of the output; refuse what would fail after all was read."""
+    from wids.storage.transport import urls
+
+    if not urls.is_local(output):
+        raise ValueError(
+            f"--output: expected a file on this machine, found {urls.redact(output)}; write it "
+            "here and copy it beside the published spec"
+        )
+    path = os.path.abspath(urls.local_path(output))
+    if not output.endswith(".parquet"):
+        raise ValueError(f"--output: expected a name that ends in .parquet, found {output!r}")
+    if not os.path.isdir(os.path.dirname(path)):
+        raise FileNotFoundError(f"{os.path.dirname(path)}: no such folder, for --output")
+    return path
+
+
+def _text(output: str, table: pa.Table) -> str:
+    """Return what was saved: rows, and for each column its type and its nulls."""
+    from wids.errors import printable
+    from wids.look.text import table as text_table
+
+    rows = [
+        (name, column.type, f"{column.null_count:,} null" if column.null_count else "")
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    ]
+    heading = f"{output}: {count_text(len(table), 'row')}, {count_text(len(rows), 'column')}"
+    return f"{printable(heading)}\n{text_table(['column', 'type', ''], rows)}"

@@ -1,0 +1,90 @@
+"""``wids verify``: a spec and its shards → a line for each problem."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from wids.cli.consent import add_yes, ask_consent
+from wids.cli.options import (
+    add_command,
+    add_processes,
+    add_reading,
+    add_spec,
+    loaded_spec,
+    storage_options,
+)
+from wids.storage.sizes import count_text
+
+if TYPE_CHECKING:
+    from wids.publish.problems import Problem
+    from wids.shards.download_cost import DownloadCost
+    from wids.shards.specs.model import DatasetSpec
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = add_command(
+        commands,
+        "verify",
+        run,
+        "compare shards with their spec and print a line for each problem",
+        "  wids verify train.json\n  wids verify --decode train.json || echo do not train on this",
+    )
+    add_spec(parser)
+    parser.add_argument("--decode", action="store_true", help="decode every field too")
+    add_processes(parser)
+    add_reading(parser)
+    add_yes(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the problems; return 1 if there are any."""
+    from wids.errors import printable
+    from wids.publish.processes import process_pool
+    from wids.publish.verification import verify_spec
+    from wids.storage.transport import urls
+
+    spec = loaded_spec(options.spec, options)
+    servers = storage_options(options)
+    ask_consent(_cost(spec, servers), options, "reading remote shards")
+    with process_pool(options.jobs, len(spec.shards)) as executor:
+        problems = verify_spec(
+            spec,
+            decode=options.decode,
+            executor=executor,
+            on_remark=_print_remark,
+            storage_options=servers,
+        )
+    for problem in problems:
+        print(printable(str(problem)))
+    if problems:
+        return 1
+    text = count_text(len(spec.shards), "shard")
+    counts = [shard.num_samples for shard in spec.shards if shard.num_samples is not None]
+    if len(counts) == len(spec.shards):
+        text += f", {count_text(sum(counts), 'sample')}"
+    # Standard output has the problems alone, so that it is empty where there are none.
+    print(f"{urls.redact(options.spec)}: {text}: no problems", file=sys.stderr)
+    return 0
+
+
+def _cost(spec: DatasetSpec, servers: dict[str, Any]) -> DownloadCost:
+    """Return what reading the remote shards downloads; those that are missing are problems."""
+    from wids.shards.download_cost import DownloadCost
+    from wids.storage.fetch import Fetcher
+    from wids.storage.remote_lengths import lengths_as_known
+    from wids.storage.transport import urls
+
+    fetcher = Fetcher(servers)
+    fetcher.bind_options(spec.origin)
+    stated = {shard.url: shard.nbytes for shard in spec.shards if not urls.is_local(shard.url)}
+    return DownloadCost(lengths_as_known(fetcher, stated))
+
+
+def _print_remark(remark: Problem) -> None:
+    """Print a remark; standard output is for problems."""
+    from wids.errors import printable
+
+    print(f"wids: remark: {printable(str(remark))}", file=sys.stderr)

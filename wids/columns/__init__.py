@@ -1,1 +1,0 @@
-"""Indexes and small fields of a dataset → tables and keys."""

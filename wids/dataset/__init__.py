@@ -1,0 +1,8 @@
+"""Turn the other wings into `ShardListDataset`, and into what is made of it.
+
+In go a spec and the arguments of the constructor. Out come samples by index, views, batches,
+streams, and shards that are fetched ahead of a sampler.
+
+Read first: `shard_list` (`dataset[i]`), `prefetch` (shards ahead of their samples), and `collating`
+(samples into a batch).
+"""

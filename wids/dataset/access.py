@@ -1,0 +1,220 @@
+"""`Access`: the samples of a dataset or view by index, read, labelled, transformed or replaced.
+
+A dataset is an `Access` with methods for its users. Other packages of wids ask for the `Access`.
+Files, caches and shards are the reader's.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from wids.dataset.failures import Failed, Failures, Indices, Policy, as_failures
+from wids.dataset.transformations import Transformation, locate_error
+from wids.errors import WidsError
+from wids.shards.positions import Positions, index_of, position_at, select, select_batch
+from wids.shards.reader import OpenByNumber, ShardReader, in_batch
+from wids.storage.range_reader import RangeError
+
+OnError: TypeAlias = Callable[[WidsError], Any]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Access:
+    """The samples of a dataset or view. What is derived from it shares the reader.
+
+    Attributes:
+        positions: Positions of the samples in the whole dataset.
+        reader: The shards.
+        dataset_name: The label of samples whose shard belongs to no dataset of its own.
+        transformations: What a sample passes through.
+        on_error: What to do where a sample cannot be produced, as the caller passed it.
+        failures: The same for ``"skip"`` and ``"next"``, with their count; otherwise None.
+        is_overridden: Whether a subclass of the dataset decides what a sample is, so that its
+            samples are not those that are read here.
+    """
+
+    positions: Positions
+    reader: ShardReader
+    dataset_name: str
+    transformations: list[Transformation]
+    on_error: OnError | Policy | None = None
+    failures: Failures | None = None
+    is_overridden: bool = False
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @property
+    def is_view(self) -> bool:
+        """Whether these are not all samples of the shards in their order."""
+        return not isinstance(self.positions, range) or len(self) != len(self.reader)
+
+    def shard_number(self, index: int) -> int:
+        """Return the number of the shard that a sample is in; the index must not be negative."""
+        return bisect_right(self.reader.ends, int(self.positions[index]))
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Return the number of the shard that a sample is in, and its position in the shard."""
+        return self.reader.locate(position_at(self.positions, index))
+
+    # Others that are derived from it.
+
+    def selected(self, indices: Any) -> Access:
+        """Return the samples that a slice, indices or a mask select."""
+        return Access(  # `replace` takes as long again as all else
+            select(self.positions, indices),
+            self.reader,
+            self.dataset_name,
+            list(self.transformations),  # so that add_transform on a view leaves its dataset alone
+            self.on_error,
+            self.failures,
+            self.is_overridden,
+        )
+
+    def followed_by(self, *transformations: Transformation) -> Access:
+        """Return the same samples, which pass through further transformations."""
+        return replace(self, transformations=[*self.transformations, *transformations])
+
+    def with_on_error(self, on_error: OnError | Policy | None) -> Access:
+        """Return the same samples, with another treatment of those that cannot be produced.
+
+        Raises:
+            ValueError: ``on_error`` is neither a policy, a callable nor None.
+        """
+        return replace(self, on_error=on_error, failures=as_failures(on_error))
+
+    def undecoded(self) -> Access:
+        """Return the same samples as they are stored, whose errors are raised."""
+        return replace(self.with_on_error(None), reader=self.reader.undecoded(), transformations=[])
+
+    # Reading.
+
+    def one(self, index: int) -> Any:
+        """Return one sample; the index must not be negative."""
+        return self.sample(int(self.positions[index]))
+
+    def sample(
+        self, position: int, number: int = -1, local: bool | None = None, is_again: bool = False
+    ) -> Any:
+        """Read, label and transform one sample.
+
+        Args:
+            position: Its position in the dataset.
+            number: The number of its shard, if ``local`` is not None.
+            local: As for `ShardPool.get`; None to read it as a single sample. Neither this nor what
+                follows is keyword-only, since Python matches those by name, at each call.
+            is_again: Whether it was read before, from a copy that was damaged.
+        """
+        reader, transformations = self.reader, self.transformations
+        if local is None:
+            number = bisect_right(reader.ends, position)
+            local = reader.fetches_for_many if in_batch.get() is reader else reader.fetches_for_one
+        start, spec = reader.starts[number], reader.shards[number]
+        # As `reader.labels`, of which the call would cost more than they do.
+        labels = (start, spec.url, spec.dataset or self.dataset_name)
+        verify = reader.verifies_decoded if transformations else reader.verifies_raw
+        shard = None
+        try:
+            shard = reader.open(number, local)
+            sample = shard.read(position - start, verify, labels)
+        except WidsError as error:  # names the shard
+            if isinstance(error, RangeError) and not local and reader.fetches_for_many:
+                # The server has no ranges, and fetching was not ruled out.
+                return self.sample(position, number, local=True)
+            if shard is not None and not is_again and reader.replaces(number, shard, error):
+                return self.sample(position, number, local, is_again=True)
+            return self._stand_in(error, position, opened=shard is not None)
+        return self.transformed(sample) if transformations else sample
+
+    def batch(self, indices: Indices) -> list[Any]:
+        """Return several samples, with each shard opened once."""
+        if self.failures is not None:
+            return self.failures.batch(self, indices)
+        # True and False in a batch are 1 and 0, as for dataset[i]; only a view takes a mask.
+        positions = select_batch(self.positions, indices)
+        samples: list[Any] = [None] * len(positions)
+        groups, open_shard = self.reader.of_batch(positions)
+        for number, places, local_indices in groups:
+            self._read_into(samples, places, number, local_indices, open_shard)
+        return samples
+
+    def in_turn(self) -> Iterator[Any]:
+        """Yield all samples."""
+        return self._in_turn() if self.failures is None else self.failures.iterate(self)
+
+    def _in_turn(self) -> Iterator[Any]:
+        positions, reader, latest, local = self.positions, self.reader, -1, False
+        for position in positions if isinstance(positions, range) else positions.tolist():
+            number = bisect_right(reader.ends, position)
+            # Asked once for each shard, since the answer depends on how much of the shard the view
+            # has.
+            if number != latest:
+                latest, local = number, reader.fetches_for_view(number, positions)
+            yield self.sample(position, number, local)
+
+    def _read_into(
+        self,
+        batch: list[Any],
+        places: list[int],
+        number: int,
+        local_indices: list[int],
+        open_shard: OpenByNumber,
+    ) -> None:
+        """Read, label and transform samples of one shard, into their places in a batch."""
+        reader, transformations = self.reader, self.transformations
+        local = reader.fetches_for_many
+        verify = reader.verifies_decoded if transformations else reader.verifies_raw
+        shard = None
+        try:
+            shard = open_shard(number, local)
+            labels = reader.labels(number, self.dataset_name)
+            samples = shard.read_many(local_indices, verify=verify, labels=labels)
+        except WidsError as error:  # names the shard
+            start = reader.starts[number]
+            for place, local_index in zip(places, local_indices, strict=True):
+                # One by one, so that only those that fail are replaced. A shard that cannot be
+                # opened is not tried for each of them.
+                batch[place] = (
+                    self._stand_in(error, start + local_index, opened=False)
+                    if shard is None
+                    else self.sample(start + local_index, number, local)
+                )
+            return
+        for place, sample in zip(places, samples, strict=True):
+            batch[place] = self.transformed(sample) if transformations else sample
+
+    def transformed(self, sample: Any) -> Any:
+        """Return what the transformations make of a labelled sample."""
+        # Kept before the first call: a transformation may return something that has no such
+        # entries.
+        shard, key, position = sample["__shard__"], sample["__key__"], sample["__index__"]
+        try:
+            for transform in self.transformations:
+                sample = transform(sample)
+        except Exception as error:  # noqa: BLE001 - raised again, or passed to the caller
+            # Wrapped, so that `on_error` gets one kind of exception, with the sample's name
+            # (decision 0003).
+            located = locate_error(error, sample, shard, key, position)
+            located.__cause__ = error
+            return self._stand_in(located, position)
+        return sample
+
+    def _stand_in(self, error: WidsError, position: int, *, opened: bool = True) -> Any:
+        """Return what ``on_error`` has for a sample that cannot be produced, or raise.
+
+        Args:
+            error: The reason.
+            position: The position of the sample.
+            opened: Whether its shard could be opened, so that the sample itself may be to blame.
+        """
+        failures, on_error = self.failures, self.on_error
+        if not opened and (failures is not None or on_error is Failed):
+            raise error
+        if failures is not None:
+            return failures.one(self, index_of(self.positions, position), error)
+        if not callable(on_error):
+            raise error
+        return on_error(error)

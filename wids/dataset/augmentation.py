@@ -1,0 +1,69 @@
+"""A function of a sample and a random generator → a transformation that can be repeated.
+
+The generator follows from a seed, the epoch and the sample's index, so that neither the number of
+workers nor a resumed epoch changes what a sample becomes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from wids.storage.shared_number import SharedNumber
+
+
+class SharedEpoch:
+    """The epoch of a dataset and its views, made when the first of them augments."""
+
+    def __init__(self) -> None:
+        self._number: SharedNumber | None = None
+
+    def number(self) -> SharedNumber:
+        """Return the epoch, which workers share that were started before it was set."""
+        if self._number is None:
+            self._number = SharedNumber()
+        return self._number
+
+    def set(self, epoch: int) -> None:
+        """Set the epoch, if anything augments."""
+        if self._number is not None:
+            self._number.set(epoch)
+
+
+class Augmentation:
+    """A transformation that passes a sample and its generator to a function.
+
+    Args:
+        function: Takes a sample and a ``numpy.random.Generator``, and returns a sample.
+        seed: The seed, at least 0.
+        epoch: The epoch of the dataset.
+    """
+
+    def __init__(self, function: Callable[[Any, Any], Any], seed: int, epoch: SharedNumber) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise ValueError(f"seed: expected an integer of at least 0, found {seed!r}")
+        self.function = function
+        self.seed = seed
+        self._epoch = epoch
+
+    def __call__(self, sample: Any) -> Any:
+        """Return what the function returns for the sample.
+
+        Raises:
+            TypeError: An earlier transformation returned something without an index.
+        """
+        from numpy.random import default_rng
+
+        try:
+            index = sample["__index__"]
+        except (TypeError, KeyError, IndexError):
+            raise TypeError(
+                "map(seed=…): expected a sample with __index__, found "
+                f"{type(sample).__name__} {sample!r:.80}; put this map before the one that removes "
+                "it, or before to_tuple"
+            ) from None
+        return self.function(sample, default_rng((self.seed, self._epoch.value, index)))
+
+    def __repr__(self) -> str:
+        name = getattr(self.function, "__qualname__", repr(self.function))
+        return f"Augmentation({name}, seed={self.seed})"

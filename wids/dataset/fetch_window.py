@@ -1,0 +1,269 @@
+"""The shards that will be read, in order → those of them that are remote, fetched ahead.
+
+A few threads of this process fetch, within a limit of bytes that are fetched and not yet read. They
+begin when a reader opens a shard: what passes before, for example while a trainer skips the batches
+of a finished part of an epoch, is not fetched (decision 0037). Nothing here sees a sample.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+from wids.dataset.shard_map import Numbers, ShardMap, as_tuple
+from wids.storage.cache.store import BackgroundFetch
+
+_logger = logging.getLogger("wids")
+
+_LOOK_AGAIN: Final = 4096
+"""Indices after which a shard that comes up again is looked up again: it may have been evicted."""
+
+_FIRST_LOOK: Final = 50_000
+"""Indices to look at before the first one is returned: about ten milliseconds."""
+
+_LOOK_FASTER: Final = 10
+"""Indices to look at for each one returned: a pass over local shards starts at once, and the next
+remote shard is found when a tenth of the current one was read."""
+
+_LOOK_EVERY: Final = 1024
+"""Indices returned between two looks ahead."""
+
+_PATIENCE_S: Final = 3.0
+"""How long the end of a pass waits for downloads to notice that they are cancelled."""
+
+_POLL_S: Final = 0.01
+"""How often to look whether a shard was opened. Other processes cannot wake a thread here."""
+
+_PAUSE_S: Final = 1.0
+"""Pause of the loader after which fetching begins without a reader that was noticed."""
+
+
+class FetchWindow:
+    """The shards of one pass that are fetched, or being fetched, and not yet read.
+
+    ``reach``, ``fill`` and ``close`` are called from one thread. The threads of the window fetch;
+    the first of them also finds out when to begin.
+
+    Args:
+        shards: The shards of the dataset.
+        ahead: The indices of the pass, for the window alone.
+        limit_nbytes: Most bytes of shards in the window.
+        num_threads: Shards to fetch at a time.
+        lock: Held while ``ahead`` is read, by whichever thread, and what is known of it changes.
+    """
+
+    def __init__(
+        self,
+        shards: ShardMap,
+        ahead: Iterable[int],
+        limit_nbytes: int,
+        num_threads: int,
+        lock: threading.Lock,
+    ) -> None:
+        self.limit_nbytes = limit_nbytes
+        self.num_threads = num_threads
+        self._shards = shards
+        self._numbers_of = shards.numbers
+        self._ahead = enumerate(map(shards.numbers, ahead))
+        self._openings = shards.count_openings()
+        self._num_opened = self._count_openings()
+        self._waiting: dict[int, tuple[int, BackgroundFetch]] = {}
+        self._looked_at: dict[int, int] = {}
+        self._current: Numbers = ()
+        self._num_reached = 0
+        self._num_looked_at = 0
+        # Positions and shards that were found and are not ordered yet.
+        self._found: deque[tuple[int, int]] = deque()
+        self._queue: queue.SimpleQueue[tuple[int, BackgroundFetch] | None] = queue.SimpleQueue()
+        self._fetches: list[BackgroundFetch] = []
+        self._threads: list[threading.Thread] = []
+        self._lock = lock
+        self._is_open = False
+        self._closed = threading.Event()
+        # A pass that an error ended may be collected when the interpreter has stopped its threads.
+        atexit.register(self.close)
+
+    def reach(self, index: int) -> None:
+        """Move on to a sample that is read now or soon; order shards that come after it."""
+        self._num_reached += 1
+        if not self._num_reached % _LOOK_EVERY:
+            self.fill()
+        numbers = self._numbers_of(index)
+        if numbers == self._current:
+            return
+        with self._lock:
+            self._current = numbers
+            found = [
+                self._waiting.pop(number) for number in as_tuple(numbers) if number in self._waiting
+            ]
+        if found:
+            self.fill()
+        for _, fetch in found:
+            # Once its fetch has begun, a reader waits for it instead of fetching the shard itself.
+            fetch.begun.wait()
+
+    def close(self) -> None:
+        """Cancel all fetches, and end the threads; again, do nothing."""
+        # The end of the interpreter closes the window, and then collects the pass that has it, when
+        # the names of this module are gone.
+        if self._closed.is_set():
+            return
+        if threading.current_thread() in self._threads:
+            # This thread has collected the pass, perhaps while it held a lock that this needs. It
+            # would then wait for itself, and nothing would be collected in this process any more.
+            threading.Thread(target=self.close, name="wids-prefetch-end", daemon=True).start()
+            return
+        # Or each pass of a long program would stay alive through this reference.
+        atexit.unregister(self.close)
+        with self._lock:  # after this no fetch is ordered, and no thread started
+            self._closed.set()
+        # One deadline for all threads, so that several servers that hang do not add up.
+        until_s = time.monotonic() + _PATIENCE_S
+        # Cancelled before the threads are told to end: the Nones queue up behind the waiting
+        # orders, which each thread then drops at once.
+        for fetch in self._fetches:
+            fetch.cancelled.set()
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+
+    def fill(self) -> None:
+        """Order the next shards until the window is full; before it is open, find the first."""
+        with self._lock:
+            if self._is_open:
+                self._fill()
+                return
+            self._drop_reached()
+            if not self._found and (found := self._next()) is not None:
+                self._found.appendleft(found)
+            if self._found and not self._threads:
+                self._start_thread()
+
+    def _fill(self) -> None:
+        while not self._closed.is_set():
+            ordered_nbytes = sum(nbytes for nbytes, _ in self._waiting.values())
+            if self._waiting and ordered_nbytes >= self.limit_nbytes:
+                return
+            found = self._next()
+            if found is None:
+                return
+            reader, number = self._shards.locate(found[1])
+            stated = reader.nbytes(number)
+            # Where lengths are not stated, four shards fill the window.
+            nbytes = self.limit_nbytes // 4 if stated is None else stated
+            # CACHE-16: one shard is always allowed, however long, or the pass would fetch nothing
+            # ahead.
+            if self._waiting and ordered_nbytes + nbytes > self.limit_nbytes:
+                # Kept, because the iterator that found it cannot step back.
+                self._found.appendleft(found)
+                return
+            self._order(found[1], nbytes)
+
+    def _order(self, number: int, nbytes: int) -> None:
+        fetch = BackgroundFetch()
+        self._waiting[number] = (nbytes, fetch)
+        # Only those that `close` may have to cancel; a long pass would otherwise collect all of
+        # them.
+        self._fetches = [*(f for f in self._fetches if not f.done.is_set()), fetch]
+        if len(self._threads) < self.num_threads:
+            self._start_thread()
+        self._queue.put((number, fetch))
+
+    def _start_thread(self) -> None:
+        # A daemon, so that a server that hangs does not keep the process from ending.
+        thread = threading.Thread(target=self._work, name="wids-prefetch", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _next(self) -> tuple[int, int] | None:
+        """Return position and number of the next shard to fetch; None if none is near."""
+        if self._found:
+            return self._found.popleft()
+        latest: Numbers = ()
+        last = _FIRST_LOOK + _LOOK_FASTER * self._num_reached
+        # The bound keeps the first batch of a huge local dataset from waiting for a look at every
+        # index.
+        while self._num_looked_at < last and (following := next(self._ahead, None)):
+            position, numbers = following
+            self._num_looked_at = position + 1
+            # What was reached before a reader was noticed is fetched by readers, if at all.
+            if numbers == latest or position < self._num_reached:
+                continue
+            latest = numbers
+            if numbers == self._current:
+                continue
+            remote = [n for n in as_tuple(numbers) if self._is_needed(position, n)]
+            if remote:
+                # More than one only where a sample is read from several shards.
+                self._found.extend((position, number) for number in remote[1:])
+                return position, remote[0]
+        return None
+
+    def _is_needed(self, position: int, number: int) -> bool:
+        """Whether a shard that comes up is remote, and not ordered already."""
+        looked_at = self._looked_at.get(number, -_LOOK_AGAIN)
+        if number in self._waiting or position - looked_at < _LOOK_AGAIN:
+            return False
+        self._looked_at[number] = position
+        reader, number_there = self._shards.locate(number)
+        return not reader.is_local(number_there)
+
+    def _count_openings(self) -> int:
+        return sum(number.value for number in self._openings)
+
+    def _is_read(self) -> bool:
+        """Wait until a reader opens a shard; return False if the pass ends before."""
+        num_reached, since_s = -1, 0.0
+        while not self._closed.wait(_POLL_S):
+            if self._count_openings() != self._num_opened:
+                return True
+            # A reader that is not noticed has a dataset of its own, or had all its shards open.
+            # While batches are skipped, there is no pause.
+            if num_reached != self._num_reached:
+                num_reached, since_s = self._num_reached, time.monotonic()
+            elif time.monotonic() - since_s > _PAUSE_S:
+                return True
+        return False
+
+    def _open(self) -> None:
+        """Begin to fetch when shards are read."""
+        if not self._is_read():
+            return
+        with self._lock:
+            self._is_open = True
+            self._drop_reached()
+            try:
+                self._fill()
+            except Exception as error:  # noqa: BLE001 - an error of the sampler, or a wrong index
+                # The pass itself comes to the same index later, and raises there.
+                _logger.info("shards could not be fetched ahead: %r", str(error))
+
+    def _drop_reached(self) -> None:
+        while self._found and self._found[0][0] < self._num_reached:
+            self._found.popleft()
+
+    def _work(self) -> None:
+        """Fetch shards from the queue until it yields None."""
+        if not self._is_open:  # the first thread
+            self._open()
+        while (order := self._queue.get()) is not None:
+            number, fetch = order
+            try:
+                if not fetch.cancelled.is_set():
+                    reader, number_there = self._shards.locate(number)
+                    reader.fetch(number_there, fetch)
+            except Exception as error:  # noqa: BLE001 - the pass waits for this thread
+                # The reader of the shard tries again and raises; an error here would reach nobody.
+                _logger.info("shard %d could not be fetched ahead: %r", number, str(error))
+            finally:
+                # Also after an error or a cancellation: `reach` waits for one of these events
+                # without a limit.
+                fetch.begun.set()
+                fetch.done.set()

@@ -1,0 +1,200 @@
+"""A sampler and a dataset → the same sampler, while the remote shards that it needs are fetched.
+
+A sampler knows its future, so the next shards are fetched while the current one is read: by a few
+threads of the process that runs the sampler, whatever the number of DataLoader workers. Readers
+find the shard in the cache, or wait for it there. Nothing here sees a sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from threading import Lock
+from typing import Any, Final, TypeVar
+
+import torch  # noqa: F401 - whole, before its parts: threads must not import both at once
+from torch.utils.data import BatchSampler, DistributedSampler, Sampler
+
+from wids.dataset.fetch_window import FetchWindow
+from wids.dataset.look_ahead import has_state, indices_of, look_ahead, with_method
+from wids.dataset.shard_map import ShardMap
+from wids.order.arguments import at_least
+from wids.storage.sizes import nbytes_text, parse_nbytes
+
+DEFAULT_NBYTES: Final = 8 << 30
+"""Bytes to fetch ahead where neither the caller nor the cache sets a limit."""
+
+T = TypeVar("T")
+
+
+class _OfSampler:
+    """An attribute that a prefetcher has if its sampler has it, with the same value."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, prefetcher: Prefetcher[Any] | None, owner: type) -> Any:
+        return self if prefetcher is None else getattr(prefetcher.sampler, self._name)
+
+
+class Prefetcher(Sampler[T]):
+    """The indices or batches of another sampler, while their shards are fetched ahead.
+
+    Pass it to a DataLoader in place of the sampler, as ``sampler=`` or ``batch_sampler=``. Fetching
+    begins when a shard of the dataset is read, in this process or in a worker, and not while a
+    trainer skips batches after a restart. Its threads start with a pass and end with it. A shard
+    whose fetch fails is fetched again when it is read, and that read raises the error. ``len``,
+    epoch and state are those of the sampler, and so are the attributes that trainers read, such as
+    ``batch_size``, ``rank`` and ``num_replicas``; others are those of ``sampler``. Around a
+    ``DistributedSampler`` the prefetcher is one too, so that trainers do not wrap or replace it.
+    Not safe to share between threads.
+
+    The state is exact around wids' samplers, a ``BatchSampler`` of one, and any sampler that has
+    ``state_dict`` and ``load_state_dict`` itself; docs/prefetching.md says what is asked of one.
+
+    Args:
+        sampler: Any sampler of indices or of batches.
+        dataset: The `ShardListDataset` that the indices belong to, or torch's ``Subset``,
+            ``ConcatDataset`` or ``StackDataset`` around some. The loader has to read this object.
+        ahead_nbytes: Most bytes of shards that are fetched, or being fetched, and not yet read: a
+            number or a text such as ``"20GB"``; at least one shard. None for 8 GiB, or a quarter of
+            the dataset's ``cache_size``.
+        num_threads: Shards to fetch at a time.
+
+    Raises:
+        TypeError: There is no `ShardListDataset` in ``dataset``.
+        ValueError: ``num_threads`` is less than 1, or ``ahead_nbytes`` is not a number of bytes.
+
+    Example:
+        >>> import wids
+        >>> from torch.utils.data import DataLoader
+        >>> with wids.TarWriter("train.tar") as writer:
+        ...     for n in range(6):
+        ...         _ = writer.write({"__key__": f"{n:06d}", "cls": n})
+        >>> dataset = wids.ShardListDataset("train.tar")  # or the URL of a spec
+        >>> sampler = wids.Prefetcher(wids.ChunkedSampler(dataset), dataset)
+        >>> batches = DataLoader(dataset, batch_size=2, sampler=sampler)
+        >>> sorted(n for batch in batches for n in batch[".cls"].tolist())
+        [0, 1, 2, 3, 4, 5]
+        >>> dataset.close()
+    """
+
+    def __new__(cls, sampler: Sampler[T] | None = None, *_: Any, **__: Any) -> Prefetcher[T]:  # noqa: D102
+        # As for `pathlib.Path`: the name that users call has a subclass (decision 0082).
+        is_distributed = cls is Prefetcher and isinstance(sampler, DistributedSampler)
+        kind: type[Prefetcher[Any]] = DistributedPrefetcher if is_distributed else cls
+        return super().__new__(kind)
+
+    # What trainers, and wids' callbacks for them, read of a sampler, if it has it.
+    batch_size = _OfSampler()
+    drop_last = _OfSampler()
+    generator = _OfSampler()
+    data_source = _OfSampler()
+    shuffle = _OfSampler()
+    seed = _OfSampler()
+    rank = _OfSampler()
+    num_replicas = _OfSampler()
+    num_samples = _OfSampler()
+    total_size = _OfSampler()
+    epoch = _OfSampler()
+    ahead = _OfSampler()
+    state_at = _OfSampler()
+    resume_position = _OfSampler()
+
+    def __init__(
+        self,
+        sampler: Sampler[T],
+        dataset: Any,
+        *,
+        ahead_nbytes: int | str | None = None,
+        num_threads: int = 2,
+    ) -> None:
+        self.num_threads = at_least(1, num_threads, "num_threads")
+        shards = ShardMap(dataset)
+        # Now, so that workers which are started later share the numbers.
+        shards.count_openings()
+        self.sampler = sampler
+        self.dataset = dataset
+        stated = parse_nbytes(ahead_nbytes, "ahead_nbytes")
+        wanted = DEFAULT_NBYTES if stated is None else stated
+        share = shards.cache_share_nbytes
+        # More than the cache's share may evict shards that were fetched ahead before they are read.
+        self.ahead_nbytes = wanted if share is None else min(wanted, share)
+
+    @property
+    def yields_indices(self) -> bool:
+        """Whether an item is an index, as far as is known; otherwise it is a batch."""
+        is_torchs = isinstance(self.sampler, BatchSampler)
+        return bool(getattr(self.sampler, "yields_indices", not is_torchs))
+
+    def __repr__(self) -> str:
+        inner, nbytes = type(self.sampler).__name__, nbytes_text(self.ahead_nbytes)
+        return f"<Prefetcher of {inner}: {nbytes} ahead, {self.num_threads} threads>"
+
+    def __len__(self) -> int:
+        return len(self.sampler)  # type: ignore[arg-type]  # a sampler without a length raises
+
+    def __iter__(self) -> Iterator[T]:
+        # Also the epoch of the pass is that of this call (ORDER-8).
+        lock = Lock()
+        ahead, now = look_ahead(self.sampler, lock)
+        return self.fetching(ahead, now, lock)
+
+    def fetching(self, ahead: Iterator[int], now: Iterator[Any], lock: Lock) -> Iterator[Any]:
+        """Yield what is read now, while the shards of what comes ahead are fetched.
+
+        Args:
+            ahead: The indices of a pass, to look at.
+            now: Its items: the same indices, one by one or in batches.
+            lock: Held while ``ahead`` is read.
+        """
+        sampler = with_method(self.sampler, "check_fit")
+        if sampler is not None:
+            sampler.check_fit(self.dataset, self.ahead_nbytes)
+        return self._items(ahead, now, lock)
+
+    def _items(self, ahead: Iterator[int], now: Iterator[Any], lock: Lock) -> Iterator[Any]:
+        # A generator starts at the first index, when the loader has forked its workers: no thread
+        # of ours runs during a fork.
+        window = FetchWindow(
+            ShardMap(self.dataset), ahead, self.ahead_nbytes, self.num_threads, lock
+        )
+        try:
+            window.fill()
+            for item in now:
+                if type(item) is int:  # nearly always, and quicker than the question below
+                    window.reach(item)
+                else:
+                    for index in indices_of(item):
+                        window.reach(index)
+                yield item
+        finally:
+            window.close()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the sampler, or of the one inside it; of none if none has epochs."""
+        # Trainers call it wherever it exists, and here it always does.
+        sampler = with_method(self.sampler, "set_epoch")
+        if sampler is not None:
+            sampler.set_epoch(epoch)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the state of the sampler, which does not depend on what was fetched ahead."""
+        state: dict[str, Any] = self._stateful().state_dict(*args, **kwargs)
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state of the sampler."""
+        self._stateful().load_state_dict(state)
+
+    def _stateful(self) -> Any:
+        if not has_state(self.sampler):
+            raise TypeError(
+                f"{type(self.sampler).__name__}: expected state_dict and load_state_dict, as wids' "
+                "samplers have; the prefetcher reads any other sampler ahead, so that its own "
+                "position is of no use"
+            )
+        return with_method(self.sampler, "state_dict", "load_state_dict")
+
+
+class DistributedPrefetcher(Prefetcher[int], DistributedSampler[int]):
+    """A prefetcher around a distributed sampler, as trainers ask by ``isinstance``."""

@@ -1,0 +1,894 @@
+"""`ShardListDataset`: samples by index, and what users make of them.
+
+Each method is a docstring and a call of the package that does the work, imported when it is first
+needed. How a sample is read is in `wids.dataset.access`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import nullcontext
+from copy import copy
+from dataclasses import replace
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import numpy.typing as npt
+
+from wids.dataset.access import Access, OnError
+from wids.dataset.augmentation import SharedEpoch
+from wids.dataset.failures import Policy, as_failures
+from wids.dataset.mapstyle import TorchDataset, join_torch, overrides
+from wids.dataset.transformations import Transformation, as_transformations, checked
+from wids.look.in_notebooks import show_samples_in_notebooks
+from wids.shards.cache_settings import cache_folder, cache_limits, placed_names
+from wids.shards.counted_shards import counted_shards
+from wids.shards.indices import as_index
+from wids.shards.positions import Positions, counts_per_shard, first_index_of, from_start
+from wids.shards.read_options import AccessMode, ReadOptions, Verify, field_set
+from wids.shards.reader import ShardReader
+from wids.shards.specs.loader import Shards, load_with
+from wids.shards.tars.member_names import KeySplit
+from wids.shards.tars.raw_samples import Raw
+from wids.shards.tars.shard import Shard
+from wids.storage.cache.store import Cache, Localname
+from wids.storage.fetch import Fetcher
+from wids.storage.transport import urls
+from wids.storage.transport.local import Opener
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from torch.utils.data import ConcatDataset, Dataset
+    from typing_extensions import Self
+
+    from wids.look.notebook import Gallery
+    from wids.shards.capacity import Capacity
+    from wids.tables.column_parts import Errors
+    from wids.tables.column_paths import Columns
+    from wids.tables.joins import JoinableView, Missing
+    from wids.tables.keys import Keys
+
+_logger = logging.getLogger("wids")
+
+
+class ShardListDataset(TorchDataset):
+    """Samples by index, from tar shards.
+
+    A sample is a dict: its fields under their names with the leading dot (``".jpg"``,
+    ``".seg.png"``), then ``__key__``, ``__index__``, ``__shard__`` (path or URL),
+    ``__shardindex__`` (position in the shard) and ``__dataset__``.
+
+    ``dataset[i]`` reads one sample; ``i`` may be negative. A slice, indices or a boolean mask (a
+    list, an array, or a column of pandas, Arrow or polars) select a *view*: a dataset that shares
+    everything with this one and reads nothing. A mask has the length of the dataset or view, and a
+    null in it is false. Samplers follow the shards of a view whose indices ascend.
+
+    Safe to read from any number of threads, and can be pickled and forked at any time. ``close``
+    (or leaving a ``with`` block) releases the open shards; a later read opens them again.
+
+    A subclass can override ``__getitem__``: batches, iteration and `get_by_key` then go through it,
+    sample by sample. A slice reaches it too; ``super().__getitem__`` returns the view. Where the
+    program has imported torch, the class is a ``torch.utils.data.Dataset``.
+
+    Args:
+        shards: Path, URL, ``Path`` or open file of a JSON spec; one ``.tar``; a pattern with braces
+            or wildcards; a folder; a spec; a list of these, of ``(path, count)`` pairs or of dicts.
+            Shards without a count are indexed once, now, to learn the length.
+        base: Folder or URL that relative references start from, instead of the spec's.
+        cache_dir: Folder for copies of remote shards and for indexes. None for ``$WIDS_CACHE``, or
+            else the user's cache folder. A shard that was placed in a folder passed here, under its
+            base name, is used if the spec states its ``filesize`` or a digest, and the file
+            matches.
+        cache_size: Most bytes of copies to store there, or a text such as ``"200GB"``; the least
+            recently used copies are deleted first. None for ``$WIDS_CACHE_SIZE``, or else no limit.
+        keep: True never deletes a copy, whatever ``cache_size`` says.
+        localname: Returns the path of a file for the URL of a remote shard, which is used in place
+            or fetched to, instead of a file in ``cache_dir``; or None for the latter. It is called
+            with the paths of local shards too; these are never copied, so that what it returns is
+            read if it exists, and otherwise the shard itself.
+        lru_size: Most shards to keep open; None for 256 or a quarter of the process's file
+            descriptors, whichever is less.
+        access: ``"download"`` fetches whole remote shards. ``"range"`` reads only the bytes of
+            samples, and needs an index that was published or is left in the cache. ``"auto"`` reads
+            single samples by range where it can, until a quarter of a shard was read this way, and
+            fetches the shards of batches.
+        transformations: ``"PIL"``, ``"numpy"``, ``"torch"`` or another name that `wids.Decoder`
+            knows, to decode fields by extension and pictures to that form; or a list of callables,
+            each from a sample to a sample, and such names; ``[]`` or None to leave every field
+            undecoded.
+        raw: The form of an undecoded field: ``"stream"`` (``io.BytesIO``), ``"bytes"``, or
+            ``"view"`` (``memoryview`` without a copy).
+        fields: The only fields to read, with or without their leading dots; None for all. A field
+            that no shard has is an error when the first shard is opened, or only a warning where
+            fetching would be needed to know.
+        key_split: Where member names are split into key and field, at the ``"first"`` or the
+            ``"last"`` dot; None for what the spec says, or else the first.
+        on_error: What to do where a sample cannot be produced. None raises the error. ``"skip"``
+            leaves damaged samples out of batches and iterations; `wids.collate` copes with an empty
+            batch. ``"next"`` takes the next good sample of the view, of at most 100. Both count in
+            ``num_failed`` and warn once, and raise if a shard cannot be fetched. A callable is
+            called with any error, and its result takes the place of the sample.
+        dataset_name: The ``__dataset__`` of samples, instead of the spec's name.
+        allow_pipe: Whether a spec may name ``pipe:`` commands.
+        allow_pickle: Whether to decode pickles, and thereby execute the code in them.
+        storage_options: ``headers`` and ``timeout`` for HTTP; ``retry_s``, the seconds to wait for
+            a server that is away (by default ``$WIDS_RETRY_S``, or 300); and what fsspec's file
+            systems take for other schemes; or dicts of those by URL prefix. Once a document is
+            read from a URL, options without a prefix, except ``retry_s``, go to its server only.
+            None for the JSON of ``$WIDS_STORAGE_OPTIONS``; ``{}`` for none at all.
+        handlers: For each scheme a callable that returns an open binary file for a URL.
+        progress: Whether to show progress bars while shards are fetched or counted; None for
+            ``$WIDS_PROGRESS``, or else in terminals and notebooks only.
+        verify: When to compare the bytes of fields with the checksums that indexes have, if they
+            were published or made when the shard was fetched: ``"auto"`` if the fields will be
+            decoded, ``"always"`` also if they stay undecoded, or ``"never"``. A damaged copy of a
+            remote shard is fetched once more; a damaged local shard is an error. What is read by
+            range is compared with ``"auto"`` too. `verify_spec` compares whole shards.
+        options: None. The old library replaced entries of the document by these.
+
+    Attributes:
+        spec: The resolved spec.
+
+    Raises:
+        SpecError: ``shards`` is malformed; or its shards have no counts, and more than a gigabyte
+            would have to be downloaded to count them, without ``access="download"``.
+        NotFoundError: A shard that has to be counted does not exist, or a name stands for nothing.
+        FetchError: A document, or a shard that has to be counted, cannot be read.
+        ShardFormatError: A shard that has to be counted is not a complete, plain tar.
+
+    Example:
+        >>> import wids
+        >>> with wids.TarWriter("train.tar") as writer:
+        ...     for n in range(3):
+        ...         _ = writer.write({"__key__": f"{n:06d}", "txt": f"text {n}", "cls": n})
+        >>> dataset = wids.ShardListDataset("train.tar")
+        >>> len(dataset)
+        3
+        >>> dataset[-1][".txt"], dataset[-1][".cls"]
+        ('text 2', 2)
+        >>> [sample["__key__"] for sample in dataset[1:]]
+        ['000001', '000002']
+        >>> dataset.close()
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        *,
+        base: str | os.PathLike[str] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_size: int | str | None = None,
+        keep: bool = False,
+        localname: Localname | None = None,
+        lru_size: int | None = None,
+        access: AccessMode = "auto",
+        transformations: str | Sequence[str | Transformation] | None = "PIL",
+        raw: Raw = "stream",
+        fields: Collection[str] | None = None,
+        key_split: KeySplit | None = None,
+        on_error: OnError | Policy | None = None,
+        dataset_name: str | None = None,
+        allow_pipe: bool = False,
+        allow_pickle: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+        handlers: Mapping[str, Opener] | None = None,
+        progress: bool | None = None,
+        verify: Verify = "auto",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if options:
+            raise ValueError(
+                f"options: expected None, found {options!r:.80}; change the document and pass it "
+                'as shards: {**json.load(open("train.json")), "name": "other"}, with base='
+            )
+        # Not at import: programs may import torch after this module, and a dataset has to be
+        # torch's then.
+        join_torch(ShardListDataset)
+        read_options = ReadOptions(access, field_set(fields), raw, key_split, lru_size, verify)
+        folder = cache_folder(cache_dir)
+        # Commands write their output where copies are, on a disk that is meant to hold it.
+        fetcher = Fetcher(storage_options, handlers, os.path.join(folder, "shards"))
+        self.spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
+        failures = as_failures(on_error)
+        steps = as_transformations(transformations, allow_pickle=allow_pickle)
+        store = Cache(
+            folder,
+            fetcher,
+            limits=cache_limits(cache_size, keep=keep, shards=self.spec.shards),
+            localname=localname,
+            # Nobody placed a file in the default folder for this dataset.
+            offered=frozenset() if cache_dir is None else placed_names(self.spec.shards),
+            wants_progress=progress,
+        )
+        reader = ShardReader(counted_shards(self.spec, store, read_options, progress=progress))
+        # Read by `wids.shards.sample_access.access_of`.
+        self._access = Access(
+            range(len(reader)),
+            reader,
+            self.spec.name if dataset_name is None else dataset_name,
+            steps,
+            on_error,
+            failures,
+            is_overridden=type(self).__getitem__ is not ShardListDataset.__getitem__,
+        )
+        self._epoch = SharedEpoch()
+        # A notebook that has a dataset has samples to show, and importing wids changes nothing.
+        show_samples_in_notebooks()
+
+    @property
+    def reader(self) -> ShardReader:
+        """The shards of the dataset; views share it."""
+        return self._access.reader
+
+    @property
+    def positions(self) -> Positions:
+        """Positions of the samples in the whole dataset: a range, or an ascending or other array.
+
+        Example:
+            >>> dataset[1:].positions
+            range(1, 3)
+        """
+        return self._access.positions
+
+    @property
+    def is_view(self) -> bool:
+        """Whether these are not all samples of the shards in their order."""
+        return self._access.is_view
+
+    @property
+    def dataset_name(self) -> str:
+        """The ``__dataset__`` of samples whose shard belongs to no dataset of its own."""
+        return self._access.dataset_name
+
+    @dataset_name.setter
+    def dataset_name(self, dataset_name: str) -> None:
+        self._access = replace(self._access, dataset_name=dataset_name)
+
+    @property
+    def transformations(self) -> list[Transformation]:
+        """The callables that a sample passes through; may be assigned."""
+        return self._access.transformations
+
+    @transformations.setter
+    def transformations(self, transformations: list[Transformation]) -> None:
+        self._access = replace(self._access, transformations=transformations)
+
+    @property
+    def on_error(self) -> OnError | Policy | None:
+        """What to do where a sample cannot be produced, as passed; may be assigned."""
+        return self._access.on_error
+
+    @on_error.setter
+    def on_error(self, on_error: OnError | Policy | None) -> None:
+        self._access = self._access.with_on_error(on_error)
+
+    @property
+    def num_failed(self) -> int:
+        """Samples that ``on_error="skip"`` has left out or ``"next"`` replaced, in all workers."""
+        failures = self._access.failures
+        return 0 if failures is None else failures.num_failed.value
+
+    # A sequence of samples.
+
+    def __len__(self) -> int:
+        return len(self._access.positions)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice | Sequence[int] | npt.NDArray[Any]) -> ShardListDataset: ...
+    def __getitem__(self, index: Any) -> Any:
+        access = self._access
+        positions = access.positions
+        if type(index) is not int:  # nearly always it is, and as_index is a call
+            try:
+                index = as_index(index)
+            except TypeError:
+                return self._view(access.selected(index))
+        if not 0 <= index < len(positions):
+            index = from_start(index, len(positions))
+        position = positions[index]
+        # An array yields a numpy integer.
+        return access.sample(position if type(position) is int else int(position))
+
+    def __getitems__(self, indices: Sequence[int] | npt.NDArray[Any]) -> list[Any]:
+        """Return a batch: exactly ``[dataset[i] for i in indices]``, with each shard opened once.
+
+        torch's DataLoader calls this instead of ``dataset[i]`` for each index.
+
+        Example:
+            >>> [sample[".txt"] for sample in dataset.__getitems__([2, 0])]
+            ['text 2', 'text 0']
+        """
+        return self._access.batch(indices)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._access.in_turn()
+
+    def __contains__(self, item: object) -> bool:
+        # Without this method Python would read sample after sample, and compare each of them.
+        raise TypeError(
+            f"{self!r}: expected `key in dataset.keys()`, found `item in dataset`, which would "
+            "read every sample to compare it"
+        )
+
+    def __repr__(self) -> str:
+        from wids.look.reprs import dataset_repr
+
+        return dataset_repr(self)
+
+    # A class that others inherit from.
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Have batches and iteration call the ``__getitem__`` of a subclass that has its own."""
+        super().__init_subclass__(**kwargs)
+        # Here, once for each class: a question for each sample would cost everyone.
+        if overrides(cls, "__getitem__", "__getitems__"):
+            cls.__getitems__ = ShardListDataset._getitems_one_by_one  # type: ignore[method-assign]
+        if overrides(cls, "__getitem__", "__iter__"):
+            cls.__iter__ = ShardListDataset._iter_one_by_one  # type: ignore[method-assign]
+
+    def __class_getitem__(cls, item: Any) -> GenericAlias:
+        """Return the class with an annotation, as old programs write it; it changes nothing."""
+        return GenericAlias(cls, item)
+
+    def __add__(self, other: Dataset[Any]) -> ConcatDataset[Any]:
+        """Return torch's ``ConcatDataset`` of this dataset and another.
+
+        Its samplers cannot follow shards; ``ShardListDataset`` of both lists of shards can.
+        """
+        from torch.utils.data import ConcatDataset
+
+        return ConcatDataset([self, other])
+
+    # One index after the other, because the subclass decides what an index means, and how many
+    # there are.
+
+    def _getitems_one_by_one(self, indices: Sequence[int] | npt.NDArray[Any]) -> list[Any]:
+        with self.reader.reading_many():
+            return list(self._each(indices))
+
+    def _iter_one_by_one(self) -> Iterator[Any]:
+        for index in range(len(self)):
+            # A view may have one sample of each shard, so it reads as single samples do. Not around
+            # `yield`: others read in between.
+            with nullcontext() if self.is_view else self.reader.reading_many():
+                samples = list(self._each((index,)))
+            yield from samples
+
+    def _each(self, indices: Iterable[int]) -> Iterator[Any]:
+        """Yield ``self[i]`` for each index; without the samples that are to be left out."""
+        failures = self._access.failures
+        return map(self.__getitem__, indices) if failures is None else failures.each(self, indices)
+
+    # What is in it.
+
+    @property
+    def fields(self) -> list[str]:
+        """Names of the fields of the samples, those that most samples have first.
+
+        As the indexes of some shards state them, spread over the dataset. No sample is read and no
+        shard is fetched; the list is empty if all shards are remote and have no index.
+
+        Example:
+            >>> dataset.fields
+            ['.txt', '.cls']
+        """
+        from wids.look.preview import field_stats
+
+        return list(self.reader.field_names([stats.field for stats in field_stats(self)]))
+
+    @property
+    def sources(self) -> dict[str, npt.NDArray[np.int64]]:
+        """The indices of each named dataset, as start and stop of ranges; shape ``(m, 2)``.
+
+        The names are those that samples have as ``__dataset__``, in the order of the shards. There
+        is one range for each shard, where the samples of a view stay in the order of the shards.
+
+        Example:
+            >>> dataset.sources[""].tolist()
+            [[0, 3]]
+        """
+        from wids.shards.sources import ranges_by_name
+
+        names = [shard.dataset or self.dataset_name for shard in self.spec.shards]
+        return ranges_by_name(self.positions, self.reader.edges, names)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each named dataset, as the spec states it; 1 where it does not.
+
+        Example:
+            >>> dataset.weights
+            {'': 1}
+        """
+        return {name: self.spec.weights.get(name, 1) for name in self.sources}
+
+    @property
+    def lengths(self) -> list[int]:
+        """Samples in each shard, zeros included, by which samplers follow the shards.
+
+        ``[len(view)]`` for a view of indices that are not in ascending order.
+
+        Example:
+            >>> dataset.lengths, dataset[1:].lengths, dataset[[0, 2]].lengths
+            ([3], [2], [2])
+        """
+        return counts_per_shard(self.positions, self.reader.edges)
+
+    @property
+    def limits(self) -> Capacity:
+        """What this machine can hold of the dataset, by which samplers choose and check chunks.
+
+        Example:
+            >>> dataset.limits.cache_nbytes is None
+            True
+        """
+        return self.reader.limits(counts_per_shard(self.positions, self.reader.edges))
+
+    # Samples by key.
+
+    def get_by_key(self, key: str, shard: int | str | None = None) -> Any:
+        """Return the first sample with a key.
+
+        Args:
+            key: The key, as samples have it under ``__key__``.
+            shard: Number or URL of the only shard to search, which is fetched if it has no index;
+                None for all, in order.
+
+        Raises:
+            KeyError: No sample has the key.
+            IndexError: There is no shard of this number.
+            FetchError: A shard has no index, and would have to be fetched to be searched.
+
+        Example:
+            >>> dataset.get_by_key("000001")[".txt"]
+            'text 1'
+        """
+        return self._found(self._find(key, shard))
+
+    def find_key(self, key: str) -> int:
+        """Return the index of the first sample with a key, as `get_by_key` finds it.
+
+        Raises:
+            KeyError: No sample has the key.
+            FetchError: A shard has no index, and would have to be fetched to be searched.
+
+        Example:
+            >>> dataset.find_key("000001")
+            1
+        """
+        return self._find(key, None)
+
+    def keys(self) -> Keys:
+        """Return the keys of the samples, as a sequence that reads indexes when it is asked.
+
+        ``key in dataset.keys()`` takes constant time, as `find_key` does. A dataset is a sequence
+        and not a mapping: ``key in dataset`` and ``dict(dataset)`` are errors.
+
+        Example:
+            >>> keys = dataset.keys()
+            >>> len(keys), keys[-1], "000001" in keys, list(keys[:2])
+            (3, '000002', True, ['000000', '000001'])
+        """
+        from wids.tables.keys import Keys
+
+        return Keys(self.reader, self.positions)
+
+    def _find(self, key: str, shard: int | str | None) -> int:
+        if not isinstance(key, str):
+            raise TypeError(f"key: expected a text, found {type(key).__name__} {key!r:.80}")
+        number = None if shard is None else self._number(shard)
+        index = first_index_of(self.positions, self.reader.find(key, number))
+        if index >= 0:  # the view has the sample
+            return index
+        # No `repr`, which looks for fields: a key that no sample has must cost little.
+        own = f"{type(self).__name__} {self.dataset_name!r}"
+        name = own if number is None else urls.redact(self.spec.shards[number].url)
+        raise KeyError(f"{name}: no sample has the key {key!r}")
+
+    def _number(self, shard: int | str) -> int:
+        """Return the number of a shard that is named by number or URL."""
+        if not isinstance(shard, str):
+            from wids.order.arguments import at_least  # not for reading: decision 0057
+
+            number = at_least(0, shard, "shard")
+            if number < len(self.spec.shards):
+                return number
+            raise IndexError(f"shard {shard} is out of range for {self!r}")
+        for number, shard_spec in enumerate(self.spec.shards):
+            if shard_spec.url == shard:
+                return number
+        raise KeyError(f"{urls.redact(shard)}: no such shard in {self!r}")
+
+    def _found(self, index: int) -> Any:
+        """Return a sample whose shard was opened to find it, so that nothing has to be fetched."""
+        access = self._access
+        if access.failures is not None:  # the next sample has another key
+            access = access.with_on_error(None)
+        # The subclass decides what a sample is, also for one that is found by its key.
+        if access.is_overridden:
+            return self._view(access)[index]
+        return access.sample(int(access.positions[index]), access.shard_number(index), local=False)
+
+    # Views.
+
+    def _view(self, access: Access) -> Self:
+        # A shallow copy: views share reader, pool and cache, so they cost nothing and open nothing
+        # twice.
+        view = copy(self)
+        view._access = access  # noqa: SLF001 - another of this class
+        return view
+
+    def _plain(self, access: Access) -> ShardListDataset:
+        """Return a dataset of samples that a subclass does not expect, as those of a join."""
+        made = ShardListDataset.__new__(ShardListDataset)
+        made.spec, made._epoch = self.spec, self._epoch  # noqa: SLF001 - another of this class
+        made._access = replace(access, transformations=[], is_overridden=False)  # noqa: SLF001
+        return made
+
+    def map(self, function: Callable[..., Any], *, seed: int | None = None) -> Self:
+        """Return a view whose samples pass through one more transformation.
+
+        Args:
+            function: Takes a sample, and returns what takes its place.
+            seed: None, or a number for a function of a sample and a ``numpy.random.Generator``,
+                which follows from this seed, the epoch and the index of the sample, so that an
+                augmentation is the same with any number of workers, and after a resume. wids'
+                samplers set the epoch; with others call `set_epoch`.
+
+        Example:
+            >>> dataset.map(lambda sample: sample[".cls"] * 10)[2]
+            20
+            >>> noisy = dataset.map(lambda sample, rng: sample[".cls"] + rng.random(), seed=0)
+            >>> noisy[2] == noisy[2]
+            True
+        """
+        checked(function, "function")
+        if seed is not None:
+            from wids.dataset.augmentation import Augmentation
+
+            function = Augmentation(function, seed, self._epoch.number())
+        return self._view(self._access.followed_by(function))
+
+    def to_tuple(self, *fields: str) -> Self:
+        """Return a view of tuples, for training loops that unpack.
+
+        Args:
+            fields: A name for each entry of the tuple, with or without its leading dot. Of several
+                names separated by semicolons the first that a sample has is taken, in any case.
+
+        Example:
+            >>> dataset.to_tuple(".jpg;.png;.txt", "cls")[2]
+            ('text 2', 2)
+        """
+        from wids.dataset.tuples import ToTuple
+
+        return self._view(self._access.followed_by(ToTuple(*fields)))
+
+    def undecoded(self) -> Self:
+        """Return a view of the same samples as they are stored, whose errors are raised.
+
+        Example:
+            >>> dataset.undecoded()[2][".cls"].getvalue()
+            b'2'
+        """
+        return self._view(self._access.undecoded())
+
+    def only(self, fields: Collection[str] | None) -> ShardListDataset:
+        """Return a view that fetches no whole shards, and raises instead of calling ``on_error``.
+
+        The view has open shards of its own: close it.
+
+        Args:
+            fields: The only fields to read, as undecoded bytes; None for whole samples, transformed
+                as in this dataset.
+
+        Example:
+            >>> with dataset.only([".cls"]) as view:
+            ...     view[2][".cls"]
+            b'2'
+        """
+        # What is shown has to be the error and not the replacement that training would get.
+        access = replace(self._access.with_on_error(None), reader=self.reader.only(fields))
+        return self._view(access.followed_by()) if fields is None else self._plain(access)
+
+    def split(
+        self,
+        parts: Sequence[float],
+        *,
+        seed: int = 0,
+        by: Literal["sample", "shard"] = "sample",
+    ) -> list[Self]:
+        """Return views that have each sample once, drawn at random, each in ascending order.
+
+        Samplers follow the shards in them, unlike in the parts of torch's ``random_split``.
+
+        Args:
+            parts: The share of each part: fractions that add up to 1, or counts.
+            seed: Different seeds give unrelated splits, the same on every machine.
+            by: ``"sample"``, or ``"shard"`` for parts of whole shards, of nearly these sizes.
+
+        Raises:
+            ValueError: The parts do not add up.
+
+        Example:
+            >>> train, test = dataset.split([0.67, 0.33], seed=1)
+            >>> len(train), len(test)
+            (2, 1)
+        """
+        from wids.dataset.splits import split_indices
+
+        indices = split_indices(self.lengths, parts, seed, by)
+        return [self._view(self._access.selected(part)) for part in indices]
+
+    def add_transform(self, transformation: Transformation) -> ShardListDataset:
+        """Append a transformation to this dataset itself, and return it; `map` returns a view.
+
+        Example:
+            >>> dataset[:].add_transform(lambda sample: sample[".cls"])[2]
+            2
+        """
+        self.transformations.append(checked(transformation, "transformation"))
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of ``map(…, seed=…)`` in all views of this dataset.
+
+        wids' samplers do so when a pass begins, over the dataset, a view of it, or one of torch's
+        wrappers around them.
+
+        Example:
+            >>> dataset.set_epoch(1)
+        """
+        from wids.order.arguments import at_least  # not for reading: decision 0057
+
+        number = at_least(0, epoch, "epoch")
+        self._epoch.set(number)
+        self.reader.set_epoch(number)
+
+    # Other data by key.
+
+    def join(self, other: Any, *, missing: Missing = "error", prefix: str = "") -> ShardListDataset:
+        """Return a view whose samples have further fields: those that another side has for a key.
+
+        Which samples belong together is found out once, from indexes, and stored in the cache
+        folder. Entries of the other side whose keys no sample has are ignored. ``__key__`` and the
+        other labels are those of this dataset.
+
+        Args:
+            other: A dataset or view, in shards of any kind; a ``pyarrow.Table`` (or what becomes
+                one) with a column ``__key__``; a pandas frame with a column or an index
+                ``__key__``; a mapping from keys to values, or to mappings of fields; or a pattern
+                such as ``"{shard}.captions.json"``, for a file of JSON beside each shard.
+            missing: What becomes of a sample whose key the other side does not have: ``"error"``,
+                ``"skip"`` to leave it out, or ``"none"`` for None as the other side's fields.
+            prefix: Comes before the names of the other side's fields: with ``"b"``, ``.txt``
+                becomes ``.b.txt``.
+
+        Raises:
+            JoinError: Keys are missing, or not unique on one side. When a sample is read: both
+                sides have a field of one name.
+            FetchError: A remote shard has no index.
+
+        Example:
+            >>> captions = {"000000": "a cat", "000001": "a dog"}
+            >>> joined = dataset.join(captions, prefix="caption", missing="skip")
+            >>> len(joined), joined[1][".txt"], joined[1][".caption"]
+            (2, 'text 1', 'a dog')
+        """
+        from wids.tables.joins import joined_reader
+
+        if isinstance(other, ShardListDataset):
+            other = other._joinable()  # noqa: SLF001 - another of this class
+        reader, chosen = joined_reader(self._joinable(), other, missing, prefix)
+        return self._plain(replace(self._access.selected(chosen), reader=reader))
+
+    def _joinable(self) -> JoinableView:
+        from wids.tables.join_sides import Side
+        from wids.tables.joins import JoinableView
+
+        # Of all samples, with transformations of its own; an error is the joined dataset's.
+        access = self._access.with_on_error(None).followed_by()
+        whole = replace(access, positions=range(len(access.reader)))
+        return JoinableView(Side(self._view(whole)), self.positions)
+
+    # All samples at once.
+
+    def table(
+        self,
+        columns: Columns,
+        *,
+        errors: Errors = "raise",
+        executor: Executor | None = None,
+        progress: bool | None = None,
+    ) -> pa.Table:
+        """Return fields, and parts of fields, of all samples as the columns of an Arrow table.
+
+        A row for each sample, in their order. Only the named fields are read, as they are stored:
+        ``transformations``, ``fields`` and ``on_error`` are not used. A path into JSON, MessagePack
+        or CBOR follows the field after a slash: ``.json/size/0`` is the first item of ``size``; in
+        a key, ``~1`` stands for ``/``. Where a sample lacks the field or the part, and where it is
+        null, the row is null.
+
+        The type of a column is the one that all values fit: bool, int64 (uint64 for larger ones),
+        float64, string, binary (fields that wids does not decode), or a list of those. Integers and
+        floating-point numbers together are float64. Objects, and lists of objects or of several
+        types, are strings of JSON. Needs the extra ``wids[table]``.
+
+        Args:
+            columns: Paths by the names of their columns, or a list of paths, which are the names
+                too. ``__index__`` (position in the whole dataset) and ``__key__`` are always there.
+            errors: ``"raise"``, or ``"null"`` for null in place of a value that cannot be decoded,
+                that is damaged, or that has another type than most values of the column.
+            executor: Where to read; any `concurrent.futures.Executor`. None for this thread.
+            progress: Whether to show a progress bar; None for in terminals and notebooks only.
+
+        Raises:
+            TableError: No sample has a path, or the values of a column have several types.
+            DecodeError: A field cannot be decoded.
+            FetchError: A shard cannot be opened or read.
+            ValueError: A column has no values by its path, as those of pictures.
+            ModuleNotFoundError: pyarrow is not installed.
+
+        Example:
+            >>> table = dataset.table({"label": ".cls", "caption": ".txt"})
+            >>> table["label"].to_pylist(), str(table.schema.field("caption").type)
+            ([0, 1, 2], 'string')
+            >>> mask = table["label"].to_numpy() > 0
+            >>> [sample[".txt"] for sample in dataset[mask]]
+            ['text 1', 'text 2']
+        """
+        from wids.tables.table import read_table
+
+        return read_table(
+            self.reader,
+            self.positions,
+            columns,
+            errors=errors,
+            executor=executor,
+            progress=progress,
+        )
+
+    # What people look at.
+
+    def show(
+        self,
+        num_samples: int = 12,
+        *,
+        seed: int | None = None,
+        where: Callable[[Any], Any] | None = None,
+    ) -> Gallery:
+        """Return a gallery, which displays itself in a notebook; its ``next()`` is the next page.
+
+        Only small pictures and texts are read, by range where shards are remote. With ``where``,
+        whole samples are read until enough of them match.
+
+        Args:
+            num_samples: Most samples to show.
+            seed: None for the first samples, a number for random ones, as `wids browse` shows them.
+            where: Takes a sample, and returns whether to show it. It is called for at most a
+                thousand samples for each page; samples that cannot be read are skipped.
+
+        Example:
+            >>> gallery = dataset[1:].show(where=lambda sample: sample[".cls"] == 2)
+            >>> gallery.indices
+            [1]
+        """
+        from wids.look import notebook
+
+        return notebook.gallery(self, num_samples, seed, where)
+
+    def _repr_html_(self) -> str:
+        from wids.look import notebook
+
+        return notebook.summary_html(self)
+
+    # Shards.
+
+    @property
+    def shards(self) -> list[dict[str, Any]]:
+        """The shards as they stand in a JSON document, with absolute URLs.
+
+        Example:
+            >>> [shard["url"].rpartition("/")[2] for shard in dataset.shards]
+            ['train.tar']
+        """
+        return [shard_spec.entry() for shard_spec in self.spec.shards]
+
+    def get_shard(self, index: int) -> tuple[Shard, int, dict[str, Any]]:
+        """Return the shard of a sample, the position of the sample in it, and its JSON entry.
+
+        A remote shard is fetched. The shard stays the dataset's: do not close it.
+
+        Raises:
+            IndexError: The index is out of range.
+            FetchError: The shard cannot be opened or fetched.
+
+        Example:
+            >>> shard, local_index, entry = dataset.get_shard(2)
+            >>> shard[local_index]["__key__"]
+            '000002'
+        """
+        number, local_index = self.locate(index)
+        shard = self.reader.open(number)
+        if not isinstance(shard, Shard):  # the reader was asked for a local one
+            raise TypeError(f"{shard!r}: expected a local shard")
+        return shard, local_index, self.spec.shards[number].entry()
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Return the number of the shard that a sample is in, and its position in the shard.
+
+        Raises:
+            IndexError: The index is out of range.
+
+        Example:
+            >>> dataset.locate(-1)
+            (0, 2)
+        """
+        return self._access.locate(index)
+
+    def fetch_shard(self, number: int) -> None:
+        """Fetch a remote shard, unless it is local or another process fetches it.
+
+        Raises:
+            FetchError: The shard cannot be fetched.
+            MismatchError: The shard is not what the spec says.
+
+        Example:
+            >>> dataset.fetch_shard(0)  # does nothing, as this shard is local
+        """
+        self.reader.fetch(self._number(number))
+
+    def close(self) -> None:
+        """Release all open shards, which the views of the dataset share.
+
+        Example:
+            >>> dataset.close()
+            >>> dataset[0][".txt"]  # opens the shard again
+            'text 0'
+        """
+        self.reader.close()
+
+    def __enter__(self) -> ShardListDataset:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Legacy API.
+
+    @property
+    def total_length(self) -> int:
+        """The number of samples, like ``len``."""
+        return len(self)
+
+    def get_stats(self) -> tuple[int, int]:
+        """Return how often a shard was asked for, and how often it had to be opened.
+
+        Example:
+            >>> num_accesses, num_misses = dataset.get_stats()
+            >>> num_accesses >= num_misses
+            True
+        """
+        return self.reader.pool.num_accesses, self.reader.pool.num_misses
+
+    def check_cache_misses(self) -> None:
+        """Log a warning if more than 30% of over 100 accesses had to open their shard.
+
+        Example:
+            >>> dataset.check_cache_misses()
+        """
+        num_accesses, num_misses = self.get_stats()
+        if num_accesses > 100 and num_misses > 0.3 * num_accesses:
+            _logger.warning(
+                "%r: %d of %d accesses had to open their shard; read in the order of a "
+                "ShardListSampler or ChunkedSampler, or make lru_size larger",
+                self,
+                num_misses,
+                num_accesses,
+            )

@@ -1,0 +1,108 @@
+"""A dataset, also inside torch's wrappers → the shards that a sample of each index is read from.
+
+Shards of several datasets are numbered together. Nothing here fetches or opens a shard.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, cast
+
+from wids.shards.reader import ShardReader
+from wids.shards.sample_access import SampleAccess, access_of
+from wids.storage.shared_number import SharedNumber
+
+Numbers: TypeAlias = int | tuple[int, ...]
+"""The shards of an index, by their numbers among the shards of all datasets. Nearly always it is
+one, and not worth a tuple for each sample."""
+
+NumbersOf: TypeAlias = Callable[[int], Numbers]
+
+
+class ShardMap:
+    """The shards that the samples of a dataset are read from.
+
+    Args:
+        dataset: A `ShardListDataset` or view; or torch's ``Subset``, ``ConcatDataset`` or
+            ``StackDataset`` around some. Parts that are no datasets of shards need none.
+
+    Raises:
+        TypeError: No dataset of shards is found in it.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._readers: list[ShardReader] = []
+        self._first_numbers: list[int] = []
+        self.numbers: NumbersOf = self._numbers_of(dataset)
+        if not self._readers:
+            raise TypeError(
+                f"dataset: expected a wids.ShardListDataset, or torch's Subset, ConcatDataset or "
+                f"StackDataset around some, found {type(dataset).__name__}; pass the "
+                "ShardListDataset inside it if both have the same indices, or make a view of it, "
+                "dataset[indices]"
+            )
+
+    def _numbers_of(self, dataset: Any) -> NumbersOf:
+        access = access_of(dataset)
+        if access is not None:
+            return self._numbers_of_shards(access)
+        # By attributes, as samplers do (`wids.order.wrapped`): subclasses are common.
+        parts = getattr(dataset, "datasets", None)
+        if hasattr(dataset, "cumulative_sizes") and isinstance(parts, list):
+            return _one_after_another(dataset.cumulative_sizes, list(map(self._numbers_of, parts)))
+        if isinstance(parts, tuple | dict):
+            stacked = parts.values() if isinstance(parts, dict) else parts
+            return _together(list(map(self._numbers_of, stacked)))
+        inner, indices = getattr(dataset, "dataset", None), getattr(dataset, "indices", None)
+        if inner is not None and isinstance(indices, Sequence):
+            return _selected(indices, self._numbers_of(inner))
+        return lambda _: ()
+
+    def _numbers_of_shards(self, access: SampleAccess) -> NumbersOf:
+        reader, shard_number = access.reader, access.shard_number
+        # Views share the reader of their dataset, and so its shards.
+        if reader not in self._readers:
+            last = self._first_numbers[-1] + len(self._readers[-1].shards) if self._readers else 0
+            self._first_numbers.append(last)
+            self._readers.append(reader)
+        first = self._first_numbers[self._readers.index(reader)]
+        if not first:
+            return cast("NumbersOf", shard_number)
+        return lambda index: first + int(shard_number(index))
+
+    def locate(self, number: int) -> tuple[ShardReader, int]:
+        """Return the reader of a shard, and the number that it has there."""
+        at = bisect_right(self._first_numbers, number) - 1
+        return self._readers[at], number - self._first_numbers[at]
+
+    @property
+    def cache_share_nbytes(self) -> int | None:
+        """Most bytes of shards that may wait in the cache to be read; None for no limit."""
+        shares = [reader.cache_share_nbytes for reader in self._readers]
+        return min((share for share in shares if share is not None), default=None)
+
+    def count_openings(self) -> list[SharedNumber]:
+        """Return how often shards were opened, as `ShardReader.count_openings`."""
+        return [reader.count_openings() for reader in self._readers]
+
+
+def as_tuple(numbers: Numbers) -> tuple[int, ...]:
+    """Return the numbers of the shards of an index one by one."""
+    return numbers if isinstance(numbers, tuple) else (numbers,)
+
+
+def _one_after_another(ends: list[int], parts: list[NumbersOf]) -> NumbersOf:
+    def numbers(index: int) -> Numbers:
+        at = bisect_right(ends, index)
+        return parts[at](index - (ends[at - 1] if at else 0))
+
+    return numbers
+
+
+def _together(parts: list[NumbersOf]) -> NumbersOf:
+    return lambda index: tuple(number for part in parts for number in as_tuple(part(index)))
+
+
+def _selected(indices: Sequence[int], numbers: NumbersOf) -> NumbersOf:
+    return lambda index: numbers(indices[index])

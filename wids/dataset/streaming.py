@@ -1,0 +1,347 @@
+"""A dataset and a sampler → the rank's samples in order, as a torch ``IterableDataset``.
+
+The workers of a DataLoader share the order among themselves, batch by batch. What an order is, and
+how samples are read, is up to the sampler and the dataset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain, islice
+from threading import Lock
+from typing import Any, Final, Protocol
+
+import torch  # noqa: F401 - whole, before its parts: threads must not import both at once
+from torch.utils.data import IterableDataset, get_worker_info
+
+from wids.dataset.prefetch import Prefetcher
+from wids.errors import StateError
+from wids.order.arguments import at_least
+from wids.order.passes import EpochSampler
+from wids.order.shared_epochs import SharedEpochs, worker
+
+_READ_AHEAD: Final = 64
+"""Fewest samples to read at a time, since a call for each would cost more than the samples."""
+
+
+class Batches(Protocol):
+    """What a stream asks of a dataset."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """Read several samples."""
+
+
+def stream(
+    dataset: Batches,
+    sampler: EpochSampler[int] | Prefetcher[int],
+    *,
+    batch_size: int = 1,
+    webdataset: bool = False,
+) -> SampleStream:
+    """Return the samples of a rank in the order of a sampler, for pipelines that iterate.
+
+    Pass it to a DataLoader in place of a dataset, or use it as the first stage of a
+    ``webdataset.DataPipeline``. The workers of a DataLoader share the order: each sample is read
+    once, and with the same ``batch_size`` for both the batches are those that a DataLoader makes of
+    the dataset and the sampler, whatever the number of workers. There is nothing to split by node
+    or by worker.
+
+    Args:
+        dataset: A `ShardListDataset` or a view.
+        sampler: One of wids' samplers of indices, over the dataset; or a `Prefetcher` around one.
+            Each worker then fetches the shards of its share ahead; what another one fetches, it
+            waits for.
+        batch_size: Number of consecutive samples that one worker reads; that of the DataLoader.
+        webdataset: True to return samples as webdataset's stages expect them: names without their
+            leading dot, and ``__url__``. The dataset should leave fields undecoded,
+            ``transformations=[]`` and ``raw="bytes"``.
+
+    Raises:
+        TypeError: ``sampler`` is not one of wids' samplers of indices, or ``dataset`` has no
+            batches.
+        ValueError: ``batch_size`` is less than 1.
+
+    Example:
+        >>> import wids
+        >>> from torch.utils.data import DataLoader
+        >>> with wids.TarWriter("train.tar") as writer:
+        ...     for n in range(6):
+        ...         _ = writer.write({"__key__": f"{n:06d}", "cls": n})
+        >>> dataset = wids.ShardListDataset("train.tar")
+        >>> samples = wids.stream(dataset, wids.ChunkedSampler(dataset, seed=1), batch_size=2)
+        >>> [batch[".cls"].tolist() for batch in DataLoader(samples, batch_size=2)]
+        [[5, 1], [0, 4], [2, 3]]
+        >>> dataset.close()
+    """
+    return SampleStream(dataset, sampler, batch_size=batch_size, webdataset=webdataset)
+
+
+@dataclass(frozen=True)
+class _Restored:
+    """What a worker was restored from.
+
+    Attributes:
+        state: The state.
+        epoch: The epoch of its pass.
+        start: Where the pass started in the epoch.
+        share: The share of the batches that it reads: the first batch, counted by workers.
+        next_share: Its share of the pass after that.
+        set_number: The epoch that the program has set; None if it never set one.
+    """
+
+    state: Mapping[str, Any]
+    epoch: int
+    start: int
+    share: int
+    next_share: int
+    set_number: int | None
+
+
+class SampleStream(IterableDataset[Any]):
+    """The samples of a rank in order; made by `stream`.
+
+    ``len`` is that of the sampler. Not safe to share between threads.
+
+    Args:
+        dataset, sampler, batch_size, webdataset: As for `stream`.
+    """
+
+    def __init__(
+        self,
+        dataset: Batches,
+        sampler: EpochSampler[int] | Prefetcher[int],
+        *,
+        batch_size: int,
+        webdataset: bool,
+    ) -> None:
+        order: Any = sampler.sampler if isinstance(sampler, Prefetcher) else sampler
+        if not isinstance(order, EpochSampler) or not order.yields_indices:
+            raise TypeError(
+                "sampler: expected one of wids' samplers of indices, such as "
+                f"wids.ChunkedSampler(dataset), or a Prefetcher around one, found "
+                f"{type(order).__name__}"
+            )
+        if not callable(getattr(dataset, "__getitems__", None)):
+            raise TypeError(
+                f"dataset: expected a wids.ShardListDataset, found {type(dataset).__name__}"
+            )
+        self.dataset = dataset
+        self.sampler = order
+        self.prefetcher = sampler if isinstance(sampler, Prefetcher) else None
+        if not isinstance(order.epochs, SharedEpochs):
+            order.epochs = SharedEpochs(order.epochs, order.resume_position(order.epoch))
+        self.epochs: SharedEpochs = order.epochs
+        self.batch_size = at_least(1, batch_size, "batch_size")
+        self.webdataset = bool(webdataset)
+        # Groups of samples that this worker has returned in its pass, and samples of the next one;
+        # and those that it returned before the state was saved.
+        self._consumed = self._resume = (0, 0)
+        # Epoch and start of the latest pass, and how often an epoch had been set.
+        self._pass: tuple[int, int, int] | None = None
+        # The first of the batches that this worker reads; before its first pass, its own number.
+        self._share: int | None = None
+        self._restored: _Restored | None = None
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        # torchdata takes a state between this call and the first sample: that of the pass to come.
+        self._pass = None
+        if self._restored is None:
+            self._share = None
+        return self._samples()
+
+    def _samples(self) -> Iterator[Any]:
+        self.sampler.note_second_dealing()
+        epoch, start, (first, num_returned) = self._begin()
+        for number, group in enumerate(self._groups(epoch, start, first), start=first):
+            samples = self.dataset.__getitems__(group)
+            last = len(samples) - 1
+            for place in range(num_returned, len(samples)):
+                # Before the sample is returned: the state is asked for after that.
+                self._consumed = (number, place + 1) if place < last else (number + 1, 0)
+                sample = samples[place]
+                yield _without_dots(sample) if self.webdataset else sample
+            num_returned = 0
+        self._consumed = (self._num_groups(epoch, start), 0)
+        self.epochs.complete(epoch)
+        self.sampler.rewind()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Fix the epoch of the next passes, in the workers of a DataLoader too."""
+        self.sampler.set_epoch(epoch)
+
+    def _begin(self) -> tuple[int, int, tuple[int, int]]:
+        """Begin a pass; return its epoch, where it starts, and what was returned before."""
+        epoch, resume, self._share = self.epochs.number, self._resume, worker()[0]
+        # A worker that was restored knows its epoch; others may have ended theirs since.
+        if self._restored is not None:
+            epoch, self._share, resume = self._restored_pass(self._restored)
+        start = self.epochs.position(epoch)
+        self.epochs.begin(epoch, start)
+        if self.sampler.tell_epoch is not None:
+            self.sampler.tell_epoch(epoch)
+        self._pass = (epoch, start, self.epochs.num_set)
+        self._consumed, self._resume, self._restored = resume, (0, 0), None
+        return epoch, start, resume
+
+    def _restored_pass(self, restored: _Restored) -> tuple[int, int, tuple[int, int]]:
+        """Return the epoch of a worker that was restored, its share, and what was returned."""
+        epoch, share, start = restored.epoch, restored.share, restored.start
+        resume = self._resume
+        if epoch < self.epochs.latest_restored:
+            # Others had begun the pass that follows, of which it had not returned a sample.
+            epoch, share = self.epochs.latest_restored, restored.next_share
+            start, resume = 0, (0, 0)
+        num_batches = self._num_batches(epoch, start)
+        is_complete = self.epochs.were_restored_complete(num_batches)
+        next_epoch = epoch + is_complete
+        if restored.set_number is not None and restored.set_number != next_epoch:
+            next_epoch, is_complete = restored.set_number, True
+        # The loader asks the worker for the next batch first that follows the one asked last.
+        if is_complete:
+            return next_epoch, (share - num_batches) % worker()[1], (0, 0)
+        return epoch, share, resume
+
+    def _groups(self, epoch: int, start: int, first: int) -> Iterator[list[int]]:
+        """Yield the indices that this worker reads, many at a time, from a group on."""
+        share = self._own_share
+
+        def groups() -> Iterator[list[int]]:
+            indices = chain.from_iterable(self.sampler.blocks(epoch, start))
+            batches = iter(lambda: list(islice(indices, self.batch_size)), [])
+            own = islice(batches, share, None, worker()[1])
+            each = iter(lambda: list(chain.from_iterable(islice(own, self._group_length))), [])
+            return islice(each, first, None)
+
+        if self.prefetcher is None:
+            return groups()
+        return self.prefetcher.fetching(chain.from_iterable(groups()), groups(), Lock())
+
+    @property
+    def _own_share(self) -> int:
+        return worker()[0] if self._share is None else self._share
+
+    @property
+    def _group_length(self) -> int:
+        """Number of batches in a group."""
+        return -(-_READ_AHEAD // self.batch_size)
+
+    def _num_groups(self, epoch: int, start: int) -> int:
+        """Return how many groups this worker reads in a pass."""
+        own = range(self._own_share, self._num_batches(epoch, start), worker()[1])
+        return -(-len(own) // self._group_length)
+
+    def _num_batches(self, epoch: int, start: int) -> int:
+        return -(-(self.sampler.num_items(epoch) - start) // self.batch_size)
+
+    # The state.
+
+    def state_dict(self, num_consumed: int | None = None) -> dict[str, Any]:
+        """Return what `load_state_dict` needs to resume; JSON-able.
+
+        torchdata's ``StatefulDataLoader`` asks each worker for its own. With a plain DataLoader
+        that has workers, only the caller knows how many samples were consumed.
+
+        Args:
+            num_consumed: Number of samples in the latest pass that training on this rank has
+                consumed; the state is then that of the sampler. None for what this process has
+                returned.
+        """
+        if num_consumed is not None:
+            epoch, start = self.epochs.begun
+            return self.sampler.state_at(epoch, start + at_least(0, num_consumed, "num_consumed"))
+        if self._restored is not None:
+            return dict(self._restored.state)  # nothing was read since
+        num_workers = worker()[1]
+        epoch, start, consumed = self._place()
+        if num_workers == 1 and consumed[0] >= self._num_groups(epoch, start):
+            # ORDER-11. One of several workers does not know how far the others are.
+            start, consumed = self.sampler.num_items(epoch), (0, 0)
+        return {
+            "sampler": self.sampler.state_at(epoch, start),
+            "consumed": list(consumed),
+            "shares": [self._own_share, num_workers, self.batch_size],
+        }
+
+    def _place(self) -> tuple[int, int, tuple[int, int]]:
+        """Return epoch and start of the latest pass, and what it has returned of it."""
+        if self._pass is not None:
+            epoch, start, num_set = self._pass
+            if self.epochs.is_kept(epoch, num_set):
+                return epoch, start, self._consumed
+        epoch = self.epochs.number
+        return epoch, self.epochs.position(epoch), self._resume
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from a state, of the stream or of its sampler: the next pass is the rest.
+
+        In a worker, an epoch that ``set_epoch`` set before wins over that of the state: torchdata's
+        loader restores when iteration starts.
+
+        Raises:
+            StateError: The state is damaged, or belongs to another dataset, other settings or
+                another number of workers.
+        """
+        if not isinstance(state, Mapping):
+            raise StateError(f"state: expected that of a stream or sampler, found {state!r:.80}")
+        own: Mapping[str, Any] = state
+        if "sampler" not in state:
+            own = {"sampler": state, "consumed": (0, 0)}
+        number, num_workers = worker()
+        shares = own.get("shares", [number, num_workers, self.batch_size])
+        if not isinstance(shares, list) or shares[1:] != [num_workers, self.batch_size]:
+            raise StateError(
+                f"state: expected number of workers and batch_size {[num_workers, self.batch_size]}"
+                f", found {shares!r:.80}; resume with the same loader, or save "
+                "state_dict(num_consumed) in the main process"
+            )
+        try:
+            num_groups, num_returned = (at_least(0, n, "consumed") for n in own["consumed"])
+            share = at_least(0, shares[0], "shares")
+        except (TypeError, ValueError, KeyError) as error:
+            raise StateError(f"state: expected consumed to be two numbers: {error}") from error
+        set_number = self.epochs.own_number if self.epochs.num_set else None
+        self.sampler.load_state_dict(own["sampler"])
+        self._share = share
+        self._resume, self._pass = (num_groups, num_returned), None
+        if get_worker_info() is None:
+            epoch = self.epochs.own_number
+            self.epochs.begin(epoch, self.epochs.position(epoch))
+            if set_number is not None:
+                self.sampler.note_skipping()
+        else:
+            self._note_restored(own, set_number)
+
+    def _note_restored(self, state: Mapping[str, Any], set_number: int | None) -> None:
+        """Prepare the pass of a worker that was restored.
+
+        Args:
+            state: The state.
+            set_number: The epoch that the program had set before; None if it never set one.
+        """
+        epoch = self.epochs.own_number
+        start = self.epochs.position(epoch)
+        is_complete = self._resume[0] >= self._num_groups(epoch, start)
+        next_share = (self._own_share - self._num_batches(epoch, start)) % worker()[1]
+        self._restored = _Restored(state, epoch, start, self._own_share, next_share, set_number)
+        next_epoch = epoch + is_complete
+        if set_number is not None and set_number != epoch:
+            # As ORDER-11 has it for samplers: a state's epoch does not win over one that was set.
+            self.epochs.restore(set_number, is_fixed=True)
+            self.sampler.note_skipping()
+            next_epoch = set_number
+        self.epochs.note_restored(epoch, next_epoch, next_share, is_complete=is_complete)
+
+    def __repr__(self) -> str:
+        return f"<stream of {self.dataset!r} by {type(self.sampler).__name__}>"
+
+
+def _without_dots(sample: Any) -> Any:
+    """Return a sample with webdataset's names."""
+    if not isinstance(sample, dict):
+        return sample
+    renamed = {name.removeprefix("."): value for name, value in sample.items()}
+    return {**renamed, "__url__": sample.get("__shard__", "")}

@@ -1,0 +1,45 @@
+"""The bytes of a sample that is shown + the index of its shard → which fields are damaged, as text.
+
+Nothing is read here: only bytes that are at hand are compared, with checksums that are at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from wids.errors import printable
+from wids.shards.tars.index import ShardIndex
+from wids.storage.checksums import fastest_crc32
+
+
+def damaged_fields(index: ShardIndex, local_index: int, sample: Mapping[str, Any]) -> list[str]:
+    """Return the fields of a sample whose bytes have another checksum than the index states.
+
+    Args:
+        index: The index of the shard; one without checksums of members knows of no damage. A
+            negative number in a joined index is none.
+        local_index: The position of the sample in the shard.
+        sample: Its fields, undecoded; those that it lacks are not compared.
+    """
+    if not len(index.payload_crcs):
+        return []
+    crc32 = fastest_crc32()
+    members = range(*map(int, index.member_starts[local_index : local_index + 2]))
+    fields = {index.fields[index.field_ids[member]]: member for member in members}
+    return [
+        field
+        for field, member in fields.items()
+        if field in sample and -1 < index.payload_crcs[member] != crc32(sample[field])
+    ]
+
+
+def damage_text(fields: list[str]) -> str:
+    """Return in a sentence that fields of a sample are damaged; ``""`` if there are none."""
+    if not fields:
+        return ""
+    return printable(
+        f"the bytes of {' and '.join(fields)} are not those that the index describes: they were "
+        "damaged after they were indexed, or the shard was written again and its index was not; "
+        "`wids verify` compares all samples"
+    )

@@ -1,0 +1,304 @@
+"""Samples, fields and datasets → HTML for a person, in a notebook or on a page.
+
+Nothing is read here: bytes and values go in, text comes out. All text from a dataset passes through
+`escaped`, so that no browser runs it, and pictures are re-encoded as thumbnails. Colours are
+inherited from the surrounding page, light or dark.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from wids.errors import SampleError
+from wids.look.field_stats import CAPTION_EXTENSIONS, FieldStats
+from wids.look.pictures import MAX_PIXELS, THUMBNAIL_PIXELS, thumbnail
+from wids.look.style import style
+from wids.look.text import (
+    MAX_SHOWN_NBYTES,
+    PREVIEW_DECODER,
+    class_name,
+    plain_text,
+    share_text,
+    shortened,
+    value_text,
+)
+from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension
+from wids.shards.fields.media import played_type
+from wids.storage.sizes import count_text, nbytes_text
+from wids.storage.transport import urls
+
+_MAX_PLAYED_NBYTES: Final = 20_000_000
+_MAX_SHOWN_CHARS: Final = 2000
+"""Longer text is folded away."""
+_MAX_FOLDED_CHARS: Final = 100_000
+
+
+def sample_html(sample: Mapping[str, Any]) -> str:
+    """Return a sample, decoded or not, as HTML: one row per field, then its origin."""
+    rows = "".join(
+        f"<tr><th><code>{escaped(name)}</code></th><td>{field_html(name, value)}</td></tr>"
+        for name, value in sample.items()
+        if not str(name).startswith("__")
+    )
+    return f'{style()}<div class="wids"><table>{rows}</table>{_provenance(sample)}</div>'
+
+
+def field_html(field: str, value: Any, pixels: int = THUMBNAIL_PIXELS) -> str:
+    """Return the value of a field, decoded or not, as HTML.
+
+    Args:
+        field: The name of the field, whose extension says what its bytes are.
+        value: Bytes in any form, or a decoded value.
+        pixels: Maximum width and height of an undecoded picture.
+    """
+    if hasattr(value, "getvalue"):  # a stream, as `raw="stream"` returns them
+        value = value.getvalue()
+    if isinstance(value, bytes | bytearray | memoryview):
+        return _bytes_html(field, bytes(value), pixels=pixels)
+    # By attributes, so that Pillow and torch are not imported to show a text.
+    if hasattr(value, "thumbnail") and hasattr(value, "mode"):
+        return _picture_html(value, "")
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return _array_html(value)
+    if isinstance(value, str):
+        return _text_html(value)
+    if isinstance(value, Mapping | list | tuple):
+        return _folded_html(value)
+    return escaped(str(value))
+
+
+def card_html(
+    sample: Mapping[str, Any],
+    other_fields: Mapping[str, int] | None = None,
+    problem: str = "",
+    pixels: int = THUMBNAIL_PIXELS,
+    classes: Sequence[str] = (),
+) -> str:
+    """Return a sample as a small card: first picture, texts, and names of the other fields.
+
+    Args:
+        sample: Undecoded fields to show, and the values that the dataset adds.
+        other_fields: Fields to name only, with their lengths in bytes.
+        problem: What is wrong with the sample, as text.
+        pixels: Maximum width and height of the picture.
+        classes: Names of classes, by their numbers.
+    """
+    fields = {name: value for name, value in sample.items() if not str(name).startswith("__")}
+    pictures = [name for name in fields if extension(name) in IMAGE_EXTENSIONS]
+    picture = ""
+    if pictures:
+        data = bytes(fields[pictures[0]])
+        picture = _bytes_html(pictures[0], data, with_text=False, pixels=pixels)
+    texts = _card_texts({n: v for n, v in fields.items() if n not in pictures}, classes)
+    others_by_name = other_fields or {}
+    if not picture:
+        picture = _larger_picture(others_by_name)
+    names = ", ".join(f"{name} {nbytes_text(size)}" for name, size in others_by_name.items())
+    others = f'<p class="line"><small>{escaped(names)}</small></p>' if names else ""
+    bad = f'<p class="bad">{escaped(problem)}</p>' if problem else ""
+    # A shard without an index has positions, but no indices in its dataset.
+    number = sample.get("__index__", sample.get("__shardindex__", ""))
+    label = escaped(f"{number} · {sample.get('__key__', '')}")
+    parts = [picture, *texts, bad, others, f"<small>{label}</small>"]
+    return f'<div class="card">{"".join(parts)}</div>'
+
+
+def _card_texts(fields: Mapping[str, Any], classes: Sequence[str]) -> list[str]:
+    """Return texts as paragraphs: a caption, if there is one, then a line for each other field."""
+    captions = [name for name in fields if extension(name) in CAPTION_EXTENSIONS]
+    first = captions[:1] or list(fields)[:1]
+    texts = []
+    for name in (*first, *(n for n in fields if n not in first)):
+        value = value_text(name, fields[name])
+        label = class_name(name, value, classes)
+        text = escaped(shortened(f"{value} · {label}" if label else value, 200))
+        is_first = name in first and not label
+        start = "<p>" if is_first else f'<p class="line"><small>{escaped(name)}</small> '
+        texts.append(f"{start}{text}</p>")
+    return texts
+
+
+def _larger_picture(fields: Mapping[str, int]) -> str:
+    """Return what stands for a picture that was not read, if there is one; else nothing."""
+    for name, size in fields.items():
+        if extension(name) in IMAGE_EXTENSIONS:
+            return no_picture_html(f"{name}, {nbytes_text(size)}: too large to show here")
+    return ""
+
+
+def gallery_html(cards: Iterable[str], note: str = "", problems: Iterable[str] = ()) -> str:
+    """Return cards as a grid, below problems that several of them have, and above a note."""
+    bad = "".join(f'<p class="bad">{escaped(problem)}</p>' for problem in problems)
+    text = f'<p class="note"><small>{escaped(note)}</small></p>' if note else ""
+    grid = f'<div class="grid">{"".join(cards)}</div>'
+    return f'{style()}<div class="wids">{bad}{grid}{text}</div>'
+
+
+def dataset_html(
+    title: str,
+    facts: Mapping[str, str],
+    fields: Iterable[FieldStats],
+    note: str,
+    gallery: str,
+    distributions: str = "",
+) -> str:
+    """Return a dataset as HTML: facts, fields, a note, distributions of columns, and a gallery.
+
+    Args:
+        title: The heading.
+        facts: Values by their labels.
+        fields: The fields.
+        note: A remark below the table; may be empty.
+        gallery: HTML of some samples; may be empty.
+        distributions: Text about the columns of the saved table; may be empty.
+    """
+    items = "".join(
+        f'<div role="listitem"><small>{escaped(name)}</small><span>{escaped(text)}</span></div>'
+        for name, text in facts.items()
+    )
+    rows = "".join(
+        f"<tr><td><code>{escaped(s.field)}</code></td>"
+        f'<td class="n">{escaped(share_text(s.share))}</td>'
+        f'<td class="n">{nbytes_text(s.median_nbytes)}</td></tr>'
+        for s in fields
+    )
+    table_ = (
+        f'<table><tr><th>field</th><th class="n">samples</th>'
+        f'<th class="n">typical size</th></tr>{rows}</table>'
+        if rows
+        else ""
+    )
+    text = f'<p class="note"><small>{escaped(note)}</small></p>' if note else ""
+    text += f"<pre>{escaped(distributions)}</pre>" if distributions else ""
+    return (
+        f'{style()}<div class="wids"><h3>{escaped(title)}</h3>'
+        f'<div class="facts" role="list">{items}</div>{table_}{text}</div>'
+        f"{gallery}"
+    )
+
+
+def escaped(text: Any) -> str:
+    """Return text as HTML that shows it, without anything that a browser would run."""
+    # Quotes too, since some of the text stands in attributes (SEC-13).
+    safe = html.escape(str(text), quote=True)
+    return safe.encode("utf-8", "backslashreplace").decode("utf-8")  # lone surrogates
+
+
+def _provenance(sample: Mapping[str, Any]) -> str:
+    shard = urls.redact(str(sample.get("__shard__", "")))
+    parts = [
+        f"sample {sample['__index__']}" if "__index__" in sample else "",
+        f'key "{sample["__key__"]}"' if "__key__" in sample else "",
+        f"{shard}, position {sample['__shardindex__']}" if "__shardindex__" in sample else "",
+    ]
+    return f"<small>{escaped(' · '.join(filter(None, parts)))}</small>"
+
+
+def _bytes_html(
+    field: str, data: bytes, *, with_text: bool = True, pixels: int = THUMBNAIL_PIXELS
+) -> str:
+    size = nbytes_text(len(data))
+    kind = played_type(field)
+    if extension(field) in IMAGE_EXTENSIONS:
+        return _picture_html(data, f", {size}", with_text=with_text, pixels=pixels)
+    # A notebook stores its outputs, and base64 makes them a third longer.
+    if kind is not None and len(data) <= _MAX_PLAYED_NBYTES:
+        tag = kind.partition("/")[0]
+        return f'<{tag} controls preload="metadata" src="{data_url(data, kind)}"></{tag}>'
+    if len(data) > MAX_SHOWN_NBYTES:
+        return f"<small>{escaped(size)}</small> <code>{escaped(repr(data[:60]))}</code>"
+    try:
+        value = PREVIEW_DECODER({field: data})[field]
+    except SampleError as error:
+        return f'<span class="bad">{escaped(f"{size} that cannot be decoded: {error}")}</span>'
+    if isinstance(value, bytes):
+        return f"<small>{escaped(size)}</small> <code>{escaped(repr(value[:60]))}</code>"
+    return field_html(field, value)
+
+
+def _picture_html(
+    picture: Any, size: str, *, with_text: bool = True, pixels: int = THUMBNAIL_PIXELS
+) -> str:
+    try:
+        small = thumbnail(picture, pixels)
+    except ValueError as error:
+        return no_picture_html(f"not a picture that can be shown{size}", str(error))
+    text = f"<small>{escaped(small.description + size)}</small>" if with_text else ""
+    # A few pixels are shown as squares: smoothed, they would be a blur.
+    kind = ' class="tiny"' if small.is_tiny else ""
+    url = data_url(small.data, small.media_type)
+    return f'<img{kind} alt="{escaped(small.description)}" src="{url}">{text}'
+
+
+def no_picture_html(text: str, reason: str = "") -> str:
+    """Return what stands in the place of a picture that cannot be shown, with the reason."""
+    why = f"<br><small>{escaped(shortened(reason, 200))}</small>" if reason else ""
+    return f'<div class="bad none"><span>{escaped(text)}{why}</span></div>'
+
+
+def _array_html(value: Any) -> str:
+    text = f"<small>{escaped(plain_text(value))}</small>"
+    try:
+        array = np.asarray(value)
+    except Exception:  # noqa: BLE001 - a tensor on another device, or of a type that numpy lacks
+        return text
+    if array.ndim == 3 and array.shape[0] in (1, 3, 4) and array.shape[2] > 4:
+        array = array.transpose(1, 2, 0)  # tensors have their channels first
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    is_picture = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))
+    # An array with so few rows or columns is more likely a table of numbers than a picture.
+    if not is_picture or min(array.shape[:2]) < 8 or array.size > MAX_PIXELS:
+        return text
+    if array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() <= 1:
+        array = np.rint(array * 255).astype(np.uint8)
+    if array.dtype != np.uint8:
+        return text
+    from PIL import Image
+
+    return _picture_html(Image.fromarray(np.ascontiguousarray(array)), "", with_text=False) + text
+
+
+def _text_html(text: str) -> str:
+    if len(text) <= _MAX_SHOWN_CHARS:
+        return f"<pre>{escaped(text)}</pre>" if "\n" in text else escaped(text)
+    return (
+        f"<details><summary>{escaped(text[:120])}… ({len(text):,} characters)</summary>"
+        f"<pre>{escaped(text[:_MAX_FOLDED_CHARS])}</pre></details>"
+    )
+
+
+def _folded_html(value: Any) -> str:
+    try:
+        text, is_complete = _json_text(value)
+    except (TypeError, ValueError):  # keys that are not strings, or a circular reference
+        text, is_complete = repr(value)[:_MAX_FOLDED_CHARS], False
+    if is_complete and len(text) <= 80:
+        line = json.dumps(value, ensure_ascii=False, default=plain_text)
+        return f"<code>{escaped(line)}</code>"
+    kind = "key" if isinstance(value, Mapping) else "item"
+    count = count_text(len(value), kind)
+    return f"<details><summary>{count}</summary><pre>{escaped(text)}</pre></details>"
+
+
+def _json_text(value: Any) -> tuple[str, bool]:
+    """Return a value as indented JSON up to the limit, and whether that is all of it."""
+    encoder = json.JSONEncoder(ensure_ascii=False, indent=1, default=plain_text)
+    text = ""
+    # In pieces, because all of it may be many times longer than what is shown.
+    for piece in encoder.iterencode(value):
+        text += piece
+        if len(text) > _MAX_FOLDED_CHARS:
+            return text, False
+    return text, True
+
+
+def data_url(data: bytes, kind: str) -> str:
+    """Return bytes as a URL that contains them."""
+    return f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"

@@ -1,0 +1,281 @@
+"""A dataset → its summary, a gallery and its samples, as a notebook shows them.
+
+What is worth showing comes from `preview`, what it looks like from `html`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from wids.errors import WidsError
+from wids.look.field_stats import FieldStats
+from wids.look.html import dataset_html, gallery_html
+from wids.look.preview import (
+    MAX_SHARDS,
+    Browsable,
+    Peekable,
+    cards,
+    field_stats,
+    num_affordable,
+    problems_of,
+)
+from wids.look.text import total_of
+from wids.order.arguments import at_least
+from wids.order.shuffle import Shuffle
+from wids.storage.sizes import count_text, nbytes_text
+from wids.storage.transport import urls
+
+_MAX_TESTED: Final = 1000
+"""Samples that a predicate is tried on."""
+_MAX_ROWS: Final = 2_000_000
+"""Rows of a saved table that are read for a summary, in about a second."""
+_NUM_FIRST: Final = 6
+"""Samples in the summary of a dataset."""
+
+_WITHOUT_INDEX: Final = (
+    "wids.peek() shows the first samples of a shard without one; `wids create` makes an index"
+)
+
+
+class Gallery:
+    """Samples to look at. A notebook shows them as cards, a terminal lists their indices.
+
+    Attributes:
+        indices: The samples, as indices of the dataset or view whose `show` was called.
+    """
+
+    def __init__(
+        self, page: _Page, indices: list[int], html: str, previous: Gallery | None = None
+    ) -> None:
+        self.indices = indices
+        self._page = page
+        self._html = html
+        self._previous = previous
+
+    def next(self) -> Gallery:
+        """Return the gallery of the next samples; it is empty after the last one.
+
+        Example:
+            >>> dataset.show(2).next().indices
+            [2]
+        """
+        return self._page.gallery(self._page.stop, self)
+
+    def previous(self) -> Gallery:
+        """Return the gallery before this one; the first one returns itself.
+
+        Example:
+            >>> dataset.show(2).next().previous().indices
+            [0, 1]
+        """
+        return self._previous or self
+
+    def _repr_html_(self) -> str:
+        return self._html
+
+    def __repr__(self) -> str:
+        return f"<Gallery of {count_text(len(self.indices), 'sample')}: {self.indices}>"
+
+
+@dataclass(frozen=True)
+class _Page:
+    """What a gallery shows: some of the candidates in an order.
+
+    Attributes:
+        dataset: The dataset or view.
+        num_samples: Most samples of a page.
+        shuffle: The order of the candidates; None for theirs.
+        where: Whether to show a sample; None for all.
+        stop: How many candidates this page and those before it have used.
+    """
+
+    dataset: Browsable
+    num_samples: int
+    shuffle: Shuffle | None
+    where: Callable[[Any], Any] | None
+    stop: int = 0
+
+    def candidates(self, start: int, count: int) -> Sequence[int]:
+        """Return samples from a position on."""
+        positions = range(start, min(start + count, len(self.dataset)))
+        return positions if self.shuffle is None else self.shuffle.indices(positions)
+
+    def gallery(self, start: int, previous: Gallery | None = None) -> Gallery:
+        """Return the gallery of the candidates from a start on."""
+        dataset, total = self.dataset, len(self.dataset)
+        if self.where is None:
+            indices = list(self.candidates(start, self.num_samples))
+            stop, note = start + len(indices), ""
+            if indices and total > len(indices):
+                is_first = not start and self.shuffle is None
+                last = stop - 1
+                note = f"{stop:,} of {count_text(total, 'sample')}"
+                note = note if is_first else f"samples {start:,} to {last:,} of {total:,}"
+        else:
+            tested = self.candidates(start, _MAX_TESTED)
+            indices, num_tested = _accepted(dataset, tested, self.num_samples, self.where)
+            stop = start + num_tested
+            note = f"{len(indices)} of {count_text(num_tested, 'sample')} tested"
+        if start and start >= total:
+            note = "no more samples"
+        elif note and self.num_samples and stop < total:
+            note += "; next() shows more"
+        shown = [index for index in indices if _has_index(dataset, index)]
+        if len(shown) < len(indices):
+            # One sentence, and not the same error on each card.
+            unread = count_text(len(indices) - len(shown), "sample")
+            missing = f"{unread} not shown: no index of the shard is available; {_WITHOUT_INDEX}"
+            note = f"{note}; {missing}" if self.where is not None else missing
+        html = _gallery(dataset, shown, field_stats(dataset), note)
+        return Gallery(replace(self, stop=stop), shown, html, previous)
+
+
+def gallery(
+    dataset: Browsable,
+    num_samples: int,
+    seed: int | None,
+    where: Callable[[Any], Any] | None,
+) -> Gallery:
+    """Return a gallery of the first samples, of random ones, or of those a predicate accepts."""
+    num_samples = at_least(0, num_samples, "num_samples")
+    shuffle = None if seed is None else Shuffle(len(dataset), seed)
+    if where is not None and not callable(where):
+        raise TypeError(f"where: expected a callable that takes a sample, found {where!r:.80}")
+    return _Page(dataset, num_samples, shuffle, where).gallery(0)
+
+
+def _gallery(
+    dataset: Browsable, indices: Sequence[int], stats: Iterable[FieldStats], note: str = ""
+) -> str:
+    shown = cards(dataset, indices, [each.field for each in stats])
+    problems = [
+        f"{count_text(count, 'sample')}: {problem}" for problem, count in problems_of(shown).items()
+    ]
+    return gallery_html((card.html for card in shown), note, problems)
+
+
+def _has_index(dataset: Browsable, index: int) -> bool:
+    try:
+        return dataset.reader.index(dataset.locate(index)[0]) is not None
+    except WidsError:  # its card has the error
+        return True
+
+
+def _accepted(
+    dataset: Browsable,
+    candidates: Sequence[int],
+    num_samples: int,
+    where: Callable[[Any], Any],
+) -> tuple[list[int], int]:
+    """Return the first samples that a predicate accepts, and how many samples were tested."""
+    accepted: list[int] = []
+    num_tested = 0
+    # The predicate is the user's and expects transformed samples. `only` also keeps a search
+    # through a thousand samples from downloading their shards.
+    with dataset.only(None) as transformed:
+        for index in candidates:
+            if len(accepted) == num_samples:
+                break
+            num_tested += 1
+            try:
+                sample = transformed[index]
+            except WidsError:
+                continue
+            if where(sample):
+                accepted.append(index)
+    return accepted, num_tested
+
+
+def summary_html(dataset: Browsable) -> str:
+    """Return a dataset as HTML: its size, its location, its fields and its first samples."""
+    stats = field_stats(dataset)
+    num_shards = len(dataset.spec.shards)
+    note = ""
+    if not stats:
+        note = f"No index is available, so the fields are unknown; {_WITHOUT_INDEX}."
+    elif num_shards > MAX_SHARDS:
+        note = "Statistics of fields are from some of the shards."
+    first_samples = ""
+    if stats and len(dataset):
+        first = range(min(len(dataset), _NUM_FIRST))
+        first_samples = _gallery(dataset, first, stats)
+    title = dataset.dataset_name or "dataset"
+    return dataset_html(title, _facts(dataset), stats, note, first_samples, _distributions(dataset))
+
+
+def _distributions(dataset: Browsable) -> str:
+    """Return how the columns of the saved table are distributed, or why they are not shown."""
+    table = dataset.spec.table
+    # A table is not fetched for this, since nobody asked for it.
+    if table is None or not urls.is_local(table.url):
+        return ""
+    # Imported here, as they need a table, which few datasets have, and pyarrow.
+    from wids.look.distributions import distributions_text
+    from wids.tables.table_file import Tabular, load_table
+
+    if not isinstance(dataset, Tabular):  # a glimpse of some shards
+        return ""
+    if len(dataset.reader) > _MAX_ROWS:
+        return (
+            "The saved table is long: `wids info --columns` shows how its columns are distributed."
+        )
+    try:
+        return distributions_text(load_table(dataset))
+    except (WidsError, ModuleNotFoundError) as error:
+        return str(error)
+
+
+def peek_html(peek: Peekable) -> str:
+    """Return the beginning of a shard as HTML: what is known of it, and its first samples."""
+    peek.read_on(_NUM_FIRST)
+    stats = field_stats(peek)
+    glimpse = peek.glimpse
+    facts = {
+        "shard": f"{peek.number:,} of {peek.num_shards:,}",
+        "known": known_text(peek),
+        "location": urls.redact(peek.url),
+    }
+    note = ""
+    if glimpse is not None:
+        note = f"{glimpse.remark()}. " if glimpse.remark() else ""
+        note += f"The samples are not counted yet: {peek.create_command} makes an index."
+    first = range(num_affordable(peek, 0, min(len(peek), _NUM_FIRST)))
+    samples = _gallery(peek, first, stats) if len(peek) else ""
+    return dataset_html(peek.title, facts, stats, note, samples)
+
+
+def known_text(peek: Peekable) -> str:
+    """Return how many samples of a shard are known."""
+    return count_text(len(peek), "sample") + ("" if peek.is_complete else " found so far")
+
+
+def _facts(dataset: Browsable) -> dict[str, str]:
+    shards = dataset.spec.shards
+    nbytes = total_of([shard.nbytes for shard in shards])
+    num_checked = min(len(shards), MAX_SHARDS)
+    # Of some shards only, because each costs a look at the file system, which may be a slow one.
+    num_local = sum(dataset.reader.is_local(number) for number in range(num_checked))
+    return {
+        "samples": f"{len(dataset):,}",
+        "shards": f"{len(shards):,}",
+        "size": "not stated" if nbytes is None else nbytes_text(nbytes),
+        "available locally": _amount(num_local, num_checked, len(shards)),
+        "cache": _from_home(dataset.reader.cache_folder),
+        "index": "published" if dataset.spec.all_packs() else "none published",
+    }
+
+
+def _from_home(path: str) -> str:
+    """Return a path as people write it."""
+    home = os.path.expanduser("~")
+    return f"~{path[len(home) :]}" if path.startswith(home + os.sep) else path
+
+
+def _amount(num_local: int, num_checked: int, total: int) -> str:
+    if num_local in (0, num_checked):
+        return "all shards" if num_local else "no shards"
+    approximate = "about " if num_checked < total else ""
+    return approximate + count_text(num_local * total // num_checked, "shard")

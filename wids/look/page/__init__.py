@@ -1,0 +1,5 @@
+"""A dataset → a page in a browser of this machine.
+
+The modules here know a dataset only by the protocol `wids.look.preview.Browsable`, and leave to
+`wids.look` how a sample looks. specs/looking.md states what the page promises.
+"""

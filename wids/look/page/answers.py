@@ -1,0 +1,134 @@
+"""What a server sends: a status, a media type and a body; and how errors become answers.
+
+This module knows nothing of datasets, connections or headers.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from importlib import resources
+from typing import Any, Final
+
+from wids.errors import WidsError, message_of, printable
+
+_logger = logging.getLogger("wids")
+
+Query = dict[str, str]
+
+
+@dataclass(frozen=True)
+class FieldBytes:
+    """A field that is read while it is sent.
+
+    Attributes:
+        nbytes: Its length.
+        read: Returns the bytes from a start to a stop.
+    """
+
+    nbytes: int
+    read: Callable[[int, int], bytes]
+
+
+Answer = tuple[int, str, bytes | FieldBytes]
+"""Status, media type and body."""
+Route = Callable[[str, Query], Answer]
+"""Takes the rest of the path, and the query."""
+
+
+def json_answer(value: Any) -> Answer:
+    """Return a value as the answer to a request."""
+    # ASCII escapes hold lone surrogates too, which names may have and UTF-8 cannot.
+    return 200, "application/json", json.dumps(value).encode("ascii")
+
+
+def error_answer(error: Exception, path: str) -> tuple[int, str, bytes]:
+    """Return the answer to a request that failed, for a path."""
+    text = message_of(error)
+    if isinstance(error, WidsError | OSError | ModuleNotFoundError):
+        return _error(HTTPStatus.BAD_GATEWAY, text)
+    if isinstance(error, ValueError | IndexError | KeyError):
+        return _error(HTTPStatus.NOT_FOUND, text)
+    _logger.info("%s could not be shown", printable(path), exc_info=error)
+    return _error(HTTPStatus.INTERNAL_SERVER_ERROR, f"this could not be shown: {text}")
+
+
+def number_in(query: Query, name: str, default: int) -> int:
+    """Return a number that an address states, or another one if it does not state it."""
+    return parsed_number(query.get(name, str(default)), name)
+
+
+def parsed_number(text: str, name: str) -> int:
+    """Return a number in an address.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if re.fullmatch("-?[0-9]{1,18}", text) is None:
+        raise ValueError(f"{name}: expected an integer, found {text!r:.40}")
+    return int(text)
+
+
+def _error(status: HTTPStatus, text: str) -> tuple[int, str, bytes]:
+    document = {"error": printable(text)}
+    return int(status), "application/json", json.dumps(document).encode("ascii")
+
+
+def _static(name: str, kind: str) -> Route:
+    def route(rest: str, _: Query) -> Answer:
+        if rest:
+            return _error(HTTPStatus.NOT_FOUND, "not found")
+        body = resources.files("wids.look.page").joinpath(name).read_bytes()
+        return 200, f"{kind}; charset=utf-8", body
+
+    return route
+
+
+STATIC_ROUTES: Final[dict[str, Route]] = {
+    "": _static("page.html", "text/html"),
+    "page.css": _static("page.css", "text/css"),
+    **{
+        name: _static(name, "text/javascript")
+        for name in ("page.js", "address.js", "samples.js", "filters.js", "viewer.js", "shards.js")
+    },
+}
+"""The page, its style sheet and its scripts, which are the same for all datasets."""
+
+
+class Site:
+    """What is behind the paths of a server: the page, and answers. Safe to use from any thread.
+
+    Args:
+        routes: What answers, by the beginning of a path; nothing changes by it.
+        actions: What does something that a path stands for.
+    """
+
+    def __init__(self, routes: Mapping[str, Route], actions: Mapping[str, Route]) -> None:
+        self._routes = {**STATIC_ROUTES, **routes}
+        self._actions = actions
+
+    def answer(self, path: str, query: Query) -> Answer:
+        """Return status, media type and body for a path. Every error becomes an answer."""
+        return _routed(self._routes, path, query)
+
+    def act(self, path: str, query: Query) -> Answer:
+        """Do what a path stands for, and return the answer."""
+        return _routed(self._actions, path, query)
+
+    def close(self) -> None:
+        """Stop what was started."""
+
+
+def _routed(routes: Mapping[str, Route], path: str, query: Query) -> Answer:
+    name, _, rest = path.partition("/")
+    route = routes.get(name)
+    if route is None:
+        return _error(HTTPStatus.NOT_FOUND, "not found")
+    try:
+        return route(rest, query)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
+        return error_answer(error, path)

@@ -1,0 +1,150 @@
+"""The samples of a dataset that satisfy the conditions of a page, as far as a scan has come.
+
+A condition is a text in key or captions, a field, or the value of a column. Those on columns of the
+saved table are applied first: a scan reads only what they leave.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from wids.look.field_stats import MAX_TEXT_NBYTES, is_text
+from wids.look.page.page_columns import PageColumns, path_of
+from wids.look.page.rows import Rows, ShardRows
+from wids.tables.column_paths import ColumnPath
+from wids.tables.conditions import Comparison, mask, parsed
+
+MAX_HITS: Final = 1_000_000
+"""Samples that a search finds; more are not looked for."""
+_WORD: Final = re.compile(r'"([^"]+)"|(\S+)')
+_MAX_WORDS: Final = 20
+_MAX_FILTERS: Final = 20
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What a sample must have, all of it.
+
+    Attributes:
+        words: Texts that its key or its captions contain, without regard to case.
+        field: A field; ``""`` for none.
+        filters: Values of columns.
+    """
+
+    words: tuple[str, ...] = ()
+    field: str = ""
+    filters: tuple[Comparison, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.words or self.field or self.filters)
+
+
+def parse_conditions(query: dict[str, str]) -> Conditions:
+    """Return the conditions in the query of a page.
+
+    Raises:
+        ValueError: The filters are malformed.
+    """
+    words = tuple(quoted or word for quoted, word in _WORD.findall(query.get("q", "").casefold()))
+    filters = parsed(query.get("where") or "[]")
+    if len(words) > _MAX_WORDS or len(filters) > _MAX_FILTERS:
+        raise ValueError(
+            f"expected at most {_MAX_WORDS} words and {_MAX_FILTERS} filters, found {len(words)} "
+            f"and {len(filters)}"
+        )
+    return Conditions(words, query.get("field", ""), filters)
+
+
+class Hits:
+    """The samples that satisfy conditions.
+
+    Args:
+        conditions: What they must have.
+        columns: The columns of the dataset.
+
+    Attributes:
+        fields: The fields whose values are decoded.
+        found: Their indices so far, ascending.
+        needs_scan: Whether samples have to be read to answer.
+
+    Raises:
+        ValueError: A filter names no column.
+    """
+
+    def __init__(self, conditions: Conditions, columns: PageColumns) -> None:
+        saved = [each for each in conditions.filters if columns.is_saved(each.column)]
+        found = {each.column: columns.column(each.column) for each in saved}
+        self._mask = mask(found, saved) if saved else None
+        rest = tuple(each for each in conditions.filters if each not in saved)
+        self._paths = [path_of(name) for name in dict.fromkeys(each.column for each in rest)]
+        self.fields = tuple(dict.fromkeys(path.field for path in self._paths))
+        self._conditions = replace(conditions, filters=rest)
+        self.needs_scan = bool(self._conditions)
+        self.found = array("q")
+        if not self.needs_scan and self._mask is not None:
+            self.found.extend(np.flatnonzero(self._mask)[:MAX_HITS].tolist())
+
+    def wanted(self, start: int, rows: Rows) -> Rows:
+        """Return the samples that the saved table does not rule out."""
+        if not self.needs_scan:
+            return rows[:0]
+        return rows if self._mask is None else rows[self._mask[start + rows]]
+
+    def visit(self, start: int, shard: ShardRows, rows: Rows) -> bool:
+        """Add the samples that satisfy the conditions; return whether these are too many."""
+        found = _matching(self._conditions, self._paths, shard, rows)
+        self.found.extend((found + start).tolist())
+        return len(self.found) >= MAX_HITS
+
+
+def _matching(
+    conditions: Conditions, paths: Sequence[ColumnPath], shard: ShardRows, rows: Rows
+) -> Rows:
+    """Return which samples of a shard satisfy the conditions.
+
+    Args:
+        conditions: What they must have.
+        paths: The columns of filters that are to be read, each once.
+        shard: The shard.
+        rows: The samples to consider.
+    """
+    if conditions.field:
+        rows = rows[shard.members(conditions.field, rows)[0]]
+    for path in paths:
+        filters = [each for each in conditions.filters if each.column == path.name]
+        is_wanted: list[bool] = []
+        for values in shard.values(path, rows):
+            is_wanted += [all(each.accepts(value) for each in filters) for value in values]
+            del values  # or they would stay in memory while the next ones are decoded
+        rows = rows[np.array(is_wanted, bool)]
+    return _with_words(conditions.words, shard, rows) if conditions.words else rows
+
+
+def _with_words(words: Sequence[str], shard: ShardRows, rows: Rows) -> Rows:
+    missing = {row: _missing(words, shard.key(row).casefold()) for row in rows.tolist()}
+    rest = np.array([row for row, lacks in missing.items() if lacks], np.int64)
+    fields = [field for field in shard.fields if is_text(field)]
+    for row, field, data in shard.read(fields, rest, MAX_TEXT_NBYTES):
+        missing[row] = _missing(missing[row], _text_of(field, data).casefold())
+    return np.array([row for row, lacks in missing.items() if not lacks], np.int64)
+
+
+def _missing(words: Sequence[str], text: str) -> list[str]:
+    return [word for word in words if word not in text]
+
+
+def _text_of(field: str, data: bytes) -> str:
+    text = data.decode("utf-8", "replace")
+    if "\\u" in text and field.lower().endswith("json"):
+        try:
+            return json.dumps(json.loads(text), ensure_ascii=False)
+        except (ValueError, RecursionError):
+            return text
+    return text

@@ -1,0 +1,262 @@
+"""A path and a query → the answer of the pages of `wids browse`, for a dataset.
+
+It reads only what is shown: the small fields of the samples on a page, the fields of one sample, or
+the one field that is requested. A scan reads more, once somebody has asked for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from wids.errors import printable
+from wids.look import preview
+from wids.look.damage import damage_text, damaged_fields
+from wids.look.field_stats import FieldStats, field_sizes
+from wids.look.page.answers import (
+    Answer,
+    FieldBytes,
+    Query,
+    Route,
+    Site,
+    json_answer,
+    number_in,
+    parsed_number,
+)
+from wids.look.page.questions import Questions
+from wids.look.page.sample_rows import field_row, link_of, picture_entry, problem_html
+from wids.look.pictures import THUMBNAIL_PIXELS, thumbnail
+from wids.look.preview import Browsable
+from wids.look.text import class_names, share_text, total_of
+from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension
+from wids.shards.fields.media import played_type
+from wids.shards.tars.index import ShardIndex
+from wids.storage.sizes import nbytes_text
+from wids.storage.transport import urls
+
+MAX_PAGE: Final = 120
+"""Maximum number of samples on a page."""
+_MAX_SHOWN_NBYTES: Final = 30_000_000
+_MAX_CARD_PIXELS: Final = 1024
+_MAX_ZOOM_PIXELS: Final = 4096
+
+
+class Pages(Site):
+    """The answers for a dataset. Safe to use from any thread.
+
+    Args:
+        dataset: The dataset, which is not a view.
+        prefix: What the paths of its fields begin with, in links.
+        python: What opens the dataset in Python, for people to copy.
+        questions: The searches and counts that were started; None for none so far.
+        actions: What else can be done.
+    """
+
+    def __init__(
+        self,
+        dataset: Browsable,
+        prefix: str = "",
+        python: str = "",
+        questions: Questions | None = None,
+        actions: Mapping[str, Route] | None = None,
+    ) -> None:
+        self._dataset = dataset
+        self._prefix = prefix
+        self._python = python
+        self._questions = questions or Questions(dataset)
+        self._stats: list[FieldStats] | None = None
+        routes = {
+            "about": self._about,
+            "samples": lambda _, query: json_answer(self.samples(query)),
+            "sample": lambda rest, query: json_answer(self.sample(rest, query)),
+            "find": self._find,
+            "field": self._field,
+            "picture": self._picture,
+            "hits": lambda _, query: json_answer(self._questions.hits(query)),
+            "columns": lambda _, __: json_answer(self._questions.column_names()),
+            "column": lambda _, query: json_answer(self._questions.column(query.get("name", ""))),
+        }
+        all_actions = {
+            "hits": lambda _, query: json_answer(self._questions.search(query)),
+            "column": lambda _, query: json_answer(self._questions.count(query.get("name", ""))),
+            "stop": lambda kind, _: json_answer(self._questions.stop(kind)),
+            **(actions or {}),
+        }
+        super().__init__(routes, all_actions)
+
+    def close(self) -> None:
+        """Stop what was started."""
+        self._questions.close()
+
+    @property
+    def stats(self) -> list[FieldStats]:
+        """The fields of the dataset, computed once."""
+        # Two requests may both compute them at the start; the results are equal, so no lock is
+        # needed.
+        if self._stats is None:
+            self._stats = preview.field_stats(self._dataset)
+        return self._stats
+
+    def _about(self, _: str, __: Query) -> Answer:
+        """Answer with the name, size and fields of the dataset."""
+        shards = self._dataset.spec.shards
+        nbytes = total_of([shard.nbytes for shard in shards])
+        return json_answer(
+            {
+                "name": printable(self._dataset.dataset_name or "dataset"),
+                "num_samples": len(self._dataset),
+                "num_shards": len(shards),
+                "size": None if nbytes is None else nbytes_text(nbytes),
+                "fields": field_rows(self.stats),
+                "pictures": picture_fields(self.stats),
+                "python": self._python,
+            }
+        )
+
+    def samples(self, query: Query) -> dict[str, Any]:
+        """Return cards from a position on: of all samples, or of those that were found."""
+        start, count = page_in(query)
+        selection = self._questions.selection(query)
+        indices = selection.page(start, count)
+        pixels = number_in(query, "pixels", THUMBNAIL_PIXELS)
+        cards = preview.cards(
+            self._dataset,
+            indices,
+            [each.field for each in self.stats],
+            picture=query.get("picture", ""),
+            pixels=min(max(pixels, 32), _MAX_CARD_PIXELS),
+        )
+        stop = start + len(indices)
+        return {
+            "cards": [
+                {"index": i, "html": card.html} for i, card in zip(indices, cards, strict=True)
+            ],
+            "problems": preview.problems_of(cards),
+            "num_found": len(selection),
+            "next": stop if stop < len(selection) else None,
+            "previous": max(0, start - count) if start else None,
+        }
+
+    def sample(self, rest: str, query: Query) -> dict[str, Any]:
+        """Return one sample: its pictures, and its fields as rows of a table."""
+        index = self._index(rest)
+        number, local_index, shard_index = self._located(index)
+        sizes = field_sizes(shard_index, local_index)
+        # Audio and video are left to the player, which requests the parts that it plays.
+        shown = [f for f, n in sizes.items() if n <= _MAX_SHOWN_NBYTES and not played_type(f)]
+        with self._dataset.only(shown) as selection:
+            sample = selection[index]
+        key = printable(shard_index.key(local_index))
+        stem = key.rpartition("/")[2]
+        classes = class_names(self._dataset.spec)
+        rows = "".join(
+            field_row(
+                field,
+                nbytes,
+                sample.get(field),
+                link=link_of(self._prefix, "field", index, field),
+                file_name=stem + printable(field),
+                classes=classes,
+            )
+            for field, nbytes in sizes.items()
+        )
+        damage = problem_html(damage_text(damaged_fields(shard_index, local_index, sample)))
+        place = self._questions.selection(query).place(index)
+        return {
+            "index": index,
+            "key": key,
+            "html": f'{damage}<table class="fields">{rows}</table>',
+            "pictures": [
+                picture_entry(field, sample.get(field), sizes[field], self._zoom_link(index, field))
+                for field in self._pictures_first(sizes, query.get("picture", ""))
+            ],
+            "shard": printable(urls.redact(self._dataset.spec.shards[number].url)),
+            "local_index": local_index,
+            **place._asdict(),
+        }
+
+    def _zoom_link(self, index: int, field: str) -> str:
+        return f"{link_of(self._prefix, 'picture', index, field)}?pixels={_MAX_ZOOM_PIXELS}"
+
+    def _pictures_first(self, sizes: Iterable[str], picture: str) -> list[str]:
+        ranks = {each.field: rank for rank, each in enumerate(self.stats)}
+        pictures = [field for field in sizes if extension(field) in IMAGE_EXTENSIONS]
+        return sorted(pictures, key=lambda f: (f != picture, ranks.get(f, len(ranks))))
+
+    def _picture(self, rest: str, query: Query) -> Answer:
+        """Answer with a picture, encoded again, larger than on a card."""
+        index, field = self._sample_and_field(rest)
+        _, local_index, shard_index = self._located(index)
+        nbytes = field_sizes(shard_index, local_index).get(field)
+        if extension(field) not in IMAGE_EXTENSIONS or nbytes is None or nbytes > _MAX_SHOWN_NBYTES:
+            raise KeyError(f"sample {index} has no picture {field} to show")
+        with self._dataset.only([field]) as selection:
+            data = bytes(selection[index][field])
+        pixels = min(max(number_in(query, "pixels", _MAX_ZOOM_PIXELS), 32), _MAX_ZOOM_PIXELS)
+        picture = thumbnail(data, pixels)
+        return 200, picture.media_type, picture.data
+
+    def _find(self, _: str, query: Query) -> Answer:
+        """Answer with the index of a key."""
+        return json_answer({"index": self._dataset.find_key(query.get("key", ""))})
+
+    def _field(self, rest: str, query: Query) -> Answer:
+        """Answer with the bytes of a field: audio and video to play, all others to save."""
+        index, field = self._sample_and_field(rest)
+        number, local_index = self._dataset.locate(index)
+        sizes = preview.sample_sizes(self._dataset, index) or {}
+        if field not in sizes:
+            raise KeyError(f"sample {index} has no field {field} to show")
+
+        def read(start: int, stop: int) -> bytes:
+            # Opened for each piece: a player can pause for minutes between two of them, and a copy
+            # that is open cannot be evicted (CACHE-7).
+            with self._dataset.only([field]) as selection:
+                shard = selection.reader.open(number, local=False)
+                return shard.read_part(local_index, field, start, stop)
+
+        # Only audio and video get a type of their own. Anything else, HTML or SVG for example,
+        # would be run by a browser under this origin (SEC-13).
+        kind = None if "save" in query else played_type(field)
+        return 200, kind or "application/octet-stream", FieldBytes(sizes[field], read)
+
+    def _sample_and_field(self, rest: str) -> tuple[int, str]:
+        digits, _, field = rest.partition("/")
+        return self._index(digits), field
+
+    def _located(self, index: int) -> tuple[int, int, ShardIndex]:
+        number, local_index, shard_index = preview.located(self._dataset, index)
+        if shard_index is None:
+            raise ValueError(f"shard {number} has no index; `wids create` makes an index")
+        return number, local_index, shard_index
+
+    def _index(self, text: str) -> int:
+        index = parsed_number(text, "sample")
+        if not 0 <= index < len(self._dataset):
+            raise IndexError(f"expected an index from 0 to {len(self._dataset) - 1}, found {index}")
+        return index
+
+
+def page_in(query: Query) -> tuple[int, int]:
+    """Return where a page begins, and how many samples it has at most."""
+    return max(number_in(query, "start", 0), 0), min(
+        max(number_in(query, "count", 24), 1), MAX_PAGE
+    )
+
+
+def field_rows(stats: Iterable[FieldStats]) -> list[dict[str, str]]:
+    """Return fields as the page lists them."""
+    return [
+        {
+            "name": each.field,
+            "label": printable(each.field),
+            "share": share_text(each.share),
+            "size": nbytes_text(each.median_nbytes),
+        }
+        for each in stats
+    ]
+
+
+def picture_fields(stats: Iterable[FieldStats]) -> list[str]:
+    """Return the fields that are pictures, of which a card shows one."""
+    return [each.field for each in stats if extension(each.field) in IMAGE_EXTENSIONS]

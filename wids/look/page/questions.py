@@ -1,0 +1,176 @@
+"""The query of a page → its selection of samples; a column → how its values are distributed.
+
+What has to be read for that is read by scans, which a person starts and can stop. The saved table
+of a dataset, and a small dataset on this machine, answer at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from wids.errors import WidsError, printable
+from wids.look.page.answers import parsed_number
+from wids.look.page.hits import Conditions, Hits, parse_conditions
+from wids.look.page.page_columns import PageColumns, path_of
+from wids.look.page.scans import Progress, Scan, Scans
+from wids.look.page.selection import Selection
+from wids.look.page.tally import Tally
+from wids.look.preview import Browsable
+from wids.look.text import class_name, class_names
+
+_MAX_UNASKED: Final = 10_000
+"""Samples of a dataset on this machine whose values are counted without being asked for."""
+_WAIT_S: Final = 2.0
+"""How long an answer waits for that count; then it states how far the count is."""
+
+
+@dataclass(frozen=True)
+class PageScans:
+    """The scans that a page has started. One search and one count run at a time.
+
+    Attributes:
+        searches: Of samples.
+        counts: Of the values of columns.
+        unasked: Held while values are counted that nobody has asked for.
+    """
+
+    searches: Scans[Hits] = field(default_factory=Scans)
+    counts: Scans[Tally] = field(default_factory=Scans)
+    unasked: threading.Lock = field(default_factory=threading.Lock)
+
+    def close(self) -> None:
+        """Stop what runs."""
+        self.searches.stop()
+        self.counts.stop()
+
+
+class Questions:
+    """What a page asks about all samples of a dataset. Safe to use from any thread.
+
+    Args:
+        dataset: The dataset, which may grow.
+        scans: Where its scans run, which others may share; None for its own.
+    """
+
+    def __init__(self, dataset: Browsable, scans: PageScans | None = None) -> None:
+        self._dataset = dataset
+        self._scans = scans or PageScans()
+        self._columns = PageColumns(dataset)
+
+    def close(self) -> None:
+        """Stop what runs."""
+        self._scans.close()
+
+    # Which samples.
+
+    def selection(self, query: dict[str, str]) -> Selection:
+        """Return the samples that a query asks for, as far as they are found, in its order."""
+        conditions, seed = parse_conditions(query), query.get("seed", "")
+        scan = self._scans.searches.get((self, conditions))
+        found = None if not conditions else [] if scan is None else scan.visitor.found
+        # As many as there are now: a scan may find more meanwhile.
+        found = None if found is None else found[: len(found)]
+        return Selection(found, len(self._dataset), parsed_number(seed, "seed") if seed else None)
+
+    def search(self, query: dict[str, str]) -> dict[str, Any]:
+        """Look for samples, or continue to; return what `hits` does."""
+        conditions = parse_conditions(query)
+        if conditions:
+            self._scans.searches.start((self, conditions), partial(self._new_hits, conditions))
+        return self.hits(query)
+
+    def hits(self, query: dict[str, str]) -> dict[str, Any]:
+        """Return how many samples were found, and how far the search for them is."""
+        conditions, total = parse_conditions(query), len(self._dataset)
+        if not conditions:
+            return {**asdict(Progress("done", total, total)), "found": total}
+        scan = self._scans.searches.get((self, conditions))
+        if scan is None:
+            return {**asdict(Progress("new", total)), "found": 0}
+        progress = self._scans.searches.progress(scan)
+        return {**asdict(progress), "found": len(scan.visitor.found)}
+
+    def _new_hits(self, conditions: Conditions) -> Scan[Hits]:
+        return Scan(self._dataset, Hits(conditions, self._columns))
+
+    def stop(self, kind: str) -> dict[str, Any]:
+        """Stop the scans of a kind: ``"hits"`` or ``"column"``."""
+        if kind not in ("hits", "column"):
+            raise ValueError(f"expected hits or column to stop, found {kind!r:.40}")
+        (self._scans.searches if kind == "hits" else self._scans.counts).stop()
+        return {}
+
+    # Which values.
+
+    def column_names(self) -> dict[str, Any]:
+        """Return the columns to filter by: of the saved table, and those seen in samples."""
+        saved, problem = self._columns.saved, self._columns.saved.problem
+        try:
+            seen = self._columns.seen
+        except (WidsError, ValueError) as error:
+            seen, problem = (), problem or str(error)
+        names = dict.fromkeys((*saved.columns, *seen))
+        first = next((name for name in names if _is_of_classes(name)), None)
+        return {
+            "columns": [
+                {"name": name, "label": printable(name), "saved": name in saved.columns}
+                for name in names
+            ],
+            "first": first or next(iter(names), ""),
+            "problem": printable(problem),
+        }
+
+    def column(self, name: str) -> dict[str, Any]:
+        """Return how the values of a column are distributed, as far as that is known."""
+        total = len(self._dataset)
+        if self._columns.is_saved(name):
+            tally = Tally()
+            tally.add_column(self._columns.column(name))
+            return self._distribution(name, tally, Progress("done", total, total))
+        scan = self._scans.counts.get((self, name)) or self._counted_unasked(name)
+        if scan is None:
+            return self._distribution(name, Tally(), Progress("new", total))
+        # Stated before the tally is summed: a count that has ended is complete.
+        progress = self._scans.counts.progress(scan)
+        return self._distribution(name, scan.visitor, progress)
+
+    def count(self, name: str) -> dict[str, Any]:
+        """Count the values of a column, or continue to; return what `column` does."""
+        if not self._columns.is_saved(name):
+            self._scans.counts.start((self, name), partial(self._new_tally, name))
+        return self.column(name)
+
+    def _counted_unasked(self, name: str) -> Scan[Tally] | None:
+        """Return the count of a column that is counted without being asked for, or None."""
+        if not self._is_free():
+            return None
+        with self._scans.unasked:  # pages that open together must not stop each other's counts
+            scan = self._scans.counts.get((self, name))
+            if scan is None:
+                scan = self._scans.counts.start((self, name), partial(self._new_tally, name))
+                self._scans.counts.wait(scan, _WAIT_S)
+        return scan
+
+    def _new_tally(self, name: str) -> Scan[Tally]:
+        return Scan(self._dataset, Tally(path_of(name)))
+
+    def _is_free(self) -> bool:
+        """Return whether all samples are near, and few."""
+        is_local: Callable[[int], bool] = self._dataset.reader.is_local
+        lengths = self._dataset.lengths
+        return sum(lengths) <= _MAX_UNASKED and all(map(is_local, range(len(lengths))))
+
+    def _distribution(self, name: str, tally: Tally, progress: Progress) -> dict[str, Any]:
+        summary = tally.summary()
+        names = class_names(self._dataset.spec)
+        for value in summary["values"] if _is_of_classes(name) else ():
+            value["name"] = class_name(".cls", value["label"], names)
+        return {"name": name, **asdict(progress), **summary}
+
+
+def _is_of_classes(name: str) -> bool:
+    return name.lower().lstrip("_.") in ("cls", "class", "label", "category")

@@ -1,0 +1,107 @@
+"""A field of one sample → a row of the table that shows the sample, and its picture.
+
+Nothing is read here; all text of the dataset is escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+from wids.errors import message_of, printable
+from wids.look.html import data_url, escaped, field_html
+from wids.look.pictures import thumbnail
+from wids.look.text import class_name, shortened, value_text
+from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension
+from wids.shards.fields.media import played_type
+from wids.shards.tars.member_names import to_bytes
+from wids.storage.sizes import nbytes_text
+
+_PICTURE_PIXELS: Final = 1200
+
+
+def link_of(prefix: str, kind: str, index: int, field: str) -> str:
+    """Return the relative URL of a field of a sample."""
+    # From the stored bytes, since `quote` refuses lone surrogates; and with no safe characters,
+    # because a slash in a field would end the name.
+    return f"{prefix}{kind}/{index}/{quote(to_bytes(field), safe='')}"
+
+
+def field_row(
+    field: str,
+    nbytes: int,
+    data: bytes | None,
+    *,
+    link: str,
+    file_name: str,
+    classes: Sequence[str] = (),
+) -> str:
+    """Return a field as a row of a table: its name, its size, a link to save it, and its value.
+
+    Args:
+        field: The name of the field.
+        nbytes: Its length.
+        data: Its bytes; None if they were not read.
+        link: Where its bytes are served.
+        file_name: The name of the file that it is saved as.
+        classes: Names of classes, by their numbers.
+    """
+    label = escaped(printable(field))
+    return (
+        f'<tr><th scope="row"><code>{label}</code><small>{nbytes_text(nbytes)}</small>'
+        f'<a href="{link}?save=1" download="{escaped(file_name)}" '
+        f'aria-label="save {label}">save</a>'
+        f"</th><td>{_body(field, data, link, classes)}</td></tr>"
+    )
+
+
+def _body(field: str, data: bytes | None, link: str, classes: Sequence[str]) -> str:
+    kind = played_type(field)
+    if kind is not None:
+        tag, label = kind.partition("/")[0], escaped(printable(field))
+        return f'<{tag} controls preload="none" src="{link}" aria-label="{label}"></{tag}>'
+    if data is None:
+        return "<small>too large to show</small>"
+    try:
+        if extension(field) in IMAGE_EXTENSIONS:  # which has a place of its own
+            return f"<small>{escaped(value_text(field, data))}</small>"
+        name = class_name(field, value_text(field, data), classes) if len(data) < 10 else ""
+        return field_html(field, data) + (f" · {escaped(name)}" if name else "")
+    except Exception as error:  # noqa: BLE001 - one odd field must not hide the others
+        text = shortened(printable(f"cannot be shown: {message_of(error)}"), 300)
+        return f'<span class="bad">{escaped(text)}</span>'
+
+
+def problem_html(text: str) -> str:
+    """Return what is wrong with a sample as a paragraph; ``""`` if nothing is."""
+    return f'<p class="bad">{escaped(text)}</p>' if text else ""
+
+
+def picture_entry(field: str, data: bytes | None, nbytes: int, larger: str) -> dict[str, Any]:
+    """Return a picture of a sample as the page shows it, or the reason why it cannot be shown.
+
+    Args:
+        field: The name of the field.
+        data: Its bytes; None if they were not read.
+        nbytes: Their number.
+        larger: Where the picture is served with more pixels.
+    """
+    entry: dict[str, Any] = {"field": field, "label": printable(field), "problem": ""}
+    if data is None:
+        return {**entry, "problem": f"{nbytes_text(nbytes)}: too large to show; save it instead"}
+    try:
+        small = thumbnail(data, _PICTURE_PIXELS)
+    except ValueError as error:
+        reason = shortened(printable(str(error)), 300)
+        text = f"not a picture that can be shown, {nbytes_text(nbytes)}"
+        return {**entry, "problem": f"{text}: {reason}"}
+    is_whole = max(small.width, small.height) <= _PICTURE_PIXELS
+    return {
+        **entry,
+        "src": data_url(small.data, small.media_type),
+        "larger": "" if is_whole else larger,
+        "width": small.width,
+        "height": small.height,
+        "text": f"{small.description}, {nbytes_text(nbytes)}",
+    }

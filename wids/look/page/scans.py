@@ -1,0 +1,224 @@
+"""Passes through all samples of a dataset, which can be watched and stopped.
+
+A pass runs block by block, because each block may have to be read from far away. It ends by itself
+when nobody asks for its progress any more. What a block is searched for is not known here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from wids.errors import message_of, printable
+from wids.look.page.rows import OpenRows, Rows, ShardRows
+from wids.look.preview import Browsable
+
+_BLOCK: Final = 512
+"""Samples after which progress is stated, and a pass can be stopped; or fewer large ones."""
+_PATIENCE_S: Final = 120.0
+"""Browsers ask for the progress of a hidden page once in a minute."""
+_MAX_KEPT: Final = 8
+_STOP_S: Final = 5.0
+"""How long to wait for the end of a block that is being read."""
+
+
+class Visitor(Protocol):
+    """What a pass looks for."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields whose values are decoded."""
+
+    def wanted(self, start: int, rows: Rows) -> Rows:
+        """Return those samples of a shard that are to be read; the shard begins at ``start``."""
+
+    def visit(self, start: int, shard: ShardRows, rows: Rows) -> bool:
+        """Look at samples of a shard that begins at ``start``; return whether that is enough."""
+
+
+AnyVisitor = TypeVar("AnyVisitor", bound=Visitor)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How complete an answer about all samples is, as the page shows it.
+
+    Attributes:
+        state: ``"new"``, ``"running"``, ``"stopped"`` or ``"done"``.
+        total: Samples of the dataset.
+        searched: Samples that were looked at.
+        unreadable, too_long: Fields that were left out.
+        problem: The error that ended it; ``""`` if there was none.
+    """
+
+    state: str
+    total: int
+    searched: int = 0
+    unreadable: int = 0
+    too_long: int = 0
+    problem: str = ""
+
+
+class Scan(Generic[AnyVisitor]):
+    """One pass through a dataset, which `Scans` runs.
+
+    Args:
+        dataset: The dataset, of which no shard is downloaded.
+        visitor: What it looks for.
+
+    Attributes:
+        visitor: As passed.
+        problem: The error that ended the pass; ``""`` if there was none.
+    """
+
+    def __init__(self, dataset: Browsable, visitor: AnyVisitor) -> None:
+        self._dataset = dataset
+        self.visitor = visitor
+        self.problem = ""
+        self._next = 0
+        self._left_out: Counter[str] = Counter()
+        self._is_enough = False
+        self._asked_s = 0.0
+
+    def progress(self, *, is_running: bool) -> Progress:
+        """Return how far the pass is; the caller knows whether it runs."""
+        self._asked_s = time.monotonic()
+        total = len(self._dataset)
+        searched = min(self._next, total)
+        is_done = (self._is_enough or searched == total) and not self.problem
+        return Progress(
+            "running" if is_running else "done" if is_done else "stopped",
+            total,
+            searched,
+            self._left_out["unreadable"],
+            self._left_out["too_long"],
+            self.problem,
+        )
+
+    def run(self, stopped: threading.Event) -> None:
+        """Begin the pass, or continue it where it stopped, until the event is set."""
+        self.problem = ""
+        self._asked_s = time.monotonic()
+        rows = OpenRows(self._dataset)
+        try:
+            self._run(rows, stopped)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
+            self.problem = printable(message_of(error))
+        finally:
+            rows.close()
+
+    def _run(self, open_rows: OpenRows, stopped: threading.Event) -> None:
+        starts = [0, *accumulate(self._dataset.lengths)]
+        before = self._left_out  # of the part before it was stopped
+        while self._next < starts[-1] and not self._is_enough and not stopped.is_set():
+            if time.monotonic() - self._asked_s > _PATIENCE_S:
+                return
+            number = bisect_right(starts, self._next) - 1
+            start, stop = starts[number], min(self._next + _BLOCK, starts[number + 1])
+            rows = self.visitor.wanted(start, np.arange(self._next - start, stop - start))
+            if len(rows):  # or the shard is not even opened
+                shard = open_rows.of(number)
+                few = shard.affordable(rows, self.visitor.fields)
+                stop = stop if len(few) == len(rows) else start + int(rows[len(few)])
+                self._is_enough = self.visitor.visit(start, shard, few)
+                self._left_out = before + open_rows.left_out
+            self._next = stop
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """A scan from its start to its end, or until it is stopped."""
+
+    scan: Scan[Any]
+    stopped: threading.Event
+
+
+class Scans(Generic[AnyVisitor]):
+    """The scans of one kind that a page has started. Safe to use from any thread.
+
+    One thread runs them one at a time: always the latest that was started.
+    """
+
+    def __init__(self) -> None:
+        self._scans: dict[Hashable, Scan[AnyVisitor]] = {}
+        self._changed = threading.Condition()
+        self._wanted: _Run | None = None
+        self._current: _Run | None = None
+        self._thread: threading.Thread | None = None
+
+    def get(self, what: Hashable) -> Scan[AnyVisitor] | None:
+        """Return a scan that was started, or None."""
+        with self._changed:
+            return self._scans.get(what)
+
+    def progress(self, scan: Scan[AnyVisitor]) -> Progress:
+        """Return how far a scan is, as the page shows it."""
+        return scan.progress(is_running=self._is_running(scan))
+
+    def start(self, what: Hashable, make: Callable[[], Scan[AnyVisitor]]) -> Scan[AnyVisitor]:
+        """Start a scan, or continue it; the previous one is stopped."""
+        new = self.get(what) or make()  # without the lock, since it may read a table
+        with self._changed:
+            scan = self._scans.pop(what, new)
+            self._scans[what] = scan  # as the latest
+            while len(self._scans) > _MAX_KEPT:
+                del self._scans[next(iter(self._scans))]
+            if self._wanted is None or self._wanted.scan is not scan:
+                self._want(_Run(scan, threading.Event()))
+        return scan
+
+    def wait(self, scan: Scan[AnyVisitor], seconds: float) -> None:
+        """Wait until a scan has ended, or this time has passed."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_running(scan), seconds)
+
+    def stop(self) -> None:
+        """End the scan that runs, after the block that is being read."""
+        with self._changed:
+            self._want(None)
+            current, thread = self._current, self._thread
+            if current is not None:
+                self._changed.wait_for(lambda: self._current is not current, _STOP_S)
+            is_idle = self._thread is None
+        if thread is not None and is_idle:
+            thread.join()  # it has nothing left to do
+
+    def _is_running(self, scan: Scan[AnyVisitor]) -> bool:
+        """Whether a scan runs, if only to the end of its block, or is next."""
+        runs = (self._wanted, self._current)
+        return any(run is not None and run.scan is scan for run in runs)
+
+    def _want(self, run: _Run | None) -> None:
+        """Make this the only run that is wanted; the caller holds the lock."""
+        if run is not None and self._thread is None:
+            # A daemon: a read from a server that does not answer must not keep the program alive.
+            thread = threading.Thread(target=self._work, name="wids-scan", daemon=True)
+            thread.start()  # it waits for the lock
+            self._thread = thread
+        if self._wanted is not None:
+            self._wanted.stopped.set()
+        self._wanted = run
+        self._changed.notify_all()
+
+    def _work(self) -> None:
+        while (run := self._take()) is not None:
+            run.scan.run(run.stopped)
+
+    def _take(self) -> _Run | None:
+        """Return the next run; None if there is none, and the thread ends."""
+        with self._changed:
+            if self._wanted is self._current:
+                self._wanted = None  # it has ended by itself
+            self._current = self._wanted
+            if self._current is None:
+                self._thread = None
+            self._changed.notify_all()
+            return self._current

@@ -1,0 +1,244 @@
+"""A dataset → a server on this machine, with pages for a browser.
+
+The server listens on loopback only. Its address contains a random token, so that other users of the
+machine cannot read along, and it answers only to its own names, so that no page from elsewhere can
+reach it by rebinding a name. What the answers are is the business of `pages`; their headers forbid
+the browser to run anything that comes from the dataset.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
+from urllib.parse import parse_qs, unquote
+
+from wids.look.page.answers import Answer, FieldBytes, Site, error_answer
+from wids.look.page.byte_ranges import requested_span
+from wids.look.page.open_connections import Connections, RequestBytes
+from wids.look.page.pages import Pages
+from wids.look.preview import Browsable
+
+_logger = logging.getLogger("wids")
+
+_REQUEST_TIMEOUT_S: Final = 30
+_SEND_TIMEOUT_S: Final = 300
+"""Longer than for a request: a player that is paused stops reading, and then requests the rest."""
+
+_REFUSAL: Final = (
+    b"HTTP/1.0 503 Service Unavailable\r\nContent-Type: application/json\r\n\r\n"
+    b'{"error": "too many requests are being answered; close other tabs, or try again later"}'
+)
+_REFUSAL_S: Final = 0.5
+"""How long to wait for the request that is refused."""
+
+# Browsers leave it out of the Host header (RFC 9110, section 4.2.3).
+_DEFAULT_PORT: Final = 80
+
+_PIECE_NBYTES: Final = 1 << 20
+"""How much of a field is in memory while it is sent."""
+
+# No other page may frame or read this one, and it loads nothing from elsewhere.
+_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; img-src 'self' data:; media-src 'self' data:; "
+    "style-src 'self'; script-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Browser:
+    """A dataset behind a loopback address.
+
+    Args:
+        dataset: The dataset, which is not a view; or pages of another kind. It has to stay open.
+        port: The port to listen on; 0 for a free one.
+        python: What opens the dataset in Python, for people to copy.
+
+    Attributes:
+        url: The address of the page, with the token.
+
+    Raises:
+        ValueError: The dataset is a view.
+    """
+
+    def __init__(self, dataset: Browsable | Site, port: int = 0, python: str = "") -> None:
+        self._site = dataset if isinstance(dataset, Site) else _pages_of(dataset, python)
+        # SEC-13: loopback alone is no protection, since every user of the machine can connect to
+        # it.
+        self._token = secrets.token_urlsafe(16)
+        self._server = _Server(("127.0.0.1", port), self._site, self._token)
+        self._is_serving = False
+        self.url = f"http://127.0.0.1:{self._server.server_port}/{self._token}/"
+
+    def serve(self) -> None:
+        """Answer requests until another thread calls `close`, or until Ctrl-C."""
+        self._is_serving = True
+        try:
+            self._server.serve_forever(poll_interval=0.1)
+        finally:
+            self._is_serving = False
+
+    def close(self) -> None:
+        """Stop answering and release the port."""
+        # `shutdown` waits for the loop of `serve_forever` to end, forever where it never began.
+        if self._is_serving:
+            self._server.shutdown()
+        self._server.server_close()
+        self._site.close()
+
+
+def _pages_of(dataset: Browsable, python: str) -> Pages:
+    if dataset.is_view:
+        raise ValueError(
+            "dataset: expected a complete dataset, found a view; use the view's show()"
+        )
+    return Pages(dataset, python=python)
+
+
+class _Server(ThreadingHTTPServer):
+    """The listening socket, with what its handlers share."""
+
+    # Or Ctrl-C would wait for each player that is still connected.
+    daemon_threads = True
+    # With the default of five, more that arrive at the same time would be delayed by a second.
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], site: Site, token: str) -> None:
+        super().__init__(address, _Handler)
+        self.site = site
+        self._token = token.encode()
+        self._hosts = allowed_hosts(self.server_port)
+        self.connections = Connections()
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - as in the base
+        """Return whether there is room for a connection; refuse it otherwise (SEC-53)."""
+        if self.connections.admit(request):
+            return True
+        with suppress(OSError):
+            request.settimeout(_REFUSAL_S)
+            request.recv(1 << 16)  # or the client would find a reset before the answer
+            request.sendall(_REFUSAL)
+        return False
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        self.connections.remove(request)
+        super().shutdown_request(request)
+
+    def is_allowed(self, token: str, host: str | None) -> bool:
+        """Return whether a request has the token and names this machine."""
+        # In constant time, so that the time of an answer tells nothing about the token. A page from
+        # elsewhere can point a name of its own at 127.0.0.1, but its requests state that name as
+        # host.
+        return secrets.compare_digest(token.encode(), self._token) and host in self._hosts
+
+    def is_own_origin(self, origin: str) -> bool:
+        """Return whether a request comes from a page of this server."""
+        return origin.removeprefix("http://") in self._hosts
+
+    def handle_error(self, *_: Any) -> None:
+        """Log the error of a request; most often somebody has closed the page meanwhile."""
+        _logger.info("a request ended early", exc_info=True)  # noqa: LOG014 - called in a handler
+
+
+def allowed_hosts(port: int) -> set[str]:
+    """Return what a browser may name as the host of a server at a port of this machine."""
+    names = {"127.0.0.1", "localhost"}
+    hosts = {f"{name}:{port}" for name in names}
+    return hosts | names if port == _DEFAULT_PORT else hosts
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    server: _Server
+    server_version, sys_version = "wids", ""
+    timeout = _REQUEST_TIMEOUT_S
+
+    def setup(self) -> None:
+        """Read the request until a deadline, or a slow client would hold the thread forever."""
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(RequestBytes(self.connection, self.timeout))
+
+    def do_POST(self) -> None:
+        # What is sent along has no meaning here, and is not read: it ends with the connection.
+        self.close_connection = True
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        self.server.connections.has_request(self.connection)
+        self.connection.settimeout(_SEND_TIMEOUT_S)
+        status, kind, body = self._answer()
+        if isinstance(body, FieldBytes):
+            self._send_field(kind, body)
+        else:
+            self._send(status, kind, body)
+
+    def _send_field(self, kind: str, body: FieldBytes) -> None:
+        """Send a field, or the part of it that a player requests, piece by piece."""
+        span = requested_span(self.headers.get("Range", ""), body.nbytes)
+        if span is not None and not span:
+            headers = {"Content-Range": f"bytes */{body.nbytes}"}
+            self._send(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, kind, b"", headers)
+            return
+        headers, status = {"Accept-Ranges": "bytes"}, HTTPStatus.OK
+        if span is not None:
+            status = HTTPStatus.PARTIAL_CONTENT
+            headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{body.nbytes}"
+        span = range(body.nbytes) if span is None else span
+        pieces = _pieces(body, span)
+        try:
+            # Read before the status is sent, because after it an error can only break the
+            # connection.
+            first = next(pieces, b"")
+        except Exception as error:  # noqa: BLE001 - nothing is sent yet, so it becomes an answer
+            self._send(*error_answer(error, "a field"))
+            return
+        self._send(status, kind, first, {**headers, "Content-Length": str(len(span))})
+        for piece in pieces:
+            self.wfile.write(piece)
+
+    def _send(
+        self, status: int, kind: str, body: bytes, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self.send_response(status)
+        length = {"Content-Type": kind, "Content-Length": str(len(body))}
+        for name, value in {**_HEADERS, **length, **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _answer(self) -> Answer:
+        path, _, query = self.path.partition("?")
+        token, _, rest = path.removeprefix("/").partition("/")
+        # 404 for both flaws, so that an answer does not tell which of them was wrong.
+        if not self.server.is_allowed(token, self.headers.get("Host")):
+            return HTTPStatus.NOT_FOUND, "text/plain", b"not found\n"
+        values = {name: parts[0] for name, parts in parse_qs(query).items()}
+        # Names of fields may have bytes that are not UTF-8.
+        path = unquote(rest, errors="surrogateescape")
+        if self.command == "GET":
+            return self.server.site.answer(path, values)
+        # SEC-56: a page from elsewhere can send such a request, but its browser states the origin.
+        origin = self.headers.get("Origin")
+        if origin is not None and not self.server.is_own_origin(origin):
+            return HTTPStatus.NOT_FOUND, "text/plain", b"not found\n"
+        return self.server.site.act(path, values)
+
+    def log_message(self, *_: Any) -> None:
+        """Log nothing, because the path contains the token."""
+
+
+def _pieces(body: FieldBytes, span: range) -> Iterator[bytes]:
+    for start in span[::_PIECE_NBYTES]:
+        yield body.read(start, min(start + _PIECE_NBYTES, span.stop))

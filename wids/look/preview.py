@@ -1,0 +1,281 @@
+"""A dataset → statistics of its fields, and cards of its samples, for notebooks and pages alike.
+
+Fields and their sizes come from indexes. Of a sample only small pictures and texts are read, by
+byte range if the shard is remote. Nothing here downloads a whole shard.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from wids.errors import WidsError, printable
+from wids.look.damage import damage_text, damaged_fields
+from wids.look.field_stats import (
+    FieldStats,
+    card_fields,
+    compute_field_stats,
+    field_sizes,
+)
+from wids.look.html import card_html
+from wids.look.pictures import THUMBNAIL_PIXELS
+from wids.look.text import class_names, shortened
+from wids.shards.glimpse import Glimpse
+from wids.shards.specs.model import DatasetSpec
+from wids.shards.tars.archive import BLOCK_NBYTES
+from wids.shards.tars.index import ShardIndex
+from wids.shards.tars.readable_shard import ReadableShard, read_or_errors
+
+MAX_SHARDS: Final = 16
+"""Shards whose indexes are used for statistics of fields."""
+MAX_PAGE_NBYTES: Final = 8_000_000
+"""Bytes to read for a page of a shard that may have no index."""
+_MAX_MEMBERS: Final = 20_000
+"""Members that are enough for statistics, since each further index may have to be downloaded."""
+
+
+class Shards(Protocol):
+    """What notebooks and pages ask about the shards of a dataset."""
+
+    @property
+    def cache_folder(self) -> str:
+        """The folder of copies and indexes."""
+
+    def is_local(self, number: int) -> bool:
+        """Whether a shard can be read without fetching it."""
+
+    def index(self, number: int) -> ShardIndex | None:
+        """Return the index of a shard; None if the shard would have to be fetched to build it."""
+
+    def open(self, number: int, *, local: bool = True) -> ReadableShard:
+        """Open a shard; not by fetching it if ``local`` is False."""
+
+
+class Browsable(Protocol):
+    """What notebooks and pages need of a dataset."""
+
+    spec: DatasetSpec
+    dataset_name: str
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def __getitem__(self, index: int) -> Any:
+        """Read one sample, transformed."""
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Read several samples, transformed."""
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Return the number of a sample's shard, and the sample's index in that shard."""
+
+    @property
+    def reader(self) -> Shards:
+        """The shards of the dataset: which are local, and what their indexes say."""
+
+    def only(self, fields: Sequence[str] | None) -> AbstractContextManager[Browsable]:
+        """Return the same samples, never downloading shards.
+
+        With `fields`, samples have only these fields, undecoded; with None they are transformed as
+        usual.
+        """
+
+    def find_key(self, key: str) -> int:
+        """Return the index of the sample with a key."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """The number of samples in each shard."""
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the dataset has only some samples of its shards."""
+
+
+class Peekable(Browsable, Protocol):
+    """What notebooks and pages need of a shard that may have no index: a dataset of its samples."""
+
+    number: int
+    title: str
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards in the dataset."""
+
+    @property
+    def url(self) -> str:
+        """The URL of the shard."""
+
+    @property
+    def create_command(self) -> str:
+        """The command that makes an index of all shards."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether these are all samples of the shard."""
+
+    @property
+    def glimpse(self) -> Glimpse | None:
+        """What was found of the shard; None if it has an index."""
+
+    @property
+    def num_read_nbytes(self) -> int:
+        """Bytes that were read to find samples; 0 if the shard has an index."""
+
+    def shard(self, number: int) -> Peekable:
+        """Return the samples of another shard."""
+
+    def read_on(self, num_samples: int) -> int:
+        """Find more samples, at a limited cost, and return how many are known."""
+
+    def make_index(self) -> None:
+        """Make the index of the shard, and leave it in the cache folder."""
+
+
+def num_affordable(
+    peek: Peekable, start: int, count: int, limit_nbytes: int = MAX_PAGE_NBYTES
+) -> int:
+    """Return how many samples from a start on can be shown by reading so many bytes for them.
+
+    It is at least one, if there is one.
+    """
+    index, glimpse = peek.reader.index(0), peek.glimpse
+    if index is None or (glimpse is None and peek.reader.is_local(0)):
+        return count
+    order = [each.field for each in compute_field_stats([index])]
+    stop, nbytes = min(start + count, len(index)), 0
+    for local_index in range(start, stop):
+        fields = card_fields(field_sizes(index, local_index), order)
+        nbytes += sum(
+            size
+            for field, size, at in _spans(index, local_index)
+            if field in fields and not (glimpse is not None and glimpse.has(at, at + size))
+        )
+        if nbytes > limit_nbytes and local_index > start:
+            return local_index - start
+    return max(stop - start, 0)
+
+
+def _spans(index: ShardIndex, local_index: int) -> Iterator[tuple[str, int, int]]:
+    """Yield the field, the length and the offset of each member of a sample."""
+    for member in range(*map(int, index.member_starts[local_index : local_index + 2])):
+        at = int(index.blocks[member]) * BLOCK_NBYTES
+        yield index.fields[index.field_ids[member]], int(index.sizes[member]), at
+
+
+def field_stats(dataset: Browsable) -> list[FieldStats]:
+    """Return the fields of a dataset, from the indexes of some shards spread over it."""
+    return compute_field_stats(_spread_indexes(dataset))
+
+
+def _spread_indexes(dataset: Browsable) -> Iterator[ShardIndex]:
+    num_shards = len(dataset.spec.shards)
+    count = min(num_shards, MAX_SHARDS)
+    num_members = 0
+    for step in range(count):
+        if num_members > _MAX_MEMBERS:
+            return
+        try:
+            # Spread over the dataset: joined datasets have their own fields, and the first shards
+            # would show those of the first one only.
+            index = dataset.reader.index(step * num_shards // count)
+        except WidsError:  # the error of a broken shard is shown in place of its samples
+            continue
+        if index is not None:
+            num_members += len(index.sizes)
+            yield index
+
+
+@dataclass(frozen=True)
+class Card:
+    """A sample as HTML.
+
+    Attributes:
+        html: The card.
+        problem: Why the sample cannot be read, or what is damaged, in a sentence that the card
+            leaves out; or ``""``.
+    """
+
+    html: str
+    problem: str = ""
+
+
+def cards(
+    dataset: Browsable,
+    indices: Sequence[int],
+    order: Sequence[str],
+    *,
+    picture: str = "",
+    pixels: int = THUMBNAIL_PIXELS,
+) -> list[Card]:
+    """Return samples as cards, in order. Only what a card shows is read.
+
+    Args:
+        dataset: The dataset.
+        indices: The samples.
+        order: All fields of the dataset, those to prefer first.
+        picture: The picture to prefer to all others.
+        pixels: Maximum width and height of pictures.
+    """
+    card_of: dict[int, Card] = {}
+    classes = class_names(dataset.spec)
+    groups: dict[tuple[str, ...], list[int]] = {}
+    other_fields: dict[int, dict[str, int]] = {}
+    for index in indices:
+        try:
+            sizes = sample_sizes(dataset, index) or {}
+        except WidsError as error:
+            card_of[index] = _problem_card(index, error)
+            continue
+        shown = tuple(card_fields(sizes, order, picture))
+        other_fields[index] = {f: size for f, size in sizes.items() if f not in shown}
+        groups.setdefault(shown, []).append(index)
+    # One batch for all samples that show the same fields, so that near ranges are read together.
+    for shown, group in groups.items():
+        with dataset.only(shown) as selection:
+            samples = read_or_errors(selection.__getitems__, group, WidsError)
+            for index, sample in zip(group, samples, strict=True):
+                if isinstance(sample, Exception):
+                    card_of[index] = _problem_card(index, sample)
+                    continue
+                damaged = damage_of(dataset, index, sample)
+                html = card_html(
+                    sample,
+                    other_fields[index],
+                    f"damaged: {', '.join(damaged)}" if damaged else "",
+                    pixels=pixels,
+                    classes=classes,
+                )
+                card_of[index] = Card(html, damage_text(damaged))
+    return [card_of[index] for index in indices]
+
+
+def damage_of(dataset: Browsable, index: int, sample: Any) -> list[str]:
+    """Return the fields of an undecoded sample that are not as the index of its shard states."""
+    _, local_index, shard_index = located(dataset, index)
+    return [] if shard_index is None else damaged_fields(shard_index, local_index, sample)
+
+
+def problems_of(shown: Iterable[Card]) -> dict[str, int]:
+    """Return the problems of cards, each once, with the number of samples that have it."""
+    return Counter(card.problem for card in shown if card.problem)
+
+
+def sample_sizes(dataset: Browsable, index: int) -> dict[str, int] | None:
+    """Return the fields of a sample with their lengths; None if its shard has no index."""
+    _, local_index, shard_index = located(dataset, index)
+    return None if shard_index is None else field_sizes(shard_index, local_index)
+
+
+def located(dataset: Browsable, index: int) -> tuple[int, int, ShardIndex | None]:
+    """Return the number of a sample's shard, its position there, and the index of the shard."""
+    number, local_index = dataset.locate(index)
+    return number, local_index, dataset.reader.index(number)
+
+
+def _problem_card(index: int, error: Exception) -> Card:
+    html = card_html({"__index__": index}, problem="cannot be read")
+    return Card(html, shortened(printable(str(error)), 500))

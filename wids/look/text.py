@@ -1,0 +1,206 @@
+"""Values of fields, samples and specs → text for a person at a terminal.
+
+Nothing is read here: bytes go in, text comes out. Whatever the bytes are, the text has no character
+that a terminal would interpret as a command.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from wids.errors import SampleError, printable
+from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension
+from wids.shards.fields.decode import Decoder
+from wids.shards.fields.images import opened_image
+from wids.shards.specs.model import DatasetSpec
+from wids.storage.sizes import nbytes_text
+from wids.storage.transport import urls
+
+MAX_SHOWN_NBYTES: Final = 2_000_000
+"""Longer values, compressed or decompressed, are not decoded for display."""
+
+PREVIEW_DECODER: Final = Decoder(images="PIL", max_nbytes=MAX_SHOWN_NBYTES)
+"""Decodes what is displayed. It refuses fields that decompress to more than the limit."""
+
+_MIN_VALUE_WIDTH: Final = 20
+"""Columns that a value always gets, even in a window too narrow for its field name."""
+
+_EIGHTHS: Final = "▏▎▍▌▋▊▉█"
+_NUM_EIGHTHS: Final = len(_EIGHTHS)
+
+_WIDE: Final = ("W", "F")
+_MARKS: Final = ("Mn", "Me", "Cf")
+"""Categories of characters that take no column: accents, joiners."""
+
+
+def sample_text(sample: Mapping[str, Any], width: int = 80) -> str:
+    """Return a sample of undecoded fields as text: one line per field, cut at the width."""
+    names = [printable(name) for name in sample]
+    column = max(map(text_width, names), default=0)
+    value_width = max(width - column - 1, _MIN_VALUE_WIDTH)
+    return "\n".join(
+        f"{padded(name, column)} {shortened(value_text(field, value), value_width)}"
+        for name, (field, value) in zip(names, sample.items(), strict=True)
+    )
+
+
+def value_text(field: str, value: Any) -> str:
+    """Describe an undecoded field in one line: text as it is, pictures and arrays by their size."""
+    if not field.startswith("."):
+        return printable(str(value))
+    data = bytes(value)
+    size = nbytes_text(len(data))
+    try:
+        if extension(field) in IMAGE_EXTENSIONS:
+            image = opened_image(data)
+            return f"{image.format} {image.width} x {image.height} {image.mode}, {size}"
+        # After the test for images, of which only the header is read, whatever their length.
+        if len(data) > MAX_SHOWN_NBYTES:
+            return f"{printable(repr(data[:60]))}, {size}"
+        decoded = PREVIEW_DECODER({field: data})[field]
+    except SampleError as error:
+        return printable(f"{size} that cannot be decoded: {error}")
+    except Exception as error:  # noqa: BLE001 - Pillow raises many types for a corrupt picture
+        return printable(f"{size} that cannot be decoded: {type(error).__name__}: {error}")
+    return f"{printable(plain_text(decoded))}{_size_suffix(decoded, size)}"
+
+
+def class_names(spec: DatasetSpec) -> list[str]:
+    """Return the names of classes that a spec states, by their numbers; none if it does not."""
+    names = spec.extras.get("classes")
+    return [printable(str(name)) for name in names] if isinstance(names, list) else []
+
+
+def class_name(field: str, number: str, names: Sequence[str]) -> str:
+    """Return the name of a class if a field is one and its number has a name; else ``""``."""
+    is_known = extension(field) == "cls" and number.isdecimal() and len(number) < 10
+    return names[int(number)] if is_known and int(number) < len(names) else ""
+
+
+def plain_text(value: Any) -> str:
+    """Return a decoded value as text; an array as its type, shape and dtype."""
+    if isinstance(value, str | bytes):
+        return value if isinstance(value, str) else repr(value[:60])
+    if hasattr(value, "dtype"):
+        return _array_text(value)
+    if isinstance(value, Mapping) and any(hasattr(item, "dtype") for item in value.values()):
+        return ", ".join(f"{name}: {plain_text(item)}" for name, item in value.items())
+    if isinstance(value, list | tuple) and any(hasattr(item, "dtype") for item in value):
+        return ", ".join(map(plain_text, value))
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=repr)
+    except (TypeError, ValueError):  # keys that are not strings, or a circular reference
+        text = repr(value)
+    return text
+
+
+def _array_text(value: Any) -> str:
+    if not getattr(value, "shape", None):
+        return str(value.item() if hasattr(value, "item") else value)
+    return f"{type(value).__name__} {tuple(value.shape)} {value.dtype}"
+
+
+def _size_suffix(decoded: Any, size: str) -> str:
+    return "" if isinstance(decoded, str | int | float | bool | None) else f", {size}"
+
+
+def spec_rows(spec: DatasetSpec) -> dict[str, Any]:
+    """Return what a spec states about its dataset, under the names that a script reads."""
+    samples = [shard.num_samples for shard in spec.shards]
+    nbytes = [shard.nbytes for shard in spec.shards]
+    return {
+        "name": spec.name,
+        "info": spec.extras.get("info"),
+        "num_samples": total_of(samples),
+        "num_shards": len(spec.shards),
+        "nbytes": total_of(nbytes),
+        "index": ", ".join(urls.redact(pack.url) for pack in spec.all_packs()) or None,
+        "first": urls.redact(spec.shards[0].url),
+        "last": urls.redact(spec.shards[-1].url),
+    }
+
+
+def spec_text(rows: Mapping[str, Any], width: int = 80) -> str:
+    """Return `spec_rows` as text with averages: one line per row, cut at the width."""
+    samples, nbytes, shards = rows["num_samples"], rows["nbytes"], rows["num_shards"]
+    lines = {
+        "name": rows["name"] or "-",
+        "info": rows["info"],
+        "samples": "not stated" if samples is None else f"{samples:,}",
+        "shards": f"{shards:,}",
+        "size": "not stated" if nbytes is None else nbytes_text(nbytes),
+        "per shard": nbytes and f"{nbytes_text(nbytes / shards)} on average",
+        "per sample": nbytes and samples and f"{nbytes_text(nbytes / samples)} on average",
+        "index": rows["index"] or "none; `wids create` makes one",
+        "first": rows["first"],
+        "last": rows["last"],
+    }
+    stated = (f"{name:>10}  {printable(str(text))}" for name, text in lines.items() if text)
+    return "\n".join(shortened(line, width) for line in stated)
+
+
+def table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """Return rows under a header, in columns as wide as their widest cell."""
+    cells = [[printable(str(cell)) for cell in row] for row in (header, *rows)]
+    widths = [max(map(text_width, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        "  ".join(padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    )
+
+
+def bar_text(share: float, width: int) -> str:
+    """Return a bar of at most a width, in steps of an eighth; none only for a share of 0."""
+    eighths = math.ceil(share * width * _NUM_EIGHTHS)
+    full, rest = divmod(eighths, _NUM_EIGHTHS)
+    return _EIGHTHS[-1] * full + (_EIGHTHS[rest - 1] if rest else "")
+
+
+def text_width(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    return len(text) if text.isascii() else sum(map(_character_width, text))
+
+
+def _character_width(character: str) -> int:
+    """Return 2 for Chinese, Japanese, Korean and most emoji, 0 for marks on other characters."""
+    if unicodedata.category(character) in _MARKS:
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in _WIDE else 1
+
+
+def padded(text: str, width: int) -> str:
+    """Return text with spaces behind it, up to a number of columns."""
+    return text + " " * (width - text_width(text))
+
+
+def shortened(text: str, width: int) -> str:
+    """Return text cut to a number of columns, with an ellipsis if something was cut."""
+    # Most texts are short; only the others are looked at character by character.
+    if 2 * len(text) <= width or text_width(text) <= width:
+        return text
+    kept, columns = 0, 1  # the ellipsis
+    while kept < len(text):
+        columns += _character_width(text[kept])
+        if columns > width:
+            break
+        kept += 1
+    return text[:kept] + "…"
+
+
+def share_text(share: float) -> str:
+    """Return a share as a percentage that is 0% or 100% only if that is exact."""
+    percent = round(share * 100)
+    if percent == 0 and share > 0:
+        return "<1%"
+    return ">99%" if percent == 100 and share < 1 else f"{percent}%"
+
+
+def total_of(numbers: list[int | None]) -> int | None:
+    """Return the sum of numbers; None if one of them is not known."""
+    known = [number for number in numbers if number is not None]
+    # A sum of some of the numbers would look like the size of the dataset.
+    return sum(known) if len(known) == len(numbers) else None

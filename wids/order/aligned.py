@@ -1,0 +1,265 @@
+"""The batches of every run → rounds in which all runs have the same bucket.
+
+Which bucket comes when follows from the order of all runs together. A run that has too few indices
+of a bucket borrows from others at the end (ORDER-43 and ORDER-44 in specs/sampler-order.md).
+Nothing here knows about ranks or torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from wids.order.buckets import Buckets, Groups, full_batches, windows
+from wids.order.rounds import Rounds, nearest
+from wids.storage.array_types import IntArray
+
+_LOOK_AHEAD: Final = 4096
+"""Rounds that are tested at a time for having all their indices."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Indices of a bucket: numbers ``start`` to ``stop`` of those that a run has, in its order."""
+
+    run: int
+    bucket: int
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+class AlignedRounds(Rounds):
+    """An epoch in which the batches of a round have the same bucket in all runs."""
+
+    # The plan.
+
+    @cached_property
+    def _plan(self) -> tuple[npt.NDArray[Any], IntArray]:
+        """The bucket of each round, and the number of indices of each run in each bucket."""
+        sizes = self._buckets.sizes
+        counts = np.zeros((self._num_runs, len(sizes)), np.int64)
+        runs = [self._counted(run, counts[run]) for run in range(self._num_runs)]
+        rounds, seen = full_batches(_together(runs), sizes * self._num_runs)
+        if not self._drop_last:
+            incomplete = np.flatnonzero(seen % (sizes * self._num_runs))
+            rounds = np.concatenate((rounds, incomplete.astype(rounds.dtype)))
+        return rounds, counts
+
+    def _counted(self, run: int, counts: IntArray) -> Iterator[npt.NDArray[Any]]:
+        for numbers in self._numbers(run):
+            counts += np.bincount(numbers, minlength=len(counts))
+            yield numbers
+
+    @cached_property
+    def _left(self) -> IntArray:
+        """Number of indices of each bucket that are in no full round."""
+        left: IntArray = self._plan[1].sum(0) % (self._buckets.sizes * self._num_runs)
+        return left
+
+    @cached_property
+    def _shares(self) -> IntArray:
+        """Number of indices of each run and bucket in the last round, if it is not full."""
+        if self._drop_last:
+            return np.zeros_like(self._plan[1])
+        runs = np.arange(self._num_runs)[:, None]
+        shares: IntArray = (
+            self._left * (runs + 1) // self._num_runs - self._left * runs // self._num_runs
+        )
+        return shares
+
+    @cached_property
+    def _pieces(self) -> list[list[list[_Piece]]]:
+        """What each run has of each bucket, in the order of its batches; by bucket and run."""
+        counts = self._plan[1]
+        num_full = counts.sum(0) // (self._buckets.sizes * self._num_runs) * self._buckets.sizes
+        quotas = num_full + self._shares
+        by_bucket = []
+        for bucket in range(len(self._buckets.names)):
+            pieces = _lent(bucket, counts[:, bucket], quotas[:, bucket])
+            shares = self._shares[:, bucket]
+            filled = np.flatnonzero(shares)
+            for run in np.flatnonzero(shares == 0) if len(filled) else ():
+                repeated = _from(int(num_full[bucket]), pieces[nearest(int(run), filled)])
+                pieces[run] = [*pieces[run], *repeated]
+            by_bucket.append(pieces)
+        return by_bucket
+
+    @cached_property
+    def num_rounds(self) -> int:  # noqa: D102 - inherited
+        return len(self._plan[0])
+
+    @cached_property
+    def num_repeated(self) -> int:  # noqa: D102 - inherited
+        total = 0
+        for shares in self._shares.T:
+            filled = np.flatnonzero(shares)
+            for run in np.flatnonzero(shares == 0) if len(filled) else ():
+                total += int(shares[nearest(int(run), filled)])
+        return total
+
+    @cached_property
+    def num_left_out(self) -> int:  # noqa: D102 - inherited
+        return int(self._left.sum()) if self._drop_last else 0
+
+    # The batches.
+
+    def batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
+        rounds, sizes = self._plan[0], self._buckets.sizes
+        groups = Groups.of(rounds, len(sizes))
+        turns = np.empty(len(rounds), np.int64)
+        turns[groups.places] = np.arange(len(rounds)) - np.repeat(groups.firsts, groups.counts)
+        num_taken = np.bincount(rounds[:start], minlength=len(sizes)) * sizes
+        pieces = [of_bucket[run] for of_bucket in self._pieces]
+        stock = _Stock(pieces, self._buckets, num_taken, self._read)
+        needed = np.minimum((turns + 1) * sizes[rounds], stock.num_own[rounds])
+        at = start
+        for window in windows(self._run_blocks(run)):
+            stock.add(window)
+            stop = _first_waiting(needed, stock.num_arrived, rounds, at)
+            if stop > at:
+                yield stock.take(rounds[at:stop].tolist(), turns[at:stop].tolist())
+                at = stop
+        if at < len(rounds):  # all its indices have come: a run without any, or borrowed ones
+            yield stock.take(rounds[at:].tolist(), turns[at:].tolist())
+
+    def _read(self, pieces: list[_Piece]) -> list[IntArray]:
+        """Return the indices of pieces, from the orders of their runs."""
+        found: list[list[IntArray]] = [[] for _ in pieces]
+        for run in sorted({piece.run for piece in pieces}):
+            wanted = [(at, piece) for at, piece in enumerate(pieces) if piece.run == run]
+            seen = dict.fromkeys((piece.bucket for _, piece in wanted), 0)
+            for window in windows(self._run_blocks(run)):
+                numbers = self._buckets.numbers[window]
+                here = {bucket: window[numbers == bucket] for bucket in seen}
+                for at, piece in wanted:
+                    offset = seen[piece.bucket]
+                    a, b = max(piece.start - offset, 0), max(piece.stop - offset, 0)
+                    found[at].append(here[piece.bucket][a:b])
+                for bucket, indices in here.items():
+                    seen[bucket] += len(indices)
+        return [np.concatenate(parts) for parts in found]
+
+
+class _Stock:
+    """What a run has read of each bucket, and not yet put into a batch.
+
+    Args:
+        pieces: What the run has of each bucket; the first piece is its own.
+        buckets: The bucket of each index.
+        num_taken: Indices of each bucket that are in earlier batches.
+        read: Returns the indices of pieces.
+    """
+
+    def __init__(
+        self,
+        pieces: list[list[_Piece]],
+        buckets: Buckets,
+        num_taken: IntArray,
+        read: Callable[[list[_Piece]], list[IntArray]],
+    ) -> None:
+        self._others = [piece for of_bucket in pieces for piece in of_bucket[1:]]
+        self._buckets = buckets
+        self._num_taken: list[int] = num_taken.tolist()
+        self._read = read
+        self.num_own = np.array([len(of_bucket[0]) for of_bucket in pieces], np.int64)
+        self.num_arrived = np.zeros(len(pieces), np.int64)
+        self._held = [np.empty(0, np.int64)] * len(pieces)
+        self._num_dropped = [0] * len(pieces)
+
+    @cached_property
+    def _borrowed(self) -> dict[int, IntArray]:
+        """The indices of other runs, by bucket; read when the first of them is needed."""
+        found: dict[int, list[IntArray]] = {}
+        for piece, indices in zip(self._others, self._read(self._others), strict=True):
+            found.setdefault(piece.bucket, []).append(indices)
+        return {bucket: np.concatenate(parts) for bucket, parts in found.items()}
+
+    def add(self, window: IntArray) -> None:
+        """Put the next indices of the run into stock, except those that it lends."""
+        groups = Groups.of(self._buckets.numbers[window], len(self._held))
+        counts = np.minimum(groups.counts, self.num_own - self.num_arrived)
+        self.num_arrived += counts
+        for bucket in np.flatnonzero(counts).tolist():
+            first = groups.firsts[bucket]
+            self._hold(bucket, window[groups.places[first : first + counts[bucket]]])
+
+    def _hold(self, bucket: int, indices: IntArray) -> None:
+        held = np.concatenate((self._held[bucket], indices))
+        # A resumed pass also drops here what earlier batches had.
+        drop = min(self._num_taken[bucket] - self._num_dropped[bucket], len(held))
+        self._held[bucket] = held[drop:]
+        self._num_dropped[bucket] += drop
+
+    def take(self, buckets: list[int], turns: list[int]) -> list[list[int]]:
+        """Return the batches of some rounds, each by its bucket and its number among those."""
+        sizes, num_own = self._buckets.sizes.tolist(), self.num_own.tolist()
+        made = []
+        for bucket, turn in zip(buckets, turns, strict=True):
+            size = sizes[bucket]
+            # All its own indices have arrived then, and the others come behind them.
+            if (turn + 1) * size > num_own[bucket] and bucket in self._borrowed:
+                self._hold(bucket, self._borrowed.pop(bucket))
+            start = turn * size - self._num_dropped[bucket]
+            made.append(self._held[bucket][start : start + size].tolist())
+            self._num_taken[bucket] = (turn + 1) * size
+        return made
+
+
+def _together(runs: list[Iterator[npt.NDArray[Any]]]) -> Iterator[npt.NDArray[Any]]:
+    """Yield the first item of each run, then the second of each, and so on."""
+    pending = [(next(run, None), run) for run in runs]
+    while left := [(block, run) for block, run in pending if block is not None]:
+        width = min(len(block) for block, _ in left)
+        yield np.stack([block[:width] for block, _ in left], axis=1).ravel()
+        pending = [
+            (block[width:] if len(block) > width else next(run, None), run) for block, run in left
+        ]
+
+
+def _lent(bucket: int, counts: IntArray, quotas: IntArray) -> list[list[_Piece]]:
+    """Return what each run has of a bucket: its own indices up to its quota, then borrowed ones."""
+    pieces = [
+        [_Piece(run, bucket, 0, min(count, quota))]
+        for run, (count, quota) in enumerate(zip(counts.tolist(), quotas.tolist(), strict=True))
+    ]
+    lent = np.minimum(counts, quotas)  # the number of the next index that a run lends
+    for run in np.flatnonzero(counts < quotas).tolist():
+        lacking = int(quotas[run] - counts[run])
+        while lacking:
+            lender = nearest(run, np.flatnonzero(lent < counts))
+            start = int(lent[lender])
+            stop = min(start + lacking, int(counts[lender]))
+            pieces[run].append(_Piece(lender, bucket, start, stop))
+            lent[lender] = stop
+            lacking -= stop - start
+    return pieces
+
+
+def _from(start: int, pieces: list[_Piece]) -> list[_Piece]:
+    """Return pieces without their first indices."""
+    kept = []
+    for piece in pieces:
+        first = min(start, len(piece))
+        start -= first
+        if first < len(piece):
+            kept.append(_Piece(piece.run, piece.bucket, piece.start + first, piece.stop))
+    return kept
+
+
+def _first_waiting(needed: IntArray, arrived: IntArray, rounds: npt.NDArray[Any], at: int) -> int:
+    """Return the first round from one on whose own indices have not all arrived."""
+    while at < len(rounds):
+        part = slice(at, at + _LOOK_AHEAD)
+        waiting = np.flatnonzero(needed[part] > arrived[rounds[part]])
+        if len(waiting):
+            return at + int(waiting[0])
+        at = min(at + _LOOK_AHEAD, len(rounds))
+    return at

@@ -1,0 +1,205 @@
+"""A sampler of indices and the bucket of each index → a torch batch sampler for all ranks.
+
+Each batch has one bucket, and all ranks have equally many. `wids.order.rounds` and
+`wids.order.aligned` make the batches; nothing here knows about files, or sends anything to
+other ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final, Protocol
+
+from wids.order.aligned import AlignedRounds
+from wids.order.buckets import checked_buckets
+from wids.order.passes import Epochs, EpochSampler
+from wids.order.rounds import Rounds, SeparateRounds, in_turn
+from wids.storage.array_types import IntArray
+
+_MOST_COUNTED: Final = 1_000_000
+"""Samples for which ``repr`` counts batches: a tenth of a second."""
+
+
+class RunSampler(Protocol):
+    """What a `BucketBatchSampler` asks of a sampler: the order of any run of any epoch."""
+
+    epochs: Epochs
+    dataset_length: int
+    shuffle: bool
+
+    @property
+    def num_runs(self) -> int:
+        """Number of runs that an epoch is cut into."""
+
+    def replica(self) -> tuple[int, int]:
+        """Return the rank and the number of ranks, which divides the number of runs."""
+
+    def run_blocks(self, epoch: int, run: int) -> Iterator[IntArray]:
+        """Yield the indices of a run of an epoch, in arrays."""
+
+    def most_items(self) -> int:
+        """Return a number that the indices of all runs in an epoch do not exceed."""
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what the order depends on besides epoch, position and ranks; JSON-able."""
+
+
+class BucketBatchSampler(EpochSampler[list[int]]):
+    """Yield batches that have one bucket each: one aspect ratio, one range of lengths.
+
+    Pass it to a DataLoader as ``batch_sampler=``. Batches follow the order of the sampler that it
+    wraps: a batch comes when its last sample does, and only the end of an epoch has incomplete
+    ones. All ranks yield equally many batches, which each rank computes for itself: it goes through
+    the orders of all ranks once in each epoch, about a second for ten million samples. ``len()`` is
+    the number of batches of the current epoch, which may differ from epoch to epoch.
+    specs/sampler-order.md specifies the batches (ORDER-40 to ORDER-46).
+
+    Epochs, ``set_epoch``, ``state_dict`` and ``load_state_dict`` are those of `ChunkedSampler`,
+    counted in batches; ``state_dict(num_consumed=...)`` takes a number of batches. The epoch is
+    shared with the sampler inside. With ``num_canonical`` of `DistributedChunkedSampler` a state
+    resumes on any number of ranks that divides it, after a multiple of ``num_canonical`` batches
+    (of all ranks together).
+
+    Args:
+        sampler: Any sampler of this package, for example a `DistributedChunkedSampler`, which
+            with ``even=False`` repeats and leaves out nothing of its own.
+        buckets: One integer for each sample of the dataset: array, list, Arrow array, or Series.
+        batch_size: Samples in a batch; or a callable that returns it for a bucket, for example for
+            a budget of tokens or pixels.
+        aligned: True to have the same bucket on all ranks in each step. A rank that has too few
+            samples of a bucket borrows from the nearest rank that has more than its share.
+        drop_last: How ranks are made equal at the end of an epoch. False keeps incomplete batches,
+            and ranks with fewer batches repeat some of theirs; True leaves out incomplete batches,
+            and all ranks stop when the first has no more.
+
+    Attributes:
+        sampler: The sampler inside.
+        batch_size: As passed.
+        aligned: As passed.
+        drop_last: As passed.
+
+    Raises:
+        TypeError: ``sampler`` is none of wids' samplers.
+        ValueError: ``buckets`` are not one integer for each sample, or a batch size is less than 1.
+
+    Example:
+        >>> import wids
+        >>> buckets = [0, 0, 1, 0, 1, 0, 0, 1]  # for example 0 for portrait, 1 for landscape
+        >>> sampler = wids.ChunkedSampler(range(8))
+        >>> batches = wids.BucketBatchSampler(sampler, buckets, 2)
+        >>> list(batches)
+        [[7, 4], [0, 6], [1, 5], [3], [2]]
+        >>> len(batches), batches.num_repeated, batches.num_left_out
+        (5, 0, 0)
+    """
+
+    yields_indices = False
+    num_noticed = 50
+
+    def __init__(
+        self,
+        sampler: RunSampler,
+        buckets: Any,
+        batch_size: int | Callable[[int], int],
+        *,
+        aligned: bool = False,
+        drop_last: bool = False,
+    ) -> None:
+        # Of its class: a Prefetcher passes on the attributes of the sampler inside.
+        if not hasattr(type(sampler), "run_blocks"):
+            raise TypeError(
+                "sampler: expected one of wids' samplers, whose order is known for all ranks, "
+                f"found {type(sampler).__name__}; wids.ChunkedSampler(dataset) is one, and a "
+                "Prefetcher goes around the batches"
+            )
+        self.sampler = sampler
+        self.batch_size = batch_size
+        self.aligned = bool(aligned)
+        self.drop_last = bool(drop_last)
+        self.shuffle = sampler.shuffle
+        self.tell_epoch = getattr(sampler, "tell_epoch", None)
+        self._buckets = checked_buckets(buckets, batch_size, sampler.dataset_length)
+        self._bucket_fingerprint = self._buckets.fingerprint()
+        self._epochs_made: dict[tuple[int, int], Rounds] = {}
+        self._set_up_passes(sampler.epochs)
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process, as the sampler inside knows it."""
+        return self.replica()[0]
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of ranks."""
+        return self.replica()[1]
+
+    @property
+    def num_repeated(self) -> int:
+        """Number of samples of the current epoch, on all ranks, in batches that repeat others."""
+        return self._rounds(self.epoch).num_repeated
+
+    @property
+    def num_left_out(self) -> int:
+        """Number of samples of the current epoch that are in no batch of any rank."""
+        return self._rounds(self.epoch).num_left_out
+
+    @property
+    def num_runs(self) -> int:  # noqa: D102 - inherited
+        return self.sampler.num_runs
+
+    def replica(self) -> tuple[int, int]:  # noqa: D102 - inherited
+        return self.sampler.replica()
+
+    def blocks(self, epoch: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
+        return in_turn(self._rounds(epoch), self._my_runs(), start)
+
+    def num_items(self, epoch: int) -> int:  # noqa: D102 - inherited
+        return self._rounds(epoch).num_rounds * len(self._my_runs())
+
+    def most_items(self) -> int:  # noqa: D102 - inherited
+        # No run has more batches than all runs have indices; the exact number takes a second.
+        return self.sampler.most_items() * self.num_runs
+
+    def fingerprint(self) -> dict[str, Any]:  # noqa: D102 - inherited
+        return {
+            **self.sampler.fingerprint(),
+            **self._bucket_fingerprint,
+            "aligned": self.aligned,
+            "drop_last": self.drop_last,
+        }
+
+    def _my_runs(self) -> range:
+        rank, num_replicas = self.replica()
+        width = self.num_runs // num_replicas
+        return range(rank * width, (rank + 1) * width)
+
+    def _rounds(self, epoch: int) -> Rounds:
+        """Return an epoch; the latest two are kept, with what was computed of them."""
+        key = (epoch, self.num_runs)
+        if key not in self._epochs_made:
+            for old in list(self._epochs_made)[:-1]:
+                del self._epochs_made[old]
+            kind = AlignedRounds if self.aligned and self.num_runs > 1 else SeparateRounds
+            self._epochs_made[key] = kind(
+                partial(self.sampler.run_blocks, epoch),
+                self.num_runs,
+                self._buckets,
+                drop_last=self.drop_last,
+            )
+        return self._epochs_made[key]
+
+    def __repr__(self) -> str:
+        sizes = sorted(set(self._buckets.sizes.tolist()))
+        shown = " to ".join(str(size) for size in sizes[:1] + sizes[1:][-1:])
+        about = (
+            f"{type(self).__name__}({type(self.sampler).__name__}, {len(self._buckets.names)} "
+            f"buckets of {self.sampler.dataset_length} samples, batch_size={shown or None}, "
+            f"aligned={self.aligned}, drop_last={self.drop_last})"
+        )
+        if self.sampler.dataset_length > _MOST_COUNTED:
+            return about
+        return (
+            f"<{about}, epoch {self.epoch}: {len(self)} batches on each rank, "
+            f"{self.num_repeated} samples repeated, {self.num_left_out} left out>"
+        )

@@ -1,0 +1,109 @@
+"""The call stack of a sampler → what the loader that calls it does with the indices.
+
+A trainer can wrap a sampler so that its indices are dealt out among the ranks once more, or skip
+batches after a restart. The sampler is passed nothing that says so: only the callers are different.
+Their frames are looked at once in a pass. Nothing here imports a trainer (decision 0044).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, Final
+
+from torch.utils.data import DistributedSampler
+
+_NUM_FRAMES: Final = 200
+"""Callers to look at. A trainer is tens of calls above its loader."""
+
+_LEAVE: Final = (
+    "leave the loader out of accelerator.prepare(), and use "
+    "wids.SamplerTrainer instead of transformers' Trainer"
+)
+
+
+def second_dealing(num_replicas: int, *, shuffle: bool) -> str | None:
+    """Return what a caller that deals indices out among ranks does to an order; None if none does.
+
+    Args:
+        num_replicas: Number of ranks that the sampler itself deals to.
+        shuffle: Whether its order is shuffled.
+    """
+    for frame in _callers():
+        found = _dealer(frame)
+        if found is None:
+            continue
+        name, num_dealt = found
+        if num_replicas > 1:
+            cure = _LEAVE if _module(frame).startswith("accelerate.") else "pass it unwrapped"
+            return (
+                f"each of {num_replicas} ranks has its share already, and {name} deals it out "
+                f"among {num_dealt} processes a second time, so that most of the dataset is never "
+                f"read; {cure}"
+            )
+        if shuffle and not _module(frame).startswith("accelerate."):
+            return (
+                f"{name} lists the whole epoch on each of {num_dealt} ranks and picks samples from "
+                "all over it, so that batches no longer follow shards, and a state is not that of "
+                "the rank; use DistributedChunkedSampler, which trainers leave as it is"
+            )
+        return None  # accelerate deals the batches of one order: each is read once
+    return None
+
+
+def skipped_by_torchdata() -> str | None:
+    """Return what torchdata's loader, if it restores a state now, leaves out of the next pass."""
+    for frame in _callers():
+        if _module(frame).startswith("torchdata.") and "next_iter_state" in frame.f_locals:
+            state = frame.f_locals["next_iter_state"]
+            return _skipped(state) if isinstance(state, dict) else None
+    return None
+
+
+def _skipped(state: dict[str, Any]) -> str | None:
+    if state.get("_iterator_finished"):
+        return None
+    # The state is that of a snapshot, and the loader passes over what was read after that.
+    if number := state.get("_steps_since_snapshot", 0):
+        return f"the first {number} batch{'es' * (number > 1)}"
+    # Without workers, the loader remembers that an iterable dataset came to its end.
+    return "all batches" if (state.get("fetcher_state") or {}).get("fetcher_ended") else None
+
+
+def _callers() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - documented, unlike any other way
+    for _ in range(_NUM_FRAMES):
+        if frame is None:
+            return
+        yield frame
+        frame = frame.f_back
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _dealer(frame: FrameType) -> tuple[str, int] | None:
+    """Return the name of a loader or sampler that deals to several ranks, and their number."""
+    module, method = _module(frame), frame.f_code.co_name
+    if module == "accelerate.data_loader":
+        kind, number = _of_accelerate(frame.f_locals.get("self"))
+        name = f"accelerate's {kind}"
+    elif method == "__iter__" and not module.startswith("wids."):
+        # Those of Lightning, ignite and catalyst are torch samplers around the user's.
+        dealer = frame.f_locals.get("self")
+        number = dealer.num_replicas if isinstance(dealer, DistributedSampler) else 1
+        name = f"{type(dealer).__name__} ({module.partition('.')[0]})"
+    else:
+        return None
+    return (name, number) if number > 1 else None
+
+
+def _of_accelerate(caller: Any) -> tuple[str, int]:
+    kind = type(caller).__name__
+    if kind in ("BatchSamplerShard", "IterableDatasetShard"):
+        return kind, int(caller.num_processes)
+    if kind == "DataLoaderDispatcher":  # process 0 reads for all
+        return kind, int(caller.state.num_processes)
+    return kind, 1

@@ -1,0 +1,163 @@
+"""A dataset on many ranks → the indices of this rank, as a torch ``DistributedSampler``.
+
+It finds out which rank it runs on; `wids.order.epoch_order` shares the indices among the ranks.
+Nothing here knows about files, or sends anything to other ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sized
+from dataclasses import replace
+from typing import Literal
+
+import torch  # noqa: F401 - whole, before its parts: threads must not import both at once
+import torch.distributed as dist
+from torch.utils.data import DistributedSampler
+
+from wids.order import epoch_order
+from wids.order.arguments import at_least
+from wids.order.chunked import ChunkedSampler
+
+
+class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
+    """A `ChunkedSampler` for each rank of a distributed job, all exactly ``len(sampler)`` long.
+
+    Together, before padding, the ranks yield every index once. A rank and number of ranks that are
+    not given are looked up at first use: in the process group, then in ``RANK`` and
+    ``WORLD_SIZE``; otherwise there is a single process. It is a torch ``DistributedSampler``, so
+    trainers do not replace it with their own. specs/sampler-order.md specifies the order.
+
+    Args:
+        dataset: The dataset, or anything with ``len()``.
+        num_replicas: Number of ranks; None to look it up.
+        rank: Rank of this process, from 0; None to look it up.
+        num_samples: As in `ChunkedSampler`, for all ranks together.
+        chunksize: As in `ChunkedSampler`; with ``"auto"``, all ranks need the same limits.
+        seed: Must be the same on all ranks.
+        shuffle: False for ascending indices in each rank.
+        shufflefirst: False to keep the order of the chunks in epoch 0.
+        drop_last: True to make ranks equal by leaving out at most one index per run, instead of
+            repeating at most one.
+        even: False to neither repeat nor leave out indices, so that lengths of runs differ by at
+            most one: for evaluation, where each sample counts once.
+        redeal: False to give each rank the same slice of the dataset in every epoch, which suits
+            local caches; True to distribute the chunks among the ranks again in each epoch.
+        num_canonical: Number of runs that the epoch is cut into; None for one per rank. With a
+            fixed number, a job can resume on any number of ranks that divides it.
+
+    Raises:
+        ValueError: The numbers contradict each other.
+
+    Example:
+        >>> import wids
+        >>> ranks = [
+        ...     wids.DistributedChunkedSampler(range(7), num_replicas=2, rank=rank)
+        ...     for rank in range(2)
+        ... ]
+        >>> [list(sampler) for sampler in ranks]  # rank 0 repeats its first index
+        [[0, 2, 1, 0], [6, 4, 3, 5]]
+    """
+
+    _shown: tuple[str, ...] = ("seed", "shuffle", "drop_last", "even", "redeal")
+
+    # Without a call of DistributedSampler's own, which needs a process group at once.
+    def __init__(
+        self,
+        dataset: Sized,
+        *,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        num_samples: int | tuple[int, int] | None = None,
+        chunksize: int | Literal["auto"] = 2000,
+        seed: int = 0,
+        shuffle: bool = True,
+        shufflefirst: bool = True,
+        drop_last: bool = False,
+        even: bool = True,
+        redeal: bool = False,
+        num_canonical: int | None = None,
+    ) -> None:
+        super().__init__(
+            dataset,
+            num_samples=num_samples,
+            chunksize=chunksize,
+            seed=seed,
+            shuffle=shuffle,
+            shufflefirst=shufflefirst,
+        )
+        if drop_last and not even:
+            raise ValueError(
+                "drop_last=True makes ranks equal and even=False leaves them unequal; choose one"
+            )
+        self.dataset = dataset  # type: ignore[assignment]  # torch's class has it too
+        self.drop_last = bool(drop_last)
+        self.even = bool(even)
+        self.redeal = bool(redeal)
+        self._num_replicas, self._num_canonical = (
+            None if number is None else at_least(1, number, name)
+            for number, name in ((num_replicas, "num_replicas"), (num_canonical, "num_canonical"))
+        )
+        self._rank = None if rank is None else at_least(0, rank, "rank")
+        if self._num_replicas is not None and self._rank is not None:
+            self.replica()  # raises now if they contradict each other
+
+    @property
+    def num_runs(self) -> int:  # noqa: D102 - inherited
+        num_replicas = self.num_replicas
+        num_runs = self._num_canonical or num_replicas
+        if num_runs % num_replicas:
+            raise ValueError(
+                f"num_canonical: expected a multiple of the {num_replicas} ranks, found {num_runs}"
+            )
+        return num_runs
+
+    @property
+    def settings(self) -> epoch_order.Settings:  # noqa: D102 - inherited
+        # Made at each use, since a process group may start after the sampler is created.
+        return replace(
+            super().settings,
+            num_runs=self.num_runs,
+            redeal=self.redeal,
+            ending="drop" if self.drop_last else "pad" if self.even else "uneven",
+        )
+
+    def replica(self) -> tuple[int, int]:  # noqa: D102 - inherited
+        rank, num_replicas = self.rank, self.num_replicas
+        if not 0 <= rank < num_replicas:
+            raise ValueError(f"rank: expected 0 to {num_replicas - 1}, found {rank}")
+        return rank, num_replicas
+
+    @property
+    def num_replicas(self) -> int:  # type: ignore[override]  # torch has a plain attribute
+        """Number of ranks."""
+        if self._num_replicas is not None:
+            return self._num_replicas
+        if dist.is_available() and dist.is_initialized():
+            return dist.get_world_size()
+        return _from_environment("WORLD_SIZE", 1, 1)
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]  # torch has a plain attribute
+        """Rank of this process."""
+        if self._rank is not None:
+            return self._rank
+        if dist.is_available() and dist.is_initialized():
+            return dist.get_rank()
+        return _from_environment("RANK", 0, 0)
+
+    @property
+    def num_samples(self) -> int:  # type: ignore[override]  # torch has a plain attribute
+        """Number of indices that this rank yields, under torch's name for it."""
+        return len(self)
+
+    @property
+    def total_size(self) -> int:  # type: ignore[override]  # torch has a plain attribute
+        """Number of indices that all ranks yield together, under torch's name for it."""
+        settings, num_replicas = self.settings, self.num_replicas
+        return sum(epoch_order.rank_length(settings, r, num_replicas) for r in range(num_replicas))
+
+
+def _from_environment(name: str, least: int, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    return at_least(least, int(text) if text.isdecimal() else text, f"${name}")

@@ -1,0 +1,319 @@
+"""Settings, seed, epoch and position → the indices that each rank reads, as pure functions.
+
+An epoch is cut into *runs*; a rank reads one run, or interleaves several. A run is a sequence of
+chunks, and a chunk is a range of indices that follows the shards. The order of the chunks is
+shuffled, and so are the indices inside each chunk. Each chunk has its own generator, so any
+position can be computed without the positions in front of it: memory and the time to reach a
+position are O(number of chunks + chunk size). This module knows only numbers: no files, no torch,
+no state. specs/sampler-order.md specifies the algorithm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol
+
+import numpy as np
+
+from wids.order.chunks import Chunks, chunk_edges, permutation, touched
+from wids.storage.array_types import IntArray
+
+Ending = Literal["pad", "drop", "uneven"]
+
+_CHUNK_ORDER: Final = 0
+"""The second number of a generator's key, other than that of the order inside a chunk."""
+
+
+class Run(Protocol):
+    """One run of an epoch."""
+
+    def blocks(self, position: int) -> Iterator[IntArray]:
+        """Yield the indices from a position in the run on, in arrays."""
+
+    def visits(self, lengths: IntArray) -> IntArray:
+        """Return the shards that are read, as `visits` defines them.
+
+        Args:
+            lengths: Number of samples in each shard of the dataset.
+        """
+
+
+class Order(Protocol):
+    """Epochs that are cut into runs: those of one sequence of shards, or of a mix of several."""
+
+    @property
+    def lengths(self) -> IntArray:
+        """Number of samples in each shard of the dataset."""
+
+    @property
+    def chunksize(self) -> int | None:
+        """Largest number of indices in a chunk; None for one chunk per shard."""
+
+    @property
+    def shuffle(self) -> bool:
+        """Whether anything is shuffled."""
+
+    @property
+    def num_runs(self) -> int:
+        """Number of runs that an epoch is cut into."""
+
+    @property
+    def num_indices(self) -> int:
+        """Number of indices in the epoch, before padding or dropping."""
+
+    @property
+    def num_mixed(self) -> int:
+        """Number of samples from which the next index of each run is drawn, on average."""
+
+    def chunk_shards(
+        self, chunksize: int | None, lengths: IntArray
+    ) -> list[tuple[IntArray, IntArray, IntArray]]:
+        """Return what the chunks of each sequence of shards touch, if they were of this size.
+
+        Returns:
+            For each sequence its shards, and for each chunk where in these its own start and stop.
+        """
+
+    def run_length(self, run: int) -> int:
+        """Return the number of indices that a run yields."""
+
+    def runs(self, seed: int, epoch: int, numbers: range) -> Iterator[Run]:
+        """Yield some of the runs of an epoch."""
+
+
+@dataclass(frozen=True, eq=False)
+class Settings:
+    """What an order depends on besides seed, epoch, rank and position.
+
+    Attributes:
+        lengths: Number of samples in each shard, shape ``(num_shards,)``; a single number for data
+            without shards.
+        start: First index of the epoch.
+        stop: Index after the last one.
+        chunksize: Largest number of indices in a chunk; None for one chunk per shard.
+        shuffle: Whether anything is shuffled.
+        shufflefirst: Whether the order of the chunks is also shuffled in epoch 0.
+        num_runs: Number of runs that the epoch is cut into, ``C`` on the page: ``num_canonical`` of
+            the sampler, else the number of ranks.
+        redeal: Whether runs are slices of the epoch's shuffled chunks, instead of slices of the
+            dataset that are the same in every epoch.
+        ending: How runs are made equally long: ``"pad"`` repeats at most one index in each,
+            ``"drop"`` leaves out at most one, ``"uneven"`` does neither.
+    """
+
+    lengths: IntArray
+    start: int
+    stop: int
+    chunksize: int | None
+    shuffle: bool = True
+    shufflefirst: bool = True
+    num_runs: int = 1
+    redeal: bool = False
+    ending: Ending = "pad"
+
+    @property
+    def num_indices(self) -> int:
+        """Number of indices in the epoch, before padding or dropping."""
+        return self.stop - self.start
+
+    @property
+    def num_mixed(self) -> int:
+        """Number of samples from which the next index of each run is drawn, on average."""
+        # Each run reads one chunk at a time, and chunks differ in length.
+        mean_chunk = self.num_indices / max(num_chunks(self), 1)
+        return min(round(self.num_runs * mean_chunk), self.num_indices)
+
+    def chunk_shards(
+        self, chunksize: int | None, lengths: IntArray
+    ) -> list[tuple[IntArray, IntArray, IntArray]]:
+        """Return what the chunks touch, as `Order` says; runs may cut them once more."""
+        edges = chunk_edges(self.lengths, self.start, self.stop, chunksize)
+        return [(np.arange(len(lengths)), *touched(edges, lengths))]
+
+    def run_length(self, run: int) -> int:
+        """Return the number of indices that a run yields: all its own, or the same for all runs."""
+        # ORDER-3: all ranks need equal lengths, or a collective operation waits for ever at the
+        # end.
+        if self.ending == "pad":
+            return -(-self.num_indices // self.num_runs)
+        if self.ending == "drop":
+            return self.num_indices // self.num_runs
+        start, stop = _run_bounds(self, run)
+        return stop - start
+
+    def runs(self, seed: int, epoch: int, numbers: range) -> Iterator[SlicedRun]:
+        """Yield some of the runs of an epoch."""
+        # With `redeal`, all runs are slices of one sequence, so it is computed once for all of
+        # them.
+        shared = None
+        if self.redeal:
+            shared = shuffled_chunks(self, seed, epoch, 0, self.start, self.stop)
+        return (_run(self, seed, epoch, number, shared) for number in numbers)
+
+
+def rank_length(settings: Order, rank: int, num_replicas: int) -> int:
+    """Return the number of indices that a rank yields in an epoch."""
+    return sum(settings.run_length(run) for run in _numbers_of(settings, rank, num_replicas))
+
+
+def rank_blocks(
+    settings: Order, seed: int, epoch: int, rank: int, num_replicas: int, position: int = 0
+) -> Iterator[IntArray]:
+    """Yield a rank's indices from a position on, in arrays of about one chunk each.
+
+    A rank reads ``num_runs / num_replicas`` neighbouring runs, one index of each in turn.
+    """
+    numbers = _numbers_of(settings, rank, num_replicas)
+    round_, turn = divmod(position, len(numbers))
+    blocks = [run.blocks(round_) for run in settings.runs(seed, epoch, numbers)]
+    for block in blocks[0] if len(blocks) == 1 else _interleaved(blocks):
+        if turn:  # the position is inside a round; the first block has at least this round
+            yield block[turn:]
+            turn = 0
+        else:
+            yield block
+
+
+def visits(settings: Order, seed: int, epoch: int) -> Iterator[IntArray]:
+    """Yield for each run the numbers of the shards that it reads, in the order of reading.
+
+    While a chunk is read, all its shards are open. A shard that the previous chunk opened is not
+    visited again; a shard that the run returns to later is. The visits follow from the chunks; only
+    chunks that belong to the run in part have their indices computed.
+    """
+    for run in settings.runs(seed, epoch, range(settings.num_runs)):
+        yield run.visits(settings.lengths)
+
+
+def num_chunks(settings: Settings) -> int:
+    """Return the number of chunks in an epoch; a chunk that two runs share counts once."""
+    if settings.redeal:
+        bounds = [(settings.start, settings.stop)]
+    else:
+        bounds = [_run_bounds(settings, run) for run in range(settings.num_runs)]
+    return sum(len(chunk_edges(settings.lengths, *b, settings.chunksize)) - 1 for b in bounds)
+
+
+@dataclass(frozen=True, eq=False)
+class SlicedRun:
+    """A slice of a sequence of chunks, with one index repeated at the end if it is too short.
+
+    Attributes:
+        chunks: The sequence.
+        start: First position in the sequence.
+        stop: Position after the last one.
+        padding: Position of the index that is repeated at the end, or None.
+    """
+
+    chunks: Chunks
+    start: int
+    stop: int
+    padding: int | None
+
+    def blocks(self, position: int) -> Iterator[IntArray]:
+        """Yield the indices from a position in the run on, chunk by chunk."""
+        yield from self.chunks.blocks(self.start + position, self.stop)
+        if self.padding is not None and position <= self.stop - self.start:
+            yield from self.chunks.blocks(self.padding, self.padding + 1)
+
+    def visits(self, lengths: IntArray) -> IntArray:
+        """Return the shards that are read, as `visits` defines them."""
+        filled = np.flatnonzero(lengths)  # an empty shard would tie with its neighbour below
+        shard_ends = np.cumsum(lengths[filled])
+
+        def shards_of(indices: IntArray) -> IntArray:
+            shards: IntArray = np.searchsorted(shard_ends, indices, side="right")
+            return shards
+
+        # Chunks `first` to `stop` are entirely in the run, so all their shards are read. Indices
+        # are computed only for the cut chunks at both ends: this makes a billion samples cheap.
+        ends = np.append(0, self.chunks.ends)  # chunk c is at positions ends[c]:ends[c + 1]
+        first = int(np.searchsorted(ends[:-1], self.start))
+        stop = max(first, int(np.searchsorted(ends, self.stop, side="right")) - 1)
+        head_stop = min(int(ends[first]), self.stop)
+        tail_start = max(head_stop, int(ends[stop])) if stop > first else head_stop
+        starts = self.chunks.starts[first:stop]
+        low = shards_of(starts)
+        counts = shards_of(starts + np.diff(ends)[first:stop] - 1) - low + 1
+        inside = np.arange(counts.sum()) + np.repeat(low - np.cumsum(counts) + counts, counts)
+
+        head = self.chunks.blocks(self.start, head_stop)
+        tail = self.blocks(tail_start - self.start)
+        shards = np.concatenate(
+            [
+                *(np.unique(shards_of(block)) for block in head),
+                inside,
+                *(np.unique(shards_of(block)) for block in tail),
+            ]
+        )
+        visited: IntArray = filled[shards[np.diff(shards, prepend=-1) != 0]]
+        return visited
+
+
+def _run(
+    settings: Settings, seed: int, epoch: int, number: int, shared: Chunks | None
+) -> SlicedRun:
+    start, stop = _run_bounds(settings, number)
+    length = settings.run_length(number)
+    if start == stop and length:
+        # Fewer indices than runs: repeat the first index of the nearest run that has one.
+        near = _run(settings, seed, epoch, _nearest_run(settings, number), shared)
+        return SlicedRun(near.chunks, near.start, near.start, near.start)
+    offset = 0 if shared is None else start - settings.start
+    chunks = shared or shuffled_chunks(settings, seed, epoch, number, start, stop)
+    own = min(stop - start, length)
+    return SlicedRun(chunks, offset, offset + own, offset if own < length else None)
+
+
+def shuffled_chunks(
+    settings: Settings, seed: int, epoch: int, run: int, start: int, stop: int
+) -> Chunks:
+    """Return the chunks of a range of indices in the order in which they are read."""
+    edges = chunk_edges(settings.lengths, start, stop, settings.chunksize)
+    numbers = np.arange(len(edges) - 1)
+    if settings.shuffle and (settings.shufflefirst or epoch > 0):
+        # ORDER-7; the numbers stay those of the ascending order, so that each chunk keeps its key.
+        numbers = permutation(len(numbers), seed, epoch, _CHUNK_ORDER, run, 0)
+    ends = np.cumsum(np.diff(edges)[numbers])
+    return Chunks(edges[:-1][numbers], ends, numbers, seed, (epoch, run), settings.shuffle)
+
+
+def _numbers_of(settings: Order, rank: int, num_replicas: int) -> range:
+    per_rank = settings.num_runs // num_replicas
+    return range(rank * per_rank, (rank + 1) * per_rank)
+
+
+def _run_bounds(settings: Settings, run: int) -> tuple[int, int]:
+    n, num_runs = settings.num_indices, settings.num_runs
+    # Python's integers, since the products may exceed 64 bits; neighbours share their bound.
+    return settings.start + n * run // num_runs, settings.start + n * (run + 1) // num_runs
+
+
+def _nearest_run(settings: Settings, run: int) -> int:
+    """Return the nearest run to an empty one that has an index; the later one of a tie."""
+    n, num_runs = settings.num_indices, settings.num_runs
+    here = n * run // num_runs  # an index in 0..n, between the two neighbours
+    # Index i is in the run c with n * c // num_runs <= i < n * (c + 1) // num_runs.
+    later = -(-(here + 1) * num_runs // n) - 1
+    earlier = -(-here * num_runs // n) - 1
+    return earlier if here and run - earlier < later - run else later
+
+
+def _interleaved(runs: list[Iterator[IntArray]]) -> Iterator[IntArray]:
+    """Yield one index of each run in turn; lengths of runs differ by at most one."""
+    empty = np.empty(0, np.int64)
+    pending = [next(run, empty) for run in runs]
+    while True:
+        width = min(map(len, pending))
+        if not width:
+            break
+        # Blocks of runs end at different positions, so the shortest decides how much is complete.
+        yield np.stack([block[:width] for block in pending]).T.ravel()
+        pending = [
+            block[width:] if len(block) > width else next(run, empty)
+            for block, run in zip(pending, runs, strict=True)
+        ]
+    # Only the last round can be incomplete: with ending "uneven", some runs are one index longer.
+    if any(map(len, pending)):
+        yield np.concatenate(pending)

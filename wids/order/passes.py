@@ -1,0 +1,340 @@
+"""The order of each epoch → a torch sampler: passes, the next epoch, a state to resume from.
+
+An item of an order is an index, or a batch of indices. Nothing here knows how an order is made, or
+computes one: a subclass yields the items of an epoch from a position on.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from typing import Any, Generic, TypeVar
+
+import torch  # noqa: F401 - whole, before its parts: threads must not import both at once
+from torch.utils.data import Sampler
+
+from wids.order import callers
+from wids.order.arguments import at_least
+from wids.order.state import State, checked_state
+
+T = TypeVar("T")
+
+
+class Epochs:
+    """The epoch of a sampler. A sampler around another one shares the other's.
+
+    Trainers call ``set_epoch`` of either, and both have to notice.
+
+    Attributes:
+        number: The epoch of the next pass.
+        is_fixed: Whether ``set_epoch`` was called, so that the epoch does not advance by itself.
+        num_set: How often it was called.
+        num_full_passes: Full passes since it was called (ORDER-14).
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.is_fixed = False
+        self.num_set = 0
+        self.num_full_passes = 0
+        self._latest = -1
+        self._latest_since = 0
+
+    def set(self, number: int) -> None:
+        """Fix the epoch."""
+        self.num_set += 1
+        if number != self._latest:
+            self._latest, self._latest_since = number, self.num_set
+        self.restore(number, is_fixed=True)
+
+    def restore(
+        self,
+        number: int,
+        *,
+        is_fixed: bool,
+        position: int | None = None,  # noqa: ARG002 - for epochs that are shared with workers
+    ) -> None:
+        """Take over the epoch of a state. Each sampler has its own position."""
+        self.number, self.is_fixed, self.num_full_passes = number, is_fixed, 0
+
+    def is_kept(self, number: int, since: int) -> bool:
+        """Whether no other epoch was set since ``num_set`` had this value (ORDER-11)."""
+        same = self._latest == number and self._latest_since <= since + 1
+        return self.num_set == since or same
+
+
+class _Pass(Generic[T]):
+    """One pass over the items of an epoch, which knows its position without counting items."""
+
+    def __init__(self, epoch: int, start: int, num_set: int) -> None:
+        self.epoch = epoch
+        self.start = start
+        self.num_set = num_set
+        self.has_begun = False
+        self.has_ended = False
+        self._block_stop = start
+        self._block: Iterator[T] = iter(())
+
+    def enter(self, block: list[T]) -> Iterator[T]:
+        self.has_begun = True
+        self._block_stop += len(block)
+        self._block = iter(block)
+        return self._block
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Where the pass began, and after how many calls of ``set_epoch``."""
+        return self.epoch, self.start, self.num_set
+
+    def is_waiting(self, epoch: int) -> bool:
+        """Whether it is of this epoch, and nothing was asked of it yet."""
+        return self.epoch == epoch and not self.has_begun and not self.has_ended
+
+    @property
+    def num_read(self) -> int:
+        return self.position - self.start
+
+    @property
+    def position(self) -> int:
+        # The iterator of a list knows how much is left, so no item costs a line of Python.
+        return self._block_stop - operator.length_hint(self._block)
+
+
+class EpochSampler(Sampler[T]):
+    """Passes over the epochs of an order, with a state.
+
+    A subclass has `blocks`, `num_items`, `replica`, ``num_runs`` and `fingerprint`. Its order is a
+    pure function of these and the epoch.
+
+    Args:
+        epochs: The epoch that is shared with the sampler inside this one; None for its own.
+    """
+
+    shuffle: bool
+    yields_indices = True
+    """Whether an item is an index; otherwise it is a batch."""
+    num_noticed: int = 1000
+    """Items after which a pass that is left is no mere look at the first samples (ORDER-48)."""
+    tell_epoch: Callable[[int], Any] | None = None
+    """Called with the epoch when a pass begins: the dataset's ``set_epoch``, for augmentations."""
+
+    def _set_up_passes(self, epochs: Epochs | None = None) -> None:
+        self.epochs = epochs or Epochs()
+        self._warned: set[str] = set()
+        self._num_left_passes = 0
+        # Where the next pass starts, in which epoch, and how often an epoch was set before.
+        self._resume = (0, 0, 0)
+        self._pass: _Pass[T] | None = None
+
+    # What a subclass is.
+
+    def blocks(self, epoch: int, start: int) -> Iterator[list[T]]:
+        """Yield the items of this rank in an epoch from a position on, many at a time."""
+        raise NotImplementedError
+
+    def num_items(self, epoch: int) -> int:
+        """Return the number of items of this rank in an epoch."""
+        raise NotImplementedError
+
+    def most_items(self) -> int:
+        """Return a number that the items of all ranks in an epoch do not exceed."""
+        raise NotImplementedError
+
+    def replica(self) -> tuple[int, int]:
+        """Return the rank and the number of ranks."""
+        raise NotImplementedError
+
+    @property
+    def num_runs(self) -> int:
+        """Number of runs that an epoch is cut into (ORDER-1)."""
+        raise NotImplementedError
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what the order depends on besides epoch, position and ranks; JSON-able."""
+        raise NotImplementedError
+
+    # Passes.
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next pass."""
+        return self.epochs.number
+
+    @epoch.setter
+    def epoch(self, number: int) -> None:
+        self.epochs.number = number
+
+    def __len__(self) -> int:
+        return self.num_items(self.epoch)
+
+    def __iter__(self) -> Iterator[T]:
+        # ORDER-8: the epoch is that of this call, even if the first item is read later.
+        latest, this = self._pass, _Pass[T](self.epoch, self._resume_at(), self.epochs.num_set)
+        self._pass = this
+        self._note_left_pass(latest, this)
+        self.note_second_dealing()
+        if self.tell_epoch is not None:
+            self.tell_epoch(self.epoch)
+        return chain.from_iterable(self._entered(self._pass))
+
+    def ahead(self) -> Iterator[T]:
+        """Return the items that a pass would have which began now; this changes nothing."""
+        return chain.from_iterable(self.blocks(self.epoch, self._resume_at()))
+
+    def _entered(self, this: _Pass[T]) -> Iterator[Iterator[T]]:
+        # Blocks, chained in C: an item takes tens of nanoseconds.
+        for block in self.blocks(this.epoch, this.start):
+            yield this.enter(block)
+        this.has_ended = True
+        # An old iterator may end after `set_epoch` or a restore, which it must not undo.
+        if self.epoch == this.epoch:
+            self.rewind()
+            if not self.epochs.is_fixed:
+                self.epochs.number += 1
+            elif this.start == 0:
+                self._note_full_pass()
+
+    def _note_full_pass(self) -> None:
+        """Warn at the end of a second full pass over an epoch that was set once (ORDER-14)."""
+        # At its end, since to look at a few samples of a finished epoch is no mistake.
+        self.epochs.num_full_passes += 1
+        if self.epochs.num_full_passes == 2:
+            self._warn_once(
+                "repeated",
+                f"a second full pass in the order of epoch {self.epoch}, which set_epoch fixed; "
+                "call sampler.set_epoch(epoch) before each pass, or never, for another order in "
+                "each epoch",
+            )
+
+    def _note_left_pass(self, latest: _Pass[T] | None, this: _Pass[T]) -> None:
+        """Warn when a third pass begins where two began that were left early (ORDER-48)."""
+        if latest is None or latest.place != this.place:
+            self._num_left_passes = 0
+            return
+        # A look at the first samples neither counts nor hides what other passes did.
+        if latest.has_ended or latest.num_read < self.num_noticed:
+            return
+        self._num_left_passes += 1
+        if self._num_left_passes == 2:
+            self._warn_once(
+                "left",
+                f"two passes of epoch {this.epoch} ended early, the latest after "
+                f"{latest.num_read} of {self.num_items(this.epoch) - this.start}, and a third "
+                "begins at the same place, so that the rest is never read; call "
+                "sampler.set_epoch(epoch) before each pass for another order, or "
+                "sampler.load_state_dict(sampler.state_dict(num_consumed)) to continue",
+            )
+
+    def note_skipping(self) -> None:
+        """Warn if a loader that restores a state skips batches of an epoch that was set."""
+        if skipped := callers.skipped_by_torchdata():
+            warnings.warn(
+                f"{type(self).__name__}: the state is that of a step before the end of an epoch, "
+                f"and epoch {self.epoch} was set; torchdata now leaves out {skipped} of it "
+                "(ORDER-62). Save states of the last batch after the loop over the epoch; to "
+                "resume from this one, read one pass before set_epoch",
+                stacklevel=3,
+            )
+
+    def note_second_dealing(self) -> None:
+        """Warn where a caller deals the items of a pass out among ranks (ORDER-60, ORDER-61)."""
+        _, num_replicas = self.replica()
+        remark = callers.second_dealing(num_replicas, shuffle=self.shuffle)
+        if remark and "dealt" not in self._warned:
+            self._warned.add("dealt")
+            warnings.warn(f"{type(self).__name__}: {remark}", stacklevel=3)
+
+    def _warn_once(self, what: str, text: str) -> None:
+        # Unshuffled passes are repeated on purpose: evaluation does so.
+        if self.shuffle and what not in self._warned:
+            self._warned.add(what)
+            warnings.warn(f"{type(self).__name__}: {text}", stacklevel=3)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Fix the epoch of the next passes. A restored position counts only in its own epoch.
+
+        Call it before each pass: a second full pass after one call warns, once for each sampler,
+        unless ``shuffle=False``.
+        """
+        self.epochs.set(at_least(0, epoch, "epoch"))
+
+    # The state.
+
+    def resume_position(self, epoch: int) -> int:
+        """Return the position at which a pass of an epoch starts: 0, or a restored one."""
+        # Trainers set the epoch after a restore too, to the restored one, whose position stays
+        # (ORDER-11).
+        position, of_epoch, num_set = self._resume
+        return position if epoch == of_epoch and self.epochs.is_kept(of_epoch, num_set) else 0
+
+    def rewind(self) -> None:
+        """Have the next pass start at position 0."""
+        self._resume = (0, self.epoch, self.epochs.num_set)
+
+    def _resume_at(self) -> int:
+        return self.resume_position(self.epoch)
+
+    def _latest_pass(self) -> _Pass[T] | None:
+        this = self._pass
+        return this if this and self.epochs.is_kept(this.epoch, this.num_set) else None
+
+    def state_dict(self, num_consumed: int | None = None) -> dict[str, Any]:
+        """Return what `load_state_dict` needs to resume from the current position; JSON-able.
+
+        The state is the same on all ranks that have consumed equally much. With ``even=False`` some
+        ranks end one sample earlier, and their states differ at the end.
+
+        Args:
+            num_consumed: Number of samples (of batches, for a sampler of batches) in the latest
+                pass that training on this rank has consumed. A plain DataLoader has workers that
+                run ahead of training, so only the caller knows; an incomplete last batch may count
+                as full. None counts what the sampler has yielded.
+        """
+        epoch, start = self.epoch, self._resume_at()
+        position = start
+        if (latest := self._latest_pass()) is not None:
+            epoch, start, position = latest.epoch, latest.start, latest.position
+        if num_consumed is not None:
+            position = start + at_least(0, num_consumed, "num_consumed")
+        return self.state_at(epoch, position)
+
+    def state_at(self, epoch: int, position: int) -> dict[str, Any]:
+        """Return the state of a pass at a position in the items of this rank."""
+        _, num_replicas = self.replica()
+        # A complete pass: the state is the start of the next epoch.
+        if position >= self.num_items(epoch):
+            epoch, position = epoch + 1, 0
+        # The position of all ranks together, so that every rank returns the same state.
+        state = State(
+            epoch, self.epochs.is_fixed, position * num_replicas, num_replicas, self.fingerprint()
+        )
+        return dict(vars(state))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from a state: the next pass is the rest of its epoch.
+
+        If ``set_epoch`` and then ``iter()`` were called, and nothing was read yet, the epoch that
+        was set wins over the state's: torchdata's loader restores at this point. The effect is that
+        of ``set_epoch`` after a restore.
+
+        Raises:
+            StateError: The state is damaged, belongs to another dataset or other settings, or was
+                saved on another number of ranks and cannot be restored at this position.
+        """
+        _, num_replicas = self.replica()
+        restored = checked_state(
+            state, self.fingerprint(), self.num_runs, self.most_items(), num_replicas
+        )
+        # A pass that is still being read belongs to the time before the restore.
+        waiting, self._pass = self._pass, None
+        is_set = self.epochs.is_fixed and waiting is not None and waiting.is_waiting(self.epoch)
+        if is_set and self.epoch != restored.epoch:
+            self._resume = (0, self.epoch, self.epochs.num_set)
+            self.note_skipping()
+            return
+        # Exact: `checked_state` accepts no position that these ranks cannot share (ORDER-10).
+        position = restored.position // num_replicas
+        self.epochs.restore(restored.epoch, is_fixed=restored.is_fixed, position=position)
+        self._resume = (position, restored.epoch, self.epochs.num_set)

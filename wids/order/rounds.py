@@ -1,0 +1,153 @@
+"""The batches of every run → rounds: one batch of each run, so that all runs end together.
+
+`SeparateRounds` lets each run have its own buckets (ORDER-41); `wids.order.aligned` has another
+way to the same thing. Both compute orders of all runs, and know nothing about ranks or torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wids.order.buckets import Buckets, batches, full_batches, windows
+from wids.storage.array_types import IntArray
+
+RunBlocks = Callable[[int], Iterator[IntArray]]
+"""The indices of a run, by its number."""
+
+
+class Rounds:
+    """The batches of an epoch.
+
+    Args:
+        run_blocks: Returns the indices of a run.
+        num_runs: Number of runs.
+        buckets: The bucket of each index.
+        drop_last: Whether to leave out what some runs have and others do not, instead of repeating.
+    """
+
+    def __init__(
+        self, run_blocks: RunBlocks, num_runs: int, buckets: Buckets, *, drop_last: bool
+    ) -> None:
+        self._run_blocks = run_blocks
+        self._num_runs = num_runs
+        self._buckets = buckets
+        self._drop_last = drop_last
+
+    @property
+    def num_rounds(self) -> int:
+        """Number of batches of each run."""
+        raise NotImplementedError
+
+    @property
+    def num_repeated(self) -> int:
+        """Number of indices in batches that repeat others (ORDER-45)."""
+        raise NotImplementedError
+
+    @property
+    def num_left_out(self) -> int:
+        """Number of indices that are in no batch (ORDER-45)."""
+        raise NotImplementedError
+
+    def batches(self, run: int, start: int) -> Iterator[list[list[int]]]:
+        """Yield the batches of a run from a round on, many at a time."""
+        raise NotImplementedError
+
+    def _numbers(self, run: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield the numbers of the buckets of the indices of a run."""
+        for window in windows(self._run_blocks(run)):
+            yield self._buckets.numbers[window]
+
+
+class SeparateRounds(Rounds):
+    """An epoch in which each run cuts its own order into batches."""
+
+    @cached_property
+    def _counts(self) -> IntArray:
+        """Number of indices of each run in each bucket."""
+        num_buckets = len(self._buckets.names)
+        counts = np.zeros((self._num_runs, num_buckets), np.int64)
+        for run in range(self._num_runs):
+            for numbers in self._numbers(run):
+                counts[run] += np.bincount(numbers, minlength=num_buckets)
+        return counts
+
+    @cached_property
+    def _num_batches(self) -> IntArray:
+        """Number of batches that each run has by itself."""
+        rounded_up = 0 if self._drop_last else self._buckets.sizes - 1
+        number: IntArray = ((self._counts + rounded_up) // self._buckets.sizes).sum(1)
+        return number
+
+    @cached_property
+    def num_rounds(self) -> int:  # noqa: D102 - inherited
+        return int(self._num_batches.min() if self._drop_last else self._num_batches.max())
+
+    @cached_property
+    def num_repeated(self) -> int:  # noqa: D102 - inherited
+        if self._drop_last:
+            return 0
+        return self._num_yielded - int(self._counts.sum())
+
+    @cached_property
+    def num_left_out(self) -> int:  # noqa: D102 - inherited
+        if not self._drop_last:
+            return 0
+        return int(self._counts.sum()) - self._num_yielded
+
+    @cached_property
+    def _num_yielded(self) -> int:
+        """Number of indices in all rounds."""
+        sizes, total = self._buckets.sizes, 0
+        for run in range(self._num_runs) if self.num_rounds else ():
+            source = self._source(run)
+            number, counts = full_batches(self._numbers(source), sizes)
+            partial = np.empty(0, np.int64) if self._drop_last else counts % sizes
+            lengths = np.concatenate((sizes[number], partial[partial > 0]))
+            again, first = divmod(self.num_rounds, len(lengths))
+            # With `drop_last` a run may have more batches than rounds, and `again` is 0.
+            total += again * int(lengths.sum()) + int(lengths[:first].sum())
+        return total
+
+    def batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
+        # A run has all its own batches, unless others have fewer and `drop_last`. So the first
+        # batch does not wait until those of the other runs are counted.
+        stop = self.num_rounds if self._drop_last and self._num_runs > 1 else None
+        at = 0
+        while stop is None or at < stop:
+            for part in batches(self._run_blocks(run), self._buckets, partial=not self._drop_last):
+                end = len(part) if stop is None else min(len(part), stop - at)
+                if start - at < end:
+                    yield part.between(max(start - at, 0), end)
+                at += len(part)
+                if stop is not None and at >= stop:
+                    return
+            # Read to its end: what follows repeats it, if another run has more.
+            stop = self.num_rounds
+            run = self._source(run) if stop else run
+
+    def _source(self, run: int) -> int:
+        """Return the run whose batches a run has: its own, or those of the nearest with one."""
+        return nearest(run, np.flatnonzero(self._num_batches))
+
+
+def nearest(run: int, others: IntArray) -> int:
+    """Return the nearest of other runs, ascending; of two equally near the later."""
+    distances = np.abs(others - run)
+    return int(others[len(others) - 1 - np.argmin(distances[::-1])])
+
+
+def in_turn(rounds: Rounds, runs: range, start: int) -> Iterator[list[list[int]]]:
+    """Yield one batch of each run in turn, from a position on, many at a time (ORDER-42)."""
+    round_, turn = divmod(start, len(runs))
+    if len(runs) == 1:
+        yield from rounds.batches(runs[0], round_)
+        return
+    each = [(batch for part in rounds.batches(run, round_) for batch in part) for run in runs]
+    for batches_of_round in zip(*each, strict=True):
+        yield list(batches_of_round[turn:])
+        turn = 0

@@ -1,0 +1,182 @@
+"""The epoch of a sampler, shared by the workers of a DataLoader and the process that started them.
+
+Workers that stay for several passes have copies of the sampler. They learn here of the epoch that
+the main process sets, and a pass is complete when each of them has read its share.
+"""
+
+from __future__ import annotations
+
+from multiprocessing.sharedctypes import RawArray
+from typing import Any, Final
+
+from torch.utils.data import get_worker_info
+
+from wids.order.passes import Epochs
+from wids.storage.shared_number import passes_to_process
+
+_NUM_SLOTS: Final = 1024
+"""Maximum number of workers of one loader. The array is made before their number is known."""
+
+# Where the parts of the shared array begin: single numbers, and one number for each worker.
+_FIXED, _BEGUN, _START, _RESTORED, _POSITION, _AFTER, _PASSES = range(7)
+_EPOCHS = _PASSES + _NUM_SLOTS
+_OF_STATE = _EPOCHS + _NUM_SLOTS
+_COMPLETE = _OF_STATE + _NUM_SLOTS
+_SHARES = _COMPLETE + _NUM_SLOTS
+_LENGTH = _SHARES + _NUM_SLOTS
+
+
+class SharedEpochs(Epochs):
+    """The epoch of a sampler whose passes are read by workers.
+
+    Each worker notes the passes that it has completed. The slowest one counts, so that a pass which
+    a program left early is not complete, although some workers have read ahead to its end.
+
+    Args:
+        epochs: The epoch to begin with.
+        position: Where its next pass starts.
+    """
+
+    def __init__(self, epochs: Epochs, position: int) -> None:
+        self._shared = RawArray("q", _LENGTH)
+        vars(self).update(
+            {k: v for k, v in vars(epochs).items() if k not in ("number", "is_fixed")}
+        )
+        self.number, self.is_fixed = epochs.number, epochs.is_fixed
+        self.begin(epochs.number, 0)
+        self._note_position(epochs.number, position)
+
+    def restore(self, number: int, *, is_fixed: bool, position: int | None = None) -> None:
+        """Take over the epoch of a state and its position; None if the epoch alone is set."""
+        super().restore(number, is_fixed=is_fixed)
+        # A restored position counts only in its own epoch, also for workers that stay (ORDER-11).
+        if position is not None or number != self._shared[_RESTORED]:
+            self._note_position(number, position or 0)
+
+    def _note_position(self, number: int, position: int) -> None:
+        self._shared[_RESTORED], self._shared[_POSITION] = number, position
+        self._shared[_AFTER] = self.num_passes
+
+    def position(self, number: int) -> int:
+        """Return where a pass of an epoch starts: 0, or a restored position, for one full pass."""
+        restored, position, after = self._shared[_RESTORED : _AFTER + 1]
+        return position if (restored, after) == (number, self.num_passes) else 0
+
+    @property
+    def number(self) -> int:
+        """The epoch of the next pass."""
+        return int(min(self._shared[_EPOCHS:_OF_STATE]))
+
+    @number.setter
+    def number(self, number: int) -> None:
+        # A worker speaks for itself: when workers are restored, some may have ended their share.
+        for slot in _slots():
+            self._shared[_EPOCHS + slot] = number
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether ``set_epoch`` was called, so that the epoch does not advance by itself."""
+        return bool(self._shared[_FIXED])
+
+    @is_fixed.setter
+    def is_fixed(self, is_fixed: bool) -> None:
+        self._shared[_FIXED] = is_fixed
+
+    @property
+    def num_passes(self) -> int:
+        """Number of passes that all workers have completed."""
+        return int(min(self._shared[_PASSES:_EPOCHS]))
+
+    @property
+    def own_number(self) -> int:
+        """The epoch of the next pass of this worker, which may have completed its share."""
+        return int(self._shared[_EPOCHS + worker()[0]])
+
+    @property
+    def begun(self) -> tuple[int, int]:
+        """The epoch of the latest pass that began, and the position at which it started."""
+        return self._shared[_BEGUN], self._shared[_START]
+
+    def begin(self, number: int, start: int) -> None:
+        """Note that a pass begins. All workers note the same."""
+        self._shared[_BEGUN], self._shared[_START] = number, start
+
+    def complete(self, number: int) -> None:
+        """Note that this worker has read its share of an epoch to the end."""
+        for slot in _slots():
+            self._shared[_PASSES + slot] += 1
+            if not self.is_fixed:
+                self._shared[_EPOCHS + slot] = number + 1
+
+    def note_restored(
+        self, number: int, next_number: int, next_share: int, *, is_complete: bool
+    ) -> None:
+        """Note what a worker was restored from. All are restored before the first of them reads.
+
+        Args:
+            number: The epoch of its state.
+            next_number: The epoch of its next pass.
+            next_share: Its share of the pass after that of its state.
+            is_complete: Whether nothing is left of its share.
+        """
+        for slot in _slots():
+            self._shared[_OF_STATE + slot] = number
+            self._shared[_EPOCHS + slot] = next_number
+            self._shared[_SHARES + slot] = next_share
+            self._shared[_COMPLETE + slot] = is_complete
+
+    @property
+    def latest_restored(self) -> int:
+        """The latest epoch of the states that workers were restored from."""
+        return int(max(self._shared[_OF_STATE:_COMPLETE]))
+
+    def were_restored_complete(self, num_batches: int) -> bool:
+        """Whether nothing was left of the latest of these epochs for any worker.
+
+        Args:
+            num_batches: Number of batches in it. Workers whose state is that of an earlier epoch
+                have read none of theirs.
+        """
+        latest = self.latest_restored
+        slots = range(_NUM_SLOTS)
+        return all(
+            self._shared[_COMPLETE + slot]
+            if self._shared[_OF_STATE + slot] == latest
+            else self._shared[_SHARES + slot] >= num_batches
+            for slot in slots
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(vars(self))
+        if not passes_to_process():
+            state["_shared"] = list(self._shared)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        shared = state["_shared"]
+        if isinstance(shared, list):  # a copy, which is on its own
+            state = {**state, "_shared": RawArray("q", shared)}
+        vars(self).update(state)
+
+
+def worker() -> tuple[int, int]:
+    """Return the number of this worker and of all workers; ``(0, 1)`` in the main process.
+
+    Raises:
+        ValueError: The loader has more workers than can share an epoch.
+    """
+    info = get_worker_info()
+    if info is None:
+        return 0, 1
+    if info.num_workers > _NUM_SLOTS:
+        raise ValueError(
+            f"num_workers: expected at most {_NUM_SLOTS:,} workers for a stream, found "
+            f"{info.num_workers:,}; pass the dataset and the sampler to the loader instead"
+        )
+    return info.id, info.num_workers
+
+
+def _slots() -> range:
+    """Return the slots of this worker; those of workers that do not exist are shared out."""
+    number, num_workers = worker()
+    return range(number, _NUM_SLOTS, num_workers)

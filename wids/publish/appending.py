@@ -1,0 +1,287 @@
+"""A published dataset + described shards → the same dataset with these shards at its end.
+
+The old shards are not read: their entries in the spec and their indexes in the pack are taken over
+as they are. The new pack begins like the old one, so a reader with the old spec can use it; it is
+published first, and the spec, which names the new shards, last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from wids.errors import SpecError
+from wids.publish.by_headers import IndexingCost
+from wids.publish.dataset_problems import dataset_problems
+from wids.publish.new_spec import build_spec
+from wids.publish.problems import Problem, log_problem
+from wids.publish.published import Published, check_rules, entries, num_fitting, published
+from wids.shards.indexes.pack import LocalPack, load_pack
+from wids.shards.indexes.pack_writer import join_packs
+from wids.shards.specs.loader import Shards, load_spec
+from wids.shards.specs.model import DatasetSpec, ShardSpec, save_document
+from wids.shards.tars.member_names import KeySplit
+from wids.storage import complete_files, locks, upload
+from wids.storage.transport import urls
+
+_MAX_ATTEMPTS: Final = 5
+_WAIT_S: Final = 600.0
+"""How long to wait for another process that appends: it copies a pack, a gigabyte perhaps."""
+
+
+def append_shards(
+    spec: str | os.PathLike[str],
+    shards: Shards,
+    *,
+    base: str | os.PathLike[str] | None = None,
+    key_split: KeySplit | None = None,
+    executor: Executor | None = None,
+    journal: str | os.PathLike[str] | None = None,
+    digests: bool = False,
+    on_cost: Callable[[IndexingCost], None] | None = None,
+    on_problem: Callable[[Problem], None] = log_problem,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+) -> DatasetSpec:
+    """Add shards to the end of a published dataset, without reading its shards again.
+
+    Spec and pack are replaced, the pack first: at any moment readers see the old dataset or the new
+    one. Several processes may append to a local spec at once; they wait for one another. States of
+    samplers that were saved before belong to the old order: they fit a dataset of the first shards,
+    as the example shows.
+
+    Args:
+        spec: Path or URL of the spec.
+        shards: The new shards, in any form that a dataset takes.
+        base: Where the new shards will be, if they are elsewhere now: the ``base`` of the spec.
+        key_split: As for `build_spec`; None for the rule of the dataset, which it must be.
+        executor: As for `build_spec`, for the new shards.
+        journal: The same.
+        digests: The same.
+        on_cost: The same.
+        on_problem: As for `build_spec`, for the whole dataset.
+        storage_options: As for `ShardListDataset`.
+        progress: Whether to show a progress bar; None for in terminals and notebooks only.
+
+    Returns:
+        The new spec.
+
+    Raises:
+        FileNotFoundError: There is no spec.
+        SpecError: The spec consists of other specs, or does not state all counts; or its pack is
+            missing or of another dataset.
+        ValueError: A shard is in the dataset already, has another ``key_split``, or would be named
+            by a path that readers do not have.
+        FetchError, ShardFormatError, UploadError: As for `build_spec`.
+        OSError: Another process is appending, and did not finish in ten minutes.
+
+    Examples:
+        >>> import wids
+        >>> for name in ("cats", "dogs"):
+        ...     with wids.TarWriter(f"{name}.tar") as writer:
+        ...         nbytes = writer.write({"__key__": name, "txt": name})
+        >>> wids.build_spec(["cats.tar"], name="pets", pack="pets.index").save("pets.json")
+        >>> spec = wids.append_shards("pets.json", ["dogs.tar"])
+        >>> [shard.num_samples for shard in spec.shards]
+        [1, 1]
+        >>> from dataclasses import replace
+        >>> with wids.ShardListDataset(replace(spec, shards=spec.shards[:1])) as before:
+        ...     len(before)
+        1
+    """
+    target = upload.absolute(spec)
+    old = published(target, storage_options)
+    if key_split not in (None, old.key_split):
+        raise ValueError(
+            f'{urls.redact(target)}: expected key_split="{old.key_split}" as in its shards, found '
+            f'"{key_split}"; pack the new shards again, or make a dataset of their own'
+        )
+    new = load_spec(shards, storage_options=storage_options)
+    check_rules(old, new)
+    entries(old, new.shards, base)  # a mistake, before the shards are read
+    options: dict[str, Any] = {} if on_cost is None else {"on_cost": on_cost}
+    with tempfile.TemporaryDirectory(prefix="wids-") as folder:
+        path = os.path.join(folder, "new.index")
+        new = build_spec(
+            replace(new, index=None),
+            key_split=old.key_split,
+            pack=path,
+            executor=executor,
+            journal=journal,
+            digests=digests,
+            on_problem=_ignore,
+            storage_options=storage_options,
+            progress=progress,
+            **options,
+        )
+        return publish_appended(
+            target,
+            new.shards,
+            _loaded(path, len(new.shards)),
+            base=base,
+            on_problem=on_problem,
+            storage_options=storage_options,
+        )
+
+
+def publish_appended(
+    target: str,
+    shards: tuple[ShardSpec, ...],
+    pack: LocalPack,
+    *,
+    base: str | os.PathLike[str] | None = None,
+    on_problem: Callable[[Problem], None] = log_problem,
+    storage_options: upload.Options = None,
+) -> DatasetSpec:
+    """Publish a dataset with more shards at its end: first the pack, then the spec.
+
+    Args:
+        target: Absolute path or URL of its spec.
+        shards: The new shards, described.
+        pack: Their indexes.
+        base: As for `append_shards`.
+        on_problem: As for `build_spec`.
+        storage_options: As for `ShardListDataset`.
+
+    Returns:
+        The new spec.
+    """
+    with _one_at_a_time(target):
+        for _ in range(_MAX_ATTEMPTS):
+            old = published(target, storage_options)
+            added = entries(old, shards, base)
+            document = {**old.document, "shardlist": [*old.document["shardlist"], *added]}
+            data = json.dumps(document).encode("ascii")
+            spec = load_spec(target, read=partial(_bytes, data))
+            try:
+                _publish(old, document, spec, pack, on_problem, storage_options)
+            except upload.ReplacedError:  # another one was faster: begin again from what it wrote
+                continue
+            return spec
+    raise OSError(f"{urls.redact(target)}: others replaced it {_MAX_ATTEMPTS} times meanwhile")
+
+
+def _publish(
+    old: Published,
+    document: Mapping[str, Any],
+    spec: DatasetSpec,
+    new_pack: LocalPack,
+    on_problem: Callable[[Problem], None],
+    storage_options: upload.Options,
+) -> None:
+    """Write pack and spec, unless the spec was replaced since it was read."""
+    if old.pack is not None:
+        with (
+            _old_packs(old, storage_options) as packs,
+            upload.publishing(old.pack, storage_options=storage_options) as file,
+        ):
+            join_packs(file, [*packs, (new_pack, len(new_pack))])
+            file.flush()
+            file.seek(0)
+            joined = load_pack(old.pack, os.dup(file.fileno()), len(spec.shards))
+            for problem in dataset_problems(joined, spec.shards, spec.name):
+                on_problem(problem)
+            del joined
+            if upload.read(old.target, storage_options)[0] != old.data:
+                raise upload.ReplacedError(old.target)
+    else:
+        on_problem(
+            Problem(
+                spec.name,
+                "the spec names no pack, so keys of new shards were not compared with the others",
+                "remark",
+            )
+        )
+    save_document(old.target, document, replaces=old.version, storage_options=storage_options)
+
+
+@contextmanager
+def _old_packs(
+    old: Published, storage_options: upload.Options
+) -> Iterator[list[tuple[LocalPack, int]]]:
+    """Yield the packs with the indexes of the old shards, and how many to take of each.
+
+    The pack may have more than the old shards, where an append was interrupted before it published
+    its spec; or fewer that fit, where two appends to a URL met. Those that it lacks are read again.
+    """
+    shards, target = old.spec.shards, old.pack or ""
+    with (
+        _local_pack(old, target, storage_options) as path,
+        tempfile.TemporaryDirectory(prefix="wids-") as folder,
+    ):
+        pack = load_pack(path, None, len(shards))
+        num_shards = 0 if pack is None else num_fitting(pack, shards)
+        if pack is None or not num_shards:
+            raise _wrong_pack(old, target, "no pack" if pack is None else "one of other shards")
+        packs = [(pack, num_shards)]
+        missing = shards[num_shards:]
+        if missing:
+            rest = os.path.join(folder, "missing.index")
+            build_spec(
+                DatasetSpec(missing), pack=rest, on_problem=_ignore, storage_options=storage_options
+            )
+            packs.append((_loaded(rest, len(missing)), len(missing)))
+        try:
+            yield packs
+        finally:
+            packs.clear()
+
+
+@contextmanager
+def _local_pack(old: Published, target: str, storage_options: upload.Options) -> Iterator[str]:
+    if not upload.exists(target, storage_options):
+        raise _wrong_pack(old, target, "no file")
+    with upload.local_copy(target, storage_options) as path:
+        yield path
+
+
+def _wrong_pack(old: Published, target: str, found: str) -> SpecError:
+    return SpecError(
+        f"{urls.redact(target)}: expected the pack of {urls.redact(old.target)}, found {found}; "
+        "make both again with `wids create`"
+    )
+
+
+@contextmanager
+def _one_at_a_time(target: str) -> Iterator[None]:
+    """Wait until no other process of this machine appends to a local spec.
+
+    Servers compare versions instead; the lock saves work and the comparison is made anyway.
+
+    Raises:
+        OSError: Another process did not finish.
+    """
+    if not urls.is_local(target):
+        yield
+        return
+    folder, name = os.path.split(target)
+    # Not deleted at the end, since others may be waiting for it.
+    lock_path = os.path.join(folder, complete_files.lock_name(name))
+    with locks.lock_file(lock_path, mode=0o600, timeout_s=_WAIT_S) as is_held:
+        if is_held is False:
+            raise OSError(f"{target}: another process is appending to it; try again later")
+        yield
+
+
+def _loaded(path: str, num_shards: int) -> LocalPack:
+    """Return a pack that was just written."""
+    pack = load_pack(path, None, num_shards)
+    if pack is None:
+        raise OSError(f"{path}: expected the pack that was just written, found another file")
+    return pack
+
+
+def _bytes(data: bytes, _: str, __: int) -> bytes:
+    """Return the bytes of a document that is not there yet."""
+    return data
+
+
+def _ignore(_: Problem) -> None:
+    """Leave to the end what is wrong with a part of the dataset."""

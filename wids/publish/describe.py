@@ -1,0 +1,68 @@
+"""One local shard → its description: sample count, length, digest, and index with checksums.
+
+Reads the tar from the first byte to the last. Does not know specs, or where the file came from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from wids.shards.indexes import index_file
+from wids.shards.tars.archive import TarBytes
+from wids.shards.tars.index import ShardIndex, TarIdentity, index_tar
+from wids.shards.tars.member_names import KeySplit
+from wids.shards.tars.shard import Shard
+from wids.storage.digests import file_digest
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """The description of one shard.
+
+    Attributes:
+        url: Absolute path or URL.
+        key_split: The rule that groups its members into samples.
+        identity: Of a local file when it was read; None for a remote one.
+        num_samples: Number of samples.
+        nbytes: Length of the tar in bytes.
+        sha256: Digest of the tar, in hexadecimal digits; None if only its headers were read.
+        blob: Its index with checksums, serialized as in a pack; those of members only if these
+            were read.
+        source: Digest of what the shard was made from; ``""`` for one that was found.
+    """
+
+    url: str
+    key_split: KeySplit
+    identity: TarIdentity | None
+    num_samples: int
+    nbytes: int
+    sha256: str | None
+    blob: bytes
+    source: str = ""
+
+
+def describe_shard(path: str, key_split: KeySplit = "first") -> ShardRecord:
+    """Read a local shard from end to end and describe it.
+
+    Raises:
+        FetchError: The file cannot be opened.
+        ShardFormatError: It is not a complete, plain tar.
+    """
+    with Shard(path, find_index=partial(_index_with_checksums, key_split)) as shard:
+        return ShardRecord(
+            path,
+            key_split,
+            # Of the file that was opened, so that a change while it is read shows later.
+            shard.identity,
+            len(shard),
+            shard.nbytes,
+            file_digest(path, "sha256"),
+            index_file.dump(shard.index, TarIdentity(shard.nbytes)),
+        )
+
+
+def _index_with_checksums(
+    key_split: KeySplit, path: str, data: TarBytes, _: TarIdentity
+) -> ShardIndex:
+    return index_tar(data, key_split, path, checksums=True)

@@ -1,0 +1,432 @@
+"""Journals: files that only grow, from which interrupted work is resumed.
+
+All work on the shards of a dataset leaves the same journal: what it is the journal of, and the
+descriptions of the shards that are complete. Work may be done in parts, by processes that do not
+know of each other, on any machines. Each part has a journal of its own. The journal of all parts is
+the one that an undivided run has when all shards are described, so that publishing is the same for
+both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from typing import IO, Any, Final, TypeVar
+
+from wids.publish.describe import ShardRecord
+from wids.shards.indexes import index_file
+from wids.shards.tars.index import ShardIndex, TarIdentity
+from wids.shards.tars.member_names import KeySplit
+from wids.storage import locks
+from wids.storage.digests import file_digest
+from wids.storage.transport import urls
+
+_RECORD: Final = struct.Struct("<QQI")
+_MAX_ATTEMPTS: Final = 10
+_MAGIC: Final = b"wids journal 2\n"
+_UNFINISHED: Final = ".unfinished"
+
+Item = TypeVar("Item")
+
+Task = tuple[str, KeySplit]
+"""The absolute path or URL of a shard, and the rule that groups its members into samples."""
+
+
+class Journal:
+    """What work is made from, and descriptions of shards, in a file that only grows.
+
+    A record is the lengths and the checksum of its two parts, then the parts: a JSON object and an
+    index. The object has the plan, or describes a shard. An incomplete record at the end, as an
+    interruption leaves it, is cut off. Indexes stay in the file, so that a dataset may have any
+    number of shards. Use it as a context manager.
+
+    Args:
+        path: The file, created if it does not exist and deleted at the end if it has no record;
+            None for a temporary one.
+        folder: Where to put a temporary file; None for the system's folder of temporary files.
+        mode: The permissions of a new file, without what the umask removes.
+
+    Attributes:
+        plan: Digest of what the work is made from; None where it was not noted.
+
+    Raises:
+        FileExistsError: The file is not a journal.
+        OSError: Another process is writing to it.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None,
+        *,
+        folder: str | None = None,
+        mode: int = 0o666,
+    ) -> None:
+        self.plan: str | None = None
+        self._path = None if path is None else os.path.abspath(os.fspath(path))
+        self._records: dict[Task, tuple[ShardRecord, int, int]] = {}
+        self._stack = ExitStack()
+        try:
+            self._file = self._stack.enter_context(_opened(self._path, folder, mode))
+            if self._path is not None:
+                self._load(self._path)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _load(self, path: str) -> None:
+        magic = self._file.read(len(_MAGIC))
+        if not magic:
+            self._file.write(_MAGIC)
+        elif magic != _MAGIC:
+            raise FileExistsError(
+                f"{path}: expected a journal of an interrupted run, found another file, or one of "
+                "another version of wids; move it away, or choose another name"
+            )
+        end = len(_MAGIC)
+        while len(start := self._file.read(_RECORD.size)) == _RECORD.size:
+            head_nbytes, blob_nbytes, crc = _RECORD.unpack(start)
+            if head_nbytes + blob_nbytes > os.fstat(self._file.fileno()).st_size:
+                break
+            body = self._file.read(head_nbytes + blob_nbytes)
+            if len(body) != head_nbytes + blob_nbytes or zlib.crc32(body) != crc:
+                break
+            blob_start = end + _RECORD.size + head_nbytes
+            end = self._file.tell()
+            self._note(json.loads(body[:head_nbytes]), blob_start, end)
+        self._file.seek(end)
+        self._file.truncate()
+
+    def _note(self, fields: dict[str, Any], start: int, stop: int) -> None:
+        """Take what was read of a record, unless it describes a shard that has changed."""
+        # Earlier versions stored a plan as the description of a shard whose digest is empty.
+        if "plan" in fields or fields["sha256"] == "":
+            self.plan = fields.get("plan", fields.get("source"))
+            return
+        if fields["identity"] is not None:
+            fields["identity"] = TarIdentity(*fields["identity"])
+        record = ShardRecord(**fields, blob=b"")
+        if record.identity is None or _is_unchanged(record, record.identity):
+            self._records[record.url, record.key_split] = (record, start, stop)
+
+    def __contains__(self, task: Task) -> bool:
+        return task in self._records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self._records)
+
+    def clear(self) -> None:
+        """Delete all records."""
+        self._file.seek(len(_MAGIC))
+        self._file.truncate()
+        self._records.clear()
+        self.plan = None
+
+    def is_of(self, plan: str) -> bool:
+        """Whether the journal has a plan.
+
+        Raises:
+            FileExistsError: It has another one.
+        """
+        if self.plan not in (None, plan):
+            raise self.of_other_plan()
+        return self.plan is not None
+
+    def of_other_plan(self) -> FileExistsError:
+        """Return the error for a journal of other work."""
+        return FileExistsError(
+            f"{self._path}: expected a journal of these shards and options, found one of others; "
+            "move it away, or choose another output"
+        )
+
+    def begin(self, plan: str) -> None:
+        """Note what the work is made from, before the first shard."""
+        self._append({"plan": plan}, b"")
+        self.plan = plan
+
+    def record(self, task: Task) -> ShardRecord:
+        """Return the description of a shard, with an empty ``blob``."""
+        return self._records[task][0]
+
+    def get(self, task: Task) -> ShardRecord | None:
+        """Return the description of a shard, or None."""
+        return self.record(task) if task in self else None
+
+    def with_blob(self, task: Task) -> ShardRecord:
+        """Return the description of a shard with its index."""
+        record, start, stop = self._records[task]
+        self._file.seek(start)
+        return replace(record, blob=self._file.read(stop - start))
+
+    def add(self, record: ShardRecord) -> None:
+        """Append the description of a shard."""
+        facts = replace(record, blob=b"")
+        fields = asdict(facts)
+        del fields["blob"]
+        end = self._append(fields, record.blob)
+        self._records[record.url, record.key_split] = (facts, end - len(record.blob), end)
+
+    def _append(self, fields: dict[str, Any], blob: bytes) -> int:
+        head = json.dumps(fields).encode("ascii")
+        self._file.seek(0, os.SEEK_END)
+        crc = zlib.crc32(blob, zlib.crc32(head))
+        self._file.write(_RECORD.pack(len(head), len(blob), crc) + head + blob)
+        self._file.flush()
+        return self._file.tell()
+
+    def indexes(self, tasks: Iterable[Task]) -> Iterator[tuple[str, int, ShardIndex]]:
+        """Yield base name, length and index of these shards, as a pack takes them."""
+        for url, key_split in tasks:
+            record = self.with_blob((url, key_split))
+            blob = record.blob
+            found = index_file.parse(blob, 0, len(blob), TarIdentity(record.nbytes), key_split)
+            if found is None:
+                advice = "; delete the journal and run again" if self._path else ""
+                raise OSError(
+                    f"{self._path or 'the temporary journal'}: expected the index of "
+                    f"{urls.redact(url)}, found damaged bytes{advice}"
+                )
+            yield os.path.basename(urls.path_of(url)), record.nbytes, found
+
+    def rename(self, path: str) -> None:
+        """Give the file its final name, after the last record."""
+        # Windows does not rename or delete a file that is open. The lock is held by another
+        # descriptor: nobody may open the file between its last record and its new name.
+        self._file.close()
+        os.replace(self._path or "", path)
+
+    def delete(self) -> None:
+        """Delete the file, when the work is complete or nothing was done."""
+        self._file.close()
+        with suppress(FileNotFoundError):
+            os.unlink(self._path or "")
+
+    def close(self) -> None:
+        """Close the file; delete it if it has no record."""
+        try:
+            # Judged by its length: an interruption may come after a record was written and before
+            # it was noted.
+            is_kept = self._path is None or self._file.closed
+            if not is_kept and os.path.getsize(self._file.fileno()) <= len(_MAGIC):
+                self.delete()
+        finally:
+            self._stack.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _opened(path: str | None, folder: str | None, mode: int) -> AbstractContextManager[IO[bytes]]:
+    if path is None:
+        return tempfile.TemporaryFile(dir=folder)
+    return _locked(path, mode)
+
+
+@contextmanager
+def _locked(path: str, mode: int) -> Iterator[IO[bytes]]:
+    """Yield an open journal that no other process writes to."""
+    for _ in range(_MAX_ATTEMPTS):
+        with ExitStack() as stack:
+            file = stack.enter_context(
+                open(
+                    path, "r+b", opener=lambda name, flags: os.open(name, flags | os.O_CREAT, mode)
+                )
+            )
+            # Not inherited by workers, who may outlive this process.
+            if _lock(stack, file, os.path.realpath(path)):
+                yield file
+                return
+    raise OSError(f"{path}: others renamed or deleted it {_MAX_ATTEMPTS} times meanwhile")
+
+
+def _lock(stack: ExitStack, file: IO[bytes], path: str) -> bool:
+    """Lock a journal; return False if its last owner has renamed or deleted it before."""
+    try:
+        if stack.enter_context(locks.holding(path)) is False:
+            raise OSError(f"{path}: another process is describing these shards")
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _is_unchanged(record: ShardRecord, identity: TarIdentity) -> bool:
+    """Whether a local shard is unchanged; one that was copied or touched is hashed."""
+    path = urls.local_path(record.url)
+    try:
+        found = TarIdentity.of_file(os.stat(path))
+        return found.fits(identity) or (
+            found.nbytes == record.nbytes and file_digest(path, "sha256") == record.sha256
+        )
+    except OSError:
+        return False
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of several.
+
+    Attributes:
+        number: Its number, from 1 on.
+        count: How many parts there are.
+    """
+
+    number: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        """Return the part that ``"3/16"`` names; raise ValueError for other texts."""
+        match = re.fullmatch(r"(\d+)/(\d+)", text)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            raise ValueError(
+                f"expected K/N with K from 1 to N, such as 1/16 to 16/16, found {text!r}"
+            )
+        return cls(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    def of(self, items: Sequence[Item]) -> Sequence[Item]:
+        """Return the items of this part: each item is in one part, and lengths differ by 1."""
+        start, stop = (n * len(items) // self.count for n in (self.number - 1, self.number))
+        return items[start:stop]
+
+    def path(self, journal: str) -> str:
+        """Return the path of its complete journal, by that of the journal of all parts."""
+        return f"{journal}-{self.number:0{len(str(self.count))}}-of-{self.count}"
+
+
+def path_of_part(path: str, part: Part) -> str:
+    """Return the path of the journal of a part as it is: complete, or unfinished if at all.
+
+    A part that is complete is opened again, since shards may have changed.
+    """
+    complete = part.path(path)
+    return complete if os.path.exists(complete) else complete + _UNFINISHED
+
+
+@contextmanager
+def part_journal(path: str, part: Part, plan: str, mode: int = 0o666) -> Iterator[Journal]:
+    """Open the journal of a part; when the block ends, it is complete under its name.
+
+    Args:
+        path: Path of the journal of all parts.
+        part: The part.
+        plan: Digest of what all parts are made from.
+        mode: The permissions of a new journal, without what the umask removes.
+
+    Raises:
+        FileExistsError: There is a journal of this part with another plan, or another file.
+        OSError: Another process works on this part.
+    """
+    with _opened_part(path, part, mode) as log:
+        if not log.is_of(plan):
+            log.begin(plan)
+        yield log
+        # Under its lock, or another process of this part would write to it by its old name.
+        log.rename(part.path(path))
+
+
+def _opened_part(path: str, part: Part, mode: int) -> Journal:
+    while True:
+        opened = path_of_part(path, part)
+        log = Journal(opened, mode=mode)
+        if path_of_part(path, part) == opened:
+            return log
+        log.close()  # another process has completed the part: this one is empty, and is deleted
+
+
+def has_parts(path: str) -> bool:
+    """Whether there is the journal of all parts, or of any complete one."""
+    return os.path.exists(path) or bool(_complete_parts(path))
+
+
+def collect_parts(path: str, plan: str, tasks: Sequence[Task], mode: int = 0o666) -> None:
+    """Copy what the parts have described into the journal of all parts, and delete theirs.
+
+    Args:
+        path: Path of the journal of all parts.
+        plan: Digest of what all parts are made from.
+        tasks: All that is described, in order.
+        mode: As for `part_journal`.
+
+    Raises:
+        FileNotFoundError: A part is missing.
+        FileExistsError: A part, or the journal of all parts, is of another plan.
+        ValueError: A shard has changed since a part described it.
+    """
+    with Journal(path, mode=mode) as log:
+        is_planned = log.is_of(plan)
+        # After a kill, all may have been copied, and some parts deleted.
+        is_copied = is_planned and all(task in log for task in tasks)
+        for part in [] if is_copied else _found_parts(path):
+            with Journal(part.path(path)) as found:
+                if not found.is_of(plan):
+                    raise found.of_other_plan()
+                _copy(found, log, part, part.of(tasks))
+        if not is_planned:
+            log.begin(plan)
+    for part in _complete_parts(path):
+        with Journal(part.path(path)) as found:
+            found.is_of(plan)
+            found.delete()
+
+
+def _copy(source: Journal, log: Journal, part: Part, tasks: Sequence[Task]) -> None:
+    for task in tasks:
+        if task not in source:
+            raise ValueError(
+                f"{urls.redact(task[0])}: expected it as part {part} found it, but it has changed "
+                "since; run that part again"
+            )
+        if log.get(task) != source.record(task):
+            log.add(source.with_blob(task))
+
+
+def _found_parts(path: str) -> list[Part]:
+    """Return all parts in order.
+
+    Raises:
+        FileNotFoundError: One is missing.
+        FileExistsError: There are parts of several divisions.
+    """
+    found = _complete_parts(path)
+    counts = sorted({part.count for part in found})
+    if len(counts) > 1:
+        raise FileExistsError(
+            f"{path}: expected the parts of one division, found parts of {counts[0]} and of "
+            f"{counts[1]}; move away those that are not wanted"
+        )
+    if not found:
+        raise FileNotFoundError(
+            f"{path}: expected parts to merge, such as {Part(1, 16).path(path)}, found none; run "
+            "each part first, --part 1/16 to --part 16/16"
+        )
+    parts = [Part(number, counts[0]) for number in range(1, counts[0] + 1)]
+    missing = [part for part in parts if part not in found]
+    if missing:
+        listed = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
+        raise FileNotFoundError(
+            f"{path}: expected all {counts[0]} parts, found {len(found)}; missing: {listed}: run "
+            "these again, and then merge"
+        )
+    return parts
+
+
+def _complete_parts(path: str) -> list[Part]:
+    folder, name = os.path.split(path)
+    pattern = re.compile(re.escape(name) + r"-(\d+)-of-(\d+)")
+    matches = filter(None, map(pattern.fullmatch, os.listdir(folder)))
+    return [Part(int(match[1]), int(match[2])) for match in matches]

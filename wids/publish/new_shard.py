@@ -1,0 +1,129 @@
+"""Samples of a task → its shard, published once, and its description.
+
+Runs on the workers of an executor. Does not know what is written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from wids.publish.describe import ShardRecord
+from wids.publish.tar_writer import TarWriter
+from wids.publish.threaded_tar import ThreadedTar
+from wids.shards.indexes.index_file import dump
+from wids.shards.tars.index import TarIdentity
+from wids.storage import fetch, upload
+from wids.storage.digests import file_digest
+from wids.storage.transport import urls
+
+Writer = TypeVar("Writer", bound=ThreadedTar)
+Sample = TypeVar("Sample")
+
+
+class ShardTask(Protocol):
+    """One shard to write.
+
+    Attributes:
+        path: Its absolute path, or its URL.
+        nbytes: About its length in bytes.
+        source: Digest of what it is made from.
+    """
+
+    @property
+    def path(self) -> str: ...  # noqa: D102 - above
+    @property
+    def nbytes(self) -> int: ...  # noqa: D102
+    @property
+    def source(self) -> str: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Publishing:
+    """How the shards of a run are published.
+
+    Attributes:
+        is_new: Whether another file of that name is an error; a file of the same bytes, which an
+            interrupted run published, is not.
+        storage_options: As for `ShardListDataset`, for a URL.
+        advance: Called with the number of bytes that were written so far, from time to time.
+    """
+
+    is_new: bool = True
+    storage_options: Mapping[str, Any] | None = None
+    advance: Callable[[int], object] | None = None
+
+
+def write_published(
+    task: ShardTask,
+    samples: Iterable[Sample],
+    append: Callable[[Writer, Sample], object],
+    writer_class: type[Writer],
+    how: Publishing,
+) -> ShardRecord:
+    """Write a shard and return its description.
+
+    Args:
+        task: The shard.
+        samples: Its samples.
+        append: Writes one of them.
+        writer_class: What writes.
+        how: How it is published.
+
+    Raises:
+        FileExistsError: There is another file under the shard's name.
+    """
+    with ThreadPoolExecutor(1, "wids-write") as thread:
+        writer = writer_class(
+            *(task.path, thread, how.advance),
+            is_new=how.is_new,
+            storage_options=how.storage_options,
+        )
+        with _published_once(writer, task.path, how.storage_options):
+            for sample in samples:
+                append(writer, sample)
+    return _record_of(writer, task)
+
+
+@contextmanager
+def _published_once(writer: TarWriter, url: str, storage_options: upload.Options) -> Iterator[None]:
+    """Open a writer for the block; a shard of the same bytes, published earlier, is no error.
+
+    An interrupted run may have published a shard and not noted it.
+    """
+    try:
+        with writer:
+            yield
+    except FileExistsError as error:
+        if _is_same_file(writer, url, storage_options):
+            return
+        if error.errno is None:  # it says already what to do
+            raise
+        raise FileExistsError(
+            f"{urls.redact(url)}: expected no file, or the shard that an interrupted run wrote, "
+            "found another file; move it away and run again"
+        ) from error
+
+
+def _record_of(writer: TarWriter, task: ShardTask) -> ShardRecord:
+    """Return the description of a shard that was written."""
+    # There always is an index, except for a stream.
+    blob = b"" if writer.index is None else dump(writer.index, TarIdentity(writer.nbytes))
+    identity = TarIdentity.of_file(os.stat(task.path)) if urls.is_local(task.path) else None
+    return ShardRecord(
+        *(task.path, "first", identity, writer.num_samples),
+        *(writer.nbytes, writer.sha256, blob, task.source),
+    )
+
+
+def _is_same_file(writer: TarWriter, url: str, storage_options: upload.Options) -> bool:
+    """Whether a file, local or remote, has the bytes that were written."""
+    try:
+        with fetch.downloaded(fetch.Fetcher(storage_options), url) as path:
+            return bool(writer.sha256) and file_digest(path, "sha256") == writer.sha256
+    except OSError:
+        return False

@@ -1,0 +1,211 @@
+"""Existing shards → what is published beside them: the spec, and the pack of their indexes.
+
+Every shard is read once, on any executor. What was found goes into a journal, so that an
+interrupted run can be resumed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from wids.errors import ShardFormatError, printable
+from wids.publish.by_headers import IndexingCost, can_have_ranges, describe_by_headers
+from wids.publish.dataset_problems import dataset_problems
+from wids.publish.describe import ShardRecord, describe_shard
+from wids.publish.journal import Journal, Task
+from wids.publish.new_packs import new_pack
+from wids.publish.problems import Problem, log_problem
+from wids.publish.results import results_of
+from wids.shards.specs.loader import Shards, load_with
+from wids.shards.specs.model import DatasetSpec, ShardSpec
+from wids.shards.tars.member_names import KeySplit
+from wids.storage import fetch, upload
+from wids.storage.download import Report
+from wids.storage.progress import PartsBar
+from wids.storage.remote_lengths import known_lengths
+from wids.storage.transport import urls
+
+_logger = logging.getLogger("wids")
+
+
+def build_spec(
+    shards: Shards,
+    *,
+    base: str | os.PathLike[str] | None = None,
+    name: str | None = None,
+    key_split: KeySplit | None = None,
+    pack: str | os.PathLike[str] | None = None,
+    executor: Executor | None = None,
+    journal: str | os.PathLike[str] | None = None,
+    digests: bool = False,
+    on_cost: Callable[[IndexingCost], None] = _logger.info,
+    on_problem: Callable[[Problem], None] = log_problem,
+    allow_pipe: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+) -> DatasetSpec:
+    """Describe shards: count their samples, measure, hash and optionally index them.
+
+    Of remote shards with large members only the headers are read, by byte range, 16 shards at a
+    time; their spec then has no digest, and their index no checksums of members. Other remote
+    shards are downloaded to a temporary file, one at a time for each worker.
+
+    Args:
+        shards: The shards, in any form that a dataset takes. What a document says of them is kept,
+            except for counts, lengths and digests, which are computed.
+        base: Folder or URL that relative references start from.
+        name: Name of the dataset; None for the name in the document.
+        key_split: Where member names are split, at the ``"first"`` or the ``"last"`` dot; None for
+            the rule in the document, or else the first dot.
+        pack: Path or URL to write the indexes of all shards to, which the spec will name. With it,
+            no machine has to scan these shards again, and keys are found by binary search. It is
+            valid for copies of the shards too: tars of the same names, lengths and headers.
+        executor: Where to do the work; any `concurrent.futures.Executor`, such as that of a Dask
+            client. None for this thread.
+        journal: File for completed work, so that an interrupted run can be resumed. Delete it when
+            the spec is saved. Local shards that have changed since are read again.
+        digests: Whether every shard must have a digest, and its members checksums, so that all
+            bytes of remote shards are read.
+        on_cost: Called with what reading remote shards costs, after their headers were read and
+            before some are read whole: ``str(cost)`` says it, ``cost.unread`` is what is still to
+            be downloaded. What it raises ends the work, which the journal can resume.
+        on_problem: Called with what is wrong with the dataset as a whole, before the pack is
+            published: keys that occur in several shards, and as remarks fields that only some
+            samples have, and formats that are mixed. By default it is logged as a warning.
+        allow_pipe: Whether a document may name ``pipe:`` commands.
+        storage_options: As for `ShardListDataset`.
+        progress: Whether to show a progress bar; None for in terminals and notebooks only.
+
+    Returns:
+        The spec, with ``num_samples``, ``nbytes`` (length of the tar in bytes) and ``sha256`` of
+        each shard, in their order; a ``sha256`` is None if only headers were read and the document
+        states none for a shard of this length.
+
+    Raises:
+        SpecError: ``shards`` is malformed.
+        FetchError: A shard cannot be read.
+        ShardFormatError: A shard is not a complete, plain tar.
+        FileExistsError: ``journal`` is another file.
+        UploadError: The pack cannot be written to its URL.
+        ValueError: ``pack`` is a URL that cannot be written, such as ``https:``.
+
+    Examples:
+        >>> import wids
+        >>> with wids.TarWriter("cats.tar") as writer:
+        ...     nbytes = writer.write({"__key__": "0001", "txt": "a cat"})
+        >>> spec = wids.build_spec(["cats.tar"], name="cats", pack="cats.index")
+        >>> spec.save("cats.json")
+        >>> spec.shards[0].num_samples, spec.shards[0].nbytes
+        (1, 10240)
+        >>> wids.verify_spec("cats.json")
+        []
+    """
+    pack_path = None if pack is None else upload.absolute(pack)
+    fetcher = fetch.Fetcher(storage_options)
+    spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
+    tasks = tasks_of(spec, key_split)
+    with Journal(journal) as log:
+        describe_all(tasks, spec.shards, log, fetcher, executor, progress, on_cost, digests=digests)
+        described = tuple(
+            _with_facts(shard, log.record(task), key_split, has_pack=pack is not None)
+            for shard, task in zip(spec.shards, tasks, strict=True)
+        )
+        with new_pack(pack_path, log.indexes(tasks), storage_options) as indexes:
+            dataset_name = spec.name if name is None else name
+            for problem in dataset_problems(indexes, described, dataset_name):
+                on_problem(problem)
+    return replace(
+        spec,
+        shards=described,
+        name=dataset_name,
+        index=pack_path or spec.index,
+        packs=() if pack_path else spec.packs,
+    )
+
+
+def tasks_of(spec: DatasetSpec, key_split: KeySplit | None) -> list[Task]:
+    """Return what is described for the shards of a spec."""
+    return [(shard.url, key_split or shard.key_split or "first") for shard in spec.shards]
+
+
+def describe_all(
+    tasks: Sequence[Task],
+    shards: Sequence[ShardSpec],
+    log: Journal,
+    fetcher: fetch.Fetcher,
+    executor: Executor | None,
+    progress: bool | None,
+    on_cost: Callable[[IndexingCost], None],
+    *,
+    digests: bool,
+) -> None:
+    """Describe the shards that the journal does not have yet."""
+    missing = _missing(tasks, log, digests=digests)
+    stated = {shard.url: shard.nbytes for shard in shards}
+    sizes = known_lengths(fetcher, {url: stated[url] for url, _ in missing})
+    with PartsBar("reading shards", sizes, "shard", wanted=progress) as bar:
+        with_ranges = [] if digests else [task for task in missing if can_have_ranges(task[0])]
+        costs = []
+        with closing(describe_by_headers(fetcher, with_ranges)) as attempts:
+            for record, cost in attempts:
+                costs.append(cost)
+                if record is not None:
+                    log.add(record)
+                    bar.finish(record.url)
+        if costs:
+            on_cost(IndexingCost(tuple(costs)))
+        missing = _missing(missing, log, digests=digests)
+        # Workers report a shard when it is finished; this thread also while it arrives.
+        describe = partial(described, fetcher, report=None if executor else bar.move)
+        results = results_of(
+            *(executor, describe, missing),
+            lambda task: urls.redact(task[0]),
+            advice="run it again; what is complete is in the journal, if there is one",
+        )
+        with closing(results):
+            for _, record in results:
+                log.add(record)
+                bar.finish(record.url)
+
+
+def _missing(tasks: Sequence[Task], log: Journal, *, digests: bool) -> list[Task]:
+    """Return the shards that the journal does not describe, or not as far as they are wanted."""
+    return [
+        task
+        for task in dict.fromkeys(tasks)
+        if (found := log.get(task)) is None or (digests and found.sha256 is None)
+    ]
+
+
+def described(fetcher: fetch.Fetcher, task: Task, report: Report | None = None) -> ShardRecord:
+    """Describe a shard, local or remote. Runs on the workers of an executor."""
+    url, key_split = task
+    with fetch.downloaded(fetcher, url, report) as path:
+        try:
+            record = describe_shard(path, key_split)
+        except ShardFormatError as error:
+            raise ShardFormatError(str(error).replace(printable(path), urls.redact(url))) from None
+    return replace(record, url=url, identity=record.identity if urls.is_local(url) else None)
+
+
+def _with_facts(
+    shard: ShardSpec, record: ShardRecord, key_split: KeySplit | None, *, has_pack: bool
+) -> ShardSpec:
+    """Return the entry of a shard with the computed facts in place of the stated ones."""
+    is_stated = record.sha256 is None and shard.nbytes in (None, record.nbytes)
+    return replace(
+        shard,
+        num_samples=record.num_samples,
+        nbytes=record.nbytes,
+        sha256=shard.sha256 if is_stated else record.sha256,
+        md5sum=shard.md5sum if is_stated else None,
+        key_split=key_split or shard.key_split,
+        index=None if has_pack else shard.index,
+    )

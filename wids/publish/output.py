@@ -1,0 +1,161 @@
+"""The beginning of the output's names → paths, and what may not be there yet.
+
+Looks at names alone; opens no shard.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+
+from wids.publish.replaced import Replaced
+from wids.publish.shard_names import ShardNames, pack_path
+from wids.publish.tar_writer import check_target
+from wids.storage import upload
+from wids.storage.transport import urls
+
+IfExists = Literal["error", "replace"]
+
+_REPLACE: Final = 'pass if_exists="replace" (--replace)'
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a dataset is written.
+
+    Attributes:
+        names: Names of the shards.
+        prefix: The beginning of all names, as the caller wrote it: ``out/train``.
+        name: Name of the dataset.
+        work: What is done, ``"packing"``: the ending of the journal.
+        if_exists: What to do with what exists.
+        storage_options: For the server of a URL.
+    """
+
+    names: ShardNames
+    prefix: str
+    name: str
+    work: str
+    if_exists: IfExists = "error"
+    storage_options: Mapping[str, Any] | None = None
+
+    @classmethod
+    def for_prefix(
+        cls,
+        output: str | os.PathLike[str],
+        work: str,
+        *,
+        name: str | None = None,
+        if_exists: IfExists = "error",
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Output:
+        """Return the output for the beginning of its names.
+
+        Args:
+            output: ``out/train``, or ``out/train.json``, or a URL.
+            work: What is done.
+            name: Name of the dataset; None for the last part of ``output``.
+            if_exists: What to do with what exists.
+            storage_options: For the server of a URL.
+
+        Raises:
+            ValueError: It is a folder, or a URL that cannot be written, or an argument is invalid.
+        """
+        if if_exists not in get_args(IfExists):
+            raise ValueError(f'if_exists: expected "error" or "replace", found {if_exists!r}')
+        text = os.fspath(output)
+        check_target(text, None)
+        prefix = text.removesuffix(".json")
+        if upload.is_local(text):
+            prefix = os.path.expanduser(prefix)
+        last = os.path.basename(prefix)
+        if not last or last in (".", "..") or "%" in last or last.endswith(".tar"):
+            raise ValueError(
+                'output: expected the beginning of file names, such as "out/train" for '
+                f"out/train-000000.tar and out/train.json, found {urls.redact(text)!r}"
+            )
+        names = ShardNames.from_pattern(prefix + "-%06d.tar")
+        return cls(names, prefix, last if name is None else name, work, if_exists, storage_options)
+
+    @classmethod
+    def for_pattern(
+        cls,
+        pattern: str | os.PathLike[str],
+        work: str,
+        *,
+        name: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Output:
+        """Return the output for the pattern of its shards, such as ``out/train-%06d.tar``.
+
+        Raises:
+            ValueError: It is no pattern, or a URL that cannot be written.
+        """
+        check_target(pattern, None)
+        names = ShardNames.from_pattern(pattern)
+        prefix = names.spec_path(spec=True).removesuffix(".json")
+        last = os.path.basename(prefix)
+        return cls(
+            *(names, prefix, last if name is None else name, work),
+            storage_options=storage_options,
+        )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a path."""
+        return upload.is_local(self.prefix)
+
+    @property
+    def spec_path(self) -> str:
+        """Absolute path of the spec, or its URL."""
+        return upload.absolute(self.prefix + ".json")
+
+    @property
+    def pack_path(self) -> str:
+        """Absolute path of the pack, or its URL."""
+        return pack_path(self.spec_path)
+
+    @property
+    def journal_path(self) -> str:
+        """Absolute path of the journal of an unfinished run; of a URL, in the current folder."""
+        prefix = self.prefix
+        if not self.is_local:  # outputs in several folders may have the same last part
+            digest = hashlib.sha256(prefix.encode("utf-8", "surrogatepass")).hexdigest()
+            prefix = f"{os.path.basename(prefix)}-{digest[:8]}"
+        return os.path.abspath(f"{prefix}.{self.work}")
+
+    def replaced(self) -> Replaced:
+        """Return the dataset that may be there, to be replaced."""
+        return Replaced(self.names, self.spec_path, self.storage_options)
+
+    def existing_shards(self) -> list[str]:
+        """Return the paths of all shards that exist under names of the output."""
+        numbers = self.names.existing_numbers(0, self.storage_options)
+        return [self.names.path(number) for number in sorted(numbers)]
+
+    def check_absent(self) -> None:
+        """Raise FileExistsError if a shard, the spec or the pack exists."""
+        for path in (self.spec_path, self.pack_path, *self.existing_shards()[:1]):
+            if upload.exists(path, self.storage_options):
+                raise self.already_exists(path)
+
+    def already_exists(self, path: str) -> FileExistsError:
+        """Return the error for a file that is in the way."""
+        advice = f", or {_REPLACE} to overwrite the dataset"
+        if self.work == "rewriting":  # which never replaces a dataset
+            advice = ""
+        name = urls.redact(path)
+        return FileExistsError(f"{name}: already exists; choose another output{advice}")
+
+    def of_another_run(self) -> FileExistsError:
+        """Return the error for a journal of other work."""
+        others, advice = "files or options", _REPLACE
+        if self.work == "rewriting":
+            others, advice = "samples, options or version", "pass resume=False (--restart)"
+        return FileExistsError(
+            f"{self.journal_path}: is of an interrupted run with other {others}; run that again to "
+            f"finish it, choose another output, or {advice} to start over"
+        )

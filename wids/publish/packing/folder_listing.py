@@ -1,0 +1,207 @@
+"""A folder → the files in it that can be packed, and what was left out and why.
+
+Looks at names, types and permissions alone; knows no samples, and opens no file.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from wids.errors import NotFoundError, PackError
+from wids.storage.transport import urls
+
+UNREADABLE: Final = "not readable"
+"""The reason for files and folders that this user may not read."""
+
+_OF_SYSTEMS: Final = frozenset(("__MACOSX", "Thumbs.db", "desktop.ini"))
+"""What desktops and archivers leave in folders, under names without a leading dot."""
+_FOR_ALL: Final = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
+_MAX_NAMED: Final = 3
+
+
+_Identity = tuple[int, int]
+"""Device and inode of a folder."""
+_Pending = list[tuple[str, tuple[_Identity, ...]]]
+"""Folders to be listed, by path with a slash at the end, and those that they are in."""
+
+
+class ListedFile(NamedTuple):
+    """A file that can be packed.
+
+    Attributes:
+        path: Path in the folder, its parts separated by ``/``.
+        nbytes: Its length in bytes.
+        mtime_ns: Its modification time.
+    """
+
+    path: str
+    nbytes: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Files that were left out for one reason.
+
+    Attributes:
+        reason: Why, as ``"hidden"``.
+        count: How many files, or folders with all that is in them.
+        names: Paths of the first three.
+    """
+
+    reason: str
+    count: int
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.count:,} {self.reason}: {named(list(self.names), self.count)}"
+
+
+@dataclass
+class Listing:
+    """What is in a folder.
+
+    Attributes:
+        root: Absolute path of the folder.
+        files: The files that can be packed, sorted by path.
+        folders: Names of the folders directly in it, sorted.
+        outside: Links that lead out of the folder.
+        left_out: Paths of what was left out, by reason.
+    """
+
+    root: str
+    files: list[ListedFile] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    outside: list[str] = field(default_factory=list)
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+
+    def leave_out(self, path: str, reason: str) -> None:
+        """Note that a file is left out."""
+        self.left_out.setdefault(reason, []).append(path)
+
+    def skipped(self) -> tuple[Skipped, ...]:
+        """Return what was left out, by reason."""
+        return tuple(
+            Skipped(reason, len(paths), tuple(sorted(paths)[:_MAX_NAMED]))
+            for reason, paths in sorted(self.left_out.items())
+        )
+
+
+def list_folder(folder: str | os.PathLike[str]) -> Listing:
+    """Return the files in a folder and its subfolders, in an order that depends on names alone.
+
+    Links to files and folders are followed. Hidden files and folders are left out, and what is not
+    a regular file or cannot be read.
+
+    Raises:
+        NotFoundError: There is no such folder.
+        PackError: It is a file, or a URL.
+        OSError: It cannot be read.
+    """
+    name = os.fspath(folder)
+    if not urls.is_local(name):
+        raise PackError(
+            f"{urls.redact(name)}: expected a local folder, found a URL; download the files first"
+        )
+    if not name:
+        raise PackError(
+            'folder: expected the path of a folder, found an empty text; the current folder is "."'
+        )
+    root = os.path.abspath(urls.local_path(name))
+    if not os.path.isdir(root):
+        raise _not_a_folder(name, root)
+    found = Listing(root)
+    status = os.stat(root)
+    pending: _Pending = [("", ((status.st_dev, status.st_ino),))]
+    while pending:
+        prefix, ancestors = pending.pop()
+        path = os.path.join(root, prefix)
+        try:
+            entries = os.scandir(path)
+        except OSError:
+            if not prefix:
+                raise
+            found.leave_out(prefix, UNREADABLE)
+            continue
+        with entries:
+            for entry in entries:
+                if not _list_plain_file(found, entry, prefix):
+                    _list_entry(found, entry, prefix + entry.name, ancestors, pending)
+    found.files.sort()
+    found.folders.sort()
+    return found
+
+
+def _list_plain_file(found: Listing, entry: os.DirEntry[str], prefix: str) -> bool:
+    """Take an entry into the listing if it is a file without further questions, as nearly all."""
+    name = entry.name
+    if name[0] == "." or name in _OF_SYSTEMS or not entry.is_file(follow_symlinks=False):
+        return False
+    try:
+        status = entry.stat()
+    except OSError:
+        return False
+    # Asking the system what this user may read takes as long as all else.
+    if status.st_mode & _FOR_ALL != _FOR_ALL:
+        return False
+    found.files.append(ListedFile(prefix + name, status.st_size, status.st_mtime_ns))
+    return True
+
+
+def _list_entry(
+    found: Listing,
+    entry: os.DirEntry[str],
+    path: str,
+    ancestors: tuple[_Identity, ...],
+    pending: _Pending,
+) -> None:
+    """Take one entry of a folder into the listing, or a subfolder into what is to be listed."""
+    if entry.name.startswith(".") or entry.name in _OF_SYSTEMS:
+        found.leave_out(path, "hidden")
+        return
+    try:
+        status = entry.stat()
+    except OSError:
+        reason = "linked to nothing" if entry.is_symlink() else UNREADABLE
+        found.leave_out(path, reason)
+        return
+    if entry.is_symlink() and not is_inside(entry.path, found.root):
+        found.outside.append(path)
+    if stat.S_ISDIR(status.st_mode):
+        identity = (status.st_dev, status.st_ino)
+        if identity in ancestors:
+            found.leave_out(path, "linked to a folder above")
+            return
+        if len(ancestors) == 1:
+            found.folders.append(entry.name)
+        pending.append((path + "/", (*ancestors, identity)))
+    elif not stat.S_ISREG(status.st_mode):
+        found.leave_out(path, "not regular")
+    elif not os.access(entry.path, os.R_OK):
+        found.leave_out(path, UNREADABLE)
+    else:
+        found.files.append(ListedFile(path, status.st_size, status.st_mtime_ns))
+
+
+def is_inside(path: str, folder: str) -> bool:
+    """Whether a path leads into a folder, or to it, also through links."""
+    folder = os.path.realpath(folder)
+    return os.path.commonpath([folder, os.path.realpath(path)]) == folder
+
+
+def _not_a_folder(name: str, root: str) -> Exception:
+    if not os.path.lexists(root):
+        return NotFoundError(
+            f"{name}: no such folder (the current folder is {os.getcwd()}); check the path"
+        )
+    advice = "; it is a shard already: use wids create" if root.endswith(".tar") else ""
+    return PackError(f"{name}: expected a folder of files, found a file{advice}")
+
+
+def named(paths: list[str], count: int | None = None) -> str:
+    """Return the first of some paths as text, and an ellipsis if there are more."""
+    count = len(paths) if count is None else count
+    return ", ".join(paths[:_MAX_NAMED]) + (", …" if count > _MAX_NAMED else "")

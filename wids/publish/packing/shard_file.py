@@ -1,0 +1,94 @@
+"""A shard task → the shard, published when it is complete, and its description.
+
+Files are read once, in pieces, and have to be as they were listed. The shard is not read again: its
+digest, its checksums and its index are made while it is written.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Final
+
+from wids.errors import FetchError, local_error
+from wids.publish.describe import ShardRecord
+from wids.publish.new_shard import Publishing, write_published
+from wids.publish.packing.file_samples import Sample
+from wids.publish.packing.folder_listing import ListedFile
+from wids.publish.packing.shard_tasks import ShardTask, nbytes_of
+from wids.publish.threaded_tar import ThreadedTar
+from wids.shards.tars.archive import BLOCK_NBYTES
+from wids.shards.tars.member_names import to_bytes
+
+_ZEROS: Final = bytes(BLOCK_NBYTES)
+_READ_FLAGS: Final = os.O_RDONLY | getattr(os, "O_BINARY", 0)
+
+
+def write_shard(task: ShardTask, *, how: Publishing) -> ShardRecord:
+    """Write a shard and return its description. Runs on the workers of an executor.
+
+    Args:
+        task: The shard.
+        how: How it is published.
+
+    Raises:
+        FetchError: A file cannot be read, or has changed since it was listed.
+        FileExistsError: There is another file under the shard's name.
+    """
+    append = partial(_TarOfFiles.append_files, root=task.root)
+    return write_published(task, task.samples, append, _TarOfFiles, how)
+
+
+class _TarOfFiles(ThreadedTar):
+    """A shard whose members are read from files."""
+
+    def append_files(self, sample: Sample, *, root: str) -> None:
+        """Append a sample whose members are files, or bytes that were made for it."""
+        self._has_partial_sample = True
+        for field, source in sample.members:
+            name = sample.key + field
+            size = nbytes_of(source)
+            start, header = self.nbytes, self._header(name, size)
+            self._put(header)
+            if isinstance(source, ListedFile):
+                crc = self._put_file(f"{root}/{source.path}", source)
+            else:
+                self._put(source.data)
+                crc = self._crc32(source.data)
+            if size % BLOCK_NBYTES:
+                self._put(_ZEROS[size % BLOCK_NBYTES :])
+            self._members.add(to_bytes(name), start, header, size, crc)
+        self._has_partial_sample = False
+        self.num_samples += 1
+
+    def _put_file(self, path: str, file: ListedFile) -> int:
+        """Append the bytes of a file and return their checksum."""
+        left, crc = file.nbytes, 0
+        try:
+            handle = os.open(path, _READ_FLAGS)
+            try:
+                while left:
+                    if self._end and self._end + left >= len(self._buffer):
+                        self._send()
+                    # One byte more, if there is space, so that a longer file is noticed.
+                    count = os.readv(handle, [self._buffer[self._end : self._end + left + 1]])
+                    if not 0 < count <= left:
+                        break
+                    end = self._end + count
+                    crc = self._crc32(self._buffer[self._end : end], crc)
+                    self._end = end
+                    left -= count
+                status = os.fstat(handle)
+            finally:
+                os.close(handle)
+        except FileNotFoundError:
+            raise FetchError(f"{path}: expected the file that was listed, found none") from None
+        except OSError as error:
+            raise local_error(path, error) from error
+        if left or (status.st_size, status.st_mtime_ns) != file[1:]:
+            raise FetchError(
+                f"{path}: expected the {file.nbytes} bytes that were listed, found a file that has "
+                "changed since; pack the folder again when nothing writes to it"
+            )
+        self.nbytes += file.nbytes
+        return crc

@@ -1,0 +1,131 @@
+"""Processes that share work, and end at once when their parent is interrupted or killed.
+
+`concurrent.futures` waits for tasks that have begun, and a task may read or download a large shard
+for minutes; and workers of a killed parent wait for tasks for ever. Does not know what the work is.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor, ProcessPoolExecutor
+    from multiprocessing.process import BaseProcess
+
+_PRELOADED: Final = ["numpy", __name__]
+_CLEANUP_S: Final = 0.1
+"""How long a worker that is told to end has to delete its temporary files."""
+
+
+@contextmanager
+def process_pool(num_processes: int | None, num_tasks: int) -> Iterator[Executor | None]:
+    """Yield an executor of processes, or None if one process would have all the work.
+
+    For the main thread of a program, since it handles SIGTERM while the block runs.
+
+    Args:
+        num_processes: Maximum number of processes; None for one per core.
+        num_tasks: Number of tasks; there are never more processes than tasks.
+    """
+    num_processes = min(num_processes or os.cpu_count() or 1, num_tasks)
+    if num_processes < 2:
+        yield None
+        return
+    from wids.publish.process_pool import Pool
+
+    # Never a fork of this process: the threads of a driver of fsspec are not in it, and what waits
+    # for them, waits for ever. Workers start when the first task comes, after the driver has.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)  # once, and not in each worker
+    executor = Pool(num_processes, context, initializer=_prepare_worker)
+    others = multiprocessing.active_children()
+    previous = signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield executor
+    except BaseException:
+        _end_workers(executor, others)
+        raise
+    finally:
+        executor.shutdown(cancel_futures=True)
+        signal.signal(signal.SIGTERM, previous)
+
+
+def start_early(num_processes: int | None, modules: Sequence[str]) -> None:
+    """Start the process that the workers of a later `process_pool` are forked from.
+
+    It imports modules while this one plans the work; workers have them when they start.
+
+    Args:
+        num_processes: As for `process_pool`.
+        modules: What workers import.
+    """
+    if (num_processes or os.cpu_count() or 1) < 2:
+        return
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOADED, *modules])
+    from multiprocessing.forkserver import ensure_running
+
+    ensure_running()
+
+
+def _end_workers(executor: ProcessPoolExecutor, others: Sequence[BaseProcess]) -> None:
+    """End the workers of an executor, whatever they are doing.
+
+    Args:
+        executor: The executor.
+        others: Processes of this one that are no workers.
+    """
+    for child in multiprocessing.active_children():
+        if child not in others:
+            child.terminate()
+    # A worker that ends while it sends a result leaves a part of it in the pipe. The executor's
+    # thread would wait for the rest forever, as long as this process could still send it. Python
+    # has no public way to that pipe (decision 0086).
+    results = getattr(executor, "_result_queue", None)
+    if (writer := getattr(results, "_writer", None)) is not None:
+        writer.close()
+
+
+def _prepare_worker() -> None:
+    """Leave Ctrl-C to the parent, clean up when it ends this process, and end when it is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _exit)
+    told, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    threading.Thread(target=_end_in_time, args=(told,), name="wids-parent", daemon=True).start()
+
+
+def _end_in_time(told: int) -> None:
+    """Wait until this process is told to end or its parent is gone, and see that it ends.
+
+    The main thread may never get as far as the handler of a signal: it may wait for a lock that a
+    worker held when it ended, or be in a call that no signal interrupts. And the executor takes the
+    handler's exception for the result of a task, and starts the next one.
+
+    Args:
+        told: Where the numbers of signals arrive.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:  # not a worker
+        return
+    # The end of a pipe whose other end only the parent holds, and with "fork" the workers that were
+    # started later: the last of these notices first, and the others one by one.
+    while parent.sentinel not in wait([parent.sentinel, told]):
+        if signal.SIGTERM in os.read(told, 64):
+            break
+    else:
+        os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_CLEANUP_S)
+    os._exit(128 + signal.SIGTERM)
+
+
+def _exit(number: int, _: object) -> None:
+    raise SystemExit(128 + number)

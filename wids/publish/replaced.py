@@ -1,0 +1,137 @@
+"""Replace a dataset: its spec is moved aside meanwhile, and its other shards are deleted.
+
+Nobody reads shards of both as one dataset: there is no spec between the first new shard and the
+last. Only shards that the earlier spec lists under the names of the new ones are deleted. Knows
+nothing of how shards are written.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from wids.errors import WidsError
+from wids.publish.shard_names import ShardNames, pack_path
+from wids.shards.specs.loader import load_spec
+from wids.storage import upload
+from wids.storage.fetch import Fetcher
+from wids.storage.sizes import count_text
+from wids.storage.transport import urls
+
+_logger = logging.getLogger("wids")
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """The names under which an earlier dataset may be.
+
+    Attributes:
+        names: Names of the shards.
+        spec_path: Absolute path or URL of the spec.
+        storage_options: For the server of a URL.
+        start: Number of the first shard that is replaced.
+    """
+
+    names: ShardNames
+    spec_path: str
+    storage_options: upload.Options = None
+    start: int = 0
+
+    @property
+    def aside_path(self) -> str:
+        """Absolute path or URL of the spec while shards change."""
+        return self.spec_path + ".replaced"
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Move the spec, if there is one, to another name before its shards are replaced.
+
+        It is moved back if the block fails before any local shard was replaced.
+        """
+        if not upload.exists(self.spec_path, self.storage_options):
+            yield
+            return
+        # After a kill between the new spec and the deletion of the old shards.
+        if upload.exists(self.aside_path, self.storage_options):
+            listed = self._listed(self.spec_path)
+            if listed is not None:
+                self.remove_others(listed)
+        before = self._states()
+        try:
+            upload.move(self.spec_path, self.aside_path, self.storage_options)
+            yield
+        except BaseException:
+            if before is not None and before == self._states() and self.is_unfinished():
+                upload.move(self.aside_path, self.spec_path, self.storage_options)
+            raise
+
+    def is_unfinished(self) -> bool:
+        """Whether a run was killed while it replaced shards, which may be of two datasets."""
+        return upload.exists(self.aside_path, self.storage_options) and not upload.exists(
+            self.spec_path, self.storage_options
+        )
+
+    def remove_others(self, kept: Collection[str]) -> None:
+        """Delete the shards that the old spec lists and the new dataset lacks, then the old spec.
+
+        Shards that cannot be deleted stay; see `remark_on_others`. If the old spec cannot be read,
+        nothing is deleted.
+
+        Args:
+            kept: Paths or URLs of the shards of the new dataset, whose spec is published.
+        """
+        if not upload.exists(self.aside_path, self.storage_options):
+            return
+        listed = self._listed(self.aside_path)
+        if listed is None:
+            return
+        for path in sorted(listed.intersection(self._others(kept))):
+            with suppress(OSError):
+                upload.remove(path, self.storage_options)
+        upload.remove(self.aside_path, self.storage_options)
+
+    def remark_on_others(self, kept: Collection[str]) -> str | None:
+        """Return a remark on shards that are there and not in the new dataset, if there are any."""
+        others = self._others(kept)
+        if not others:
+            return None
+        first, count = os.path.basename(others[0]), count_text(len(others), "shard")
+        return f"{count} of an earlier dataset, from {first} on, not in the spec: move them away"
+
+    def _others(self, kept: Collection[str]) -> list[str]:
+        numbers = sorted(self.names.existing_numbers(self.start, self.storage_options))
+        return [path for path in map(self.names.path, numbers) if path not in kept]
+
+    def _listed(self, spec_path: str) -> set[str] | None:
+        """Return the shards that a spec lists; None, with a warning, if it cannot be read."""
+        fetcher = Fetcher(self.storage_options)
+        fetcher.bind_options(self.spec_path)
+
+        def read(url: str, limit_nbytes: int) -> bytes:
+            return data if url == self.spec_path else fetcher.read(url, limit_nbytes)
+
+        try:
+            data, _ = upload.read(spec_path, self.storage_options)
+            # References start from where it was.
+            spec = load_spec(self.spec_path, read=read)
+        except (WidsError, OSError) as error:
+            _logger.warning(
+                "%s: expected a spec, found: %s; no shard that only it lists is deleted",
+                *(urls.redact(spec_path), error),
+            )
+            return None
+        return {shard.url for shard in spec.shards}
+
+    def _states(self) -> list[tuple[str, int, int]] | None:
+        """Return what changes when a local shard or pack is replaced; None if one is remote."""
+        if not (urls.is_local(self.spec_path) and urls.is_local(self.names.folder)):
+            return None
+        states = []
+        for path in (*self._others(()), pack_path(self.spec_path)):
+            with suppress(FileNotFoundError):
+                status = os.stat(path)
+                states.append((path, status.st_ino, status.st_mtime_ns))
+        return states

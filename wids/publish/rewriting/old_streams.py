@@ -1,0 +1,213 @@
+"""A file of samples without random access → its samples, one after another.
+
+Such files are compressed tars, and maps in MessagePack or CBOR, a sample each, one after another in
+a file. What is compressed is decompressed into a temporary file first, so that an incomplete file
+is an error and not a shorter one. Nothing here writes samples.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import IO, Any, Final
+
+from wids.errors import ShardFormatError, printable
+from wids.shards.tars.member_names import KeySplit
+from wids.shards.tars.shard import Shard
+from wids.storage.transport import urls
+from wids.storage.unnamed_files import unnamed_file
+
+_NAME: Final = re.compile(
+    r".*\.(?:(?P<tgz>tgz)|(?P<kind>tar|msgpack|msg|mpk|cbor|cbors)(?:\.(?P<packed>gz|bz2|xz|zst))?)",
+    re.IGNORECASE | re.DOTALL,
+)
+_OPEN: Final[Mapping[str, Callable[[str], Any]]] = {
+    "gz": gzip.open,
+    "bz2": bz2.open,
+    "xz": lzma.open,
+}
+_EXTRAS: Final = {"zstandard": "zstd", "msgpack": "msgpack", "cbor2": "cbor"}
+_PIECE_NBYTES: Final = 1 << 20
+_MAX_SAMPLE_NBYTES: Final = (1 << 31) - 1
+_EXTENSIONS: Final = ".tgz, .tar.zst, .msgpack or .cbor"
+
+
+def is_old_stream(name: str) -> bool:
+    """Whether a path or URL names such a file, by its extension."""
+    return _kind(name) is not None
+
+
+def stream_samples(
+    path: str, name: str, *, folder: str | None = None, key_split: KeySplit = "first"
+) -> Iterator[Mapping[str, Any]]:
+    """Yield the samples of a file: their keys, and their fields as they are stored.
+
+    Args:
+        path: A local file.
+        name: Its path or URL, for its kind, and for messages without secrets.
+        folder: Where to decompress; None for the system's folder of temporary files.
+        key_split: As for `ShardListDataset`, for tars.
+
+    Raises:
+        ShardFormatError: The file is damaged, incomplete or of another kind.
+        ModuleNotFoundError: A package is missing that reads it.
+    """
+    kind, label = _kind(name), urls.redact(name)
+    if kind is None:
+        raise ShardFormatError(f"{label}: expected {_EXTENSIONS}, found another extension")
+    form, packed = kind
+    with ExitStack() as stack:
+        if packed:
+            file, plain = stack.enter_context(unnamed_file(folder))
+            _decompress(path, file, packed, label)
+            file.flush()
+            path = plain
+        if form == "tar":
+            yield from _tar_samples(path, label, key_split)
+            return
+        stream = stack.enter_context(open(path, "rb"))
+        values = _cbor_values(stream) if form.startswith("cbor") else _msgpack_values(stream)
+        yield from _mapped(values, stream, label)
+
+
+def _kind(name: str) -> tuple[str, str] | None:
+    """Return form and compression of a file; None if it has random access, or is another."""
+    match = _NAME.fullmatch(urls.path_of(name))
+    if match is None:
+        return None
+    if match["tgz"]:
+        return "tar", "gz"
+    form, packed = match["kind"].lower(), (match["packed"] or "").lower()
+    return None if form == "tar" and not packed else (form, packed)
+
+
+def _decompress(path: str, file: IO[bytes], packed: str, label: str) -> None:
+    try:
+        if packed == "zst":
+            _decompress_zstd(path, file)
+        else:
+            with _OPEN[packed](path) as stream:
+                shutil.copyfileobj(stream, file, _PIECE_NBYTES)
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, _ZstdDataError) as error:
+        raise _damaged(label, f"a complete .{packed} file", str(error)) from error
+    except OSError as error:
+        if error.errno is not None:  # of the system: a full disk
+            raise
+        raise _damaged(label, f"a complete .{packed} file", str(error)) from error
+
+
+class _ZstdDataError(ValueError):
+    """What a zstd file has is damaged, or ends too early."""
+
+
+def _decompress_zstd(path: str, file: IO[bytes]) -> None:
+    zstandard = _imported("zstandard")
+    frame = None
+    with open(path, "rb") as stream:
+        while piece := stream.read(_PIECE_NBYTES):
+            while piece:  # a file may have several frames
+                frame = frame or zstandard.ZstdDecompressor().decompressobj()
+                try:
+                    file.write(frame.decompress(piece))
+                except zstandard.ZstdError as error:
+                    raise _ZstdDataError(str(error)) from error
+                piece, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    if frame is not None or not file.tell():
+        raise _ZstdDataError("it ends before its last frame does")
+
+
+def _tar_samples(path: str, label: str, key_split: KeySplit) -> Iterator[Mapping[str, Any]]:
+    try:
+        with Shard(path, raw="bytes", key_split=key_split) as shard:
+            yield from shard
+    except ShardFormatError as error:
+        text = str(error).replace(printable(path), label)
+        raise ShardFormatError(text) from None
+
+
+def _msgpack_values(stream: IO[bytes]) -> Iterator[Any]:
+    msgpack = _imported("msgpack")
+    unpacker = msgpack.Unpacker(stream, max_buffer_size=_MAX_SAMPLE_NBYTES, strict_map_key=False)
+    end = 0
+    for value in unpacker:
+        end = unpacker.tell()
+        yield value
+    # The end of the file inside a value is no error for it.
+    if end < os.fstat(stream.fileno()).st_size:
+        raise EOFError(f"the last sample, from byte {end} on, is incomplete")
+
+
+def _cbor_values(stream: io.BufferedReader) -> Iterator[Any]:
+    cbor2 = _imported("cbor2")
+    # From a stream that cannot seek it reads no more than a value.
+    decoder = cbor2.CBORDecoder(_OnlyRead(stream))
+    while stream.peek(1):
+        yield decoder.decode()
+
+
+class _OnlyRead:
+    """A binary stream that cannot seek."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.read = stream.read
+
+    def readable(self) -> bool:
+        """Whether it can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """Whether it can seek."""
+        return False
+
+
+def _mapped(values: Iterator[Any], stream: IO[bytes], label: str) -> Iterator[Mapping[str, Any]]:
+    """Yield values that are samples: maps with a key."""
+    number = 0
+    while True:
+        try:
+            value = next(values)
+        except StopIteration:
+            return
+        except (ModuleNotFoundError, OSError):
+            raise
+        except Exception as error:
+            where = f"samples; after {number}, near byte {stream.tell()}"
+            raise _damaged(label, where, str(error) or type(error).__name__) from error
+        key = value.get("__key__") if isinstance(value, Mapping) else None
+        key = key.decode("utf-8", "surrogateescape") if isinstance(key, bytes) else key
+        if not isinstance(key, str) or not all(isinstance(name, str) for name in value):
+            raise ShardFormatError(
+                f'{label}: sample {number}: expected a map of fields with a "__key__", found '
+                f"{type(value).__name__} {value!r:.80}"
+            )
+        number += 1
+        yield {**value, "__key__": key}
+
+
+def _damaged(label: str, expected: str, found: str) -> ShardFormatError:
+    return ShardFormatError(
+        f"{label}: expected {expected}, found: {printable(found)}; compare it with where it came "
+        "from"
+    )
+
+
+def _imported(package: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise ModuleNotFoundError(
+            f"{package} is needed to read this file: pip install 'wids[{_EXTRAS[package]}]'",
+            name=package,
+        ) from None

@@ -1,0 +1,317 @@
+"""`rewrite`: a dataset or view → new shards in its order, with their spec and pack.
+
+Plans first, from the indexes alone, so that what is wrong is an error before anything is written.
+Then each output shard is a task of its own, on any executor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from wids.errors import PackError
+from wids.order.arguments import at_least
+from wids.publish.describe import ShardRecord
+from wids.publish.journal import Part
+from wids.publish.output import Output
+from wids.publish.part_run import merge_parts, run_part
+from wids.publish.rewriting.mapped import CheckedMap
+from wids.publish.rewriting.orders import order_of
+from wids.publish.rewriting.rewrite_plan import Rename, plan_shards
+from wids.publish.rewriting.rewritten_shard import RewriteTask, rewrite_shard
+from wids.publish.task_run import NO_SAMPLE, run_tasks
+from wids.shards.fields.decode import Decoder
+from wids.shards.positions import Positions
+from wids.shards.reader import ShardReader
+from wids.shards.sample_access import SampleAccess, access_of
+from wids.shards.specs.model import DatasetSpec
+from wids.storage.array_types import IntArray
+from wids.storage.sizes import parse_nbytes
+from wids.storage.transport import urls
+
+Map: TypeAlias = Callable[[Any], Any]
+"""From a sample to a sample, None or several samples."""
+
+
+class Rewritable(Protocol):
+    """What is asked of a dataset."""
+
+    spec: DatasetSpec
+
+    @property
+    def positions(self) -> Positions:
+        """The positions of its samples in all shards."""
+
+    def undecoded(self) -> Any:
+        """Return its samples as they are stored."""
+
+    def map(self, function: Map) -> Any:
+        """Return its samples, passed through a function."""
+
+
+def rewrite(
+    dataset: Rewritable,
+    pattern: str | os.PathLike[str],
+    *,
+    maxcount: int | None = None,
+    maxsize: int | str | None = None,
+    map: Map | None = None,  # noqa: A002 - the word for it
+    rename: Rename | None = None,
+    version: str | None = None,
+    name: str | None = None,
+    executor: Executor | None = None,
+    resume: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+) -> DatasetSpec:
+    """Write the samples of a dataset or view into new shards, in its order.
+
+    ``dataset[order]`` sorts, shuffles or filters, and a list of specs concatenates. Without ``map``
+    fields are copied byte by byte. Each shard appears under its name when it is complete, and the
+    spec last of all. After an interruption, at any point, call it again with the same arguments:
+    complete shards are not written again, if no function is involved or ``version`` states that it
+    is unchanged. The same arguments give the same bytes, on any executor.
+
+    Args:
+        dataset: A `ShardListDataset` or a view.
+        pattern: Path or URL of the shards, with a ``%06d`` for their number. The spec is written
+            beside them, ``train.json`` for ``train-%06d.tar``, and the pack, ``train.index``.
+        maxcount: Maximum number of samples in a shard; None for 100,000.
+        maxsize: Maximum length of a shard, in bytes or as ``"1GB"``, unless a single sample is
+            larger; None for 1 GB if ``maxcount`` is None too, or else any.
+        map: Takes a sample as the dataset returns it; returns a sample, None to leave it out, or
+            several samples. It has to return the same for the same sample. Values that are not
+            bytes are encoded as `ShardWriter` does. With it ``maxcount`` and ``maxsize`` count what
+            goes in, and a shard without samples is left out. The dataset's ``on_error`` decides
+            about samples for which it raises or returns something else.
+        rename: Takes the labels of a sample (``__key__``, ``__index__``, ``__shard__``,
+            ``__shardindex__``, ``__dataset__``), returns its new key. None to keep the keys.
+        version: The version of all functions that samples pass through: ``map``, ``rename``, the
+            dataset's transformations and its ``on_error``. Choose any text, and change it when one
+            of them, or what it uses, changes. A run with ``map`` or ``rename`` resumes if it has
+            the version of the interrupted run; without one it starts over, which is logged.
+        name: Name of the new dataset; None for the stem of its spec.
+        executor: Where to write shards; any `concurrent.futures.Executor` whose workers see the
+            same files. None for this thread.
+        resume: False to start over, and write complete shards of an interrupted run again.
+        storage_options: As for `ShardListDataset`, for a URL.
+        progress: Whether to show a progress bar; None for in terminals and notebooks only.
+
+    Returns:
+        The spec of the new dataset.
+
+    Raises:
+        PackError: Two samples of one new shard would have the same key, no sample is left, the
+            output is the input, or the dataset has transformations and there is no ``map``.
+        TransformError: A map raises, or returns something else than samples.
+        FileExistsError: Another dataset is there already, or an interrupted run on other samples
+            or with another ``version``.
+        ValueError: An argument is invalid.
+
+    Example:
+        >>> import wids
+        >>> with wids.TarWriter("letters.tar") as writer:
+        ...     for letter in "abcd":
+        ...         _ = writer.write({"__key__": letter, "txt": letter})
+        >>> dataset = wids.ShardListDataset("letters.tar")
+        >>> spec = wids.rewrite(dataset[[3, 1, 2]], "sorted/letters-%06d.tar", maxcount=2)
+        >>> [shard.num_samples for shard in spec.shards]
+        [2, 1]
+        >>> list(wids.ShardListDataset("sorted/letters.json").keys())
+        ['d', 'b', 'c']
+    """
+    job = prepare_rewrite(
+        *(dataset, pattern, maxcount, maxsize, map, rename, name),
+        version=version,
+        resume=resume,
+        storage_options=storage_options,
+    )
+    return job.run(executor=executor, progress=progress)
+
+
+@dataclass(frozen=True)
+class RewriteJob:
+    """All that is decided before anything is written.
+
+    Attributes:
+        tasks: The shards.
+        output: Where they are written.
+        extras: Further entries of the spec.
+        resume: Whether complete shards of an interrupted run are kept.
+        is_comparable: Whether the tasks state everything that shards are made from.
+    """
+
+    tasks: list[RewriteTask]
+    output: Output
+    extras: Mapping[str, Any]
+    resume: bool
+    is_comparable: bool
+
+    def run(self, *, executor: Executor | None, progress: bool | None = None) -> DatasetSpec:
+        """Write the dataset, or what is missing of it."""
+        return run_tasks(
+            *(self.tasks, self.output, rewrite_shard),
+            extras=self.extras,
+            resume=self.resume,
+            is_comparable=self.is_comparable,
+            executor=executor,
+            progress=progress,
+        )
+
+    def run_part(self, part: Part, *, executor: Executor | None) -> list[ShardRecord]:
+        """Write a part of the shards, or what is missing of it."""
+        return run_part(self.tasks, part, self.output, rewrite_shard, executor=executor)
+
+    def merge(self) -> DatasetSpec:
+        """Publish what all parts have written."""
+        counts = [
+            None if task.is_mapped else task.samples.stop - task.samples.start
+            for task in self.tasks
+        ]
+        return merge_parts(self.tasks, counts, self.output, rewrite_shard, extras=self.extras)
+
+
+def prepare_rewrite(
+    dataset: Rewritable,
+    pattern: str | os.PathLike[str],
+    maxcount: int | None,
+    maxsize: int | str | None,
+    map: Map | None,  # noqa: A002 - the word for it
+    rename: Rename | None,
+    name: str | None,
+    *,
+    version: str | None = None,
+    resume: bool,
+    storage_options: Mapping[str, Any] | None,
+    shuffle: int | None = None,
+) -> RewriteJob:
+    """Decide what to write.
+
+    The arguments are those of `wids.rewrite`, and the seed of a random order, or None. That order
+    is computed and not kept, so that it takes no memory for each sample.
+    """
+    count, limit = limits(maxcount, maxsize)
+    if version is not None and not (isinstance(version, str) and version):
+        raise ValueError(f'version: expected a text such as "2", found {version!r}')
+    output = Output.for_pattern(pattern, "rewriting", name=name, storage_options=storage_options)
+    _check_not_input(dataset.spec, output)
+    if map is None:
+        _check_stored(dataset)
+    access: SampleAccess = access_of(dataset)
+    source = dataset.undecoded()
+    if map is not None:
+        source = dataset.map(CheckedMap(map, needs_key=rename is None))
+    order = order_of(source, shuffle)
+    cuts = plan_shards(
+        access.reader,
+        order,
+        maxcount=count,
+        maxsize=limit,
+        # What a map returns has keys of its own, which are compared when they are known.
+        rename=rename,
+        dataset_name=access.dataset_name,
+        checks_keys=map is None,
+    )
+    if not cuts:
+        raise PackError(NO_SAMPLE.format(urls.redact(output.spec_path)))
+    has_functions = map is not None or rename is not None
+    settings = (map is not None, rename is not None, version, access.dataset_name)
+    sources = _Sources(access.reader, settings)
+    tasks = [
+        RewriteTask(
+            output.names.path(number),
+            order.samples(cut.start, cut.stop),
+            rename,
+            cut.nbytes,
+            sources.digest(order.positions(cut.start, cut.stop)),
+            map is not None,
+        )
+        for number, cut in enumerate(cuts)
+    ]
+    extras = {name: value for name, value in dataset.spec.extras.items() if name != "__kind__"}
+    is_comparable = version is not None or not has_functions
+    return RewriteJob(tasks, output, extras, resume, is_comparable)
+
+
+def limits(maxcount: int | None, maxsize: int | str | None) -> tuple[int, int | None]:
+    """Return the most samples and bytes of a shard; bytes are None for any.
+
+    Raises:
+        ValueError: One of them is no size of a shard.
+    """
+    limit = parse_nbytes("1GB" if maxsize is None and maxcount is None else maxsize, "maxsize")
+    if limit == 0:
+        raise ValueError(f"maxsize: expected at least 1 byte, found {maxsize!r}")
+    count = 100_000 if maxcount is None else at_least(1, maxcount, "maxcount")
+    return count, limit
+
+
+def _check_not_input(spec: DatasetSpec, output: Output) -> None:
+    """Raise PackError if shards of the input could be overwritten."""
+    for shard in spec.shards:
+        folder, _, file_name = shard.url.rpartition("/")
+        if output.names.number_of(file_name) is None:
+            continue
+        if _real(folder) == _real(output.names.folder):
+            raise PackError(
+                f"{urls.redact(shard.url)}: expected another output than the input, found its "
+                "names in the pattern; choose another folder or another name"
+            )
+
+
+def _real(folder: str) -> str:
+    """Return the name that a folder has whatever links lead to it; a URL as it is."""
+    return os.path.realpath(folder) if urls.is_local(folder) else folder
+
+
+def _check_stored(dataset: Rewritable) -> None:
+    """Raise PackError if what the dataset returns is more than stored bytes, decoded."""
+    access: SampleAccess = access_of(dataset)
+    steps = (*access.reader.transformations, *access.transformations)
+    others = [step for step in steps if not isinstance(step, Decoder)]
+    if others or access.is_overridden:
+        found = f"the transformation {others[0]!r:.80}" if others else "a __getitem__ of its own"
+        raise PackError(
+            f"{dataset!r}: expected a dataset without transformations, since fields are copied "
+            f"byte by byte, found {found}; pass the function as map="
+        )
+
+
+class _Sources:
+    """What shards are made from: identities of the shards that are read, positions and settings.
+
+    Functions are not included: only their authors know whether they do what they did before.
+
+    Args:
+        reader: Reads the samples.
+        settings: What else is compared.
+    """
+
+    def __init__(self, reader: ShardReader, settings: tuple[str | bool | None, ...]) -> None:
+        self._reader = reader
+        facts = (*settings, *sorted(reader.fields or ()))
+        self._base = hashlib.blake2b(_encoded(facts), digest_size=16)
+        self._facts: dict[int, bytes] = {}
+
+    def digest(self, positions: IntArray) -> str:
+        """Return the digest of what a shard of these samples is made from."""
+        digest, reader = self._base.copy(), self._reader
+        numbers = np.unique(np.searchsorted(reader.edges[1:], positions, side="right"))
+        for number in numbers.tolist():
+            if number not in self._facts:
+                shard = reader.shards[number]
+                facts = (number, shard.url, shard.num_samples, shard.nbytes)
+                self._facts[number] = _encoded((*facts, reader.content(number)))
+            digest.update(self._facts[number])
+        digest.update(np.ascontiguousarray(positions, np.int64).tobytes())
+        return digest.hexdigest()
+
+
+def _encoded(facts: tuple[Any, ...]) -> bytes:
+    return repr(facts).encode("utf-8", "surrogatepass")

@@ -1,0 +1,276 @@
+"""A view and limits → the samples of each output shard, by the indexes of its shards alone.
+
+A pure function of keys and lengths: the same view and limits cut the same shards. No member is
+read. Samples are looked at some at a time, so that memory does not grow with their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from wids.errors import PackError
+from wids.publish.rewriting.orders import Order
+from wids.publish.tar_writer import finished_nbytes
+from wids.shards.indexes.key_hashes import key_hashes, text_hashes
+from wids.shards.reader import ShardReader
+from wids.shards.tars.archive import BLOCK_NBYTES
+from wids.shards.tars.index import ShardIndex
+from wids.shards.tars.member_names import to_bytes
+from wids.shards.tars.raw_samples import label
+from wids.storage.array_types import IntArray, WordArray
+from wids.storage.transport import urls
+
+Rename: TypeAlias = Callable[[dict[str, Any]], str]
+"""Returns the new key of a sample, from its labels: ``__key__``, ``__index__``, ``__shard__``,
+``__shardindex__`` and ``__dataset__``."""
+
+Place: TypeAlias = tuple[str, int]
+"""The URL of the shard that a sample is in, and its index in the dataset."""
+
+_WINDOW: Final = 1 << 20
+"""Samples that are looked at together, about 60 B each. In a shuffled order each window has samples
+of all shards, whose indexes are looked up once for each window."""
+
+_SPARSE: Final = 4
+"""Where fewer than one of so many samples of a shard are wanted, its other keys are not hashed."""
+
+_RELEASED_AFTER: Final = 16
+"""Indexes that are read before the memory is returned that the system keeps of their pack."""
+
+_MAX_NAME_NBYTES: Final = 100
+"""Longer names, and those that are not ASCII, have a header of their own before the member's."""
+_NAME_HEADER_NBYTES: Final = 64
+"""Most bytes of such a header besides the name itself."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The samples of one output shard.
+
+    Attributes:
+        start, stop: Its samples, as indices of the view.
+        nbytes: Its length in bytes, or a little more.
+    """
+
+    start: int
+    stop: int
+    nbytes: int
+
+
+def plan_shards(
+    reader: ShardReader,
+    order: Order,
+    *,
+    maxcount: int,
+    maxsize: int | None,
+    rename: Rename | None,
+    dataset_name: str = "",
+    checks_keys: bool = True,
+) -> list[Cut]:
+    """Return the output shards, in order.
+
+    Args:
+        reader: The shards of the dataset.
+        order: The samples, in the order in which they are written.
+        maxcount: Maximum number of samples in a shard.
+        maxsize: Maximum length of a shard in bytes, unless a single sample is larger; None for any.
+        rename: Returns the new key of a sample, from its labels; None to keep the keys.
+        dataset_name: The label of samples whose shard belongs to no dataset of its own.
+        checks_keys: Whether the keys of a shard have to differ already.
+
+    Raises:
+        PackError: Two samples of one output shard have the same key, and would become one.
+        FetchError: A shard has no index, and cannot be fetched.
+    """
+    cuts: list[Cut] = []
+    start, width = 0, _WINDOW
+    while start < len(order):
+        stop = min(start + width, len(order))
+        positions = order.positions(start, stop)
+        nbytes, hashes = _columns(reader, positions)
+        found = list(_cuts(nbytes, maxcount, maxsize))
+        if stop < len(order):  # the last one may continue
+            if len(found) == 1:
+                width *= 2
+                continue
+            found.pop()
+        if checks_keys and rename is not None:
+            hashes = _renamed_hashes(reader, positions, rename, dataset_name)
+        for cut in found if checks_keys else ():
+            places = slice(cut.start, cut.stop)
+            _check_distinct(reader, positions[places], hashes[places], rename, dataset_name)
+        cuts += [Cut(start + cut.start, start + cut.stop, cut.nbytes) for cut in found]
+        start, width = cuts[-1].stop, _WINDOW
+    return cuts
+
+
+def labels_of(reader: ShardReader, position: int, dataset_name: str) -> dict[str, Any]:
+    """Return the key of a sample, and where it is, without reading it."""
+    number, local_index = reader.locate(position)
+    sample = {"__key__": _index(reader, number).key(local_index)}
+    label(sample, local_index, reader.labels(number, dataset_name))
+    return sample
+
+
+def _columns(reader: ShardReader, positions: IntArray) -> tuple[IntArray, WordArray]:
+    """Return the length of each sample in a tar, in bytes, and the hash of its key."""
+    nbytes, hashes = np.empty(len(positions), np.int64), np.empty(len(positions), np.uint64)
+    order = np.argsort(positions, kind="stable")
+    edges = np.searchsorted(positions[order], reader.edges)
+    for count, number in enumerate(np.flatnonzero(np.diff(edges)).tolist(), 1):
+        places = order[edges[number] : edges[number + 1]]
+        index = _index(reader, number)
+        local = positions[places] - reader.starts[number]
+        if len(local) * _SPARSE < len(index):
+            index, local = _only(index, local), np.arange(len(local))
+        nbytes[places] = _tar_nbytes(index, reader.fields)[local]
+        hashes[places] = key_hashes(index)[local]
+        if count % _RELEASED_AFTER == 0:
+            reader.release_packs()
+    return nbytes, hashes
+
+
+def _only(index: ShardIndex, local: IntArray) -> ShardIndex:
+    """Return the index of some samples: their keys, fields and sizes."""
+    text, starts = _stretches(
+        np.frombuffer(index.text, np.uint8, index.text_stop - index.text_start, index.text_start),
+        *(index.key_starts, local),
+    )
+    members, member_starts = _stretches(np.arange(len(index.sizes)), index.member_starts, local)
+    return replace(
+        index,
+        text=text.tobytes(),
+        text_start=0,
+        text_stop=len(text),
+        key_starts=starts,
+        member_starts=member_starts,
+        sizes=index.sizes[members],
+        field_ids=index.field_ids[members],
+    )
+
+
+def _stretches(
+    values: npt.NDArray[Any], edges: npt.NDArray[Any], numbers: IntArray
+) -> tuple[npt.NDArray[Any], IntArray]:
+    """Return some stretches of values, one after another, and where each begins; and the end."""
+    starts = edges[numbers].astype(np.int64)
+    lengths = edges[numbers + 1].astype(np.int64) - starts
+    ends = np.cumsum(lengths)
+    places = np.repeat(starts - ends + lengths, lengths) + np.arange(ends[-1])
+    return values[places], np.concatenate(([0], ends))
+
+
+def _index(reader: ShardReader, number: int) -> ShardIndex:
+    if type(reader) is ShardReader:  # others know the fields of one side
+        known = reader.known_index(number)
+        if known is not None and len(known) == reader.ends[number] - reader.starts[number]:
+            return known
+    index = reader.index(number)
+    if index is None:  # all of its bytes are needed later, so they are fetched now
+        index = reader.open(number, local=True).index
+    return index
+
+
+def _tar_nbytes(index: ShardIndex, wanted: frozenset[str] | None) -> IntArray:
+    """Return the length of each sample of a shard in a tar, shape ``(num_samples,)``.
+
+    Args:
+        index: The samples.
+        wanted: The only fields that are written; None for all.
+    """
+    if not len(index):
+        return np.empty(0, np.int64)
+    sizes, fields = index.sizes.astype(np.int64), index.field_ids
+    members = BLOCK_NBYTES + sizes + -sizes % BLOCK_NBYTES + _name_headers(index)
+    if wanted is not None:
+        members *= np.array([field in wanted for field in index.fields])[fields]
+    starts = index.member_starts.astype(np.int64)
+    totals: IntArray = np.add.reduceat(np.append(members, 0), starts[:-1])
+    return totals
+
+
+def _name_headers(index: ShardIndex) -> IntArray:
+    """Return what long names of members take in a tar, in bytes; shape ``(num_members,)``."""
+    starts = index.key_starts.astype(np.int64)
+    nbytes = index.text_stop - index.text_start
+    text = np.frombuffer(index.text, np.uint8, nbytes, index.text_start)
+    is_foreign = np.add.reduceat(text[starts[0] :] >= 128, starts[:-1] - starts[0]) > 0
+    num_members = np.diff(index.member_starts).astype(np.int64)
+    fields = [to_bytes(field) for field in index.fields]
+    lengths = np.repeat(np.diff(starts) - 1, num_members)
+    lengths += np.array([len(field) for field in fields])[index.field_ids]
+    is_long = lengths > _MAX_NAME_NBYTES
+    is_long |= np.repeat(is_foreign, num_members)
+    is_long |= np.array([not field.isascii() for field in fields])[index.field_ids]
+    blocks = 1 - (-(lengths + _NAME_HEADER_NBYTES) // BLOCK_NBYTES)
+    headers: IntArray = is_long * blocks * BLOCK_NBYTES
+    return headers
+
+
+def _cuts(nbytes: IntArray, maxcount: int, maxsize: int | None) -> Iterator[Cut]:
+    sums = np.concatenate(([0], np.cumsum(nbytes)))
+    # What the end of a tar adds to its members.
+    limit = None if maxsize is None else maxsize - finished_nbytes(0)
+    start, length = 0, len(nbytes)
+    while start < length:
+        stop = min(start + maxcount, length)
+        if limit is not None:
+            fitting = int(np.searchsorted(sums, sums[start] + limit, side="right")) - 1
+            stop = max(start + 1, min(stop, fitting))
+        yield Cut(start, stop, finished_nbytes(int(sums[stop] - sums[start])))
+        start = stop
+
+
+def _renamed_hashes(
+    reader: ShardReader, positions: IntArray, rename: Rename, name: str
+) -> WordArray:
+    keys = [_new_key(rename, labels_of(reader, place, name)) for place in positions.tolist()]
+    starts = np.cumsum([0, *(len(key) + 1 for key in keys)])
+    return text_hashes(np.frombuffer(b"\0".join(keys) + b"\0", np.uint8), starts)
+
+
+def _new_key(rename: Rename, labels: dict[str, Any]) -> bytes:
+    key: Any = rename(labels)
+    if not isinstance(key, str) or not key:
+        raise PackError(
+            f'{urls.redact(labels["__shard__"])}: sample "{labels["__key__"]}": expected rename to '
+            f"return a key, found {key!r:.80}"
+        )
+    return to_bytes(key)
+
+
+def _check_distinct(
+    reader: ShardReader, positions: IntArray, hashes: WordArray, rename: Rename | None, name: str
+) -> None:
+    """Raise PackError for two samples of one key."""
+    ordered = np.sort(hashes)  # a tenth of the time of `np.unique`, which makes a table of hashes
+    if not (ordered[1:] == ordered[:-1]).any():
+        return
+    first: dict[str, Place] = {}
+    # Other keys may have the same hash, so the keys themselves decide.
+    for position in positions.tolist():
+        labels = labels_of(reader, position, name)
+        key = labels["__key__"] if rename is None else rename(labels)
+        place = labels["__shard__"], position
+        if first.setdefault(key, place) is not place:
+            raise repeated_key_error(key, first[key], place)
+
+
+def place_text(place: Place) -> str:
+    """Return where a sample is, for a message."""
+    url, index = place
+    return urls.redact(url) if index < 0 else f"{urls.redact(url)} (index {index})"
+
+
+def repeated_key_error(key: str, *places: Place) -> PackError:
+    """Return the error for two samples that would become one."""
+    found = " and ".join(map(place_text, places))
+    return PackError(
+        f'key "{key}": expected it once in an output shard, found it in {found}; they would '
+        "become one sample: pass rename=, which returns another key for each"
+    )

@@ -1,0 +1,136 @@
+"""Files of samples without random access → new shards of their samples, with spec and pack.
+
+The files are read one after another, each once. What is in a file is up to `old_streams`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from wids.errors import PackError
+from wids.publish.journal import Journal
+from wids.publish.output import Output
+from wids.publish.rewriting.old_streams import stream_samples
+from wids.publish.rewriting.rewrite import limits
+from wids.publish.shard_writer import ShardWriter
+from wids.publish.task_run import NO_SAMPLE, unfinished_run
+from wids.shards.fields.encode import encode
+from wids.shards.specs.model import DatasetSpec
+from wids.shards.tars.index import TarIdentity
+from wids.shards.tars.member_names import KeySplit
+from wids.storage import fetch
+from wids.storage.transport import urls
+
+
+def rewrite_streams(
+    names: Sequence[str],
+    pattern: str | os.PathLike[str],
+    *,
+    maxcount: int | None = None,
+    maxsize: int | str | None = None,
+    fields: Collection[str] | None = None,
+    key_split: KeySplit = "first",
+    name: str | None = None,
+    resume: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+) -> DatasetSpec:
+    """Write the samples of old streams into plain tars, in their order.
+
+    After an interruption, call it again with the same arguments: complete shards are kept, and the
+    files are read again up to there.
+
+    Args:
+        names: Paths or URLs of the files.
+        pattern: As for `rewrite`.
+        maxcount: The same.
+        maxsize: The same.
+        fields: The only fields to keep; None for all.
+        key_split: Where names in tars are split; keys with dots in them cannot be written.
+        name: As for `rewrite`.
+        resume: False to write the shards of an interrupted run again.
+        storage_options: As for `ShardListDataset`.
+
+    Returns:
+        The spec of the new dataset.
+
+    Raises:
+        ShardFormatError: A file is damaged, incomplete or of another kind.
+        FetchError: A file cannot be read.
+        PackError: There is no sample.
+        FileExistsError: Another dataset is there already.
+        ValueError: Two samples of a shard have the same key, a value cannot be encoded, or an
+            argument is invalid.
+    """
+    output = Output.for_pattern(pattern, "rewriting", name=name, storage_options=storage_options)
+    fetcher = fetch.Fetcher(storage_options)
+    count, limit = limits(maxcount, maxsize)
+    wanted = None if fields is None else frozenset("." + field.lstrip(".") for field in fields)
+    facts = (*map(_identity, names), maxcount, limit, key_split, sorted(wanted or ()))
+    source = hashlib.sha256(repr(facts).encode("utf-8", "surrogatepass")).hexdigest()
+    if output.is_local:
+        os.makedirs(output.names.folder, exist_ok=True)
+
+    def unwanted(_: Journal) -> list[str] | None:
+        return None if resume else output.existing_shards()
+
+    with unfinished_run(output, source, unwanted) as (_, target):
+        writer = ShardWriter(
+            pattern,
+            maxcount=count,
+            maxsize=1 << 62 if limit is None else limit,
+            name=output.name,
+            encoder=_encoded,
+            if_exists="resume" if target.if_exists == "error" else "replace",
+            storage_options=storage_options,
+        )
+        with writer:
+            samples = _all_samples(fetcher, names, output, wanted, key_split)
+            for sample in islice(samples, writer.num_samples, None):
+                writer.write(sample)
+            if not writer.num_samples:
+                raise PackError(NO_SAMPLE.format(urls.redact(output.spec_path)))
+    return DatasetSpec(tuple(writer.shards), output.name, output.pack_path)
+
+
+def _encoded(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return a sample with values as bytes; bytes are copied as they are, whatever their field."""
+    return {
+        field: value
+        if field.startswith("_") or isinstance(value, bytes)
+        else encode("." + field.lstrip("."), value)
+        for field, value in sample.items()
+    }
+
+
+def _identity(name: str) -> tuple[Any, ...]:
+    """Return what changes when a local file does; of a remote one its URL."""
+    if not urls.is_local(name):
+        return (name,)
+    path = os.path.abspath(urls.local_path(name))
+    return path, *TarIdentity.of_file(os.stat(path))
+
+
+def _all_samples(
+    fetcher: fetch.Fetcher,
+    names: Sequence[str],
+    output: Output,
+    wanted: Collection[str] | None,
+    key_split: KeySplit,
+) -> Iterator[Mapping[str, Any]]:
+    # The disk of the output has space for its shards.
+    folder = output.names.folder if output.is_local else None
+    for name in names:
+        with fetch.downloaded(fetcher, name) as path:
+            for sample in stream_samples(path, name, folder=folder, key_split=key_split):
+                if wanted is None:
+                    yield sample
+                    continue
+                yield {
+                    field: value
+                    for field, value in sample.items()
+                    if field == "__key__" or "." + field.lstrip(".") in wanted
+                }

@@ -1,0 +1,187 @@
+"""A part of a view → one new shard, published when it is complete, and its description.
+
+Runs on the workers of an executor. Samples are read a few at a time, in the order in which they are
+written, so that memory does not grow with the shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from itertools import chain
+from typing import Any, Final, Protocol, TypeAlias
+
+from wids.errors import PackError, WidsError
+from wids.publish.describe import ShardRecord
+from wids.publish.members import member_encoder
+from wids.publish.new_shard import Publishing, write_published
+from wids.publish.rewriting.copying_tar import CopyingTar
+from wids.publish.rewriting.mapped import listed
+from wids.publish.rewriting.orders import SomeSamples
+from wids.publish.rewriting.rewrite_plan import Place, Rename, place_text, repeated_key_error
+from wids.publish.rewriting.stored_samples import StoredView, stored_members
+from wids.publish.threaded_tar import ThreadedTar
+from wids.shards.fields.encode import encode
+from wids.storage.transport import urls
+
+_BATCH_NBYTES: Final = 8 << 20
+"""About how many bytes of samples are read at a time."""
+_MAX_BATCH: Final = 1024
+
+Sample: TypeAlias = Mapping[str, Any]
+
+_stored_members = member_encoder(False)  # noqa: FBT003 - as for TarWriter: bytes as they are
+
+
+class Readable(StoredView, Protocol):
+    """What is asked of a view: its samples, and where they are stored."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """Read several samples."""
+
+
+@dataclass(frozen=True)
+class RewriteTask:
+    """One shard to write.
+
+    Attributes:
+        path: Its absolute path, or its URL.
+        samples: The samples. What is read may also be None, or several samples.
+        rename: Returns the new key of a sample; None to keep its key.
+        nbytes: Length of the shard in bytes, or a little more.
+        source: Digest of what it is made from.
+        is_mapped: Whether values may have to be encoded. Stored bytes are copied, also those under
+            ``.gz`` that are not gzip data.
+    """
+
+    path: str
+    samples: SomeSamples
+    rename: Rename | None
+    nbytes: int
+    source: str
+    is_mapped: bool = True
+
+
+def rewrite_shard(task: RewriteTask, *, how: Publishing) -> ShardRecord:
+    """Write a shard and return its description; one without samples is not written.
+
+    Args:
+        task: The shard.
+        how: How it is published.
+
+    Raises:
+        PackError: Two samples have the same key, or a sample cannot be stored.
+        WidsError: A sample cannot be read.
+    """
+    view: Readable = task.samples.view()
+    first: dict[str, Place] = {}
+    samples: Iterator[Any] = iter(_batches(task, len(view)))
+    append: Callable[[CopyingTar, Any], object] = partial(_copy, task, view, first)
+    if task.is_mapped:
+        samples = chain.from_iterable(_renamed(task, view, batch, first) for batch in samples)
+        append = partial(_append, ThreadedTar.write)
+    head = next(samples, None)
+    if head is None:
+        return ShardRecord(task.path, "first", None, 0, 0, None, b"", task.source)
+    return write_published(task, chain((head,), samples), append, CopyingTar, how)
+
+
+def _copy(
+    task: RewriteTask, view: Readable, first: dict[str, Place], writer: CopyingTar, batch: range
+) -> None:
+    """Append stored samples as they are, or, where that is not possible, one by one."""
+    if task.rename is None:
+        stored = stored_members(view, batch.start, batch.stop)
+        if stored is not None and writer.append_stored(stored):
+            return
+    for sample in _renamed(task, view, batch, first):
+        _append(_append_stored, writer, sample)
+
+
+def _append(
+    write: Callable[[ThreadedTar, Sample], object],
+    writer: ThreadedTar,
+    placed: tuple[Place, Sample],
+) -> None:
+    place, sample = placed
+    try:
+        write(writer, sample)
+    except WidsError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise PackError(
+            f"{place_text(place)}: {error}; pass rename= for other keys, map= for other fields"
+        ) from error
+
+
+def _append_stored(writer: ThreadedTar, sample: Sample) -> None:
+    try:
+        members = _stored_members(sample)
+    except TypeError:  # values of rows that were joined; None where there is no row
+        fields = {
+            name: value if isinstance(value, bytes | memoryview) else encode(name, value)
+            for name, value in sample.items()
+            if name != "__key__" and value is not None
+        }
+        members = _stored_members({"__key__": sample["__key__"], **fields})
+    writer.append(*members)
+
+
+def _renamed(
+    task: RewriteTask, view: Readable, batch: range, first: dict[str, Place]
+) -> Iterator[tuple[Place, Sample]]:
+    """Yield samples under their new keys, each key once, with their places.
+
+    Args:
+        task: The shard.
+        view: Its samples.
+        batch: Which of them.
+        first: Where the keys so far come from.
+    """
+    for sample in _samples(task.path, view, batch):
+        place = sample.get("__shard__", task.path), sample.get("__index__", -1)
+        key = sample.get("__key__") if task.rename is None else task.rename(dict(sample))
+        if not isinstance(key, str) or not key:
+            raise PackError(
+                f'{place_text(place)}: expected a sample with a text under "__key__", found '
+                f"{key!r:.80}; keep the key or return a new one"
+            )
+        if first.setdefault(key, place) is not place:
+            raise repeated_key_error(key, first[key], place)
+        # The bytes of a field that nobody decoded, and any other value as it is.
+        fields = {
+            name: value.getvalue() if isinstance(value, BytesIO) else value
+            for name, value in sample.items()
+            if not name.startswith("__")
+        }
+        if not fields:
+            raise PackError(
+                f'{place_text(place)}: sample "{key}": expected at least one field to write, found '
+                "none; choose fields that all samples have, or leave this one out"
+            )
+        yield place, {"__key__": key} | fields
+
+
+def _batches(task: RewriteTask, length: int) -> Iterator[range]:
+    """Yield the samples of a shard, some at a time."""
+    mean_nbytes = max(task.nbytes // max(length, 1), 1)
+    width = max(1, min(_MAX_BATCH, _BATCH_NBYTES // mean_nbytes))
+    for start in range(0, length, width):
+        yield range(start, min(start + width, length))
+
+
+def _samples(path: str, view: Readable, batch: range) -> Iterator[Sample]:
+    for found in view.__getitems__(list(batch)):
+        for sample in listed(found):
+            if not isinstance(sample, Mapping):
+                raise PackError(
+                    f"{urls.redact(path)}: expected on_error, or a dataset of another class, "
+                    "to return a sample, None or several samples, found "
+                    f"{type(sample).__name__} {sample!r:.80}"
+                )
+            yield sample

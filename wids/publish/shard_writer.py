@@ -1,0 +1,357 @@
+"""Samples → numbered tar shards, and at the end the spec and the pack that describe them.
+
+Decides which shard a sample goes to, and what happens to shards that exist already. How a shard is
+written is up to `tar_writer`, how shards are named to `shard_names`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from types import TracebackType
+from typing import Any, ClassVar, Literal, get_args
+
+from wids.publish.appending import publish_appended
+from wids.publish.dataset_problems import repeated_keys
+from wids.publish.describe import ShardRecord
+from wids.publish.journal import Journal
+from wids.publish.members import Encoder, member_encoder
+from wids.publish.new_packs import new_pack
+from wids.publish.only_writer import only_writer
+from wids.publish.problems import log_problem
+from wids.publish.published import published
+from wids.publish.replaced import Replaced
+from wids.publish.shard_names import ShardNames, pack_path
+from wids.publish.tar_writer import TarWriter, check_target
+from wids.shards.indexes.index_file import dump
+from wids.shards.specs.loader import load_spec
+from wids.shards.specs.model import DatasetSpec, ShardSpec
+from wids.shards.tars.index import TarIdentity
+from wids.storage import fetch, upload
+from wids.storage.progress import Bar
+from wids.storage.sizes import count_text
+from wids.storage.transport import urls
+
+IfExists = Literal["error", "resume", "append", "replace"]
+
+_logger = logging.getLogger("wids")
+
+
+class ShardWriter:
+    """Writes samples into numbered shards, and at the end their spec and their pack.
+
+    Use it as a context manager. A shard appears under its name when it is complete. If the block
+    ends with an exception, or the process is killed, complete shards stay and nothing else. To
+    resume, run the program again with ``if_exists="resume"`` and skip the first
+    ``writer.num_samples`` samples, as in the example.
+
+    Not safe to share between threads. Give each of several processes its own pattern: a second
+    writer of a pattern is refused while the first one is open.
+
+    Args:
+        pattern: Path or URL of the shards, with a ``%06d`` for their number.
+        maxcount: Maximum number of samples in a shard.
+        maxsize: Maximum length of a shard in bytes, unless a single sample is larger.
+        post: Called with the path of each complete shard.
+        start_shard: Number of the first shard.
+        spec: Where to write the spec; True for the pattern without its number, ``train.json``;
+            False for none. The pack is written beside it, ``train.index``.
+        name: Name of the dataset in the spec; None for the stem of the spec's file name.
+        if_exists: What to do if shards or the spec exist already: ``"error"``, ``"resume"`` to keep
+            the shards and continue after them, ``"append"`` to add shards to a published dataset,
+            or ``"replace"`` to overwrite them: from the first new shard to the last there is no
+            spec, and at the end the other shards of the earlier one are deleted. Resuming finishes
+            an interrupted run of the same program: it reads the shards that exist, and writes a
+            spec of all shards. Appending begins new shards after the last number, and does not read
+            the earlier ones, which another program may have written; see `append_shards`. The
+            dataset is as it was until the writer is closed.
+        encoder, mode, user, group, mtime, compress, storage_options: As for `TarWriter`.
+
+    Attributes:
+        num_samples: Samples in all shards so far, including those that were resumed, but not
+            those of a dataset that is appended to.
+        shards: The complete shards, as the spec will describe them; the same holds.
+
+    Raises:
+        FileExistsError: A shard or the spec exists already.
+        FileNotFoundError: There is no spec to append to.
+        SpecError: Nothing can be appended to the spec.
+        OSError: Another writer of the same pattern is open.
+        ValueError: An argument is invalid.
+
+    Examples:
+        >>> import itertools, wids
+        >>> samples = [{"__key__": f"{n:06d}", "txt": f"text {n}"} for n in range(250)]
+        >>> with wids.ShardWriter("train-%06d.tar", maxcount=100, if_exists="resume") as writer:
+        ...     for sample in itertools.islice(samples, writer.num_samples, None):
+        ...         nbytes = writer.write(sample)
+        >>> with wids.ShardListDataset("train.json") as dataset:
+        ...     dataset.lengths, dataset[249][".txt"]
+        ([100, 100, 50], 'text 249')
+    """
+
+    def __init__(
+        self,
+        pattern: str | os.PathLike[str],
+        maxcount: int = 100_000,
+        maxsize: float = 3e9,
+        post: Callable[[str], Any] | None = None,
+        start_shard: int = 0,
+        *,
+        spec: str | os.PathLike[str] | bool = True,
+        name: str | None = None,
+        if_exists: IfExists = "error",
+        encoder: Encoder = None,
+        mode: int = 0o444,
+        user: str = "",
+        group: str = "",
+        mtime: float = 0,
+        compress: bool | str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        check_target(pattern, compress)
+        self._names = ShardNames.from_pattern(pattern)
+        self._title = urls.redact(os.fspath(pattern))
+        _check_options(if_exists, maxcount, maxsize)
+        self.maxcount = maxcount
+        self.maxsize = maxsize
+        self.post = post
+        self.num_samples = 0
+        self.shards: list[ShardSpec] = []
+        self._number = start_shard
+        self._if_exists = if_exists
+        self._spec_path = self._names.spec_path(spec)
+        self._dataset_name = name
+        self._extras: Mapping[str, Any] = {}
+        self._storage_options = storage_options
+        self._to_members = member_encoder(encoder)
+        self._replaced = Replaced(self._names, self._spec_path, storage_options, start_shard)
+        self._tar_options = {"mode": mode, "user": user, "group": group, "mtime": mtime}
+        self._is_open = True
+        self._has_failed = False
+        self._writer: TarWriter | None = None
+        self._stack = ExitStack()
+        try:
+            path = self._spec_path
+            others = (path, pack_path(path)) if path else ()
+            self._stack.enter_context(only_writer(self._names, *others))
+            # On the disk of the shards, since the system's folder may have less space.
+            folder = self._names.folder if urls.is_local(self._names.folder) else None
+            self._journal = self._stack.enter_context(Journal(None, folder=folder))
+            if if_exists == "error":
+                self._check_absent(self._names.path(start_shard))
+                self._check_no_spec()
+            elif if_exists == "resume":
+                self._resume()
+            elif if_exists == "append":
+                self._check_appending()
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def write(self, sample: Mapping[str, Any]) -> int:
+        """Append a sample, to the next shard if this one is full; as `TarWriter.write` does."""
+        if not self._is_open:
+            raise ValueError("a sample: expected an open writer, found one that was closed")
+        self._check_not_failed()
+        key, members = self._to_members(sample)
+        nbytes = sum(map(len, members.values()))
+        writer = self._writer
+        if writer is not None and (
+            writer.num_samples >= self.maxcount or writer.nbytes_with(members) > self.maxsize
+        ):
+            self._finish_shard(writer)
+        if self._writer is None:
+            path, is_new = self._names.path(self._number), self._if_exists != "replace"
+            if is_new:
+                self._check_absent(path)
+            self._writer = _NumberedTar(
+                path,
+                is_new=is_new,
+                storage_options=self._storage_options,
+                **self._tar_options,  # type: ignore[arg-type]
+            )
+        self._writer.append(key, members)
+        self.num_samples += 1
+        return nbytes
+
+    def close(self) -> None:
+        """Publish the last shard, the pack and the spec; a second call does nothing."""
+        if not self._is_open:
+            return
+        try:
+            self._is_open = False
+            self._check_not_failed()
+            if self._writer is not None:
+                self._finish_shard(self._writer)
+            if self._spec_path and self.shards:
+                self._publish_spec(self._spec_path)
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
+        self._stack.close()
+
+    def _check_not_failed(self) -> None:
+        if self._has_failed:
+            raise OSError(
+                'an earlier shard could not be completed; run again with if_exists="resume"'
+            )
+
+    def _finish_shard(self, writer: TarWriter) -> None:
+        # Until all that belongs to the shard is done: after an error in between, the next shard
+        # would take the place of a published one.
+        self._has_failed = True
+        if self._if_exists == "replace" and self._spec_path and not self.shards:
+            self._stack.enter_context(self._replaced.aside())
+        writer.close()
+        self._writer = None
+        path = self._names.path(self._number)
+        if writer.index is not None:  # as always for a path
+            blob = dump(writer.index, TarIdentity(writer.nbytes))
+            self._add(
+                ShardRecord(
+                    *(path, "first", None, writer.num_samples),
+                    *(writer.nbytes, writer.sha256, blob),
+                )
+            )
+        self._has_failed = False
+        if self.post is not None:
+            self.post(path)
+
+    def _add(self, record: ShardRecord) -> None:
+        """Take a published shard into the spec and the pack."""
+        self.shards.append(
+            ShardSpec(record.url, record.num_samples, record.nbytes, sha256=record.sha256)
+        )
+        self._number += 1
+        self._journal.add(record)
+
+    def _resume(self) -> None:
+        """Take over the shards that exist, and what their spec says of the dataset."""
+        if self._spec_path and self._replaced.is_unfinished():
+            raise FileExistsError(
+                f"{urls.redact(self._replaced.aside_path)}: expected shards of one run, found a "
+                "dataset that an interrupted run was replacing, so that shards may be of both; "
+                'run again with if_exists="replace"'
+            )
+        from wids.publish.new_spec import described  # what only resuming needs
+
+        fetcher = fetch.Fetcher(self._storage_options)
+        numbers = self._names.existing(self._number, self._storage_options)
+        with Bar("reading existing shards", len(numbers), "shard") as bar:
+            for count, number in enumerate(numbers, start=1):
+                path = self._names.path(number)
+                record = described(fetcher, (path, "first"))
+                self._add(record)
+                self.num_samples += record.num_samples
+                bar.reach(count)
+        if self._spec_path and upload.exists(self._spec_path, self._storage_options):
+            spec = load_spec(self._spec_path, read=fetcher.read)
+            self._extras = spec.extras
+            if self._dataset_name is None:
+                self._dataset_name = spec.name
+
+    def _check_appending(self) -> None:
+        """Begin after the last shard of a published dataset."""
+        if not self._spec_path:
+            raise ValueError('if_exists="append": expected a spec to append to, found spec=False')
+        old = published(self._spec_path, self._storage_options)
+        if old.key_split != "first":
+            raise ValueError(
+                f'{urls.redact(self._spec_path)}: expected key_split="first" as this writer packs, '
+                f'found "{old.key_split}"'
+            )
+        listed = {shard.url for shard in old.spec.shards}
+        numbers = self._names.existing_numbers(self._number, self._storage_options)
+        for number in sorted(numbers):
+            path = self._names.path(number)
+            if path not in listed and urls.join(old.base, os.path.basename(path)) not in listed:
+                raise FileExistsError(
+                    f"{urls.redact(path)}: exists, but {urls.redact(self._spec_path)} does not "
+                    "list it, as an interrupted append leaves it; add it with `wids create "
+                    "--append` or move it away"
+                )
+        self._number = max(numbers, default=self._number - 1) + 1
+
+    def _check_no_spec(self) -> None:
+        if self._spec_path:
+            for path in (self._spec_path, pack_path(self._spec_path)):
+                self._check_absent(path)
+
+    def _check_absent(self, path: str) -> None:
+        if upload.exists(path, self._storage_options):
+            raise FileExistsError(
+                f'{urls.redact(path)}: already exists; pass if_exists="resume" to keep it and '
+                'continue after it, "append" to add shards to the dataset, "replace" to overwrite '
+                "it, or choose another name"
+            )
+
+    def _publish_spec(self, path: str) -> None:
+        indexes = self._journal.indexes((shard.url, "first") for shard in self.shards)
+        if self._if_exists == "append":
+            with new_pack(None, indexes) as pack:
+                if pack is not None:  # as always for what was just written
+                    publish_appended(
+                        path, tuple(self.shards), pack, storage_options=self._storage_options
+                    )
+            return
+        if self._if_exists == "error":
+            self._check_no_spec()
+        with new_pack(pack_path(path), indexes, self._storage_options) as pack:
+            for problem in repeated_keys(pack, self.shards):
+                log_problem(problem)
+        name = self._dataset_name
+        if name is None:
+            name = os.path.splitext(os.path.basename(path))[0]
+        spec = DatasetSpec(tuple(self.shards), name, pack_path(path), self._extras)
+        spec.save(path, storage_options=self._storage_options)
+        if self._if_exists == "replace":
+            kept = {shard.url for shard in self.shards}
+            self._replaced.remove_others(kept)
+            if remark := self._replaced.remark_on_others(kept):
+                _logger.warning("%s: %s", urls.redact(path), remark)
+
+    def __repr__(self) -> str:
+        state = "open" if self._is_open else "closed"
+        samples, shards = count_text(self.num_samples, "sample"), len(self.shards)
+        counts = f"{samples}, {count_text(shards, 'complete shard')}"
+        return f"<ShardWriter {self._title!r}: {counts}, {state}>"
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        self._is_open = False
+        with suppress(OSError):  # a full disk: nobody needs what could not be written
+            try:
+                if self._writer is not None:
+                    self._writer.__exit__(kind, error, trace)
+            finally:
+                self._stack.__exit__(kind, error, trace)
+
+
+class _NumberedTar(TarWriter):
+    """A shard of a `ShardWriter`, which has swept for all of them: a folder may have 100,000."""
+
+    _sweeps: ClassVar[bool] = False
+
+
+def _check_options(if_exists: str, maxcount: int, maxsize: float) -> None:
+    if if_exists not in get_args(IfExists):
+        raise ValueError(
+            f'if_exists: expected "error", "resume", "append" or "replace", found {if_exists!r}'
+        )
+    if not (maxcount >= 1 and maxsize >= 1):  # also NaN
+        raise ValueError(
+            f"expected a maxcount and a maxsize of at least 1, found {maxcount} and {maxsize}"
+        )

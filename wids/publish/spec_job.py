@@ -1,0 +1,257 @@
+"""A spec to be made of shards, with its pack: by one run, in parts, or appended to another.
+
+What was found is in a journal until the spec is saved, so that an interrupted run can be resumed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from wids.publish.appending import append_shards
+from wids.publish.build_parts import build_part, merge_parts, shards_of
+from wids.publish.by_headers import IndexingCost, first_look
+from wids.publish.describe import ShardRecord
+from wids.publish.journal import Journal, Part, path_of_part
+from wids.publish.new_spec import build_spec
+from wids.publish.problems import Problem
+from wids.shards.download_cost import DownloadCost, download_cost
+from wids.shards.specs.edit import name_with_query
+from wids.shards.specs.loader import load_with
+from wids.shards.specs.model import DatasetSpec, ShardSpec, check_references, save_document
+from wids.shards.specs.naming import dataset_name, is_document, tar_urls
+from wids.shards.tars.member_names import KeySplit
+from wids.storage import abandoned, upload
+from wids.storage.fetch import Fetcher
+from wids.storage.transport import urls
+
+
+@dataclass(frozen=True)
+class SpecJob:
+    """Shards, and the spec that describes them in the end.
+
+    Attributes:
+        named: The shards.
+        output: Absolute path or URL of the spec.
+        base: Folder or URL where the shards will be published; None if they stay where they are.
+        key_split: As for `build_spec`, as are all others.
+        digests: Whether every shard must have a digest.
+        on_cost: Called with what reading remote shards costs.
+        storage_options: For servers.
+    """
+
+    named: DatasetSpec
+    output: str
+    base: str | None
+    key_split: KeySplit | None
+    digests: bool
+    on_cost: Callable[[IndexingCost], None]
+    storage_options: Mapping[str, Any]
+
+    @property
+    def journal(self) -> str:
+        """Path of the journal of an unfinished run."""
+        stem = os.path.splitext(self.output)[0]
+        # It grows in small steps, so that of a remote spec is in the current folder.
+        is_local = urls.is_local(self.output)
+        return (stem if is_local else os.path.abspath(os.path.basename(stem))) + ".partial"
+
+    def shards(self, part: Part | None = None) -> tuple[ShardSpec, ...]:
+        """Return the shards of a part; None for all."""
+        if part is None:
+            return self.named.shards
+        own = shards_of(self.named, part, self.key_split)
+        return tuple(shard for shard in self.named.shards if shard.url in own)
+
+    def measured(self, ask: Callable[[DownloadCost], None], part: Part | None = None) -> SpecJob:
+        """Return the same job with the lengths of its shards, after servers were asked for them.
+
+        Args:
+            ask: Called with what will be downloaded at first; what it raises ends the work. What a
+                journal has of an interrupted run costs nothing.
+            part: The part whose shards are measured; None for all.
+        """
+        shards = self.shards(part)
+        if not shards:
+            return self
+        journal = self.journal if part is None else path_of_part(self.journal, part)
+        fetcher = Fetcher(self.storage_options)
+        fetcher.bind_options(self.named.origin)
+        remote = [ShardSpec(shard.url) for shard in shards if not urls.is_local(shard.url)]
+        found = download_cost(remote, fetcher).nbytes_of
+        known = self._known_to(journal, shards) if remote else set()
+        left = DownloadCost({url: nbytes for url, nbytes in found.items() if url not in known})
+        ask(left if self.digests else first_look(left))
+        measured = (replace(s, nbytes=found.get(s.url, s.nbytes)) for s in self.named.shards)
+        return replace(self, named=replace(self.named, shards=tuple(measured)))
+
+    def _known_to(self, journal: str, shards: Sequence[ShardSpec]) -> set[str]:
+        """Return the shards that a journal describes as far as they are wanted."""
+        if not os.path.exists(journal):
+            return set()
+        with Journal(journal) as log:
+            tasks = ((s.url, self.key_split or s.key_split or "first") for s in shards)
+            found = [log.record(task) for task in tasks if task in log]
+        return {record.url for record in found if record.sha256 is not None or not self.digests}
+
+    def run(
+        self,
+        executor: Executor | None,
+        on_problem: Callable[[Problem], None],
+        *,
+        name: str | None,
+        info: str | None,
+        has_pack: bool,
+    ) -> DatasetSpec:
+        """Describe the shards, and save spec and pack.
+
+        Args:
+            executor: Where to do the work.
+            on_problem: Called with what is wrong with the dataset.
+            name: Name of the dataset; None for that of the document, or of the first shard.
+            info: A description for the spec.
+            has_pack: Whether to write the pack.
+        """
+        pack = os.path.splitext(self.output)[0] + ".index"
+        for path in (self.output, pack) if urls.is_local(self.output) else ():
+            # Whatever its age: the journal lets one process at a time come so far.
+            abandoned.sweep_beside(path, min_age_s=0)
+        default = self.named.name or dataset_name(self.named.shards[0].url)
+        with self._journalled() as options:
+            spec = build_spec(
+                self.named,
+                name=default if name is None else name,
+                pack=pack if has_pack else None,
+                executor=executor,
+                on_problem=on_problem,
+                **options,
+            )
+            document = spec.document(urls.parent(self.output))
+            if info is not None:
+                document["info"] = info
+            if self.base is not None:
+                self._set_base(document, self.base, pack)
+            save_document(self.output, document, storage_options=self.storage_options)
+        return spec
+
+    def append(
+        self, executor: Executor | None, on_problem: Callable[[Problem], None]
+    ) -> DatasetSpec:
+        """Add the shards to the dataset that the output describes; see `run`."""
+        with self._journalled() as options:
+            return append_shards(
+                *(self.output, self.named),
+                base=self.base,
+                executor=executor,
+                on_problem=on_problem,
+                **options,
+            )
+
+    @contextmanager
+    def _journalled(self) -> Iterator[dict[str, Any]]:
+        """Provide the arguments of all work that a journal resumes, and delete it at the end."""
+        yield {
+            "key_split": self.key_split,
+            "journal": self.journal,
+            "digests": self.digests,
+            "on_cost": self.on_cost,
+            "storage_options": self.storage_options,
+        }
+        # Last of all: until the spec is saved, it is what an interrupted run resumes from.
+        with suppress(FileNotFoundError):
+            os.unlink(self.journal)
+
+    def _set_base(self, document: dict[str, Any], base: str, pack: str) -> None:
+        """State in a document where its shards will be published."""
+        for shard in document["shardlist"]:
+            shard["url"] = name_with_query(shard["url"])
+        document["base"] = base
+        is_local = urls.is_local(self.output)
+        if "index" in document and (urls.is_local(base) or not is_local):
+            # A relative name would be looked for in the base. If only the base is remote, that is
+            # where the pack will be published.
+            document["index"] = pack if is_local else urls.relative(pack, base)
+
+    def run_part(self, part: Part, executor: Executor | None) -> list[ShardRecord]:
+        """Describe a part of the shards, and return what was found."""
+        return build_part(
+            *(self.named, part, self.journal),
+            key_split=self.key_split,
+            digests=self.digests,
+            on_cost=self.on_cost,
+            executor=executor,
+            storage_options=self.storage_options,
+        )
+
+    def merge(self) -> None:
+        """Take what all parts have found, so that `run` describes nothing again."""
+        merge_parts(self.named, self.journal, key_split=self.key_split, digests=self.digests)
+
+
+def prepare_spec(
+    names: Sequence[str],
+    output: str,
+    *,
+    base: str | None,
+    is_new: bool,
+    key_split: KeySplit | None,
+    digests: bool,
+    on_cost: Callable[[IndexingCost], None],
+    storage_options: Mapping[str, Any],
+) -> SpecJob:
+    """Return the job of describing shards; refuse what would fail after all of them were read.
+
+    Args:
+        names: Shards, patterns, URLs or folders, each shard once; or one document, for its shards
+            in order.
+        output: Path or URL of the spec.
+        base: See `SpecJob`, as for all others.
+        is_new: Whether the output is a new spec, and not one to append to.
+        key_split: See `SpecJob`.
+        digests: See `SpecJob`.
+        on_cost: See `SpecJob`.
+        storage_options: See `SpecJob`.
+
+    Raises:
+        FileNotFoundError: No shards are named, or there is no folder for the output.
+        ValueError: The output has another ending than ``.json``; or readers could not follow the
+            references of the spec.
+    """
+    named = _named_shards(names, Fetcher(storage_options))
+    files = [shard.url for shard in named.shards]
+    _check_output(output, files, base)
+    target = upload.absolute(output)
+    if is_new:
+        check_references(target, files if base is None else [base], ())
+    return SpecJob(named, target, base, key_split, digests, on_cost, storage_options)
+
+
+def _named_shards(names: Sequence[str], fetcher: Fetcher) -> DatasetSpec:
+    if len(names) == 1 and is_document(names[0]):
+        return load_with(fetcher, names[0], None, allow_pipe=False)
+    # Sorted, because folders list their files in any order, and the order of shards is the order of
+    # samples.
+    return DatasetSpec(tuple(ShardSpec(url) for url in tar_urls(names, fetcher)))
+
+
+def _check_output(output: str, files: Sequence[str], base: str | None) -> None:
+    if not output.endswith(".json"):
+        found = repr(urls.redact(output))
+        raise ValueError(f"--output: expected a name that ends in .json, found {found}")
+    folder = os.path.dirname(os.path.abspath(urls.local_path(output)))
+    if urls.is_local(output) and not os.path.isdir(folder):
+        raise FileNotFoundError(f"{folder}: no such folder, for --output")
+    if base is None:
+        return
+    names = set()
+    for name in map(name_with_query, files):
+        if name in names:
+            raise ValueError(
+                f"--base: expected shards with different names for one folder, found {name} more "
+                "than once"
+            )
+        names.add(name)

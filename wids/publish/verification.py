@@ -1,0 +1,351 @@
+"""A spec and its shards → the list of what is wrong, one problem a line.
+
+Every shard is read from the first byte to the last, remote ones too. Nothing is repaired here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from contextlib import ExitStack, closing
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from wids.errors import FetchError, SampleError, ShardFormatError
+from wids.publish.dataset_problems import dataset_problems
+from wids.publish.describe import ShardRecord
+from wids.publish.journal import Journal
+from wids.publish.new_packs import first_of, new_pack
+from wids.publish.problems import Problem, log_problem
+from wids.publish.results import results_of
+from wids.shards.fields.decode import Decoder
+from wids.shards.indexes import index_file
+from wids.shards.indexes.pack import LocalPack, Pack, load_pack
+from wids.shards.specs.loader import Shards, load_with
+from wids.shards.specs.model import PackedShards, ShardSpec
+from wids.shards.tars.archive import TarBytes, TarMembers
+from wids.shards.tars.index import ShardIndex, TarIdentity, build_index, with_checksums
+from wids.shards.tars.member_names import KeySplit, split_names, to_text
+from wids.shards.tars.scan import scan
+from wids.shards.tars.shard import Shard
+from wids.storage import fetch
+from wids.storage.digests import file_digest
+from wids.storage.download import Report
+from wids.storage.progress import PartsBar
+from wids.storage.remote_lengths import lengths_as_known
+from wids.storage.sizes import count_text
+from wids.storage.transport import urls
+
+_MAX_NAMES: Final = 3
+_APPENDING: Final = (
+    "has the indexes of {}, and the spec lists {}: more are being appended, or an append was "
+    "interrupted, which can be run again"
+)
+
+Locate = Callable[[ShardSpec], "str | None"]
+
+
+class _Fingerprint(NamedTuple):
+    """What identifies the index of a shard, to be compared with that in the pack.
+
+    Attributes:
+        nbytes: Length of the tar in bytes.
+        digests: Digests of the index, with the checksums of members and without them, which a pack
+            need not have. The indexes of a large dataset would not fit into memory.
+        record: Description with the index, if there is no pack to compare it with.
+    """
+
+    nbytes: int
+    digests: tuple[bytes, bytes]
+    record: ShardRecord | None = None
+
+
+_Findings = tuple[list[Problem], _Fingerprint | None]
+"""The problems of a shard, and the fingerprint of its index unless it is another file."""
+
+
+def verify_spec(
+    shards: Shards,
+    *,
+    base: str | os.PathLike[str] | None = None,
+    decode: bool = False,
+    locate: Locate | None = None,
+    executor: Executor | None = None,
+    allow_pipe: bool = False,
+    on_remark: Callable[[Problem], None] = log_problem,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+) -> list[Problem]:
+    """Compare shards with what a spec and its pack say of them.
+
+    Checks lengths, digests and counts, the checksums of headers, names that belong to no sample or
+    occur twice, bytes after the end of the archive, the index in the pack, and keys that occur in
+    several shards; optionally also that every field can be decoded.
+
+    Args:
+        shards: The shards, in any form that a dataset takes.
+        base: Folder or URL that relative references start from.
+        decode: Whether to decode every field too.
+        locate: Returns the path of a local file to read for a shard, or None to leave it out. By
+            default local shards are read in place, and remote ones are downloaded to a temporary
+            file.
+        executor: Where to do the work, as for `build_spec`.
+        allow_pipe: Whether a document may name ``pipe:`` commands.
+        on_remark: Called with each remark: a field that only some samples have, or formats that are
+            mixed. By default it is logged as a warning.
+        storage_options: As for `ShardListDataset`.
+        progress: Whether to show a progress bar; None for in terminals and notebooks only.
+
+    Returns:
+        The problems without the remarks, in the order of the shards; an empty list if there are
+        none.
+
+    Raises:
+        SpecError: ``shards`` is malformed.
+        FetchError: A document cannot be read. (A shard that cannot be read is a problem.)
+
+    Examples:
+        >>> import wids
+        >>> with wids.TarWriter("cats.tar") as writer:
+        ...     nbytes = writer.write({"__key__": "0001", "txt": "a cat"})
+        >>> wids.verify_spec(["cats.tar"])
+        []
+        >>> for problem in wids.verify_spec([("cats.tar", 2)]):
+        ...     print(problem.text)
+        the spec says 2 samples, the shard has 1
+    """
+    fetcher = fetch.Fetcher(storage_options)
+    spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
+    problems: list[Problem] = []
+    packed: list[ShardSpec] = []
+    pack_problems: list[Problem] = []
+    with ExitStack() as stack:
+        stated = {shard.url: shard.nbytes for shard in spec.shards}
+        # Those that `locate` finds are local, and some are left out.
+        sizes = dict.fromkeys(stated) if locate else lengths_as_known(fetcher, stated)
+        bar = stack.enter_context(PartsBar("verifying", sizes, "shard", wanted=progress))
+        packs: dict[int, tuple[PackedShards, LocalPack]] = {}
+        for shared in spec.all_packs() if locate is None else ():
+            opened, found = _opened_pack(stack, fetcher, shared, on_remark)
+            pack_problems += found
+            if opened is not None:
+                packs.update(dict.fromkeys(range(shared.start, shared.stop), (shared, opened)))
+        # That of all shards has all their keys, unlike those of parts.
+        pack = None if spec.index is None or 0 not in packs else packs[0][1]
+        log = stack.enter_context(Journal(None))
+        wants_index = locate is None and pack is None
+        # Workers report a shard when it is finished; this thread also while it arrives.
+        report = None if executor else bar.move
+        examine = partial(
+            _examined, fetcher, locate, decode, wants_index=wants_index, report=report
+        )
+        results = results_of(
+            executor, examine, spec.shards, lambda shard: urls.redact(shard.url), in_order=True
+        )
+        stack.enter_context(closing(results))
+        for number, (_, (found, fingerprint)) in enumerate(results):
+            problems += found
+            if number in packs and fingerprint is not None:
+                shared, opened = packs[number]
+                pack_problems += _pack_mismatch(
+                    opened, shared, spec.shards[number], number, fingerprint
+                )
+                opened.release()
+            if fingerprint is not None and fingerprint.record is not None:
+                log.add(fingerprint.record)
+                packed.append(spec.shards[number])
+            bar.finish(spec.shards[number].url)
+        if pack is None:
+            tasks = [(shard.url, shard.key_split or "first") for shard in packed]
+            pack = stack.enter_context(new_pack(None, log.indexes(tasks)))
+            in_several = dataset_problems(pack, packed, spec.name)
+        else:  # a wrong pack proves nothing
+            in_several = [] if pack_problems else dataset_problems(pack, spec.shards, spec.name)
+    for problem in in_several:
+        if problem.severity == "remark":
+            on_remark(problem)
+    errors = [problem for problem in in_several if problem.severity == "error"]
+    return [*problems, *errors, *pack_problems]
+
+
+def _examined(
+    fetcher: fetch.Fetcher,
+    locate: Locate | None,
+    decode: bool,
+    shard_spec: ShardSpec,
+    *,
+    wants_index: bool,
+    report: Report | None,
+) -> _Findings:
+    """Examine a shard, local or remote. Runs on the workers of an executor."""
+    if locate is not None:
+        path = locate(shard_spec)
+        return ([], None) if path is None else _findings(shard_spec, path, path, decode)
+    name = urls.redact(shard_spec.url)
+    try:
+        with fetch.downloaded(fetcher, shard_spec.url, report) as path:
+            return _findings(shard_spec, path, name, decode, wants_index=wants_index)
+    except FetchError as error:
+        return [Problem(name, _without(name, error))], None
+
+
+def _findings(
+    shard_spec: ShardSpec, path: str, name: str, decode: bool, *, wants_index: bool = False
+) -> _Findings:
+    """Examine a local file; ``name`` is the shard's in the problems."""
+    key_split = shard_spec.key_split or "first"
+    try:
+        nbytes = os.stat(path).st_size
+    except OSError as error:
+        return [Problem(name, f"cannot be read: {error.strerror or error}")], None
+    scanned: list[TarMembers] = []
+    try:
+        shard = Shard(path, find_index=partial(_indexed, key_split, scanned))
+    except (FetchError, ShardFormatError) as error:
+        reason = _without(path, error)
+        try:
+            mismatch = _mismatch(shard_spec, path, nbytes)
+        except OSError:  # a folder, or a file that is gone: which is the reason already
+            mismatch = ""
+        return [Problem(name, f"{mismatch}; {reason}" if mismatch else reason)], None
+    with shard:
+        mismatch = _mismatch(shard_spec, path, nbytes)
+        texts = []
+        if shard_spec.num_samples not in (None, len(shard)):
+            texts.append(
+                f"the spec says {shard_spec.num_samples} samples, the shard has {len(shard)}"
+            )
+        texts += _odd_names(scanned[0], key_split)
+        texts += scanned[0].remarks
+        if decode:
+            texts += _decode_problems(shard)
+        blob = index_file.dump(shard.index, TarIdentity(nbytes))
+        record = ShardRecord(shard_spec.url, key_split, None, len(shard), nbytes, None, blob)
+        plain = index_file.dump(shard.index.without_payload_crcs(), TarIdentity(nbytes))
+        digests = _digest(blob), _digest(plain)
+        fingerprint = _Fingerprint(nbytes, digests, record if wants_index else None)
+    if mismatch:
+        # The file is another one than the spec describes: one problem, with the rest as details.
+        return [Problem(name, "; ".join([mismatch, *texts]))], None
+    return [Problem(name, text) for text in texts], fingerprint
+
+
+def _indexed(
+    key_split: KeySplit, scanned: list[TarMembers], path: str, data: TarBytes, _: TarIdentity
+) -> ShardIndex:
+    """Index a tar with checksums, and hand out the scan, which has the names and remarks."""
+    found = scan(data, path)
+    scanned.append(found)
+    return with_checksums(build_index(found, key_split, path), data)
+
+
+def _mismatch(shard_spec: ShardSpec, path: str, nbytes: int) -> str:
+    """Return how a file differs from the one that the spec describes, or ``""``."""
+    if shard_spec.nbytes not in (None, nbytes):
+        return f"the spec says {shard_spec.nbytes} bytes, the file has {nbytes}"
+    if shard_spec.sha256 is not None:
+        found = file_digest(path, "sha256")
+        if found != shard_spec.sha256.lower():
+            return f"the spec says the sha256 {shard_spec.sha256}, the file has {found}"
+    elif shard_spec.md5sum is not None:
+        found = file_digest(path, "md5")
+        if found != shard_spec.md5sum.lower():
+            return f"the spec says the md5sum {shard_spec.md5sum}, the file has {found}"
+    return ""
+
+
+def _odd_names(found: TarMembers, key_split: KeySplit) -> list[str]:
+    dots = split_names(found.names, key_split).dots.tolist()
+    orphans = [name for name, dot in zip(found.names, dots, strict=True) if not dot]
+    repeated = [name for name, count in Counter(found.names).items() if count > 1]
+    texts = []
+    if orphans:
+        texts.append(f"{len(orphans)} members belong to no sample: {_listed(orphans)}")
+    if repeated:
+        texts.append(f"{len(repeated)} names occur more than once: {_listed(repeated)}")
+    return texts
+
+
+def _listed(names: list[bytes]) -> str:
+    shown = ", ".join(to_text(name) for name in names[:_MAX_NAMES])
+    return shown + (", …" if len(names) > _MAX_NAMES else "")
+
+
+def _decode_problems(shard: Shard) -> list[str]:
+    decoder = Decoder()
+    first: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for local_index, sample in enumerate(shard):
+        try:
+            decoder(dict(sample))
+        except SampleError as error:
+            text = str(error)
+            first.setdefault(text, f'sample "{sample["__key__"]}" (number {local_index})')
+            counts[text] += 1
+    # If every sample has the same problem, such as a missing package, one line is enough.
+    more = {text: f" (and {n - 1} more like it)" if n > 1 else "" for text, n in counts.items()}
+    return [f"{sample}: {text}{more[text]}" for text, sample in first.items()]
+
+
+def _opened_pack(
+    stack: ExitStack,
+    fetcher: fetch.Fetcher,
+    shared: PackedShards,
+    on_remark: Callable[[Problem], None],
+) -> tuple[LocalPack | None, list[Problem]]:
+    """Open a pack until the stack ends; return it, and what is wrong with all of it."""
+    name, num_shards = urls.redact(shared.url), shared.stop - shared.start
+    try:
+        path = stack.enter_context(fetch.downloaded(fetcher, shared.url))
+    except FetchError as error:
+        return None, [Problem(name, _without(name, error))]
+    pack = load_pack(path, None, num_shards)
+    if pack is None:
+        found = "another or a damaged file" if os.path.exists(path) else "no file"
+        return None, [Problem(name, f"expected a pack of indexes, found {found}")]
+    if len(pack) > num_shards:
+        # As for readers: an append may be between its two steps (SPEC-36).
+        text = _APPENDING.format(count_text(len(pack), "shard"), f"{num_shards:,}")
+        on_remark(Problem(name, text, "remark"))
+        try:
+            return stack.enter_context(first_of(pack, num_shards)), []
+        except ValueError as error:
+            return None, [Problem(name, _without(name, error))]
+    if len(pack) != num_shards:
+        text = f"expected the indexes of {num_shards} shards, found {len(pack)}"
+        return pack, [Problem(name, text)]
+    return pack, []
+
+
+def _pack_mismatch(
+    pack: Pack,
+    shared: PackedShards,
+    shard_spec: ShardSpec,
+    number: int,
+    fingerprint: _Fingerprint,
+) -> list[Problem]:
+    """Return what is wrong with the index of a shard in a pack, as a list of at most one."""
+    number -= shared.start
+    if number >= len(pack):  # a pack that is too short is a problem of its own
+        return []
+    name = os.path.basename(urls.path_of(shard_spec.url))
+    found = pack.index(number, fingerprint.nbytes, shard_spec.key_split or "first")
+    if (
+        found is not None
+        and _digest(index_file.dump(found, TarIdentity(fingerprint.nbytes))) in fingerprint.digests
+        and pack.is_named(number, name)
+    ):
+        return []
+    text = f"its index of {name} does not match the shard; rebuild the pack"
+    return [Problem(urls.redact(shared.url), text)]
+
+
+def _digest(blob: bytes) -> bytes:
+    return hashlib.blake2b(blob).digest()
+
+
+def _without(prefix: str, error: Exception) -> str:
+    return str(error).removeprefix(prefix).removeprefix(": ")

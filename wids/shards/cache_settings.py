@@ -1,0 +1,82 @@
+"""A dataset's arguments about its cache + its shards → the `Cache` that it uses.
+
+Limits that cannot work are reported here, before anything is fetched.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from wids.shards.specs.model import ShardSpec
+from wids.storage.cache.cache_names import default_folder
+from wids.storage.cache.store import Limits
+from wids.storage.sizes import parse_nbytes
+from wids.storage.transport import urls
+
+_LEAST_NBYTES: Final = 10_240
+"""Length of the shortest tar that GNU tar writes; a smaller limit is a count of shards."""
+
+
+def cache_folder(cache_dir: str | os.PathLike[str] | None) -> str:
+    """Return the absolute path of the cache folder; None for the default one."""
+    if cache_dir is None:
+        return default_folder()
+    # Absolute now: workers and later calls of `chdir` must find the same folder.
+    return os.path.abspath(os.path.expanduser(os.fspath(cache_dir)))
+
+
+def cache_limits(
+    cache_size: int | str | None, *, keep: bool, shards: Sequence[ShardSpec]
+) -> Limits:
+    """Return what may stay in the cache.
+
+    Args:
+        cache_size: Most bytes, or a text such as ``"200GB"``; None for ``$WIDS_CACHE_SIZE``.
+        keep: Whether to keep every copy, whatever the limit.
+        shards: The shards of the dataset.
+
+    Raises:
+        ValueError: Two shards do not fit.
+    """
+    if keep and cache_size is not None:
+        warnings.warn(
+            f"keep=True never deletes a copy, so cache_size={cache_size!r} has no effect",
+            stacklevel=3,  # the line that makes the dataset
+        )
+    nbytes = parse_nbytes(os.environ.get("WIDS_CACHE_SIZE") if cache_size is None else cache_size)
+    if nbytes is None or keep:
+        return Limits(None, keep)
+    remote_nbytes = sorted(shard.nbytes or 0 for shard in shards if not urls.is_local(shard.url))
+    hint = ""
+    if nbytes < _LEAST_NBYTES:
+        hint = (
+            f"; cache_size counts bytes, and {nbytes} looks like a number of shards: pass such as "
+            '"200GB", or leave it out for no limit'
+        )
+    # One shard is read while the next is fetched, and neither can be evicted.
+    if sum(remote_nbytes[-2:]) > nbytes:
+        raise ValueError(
+            f"cache_size: expected room for the two largest shards, {sum(remote_nbytes[-2:])} "
+            f"bytes (one is read while the next one is fetched), found {nbytes}{hint}"
+        )
+    if remote_nbytes and hint:  # the spec does not say how long they are
+        warnings.warn(
+            f"cache_size: no shard fits into {nbytes} bytes{hint}",
+            stacklevel=3,
+        )
+    # A dataset that stores no copies has no reason to delete those of others.
+    return Limits(nbytes if remote_nbytes else None)
+
+
+def placed_names(shards: Sequence[ShardSpec]) -> frozenset[str]:
+    """Return the base names under which users can place copies in the cache folder themselves.
+
+    A name that two remote shards have in common says nothing about which of them a file is.
+    """
+    remote = (urls.path_of(shard.url) for shard in shards if not urls.is_local(shard.url))
+    counts = Counter(os.path.basename(path) for path in remote)
+    return frozenset(name for name, count in counts.items() if count == 1 and name)

@@ -1,0 +1,177 @@
+"""Open the copies of remote shards, which are fetched into the cache first, with their indexes.
+
+A backup, ``rsync`` or ``cp`` changes the time of modification of a copy, and so does an edit. Its
+bytes are then compared with the checksums of the stored index, or, where that is lost, with the
+digest that the spec states.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import IO
+
+from wids.errors import MismatchError, ShardFormatError, WidsError
+from wids.shards.indexes import index_file
+from wids.shards.shard_facts import ShardFacts, remote_file
+from wids.shards.stored_indexes import index_paths, load_index, store_index
+from wids.shards.tars.index import ShardIndex, TarIdentity, index_tar
+from wids.shards.tars.member_names import KeySplit
+from wids.shards.tars.shard import Shard
+from wids.storage.cache.cache_names import copy_path
+from wids.storage.cache.store import BackgroundFetch, Cache, CachedCopy, Prepare
+from wids.storage.transport import urls
+
+_logger = logging.getLogger("wids")
+
+
+@dataclass(frozen=True)
+class CopiedShards:
+    """The shards that are fetched whole.
+
+    Attributes:
+        facts: The shards.
+    """
+
+    facts: ShardFacts
+
+    def open(self, number: int, make_room: Callable[[], None]) -> Shard:
+        """Map the copy of a shard; fetch a damaged copy again."""
+        facts, file = self.facts, remote_file(self.facts.shards[number])
+        was_local = facts.store.find(file) is not None
+        stored = facts.store.open(file, self._prepare(number), make_room)
+        find_index = partial(self._index, number, stored)
+        try:
+            return facts.checked(number, facts.open_file(stored.path, find_index, stored.handle))
+        except (ShardFormatError, MismatchError) as error:
+            if not was_local or not self.discard(number, stored.path, stored.inode, error):
+                raise
+        return self.open(number, make_room)
+
+    def _index(
+        self, number: int, stored: CachedCopy, path: str, data: mmap.mmap, identity: TarIdentity
+    ) -> ShardIndex:
+        """Return the index of a copy, and store it if it had to be made.
+
+        Args:
+            number: The number of the shard.
+            stored: The copy.
+            path: The path of the copy.
+            data: Its bytes.
+            identity: What distinguishes it from other files.
+
+        Raises:
+            ShardFormatError: It was changed in the cache.
+        """
+        store, key_split = self.facts.store, self.facts.key_split(number)
+        identity = identity.of_copy(is_own=stored.is_own)
+        known = load_index(_index_paths(store, stored, key_split), identity, key_split)
+        if known is not None:
+            return known
+        recorded = index_file.load_recorded(stored.index_path) if stored.is_own else None
+        built = index_tar(data, key_split, path, checksums=True)
+        if recorded is not None:
+            is_as_fetched = _is_recorded(built, identity, path, data, *recorded)
+        elif stored.is_own:
+            # A process that discards a copy deletes the index first, which is not a lost index.
+            is_as_fetched = _has_name(path, stored.inode) and store.is_as_stated(
+                remote_file(self.facts.shards[number]), path
+            )
+        else:
+            is_as_fetched = True  # the user's own file, compared when it was found (CACHE-4)
+        if not is_as_fetched:
+            raise ShardFormatError(
+                f"{path}: expected the bytes that were fetched, found others; it was changed in "
+                "the cache"
+            )
+        return store_index(store.folder, _index_paths(store, stored, key_split), built, identity)
+
+    def fetch(self, number: int, background: BackgroundFetch) -> None:
+        """Fetch a shard before it is opened; see `Cache.fetch`."""
+        file = remote_file(self.facts.shards[number])
+        self.facts.store.fetch(file, self._prepare(number), background)
+
+    def discard(self, number: int, path: str, inode: int, error: WidsError) -> bool:
+        """Discard a copy that could not be read; return whether to open the shard again."""
+        file = remote_file(self.facts.shards[number])
+        if path != copy_path(self.facts.store.folder, file):
+            return False  # it is a file of the user's
+        is_current = _has_name(path, inode)
+        if is_current and number in self.facts.refetched:
+            return False
+        self.facts.refetched.add(number)
+        if is_current:
+            _logger.warning("%s; fetching the shard again", str(error))
+            self.facts.store.discard(file)
+        return True
+
+    def _prepare(self, number: int) -> Prepare:
+        """Return the callable that makes the index of a shard that was just fetched."""
+        name = urls.redact(self.facts.shards[number].url)
+        return partial(_dumped_index, name, self.facts.key_split(number))
+
+
+def _dumped_index(name: str, key_split: KeySplit, file: IO[bytes]) -> bytes:
+    """Return the index of a complete file, as it is stored beside it: for maps and for ranges."""
+    status = os.fstat(file.fileno())
+    if not status.st_size:
+        raise ShardFormatError(f"{name}: expected a tar, found an empty file")
+    data = mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ)
+    try:
+        built = index_tar(data, key_split, name, checksums=True)
+    finally:
+        with suppress(BufferError):  # the traceback of an error may hold a view of the map
+            data.close()
+    # The inode stays when the file is renamed; its ctime does not.
+    return index_file.dump(built, TarIdentity.of_file(status).of_copy(is_own=False))
+
+
+def _index_paths(store: Cache, stored: CachedCopy, key_split: KeySplit) -> Iterator[str]:
+    """Yield where the index of a copy can be: beside it, else in the user's own cache folder."""
+    yield stored.index_path
+    yield from islice(index_paths(store.folder, stored.path, key_split), 1, None)
+
+
+def _has_name(path: str, inode: int) -> bool:
+    """Whether a file that was opened under a path still has this name."""
+    try:
+        found = os.stat(path).st_ino
+    except OSError:
+        return False
+    return not (found ^ inode) & (1 << 64) - 1  # identities have 64 bits of a longer inode
+
+
+def _is_recorded(
+    built: ShardIndex,
+    identity: TarIdentity,
+    path: str,
+    data: mmap.mmap,
+    recorded: ShardIndex,
+    recorded_identity: TarIdentity,
+) -> bool:
+    """Whether a copy has the bytes of which an index was stored.
+
+    Args:
+        built: The index of the copy.
+        identity: Length and time of the copy.
+        path: The copy.
+        data: Its bytes.
+        recorded: The stored index.
+        recorded_identity: Length and time of the copy when that was stored.
+    """
+    if identity.fits(recorded_identity):  # it was indexed by another rule
+        return True
+    if identity.nbytes != recorded_identity.nbytes:
+        return False
+    if recorded.key_split != built.key_split:
+        built = index_tar(data, recorded.key_split, path, checksums=True)
+    if not len(recorded.payload_crcs):  # it was made from the headers alone
+        built = built.without_payload_crcs()
+    # The same bytes have the same index, bit for bit (INDEX-20).
+    return index_file.dump(built, identity) == index_file.dump(recorded, identity)

@@ -1,0 +1,133 @@
+"""Compare copies of packs, tables and joined files with what was recorded when they were fetched.
+
+Nothing states the digests of these files, so a record lies beside each copy, as an index lies
+beside the copy of a shard.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import IO
+
+from wids.shards.tars.mapped_file import read_or_map
+from wids.storage.cache.cache_names import RemoteFile
+from wids.storage.cache.small_files import save_quietly
+from wids.storage.cache.store import Cache, CachedCopy
+from wids.storage.cache.verified import is_own_file
+from wids.storage.digests import file_digest
+
+_logger = logging.getLogger("wids")
+
+
+@dataclass(frozen=True)
+class CopyRecord:
+    """What is recorded of a copy.
+
+    Attributes:
+        url: A digest of the URL, which may have secrets.
+        nbytes: Length of the copy.
+        mtime_ns: When it was last changed.
+        sha256: Its digest, which a copy with another time must have too.
+    """
+
+    url: str
+    nbytes: int
+    mtime_ns: int
+    sha256: str
+
+    @classmethod
+    def of_file(cls, url: str, path: str, status: os.stat_result) -> CopyRecord:
+        """Return the record of a file."""
+        facts = (status.st_size, status.st_mtime_ns, file_digest(path, "sha256"))
+        return cls(url_digest(url), *facts)
+
+    @classmethod
+    def load(cls, path: str) -> CopyRecord | None:
+        """Return the record that this user stored under a path; None if there is none."""
+        data = read_or_map(path, is_own=True)
+        with suppress(ValueError, TypeError):
+            return None if data is None else cls(**json.loads(bytes(data)))
+        return None
+
+    def dump(self) -> bytes:
+        """Return the bytes to store."""
+        return json.dumps(asdict(self)).encode("ascii")
+
+
+def url_digest(url: str) -> str:
+    """Return the digest by which records name a URL."""
+    return hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def open_copy(store: Cache, remote_file: RemoteFile) -> CachedCopy:
+    """Open the copy of a file; see `Cache.open`. One that was changed in the cache is replaced.
+
+    Raises:
+        FetchError: It cannot be fetched or stored.
+    """
+    copy = store.open(remote_file, partial(_dumped_record, remote_file.url))
+    if _is_as_recorded(copy, remote_file.url):
+        return copy
+    os.close(copy.handle)
+    return _open_again(store, remote_file, copy.path)
+
+
+def reopen_damaged(store: Cache, remote_file: RemoteFile) -> CachedCopy | None:
+    """Fetch and open a file again whose copy is damaged; None if it was fetched that way.
+
+    Raises:
+        FetchError: It cannot be fetched or stored.
+    """
+    copy = store.open(remote_file, partial(_dumped_record, remote_file.url))
+    is_as_fetched = _is_as_recorded(copy, remote_file.url, is_suspect=True)
+    os.close(copy.handle)
+    return None if is_as_fetched else _open_again(store, remote_file, copy.path)
+
+
+def _open_again(store: Cache, remote_file: RemoteFile, path: str) -> CachedCopy:
+    _logger.warning(
+        "%s: expected the bytes that were fetched, found others; it was changed in the cache; "
+        "fetching it again",
+        path,
+    )
+    store.discard(remote_file)
+    return store.open(remote_file, partial(_dumped_record, remote_file.url))
+
+
+def _is_as_recorded(copy: CachedCopy, url: str, *, is_suspect: bool = False) -> bool:
+    """Whether a copy has the recorded bytes; if only its time differs, record the new time.
+
+    Args:
+        copy: The copy, which is closed after an error.
+        url: Its URL.
+        is_suspect: Whether to compare it even if it has the recorded time.
+    """
+    try:
+        status = os.fstat(copy.handle)
+        # Users who share a folder believe only their own records (SEC-41).
+        if not (copy.is_own and is_own_file(status)):
+            return True
+        recorded = CopyRecord.load(copy.index_path)
+        if recorded is not None and not is_suspect:
+            state = (recorded.nbytes, recorded.mtime_ns)
+            if state == (status.st_size, status.st_mtime_ns):
+                return True
+        found = CopyRecord.of_file(url, copy.path, status)
+        if recorded is not None and found.sha256 != recorded.sha256:
+            return False
+        if found != recorded:
+            save_quietly(copy.index_path, found.dump())
+    except BaseException:
+        os.close(copy.handle)
+        raise
+    return True
+
+
+def _dumped_record(url: str, file: IO[bytes]) -> bytes:
+    return CopyRecord.of_file(url, file.name, os.fstat(file.fileno())).dump()

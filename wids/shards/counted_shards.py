@@ -1,0 +1,89 @@
+"""`CountedShards`: the shards of a dataset, how they are opened, and how many samples each has.
+
+Readers of the same shards share them. Shards without a stated count are counted here, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from wids.errors import SpecError
+from wids.shards.opener import ShardOpener
+from wids.shards.read_options import ReadOptions
+from wids.shards.shard_pool import OpenShard, ShardPool, default_size
+from wids.shards.specs.model import DatasetSpec, ShardSpec
+from wids.storage.array_types import IntArray
+from wids.storage.cache.store import Cache
+
+
+@dataclass(frozen=True, eq=False)
+class CountedShards:
+    """The shards of a dataset, how they are opened, and how many samples each has.
+
+    Attributes:
+        specs: Their specs.
+        store: Copies of remote files.
+        options: How they are opened, and samples are read.
+        opener: Opens them.
+        pool: Those that are open.
+        edges: Where shards begin, and the end of the last one; shape ``(num_shards + 1,)``.
+    """
+
+    specs: Sequence[ShardSpec]
+    store: Cache
+    options: ReadOptions
+    opener: ShardOpener
+    pool: ShardPool
+    edges: IntArray
+
+    def only(self, fields: Collection[str] | None) -> CountedShards:
+        """Return the same shards, to be opened again, without fetching any; see `ReadOptions`."""
+        options = self.options.only(fields)
+        opener = self.opener.with_options(options)
+        pool = ShardPool(opener, self.pool.size, self.pool.limit_nbytes)
+        return replace(self, options=options, opener=opener, pool=pool)
+
+
+def counted_shards(
+    spec: DatasetSpec, store: Cache, options: ReadOptions, *, progress: bool | None = None
+) -> CountedShards:
+    """Return the shards of a spec, after counting those without a stated number of samples.
+
+    Args:
+        spec: The dataset.
+        store: Copies of remote files.
+        options: How to open shards and read samples.
+        progress: Whether to show a bar while shards are counted, as in `progress.Bar`.
+
+    Raises:
+        SpecError: The numbers of samples add up to 2**63 or more; or more than a gigabyte would
+            have to be downloaded to count them.
+        FetchError: A shard that has to be counted cannot be read.
+        ShardFormatError: A shard that has to be counted is not a complete, plain tar.
+    """
+    opener = ShardOpener(spec, store, options)
+    open_shard: OpenShard = opener
+    if options.fields:
+        from wids.shards.field_check import FieldCheck
+
+        open_shard = FieldCheck(opener, options.fields)
+    pool = ShardPool(open_shard, options.lru_size or default_size(), store.limits.share_nbytes)
+    counts = [count for count in opener.counts if count is not None]
+    if len(counts) < len(spec.shards):
+        from wids.shards.counting import count_samples  # with what asks servers: 1 ms
+
+        counts = count_samples(
+            opener,
+            # Through the pool, so that a dataset of few shards has them open afterwards.
+            lambda number: len(pool.get(number, local=options.access != "range")),
+            store,
+            options,
+            progress,
+        )
+    if sum(counts) >= 1 << 63:
+        raise SpecError(f"{spec.name or 'the spec'}: its counts add up to 2**63 or more")
+    edges: IntArray = np.concatenate(([0], np.cumsum(np.array(counts, np.int64))))
+    return CountedShards(spec.shards, store, options, opener, pool, edges)

@@ -1,0 +1,106 @@
+"""Shards whose number of samples nobody states → their numbers, at a cost that is known before.
+
+What an index says costs nothing. Local shards are scanned. Remote ones are downloaded, which takes
+consent if they are large. Nothing here knows how a shard is opened.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from wids.shards.download_cost import download_cost, too_large_error
+from wids.shards.fetch_all import fetch_all
+from wids.shards.opener import ShardOpener
+from wids.shards.read_options import ReadOptions
+from wids.storage.cache.store import BackgroundFetch, Cache
+from wids.storage.progress import Bar
+from wids.storage.remote_lengths import ask_lengths, check_found
+
+_NUM_THREADS: Final = 4
+
+_logger = logging.getLogger("wids")
+
+
+def count_samples(
+    opener: ShardOpener,
+    open_length: Callable[[int], int],
+    store: Cache,
+    options: ReadOptions,
+    progress: bool | None,
+) -> list[int]:
+    """Return the number of samples of each shard, after counting those that are not stated.
+
+    Args:
+        opener: Knows what is stated, and which shards have an index or a copy; what is counted is
+            noted there.
+        open_length: Returns the number of samples of a shard that it opens.
+        store: Copies of remote shards.
+        options: With ``access="download"`` the caller consents to any download.
+        progress: Whether to show a bar, as in `progress.Bar`.
+
+    Raises:
+        NotFoundError: A shard does not exist; the error names those that do.
+        SpecError: More than a gigabyte would have to be downloaded.
+        FetchError: A shard cannot be read.
+        ShardFormatError: A shard is not a complete, plain tar.
+    """
+    counts = opener.counts
+    unstated = [number for number, count in enumerate(counts) if count is None]
+    for number in unstated:
+        counts[number] = opener.known_count(number)
+    missing = [number for number in unstated if counts[number] is None]
+    if missing:
+        cost = _checked_cost(opener, missing, store, options)
+        _fetch(opener, open_length, store, cost, progress)
+    with Bar("counting samples", len(missing), "shard", wanted=progress) as bar:
+        for num_counted, number in enumerate(missing, start=1):
+            if counts[number] is None:
+                counts[number] = open_length(number)
+            bar.reach(num_counted)
+    return [count or 0 for count in counts]
+
+
+def _checked_cost(
+    opener: ShardOpener, numbers: Sequence[int], store: Cache, options: ReadOptions
+) -> dict[int, int | None]:
+    """Check that shards exist; return those to download, with their lengths, after consent."""
+    local = [path for number in numbers if (path := opener.local_path(number)) is not None]
+    if len(numbers) > 1:  # opening a single one says as much
+        check_found(local, ask_lengths(store.fetcher, local))
+    if options.access == "range":
+        return {}
+    remote = [number for number in numbers if not opener.is_local(number)]
+    named = [opener.shards[number] for number in numbers if opener.local_path(number) is None]
+    # With those that have copies, since an error names what exists.
+    copied = {shard.url for shard in named}.difference(opener.shards[n].url for n in remote)
+    cost = download_cost(named, store.fetcher, copied)
+    if cost.is_large and options.access != "download":
+        raise too_large_error(cost)
+    if remote:
+        _logger.info("counting samples: downloading %s", str(cost))
+    return {number: cost.nbytes_of[opener.shards[number].url] for number in remote}
+
+
+def _fetch(
+    opener: ShardOpener,
+    open_length: Callable[[int], int],
+    store: Cache,
+    nbytes_of: Mapping[int, int | None],
+    progress: bool | None,
+) -> None:
+    """Download shards and count their samples."""
+    largest_nbytes = max((nbytes or 0 for nbytes in nbytes_of.values()), default=0)
+    limit_nbytes = store.limits.share_nbytes
+    # In a small cache, several at a time would evict each other before they are counted.
+    is_small = limit_nbytes is not None and limit_nbytes < _NUM_THREADS * largest_nbytes
+
+    def fetch(number: int, background: BackgroundFetch) -> None:
+        opener.fetch(number, background)
+        # At once: later, a copy may have been evicted for the next ones.
+        opener.counts[number] = open_length(number)
+
+    description = "downloading shards to count their samples"
+    num_threads = 1 if is_small else _NUM_THREADS
+    fetch_all(fetch, nbytes_of, num_threads=num_threads, description=description, progress=progress)

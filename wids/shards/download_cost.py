@@ -1,0 +1,78 @@
+"""Shards that have to be downloaded → what that costs in bytes, before it is paid.
+
+Lengths come from the spec, else from the servers, which are asked for them without reading a shard.
+Decision 0025 has the reasons. Nothing here downloads, or knows why a shard is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from wids.errors import SpecError
+from wids.shards.specs.model import ShardSpec
+from wids.storage.fetch import Fetcher
+from wids.storage.remote_lengths import known_lengths
+from wids.storage.sizes import count_text, nbytes_text
+from wids.storage.transport import urls
+
+LIMIT_NBYTES: Final = 10**9
+"""Most bytes to download without the caller's consent."""
+
+
+@dataclass(frozen=True)
+class DownloadCost:
+    """What downloading some shards costs.
+
+    Attributes:
+        nbytes_of: The length of each shard by its URL; None where the server does not state it.
+    """
+
+    nbytes_of: Mapping[str, int | None]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all shards whose lengths are known."""
+        return sum(nbytes or 0 for nbytes in self.nbytes_of.values())
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it takes the caller's consent."""
+        return self.nbytes > LIMIT_NBYTES
+
+    def __str__(self) -> str:
+        num_unknown = sum(nbytes is None for nbytes in self.nbytes_of.values())
+        unknown = f" and {num_unknown:,} of unknown length" if num_unknown else ""
+        shards = count_text(len(self.nbytes_of), "shard")
+        return f"{nbytes_text(self.nbytes)} in {shards}{unknown}"
+
+
+def download_cost(
+    shards: Sequence[ShardSpec], fetcher: Fetcher, copied: Collection[str] = ()
+) -> DownloadCost:
+    """Return what downloading shards costs. Those whose length is not stated are asked for.
+
+    Args:
+        shards: The shards.
+        fetcher: Asks for lengths.
+        copied: URLs of those that need not be downloaded.
+
+    Raises:
+        NotFoundError: One does not exist; the error names those that do.
+        FetchError: A server cannot be asked.
+    """
+    stated = {shard.url: 0 if shard.url in copied else shard.nbytes for shard in shards}
+    lengths = known_lengths(fetcher, stated)
+    return DownloadCost({url: nbytes for url, nbytes in lengths.items() if url not in copied})
+
+
+def too_large_error(cost: DownloadCost) -> SpecError:
+    """Return the error of a constructor that would have to download so much to count samples."""
+    first = urls.redact(next(iter(cost.nbytes_of)))
+    return SpecError(
+        f"{first}: expected the number of samples of each shard; to count them, {cost} would be "
+        f"downloaded now, which is more than {nbytes_text(LIMIT_NBYTES)}. Describe the shards once "
+        "with `wids create` or wids.build_spec, and open the spec; or pass "
+        'access="download" to download them now'
+    )

@@ -1,0 +1,131 @@
+"""The wanted fields + the first shard that is opened → an error if no shard has them.
+
+A misspelt field would otherwise give samples without it, silently. Nothing here reads a sample.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from difflib import SequenceMatcher
+from typing import Final
+
+from wids.errors import WidsError
+from wids.shards.opener import ShardOpener
+from wids.shards.tars.readable_shard import ReadableShard
+
+_LOOK_S: Final = 2.0
+"""How long to look for a field in the indexes of other shards. Those of a thousand shards are read
+in this time; scanning as many tars that have no index yet would take minutes."""
+
+_MAX_SHOWN: Final = 12
+"""Most names of fields in a message."""
+
+
+class FieldCheck:
+    """An opener of shards that compares the wanted fields with the first shard that has samples.
+
+    Fields that this shard lacks are looked for in the indexes of other shards, and nothing is
+    fetched for it. After this one check it only passes on to the opener. Can be pickled, and used
+    by any number of threads.
+
+    Args:
+        opener: Opens the shards.
+        fields: The wanted fields, with their leading dots.
+    """
+
+    def __init__(self, opener: ShardOpener, fields: frozenset[str]) -> None:
+        self._opener = opener
+        self._wanted = fields
+        self._is_done = False
+
+    def __call__(self, number: int, *, local: bool, make_room: Callable[[], None]) -> ReadableShard:
+        """Open a shard; see `pool.OpenShard`.
+
+        Raises:
+            ValueError: No shard has one of the fields.
+        """
+        shard = self._opener(number, local=local, make_room=make_room)
+        # Two threads may both check; that costs time once, and the result is the same. An empty
+        # shard has no fields and proves nothing.
+        if not self._is_done and len(shard):
+            try:
+                self._check(number, frozenset(shard.index.fields))
+            except BaseException:
+                shard.close()  # a stored error should not keep a file open
+                raise
+            self._is_done = True
+        return shard
+
+    def _check(self, number: int, existing: frozenset[str]) -> None:
+        missing = self._wanted - existing
+        if not missing:
+            return
+        has_none = missing == self._wanted
+        missing, existing, is_proven = self._look(number, missing, existing)
+        if not missing:
+            return
+        names, known = _listed(sorted(missing)), _listed(_nearest_first(existing, missing))
+        if is_proven:
+            raise ValueError(
+                f"fields: expected fields of the dataset, found {names}, which no shard has; the "
+                f"shards have {known}"
+            )
+        # Where the first shard has some of the fields, the others may just be rare, so nothing is
+        # said.
+        if has_none:
+            warnings.warn(
+                f"fields: no shard whose index is known has {names}; they have {known}",
+                stacklevel=2,
+            )
+
+    def _look(
+        self, first: int, missing: frozenset[str], existing: frozenset[str]
+    ) -> tuple[frozenset[str], frozenset[str], bool]:
+        """Look for fields in the other shards.
+
+        Returns:
+            The fields that are still missing, those that exist, and whether all shards were seen.
+        """
+        numbers = list(range(len(self._opener.shards)))
+        # A field is often in some of the joined datasets only, so neighbours tell little.
+        random.Random(0).shuffle(numbers)  # noqa: S311 - any order will do
+        until_s, is_proven = time.monotonic() + _LOOK_S, True
+        for number in numbers:
+            if not missing or time.monotonic() > until_s:
+                # Out of time is no proof, so the caller warns at most: a rare field may be in the
+                # last shard.
+                return missing, existing, False
+            if number == first:
+                continue
+            found = None
+            with suppress(WidsError):  # it is reported when it is read
+                found = self._fields(number)
+            is_proven = is_proven and found is not None
+            missing, existing = missing - (found or set()), existing | (found or set())
+        return missing, existing, is_proven
+
+    def _fields(self, number: int) -> set[str] | None:
+        """Return the fields of a shard; None if it would have to be fetched."""
+        if not self._opener.has_index(number):
+            return None
+        # Opened beside the pool, so that the check evicts no shard that is being read.
+        with self._opener(number, local=False) as shard:
+            return set(shard.index.fields)
+
+
+def _nearest_first(names: Iterable[str], wanted: Iterable[str]) -> list[str]:
+    """Return names with those first that are most like one of the wanted ones."""
+
+    def distance(name: str) -> float:
+        return -max(SequenceMatcher(None, name, other).ratio() for other in wanted)
+
+    return sorted(names, key=lambda name: (distance(name), name))
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(f'"{name}"' for name in names[:_MAX_SHOWN])
+    return f"{shown} and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else shown

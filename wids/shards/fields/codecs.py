@@ -1,0 +1,145 @@
+"""The table of codecs: field extension → how its bytes become a value, and the value bytes.
+
+`CODECS` is the only list of field types. `Decoder` and `encode` look fields up in it, and so does
+all code that asks whether a field is an image. To add a field type, write one function for each
+direction and add one entry. For ``.flac``, with a new module ``wids/fields/audio.py``::
+
+    Codec(("flac",), audio.decode_flac, audio.encode_flac, package="soundfile", extra="audio")
+
+The functions import optional packages when they are called, never at the top of their module.
+They may raise any exception; the caller adds the name of the field. Decompressing ``.gz`` is not
+their concern, but a format that is itself compressed must limit its decoded size (SEC-12).
+
+``tests/property/test_fields.py`` fails until you add sample values for the new extension. The
+docstring of `Decoder` lists the types for users, and the extra goes into ``pyproject.toml``. Fields
+that had no codec were left as bytes, so a new type also needs a line in CHANGELOG.
+
+This module does not know which options a caller chose; see `wids.shards.fields.decode` for those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeVar
+
+from wids.shards.fields import arrays, images, values
+
+Decode = Callable[[bytes], Any]
+Encode = Callable[[Any], bytes]
+Entry = TypeVar("Entry")
+
+
+@dataclass(frozen=True)
+class Codec:
+    """One field type.
+
+    Attributes:
+        extensions: Field extensions, in lower case and without a dot. The field is matched by what
+            follows its last dot.
+        decode: Bytes → value.
+        encode: Value → bytes that `decode` turns into the same value, as far as the format allows.
+        kind: ``"image"`` if ``Decoder(images=...)`` chooses the decoder, ``"pickle"`` if decoding
+            executes code, so that the caller has to allow it.
+        is_structure: Whether the value consists of many small objects, which take many times the
+            memory of the bytes; its ``.gz`` fields have a lower limit.
+        is_archive: Whether `decode` takes ``max_nbytes``, a limit of the decompressed size.
+        package: Optional package that the functions import, by its import name.
+        extra: Extra of wids that installs the package.
+    """
+
+    extensions: tuple[str, ...]
+    decode: Decode
+    encode: Encode
+    kind: Literal["plain", "image", "pickle"] = "plain"
+    is_structure: bool = False
+    is_archive: bool = False
+    package: str | None = None
+    extra: str | None = None
+
+
+def _image(*extensions: str, encode: Encode) -> Codec:
+    return Codec(extensions, images.decode_pil, encode, kind="image")
+
+
+CODECS: Final = (
+    Codec(("txt", "text", "transcript"), values.decode_text, values.encode_text),
+    # `int` reads bytes, and ignores a newline that an editor or `echo` left at the end.
+    Codec(("cls", "cls2", "class", "count", "index", "inx", "id"), int, values.encode_integer),
+    Codec(("json", "jsn"), values.decode_json, values.encode_json, is_structure=True),
+    Codec(("jsonl",), values.decode_json_lines, values.encode_json_lines, is_structure=True),
+    Codec(("npy",), arrays.decode_npy, arrays.encode_npy),
+    Codec(("npz",), arrays.decode_npz, arrays.encode_npz, is_archive=True),
+    Codec(("ten", "tenbin", "tb"), arrays.decode_tenbin, arrays.encode_tenbin),
+    Codec(
+        ("mp", "msg", "msgpack"),
+        values.decode_msgpack,
+        values.encode_msgpack,
+        is_structure=True,
+        package="msgpack",
+        extra="msgpack",
+    ),
+    Codec(
+        ("cbor",),
+        values.decode_cbor,
+        values.encode_cbor,
+        is_structure=True,
+        package="cbor2",
+        extra="cbor",
+    ),
+    # torch is a dependency of wids itself, so no extra installs it.
+    Codec(("pt", "pth"), arrays.decode_torch_weights, arrays.encode_torch_weights, is_archive=True),
+    Codec(
+        ("safetensors",),
+        arrays.decode_safetensors,
+        arrays.encode_safetensors,
+        package="safetensors",
+        extra="safetensors",
+    ),
+    Codec(("pkl", "pickle", "pyd"), values.decode_pickle, values.encode_pickle, kind="pickle"),
+    _image("jpg", "jpeg", encode=images.image_encoder("JPEG", quality=images.JPEG_QUALITY)),
+    _image("png", encode=images.image_encoder("PNG")),
+    _image("ppm", "pgm", "pbm", "pnm", encode=images.image_encoder("PPM")),
+    # exact: WebP would otherwise change the colour of transparent pixels.
+    _image("webp", encode=images.image_encoder("WEBP", lossless=True, exact=True)),
+    _image("gif", encode=images.image_encoder("GIF")),
+    _image("bmp", encode=images.image_encoder("BMP")),
+    _image("tif", "tiff", encode=images.image_encoder("TIFF")),
+)
+
+BY_EXTENSION: Final[Mapping[str, Codec]] = {
+    extension: codec for codec in CODECS for extension in codec.extensions
+}
+
+IMAGE_EXTENSIONS: Final = frozenset(
+    extension for extension, codec in BY_EXTENSION.items() if codec.kind == "image"
+)
+
+
+def extension(field: str) -> str:
+    """Return what follows the last dot of a field, in lower case."""
+    return field.rpartition(".")[2].lower()
+
+
+def find(name: str, table: Mapping[str, Entry]) -> Entry | None:
+    """Return the entry for the longest ending of a field name, or None.
+
+    Args:
+        name: Name of a field in lower case, with its leading dot: ``.seg.png`` matches an entry
+            ``seg.png``, else one for ``png``.
+        table: Entries by extension.
+    """
+    # From the longest ending to the shortest, so that `seg.png` of a caller wins over `png`.
+    while name:
+        name = name.partition(".")[2]
+        if name in table:
+            return table[name]
+    return None
+
+
+def how_to_install(package: str) -> str:
+    """Return the command that installs a missing package, given its import name."""
+    for codec in CODECS:
+        if codec.extra and codec.package == package:
+            return f"pip install 'wids[{codec.extra}]'"
+    return f"pip install {package}"

@@ -1,0 +1,256 @@
+"""The bytes of an image ↔ a PIL image, numpy array or torch tensor.
+
+Knows nothing about field names: the format of an image is found in its bytes. Pillow and torch are
+imported when first used.
+"""
+
+from __future__ import annotations
+
+import io
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from wids.shards.fields.jpeg import Size, jpeg_shrink, turbo_pixels
+
+JPEG_QUALITY: Final = 95
+"""Highest quality that Pillow recommends; above it files grow, and images hardly improve."""
+
+# The only formats that are opened, whatever the extension says. Pillow knows more, and starts other
+# programs for some of them.
+_PIL_FORMATS: Final = ("JPEG", "PNG", "PPM", "WEBP", "GIF", "BMP", "TIFF")
+_KEPT_MODES: Final = ("L", "RGB", "RGBA")
+
+_STRIP_NBYTES: Final = 1 << 18
+"""How much of an image is copied at a time.
+
+Pillow's own conversion makes two more copies of the whole image: a JPEG of 1500 by 2250 takes
+15.5 ms to an array, and 12.9 ms in strips of this size.
+"""
+
+_WEBDATASET_MODES: Final = ("l", "rgb", "rgba")
+_WEBDATASET_NAMES: Final = (
+    *(
+        f"{container}{mode}{end}"
+        for container in ("", "torch")
+        for mode in _WEBDATASET_MODES
+        for end in ("8", "")
+    ),
+    *(f"pil{mode}" for mode in ("", *_WEBDATASET_MODES)),
+)
+
+_DEEP_MODES: Final = ("I;16", "I;16B", "I", "F")
+_ALPHA_MODES: Final = ("RGBA", "LA", "PA")
+_LOSSY_MODES: Final = {
+    "WEBP": _DEEP_MODES,
+    "GIF": _DEEP_MODES,
+    "BMP": (*_DEEP_MODES, *_ALPHA_MODES),
+    "PPM": ("F", *_ALPHA_MODES),
+}
+"""Modes that Pillow stores only partly in a format, without an error."""
+
+
+# Bytes → image
+
+
+def image_decoder(images: Any, at_least: Size | None = None) -> Callable[[bytes], Any]:
+    """Return the function from the bytes of an image to what ``Decoder(images=...)`` names.
+
+    Args:
+        images: The name.
+        at_least: Height and width that the image needs; larger JPEGs are decoded at a smaller size.
+
+    Raises:
+        ValueError: The name is unknown, or the size is not two positive integers.
+    """
+    if at_least is not None:
+        at_least = _checked_size(at_least)
+    decoders = {"PIL": decode_pil, "numpy": _decode_numpy, "torch": _decode_torch}
+    if isinstance(images, str):
+        if images in decoders:
+            # partial and no closure: a decoder travels to spawned workers by pickle.
+            decode = decoders[images]
+            return decode if at_least is None else partial(decode, at_least=at_least)
+        if images in _WEBDATASET_NAMES:
+            return _WebdatasetDecoder(images, at_least)
+    raise ValueError(
+        f'images: expected "PIL", "numpy", "torch" or one of webdataset\'s names, '
+        f"{' '.join(_WEBDATASET_NAMES)}, found {images!r}"
+    )
+
+
+def _checked_size(size: Any) -> Size:
+    try:
+        height, width = map(operator.index, size)
+    except (TypeError, ValueError):
+        height = width = 0
+    if min(height, width) < 1:
+        raise ValueError(f"at_least: expected (height, width) in pixels, found {size!r:.80}")
+    return height, width
+
+
+def opened_image(data: bytes) -> Any:
+    """Return a PIL image with only its header read."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return Image.open(io.BytesIO(data), formats=_PIL_FORMATS)
+    except UnidentifiedImageError:  # its text names a BytesIO and its address
+        formats = ", ".join(_PIL_FORMATS)
+        raise UnidentifiedImageError(f"expected one of {formats}, found none of them") from None
+
+
+def decode_pil(data: bytes, at_least: Size | None = None) -> Any:
+    """Return a PIL image in the mode in which it is stored."""
+    image = opened_image(data)
+    if at_least is not None:
+        shrink = jpeg_shrink((image.height, image.width), at_least)
+        if shrink > 1:  # formats other than JPEG ignore it
+            image.draft(None, (image.width // shrink, image.height // shrink))
+    # Pillow would read the pixels at first use, where an error no longer names the sample.
+    image.load()
+    return image
+
+
+def _decode_numpy(data: bytes, at_least: Size | None = None) -> Any:
+    pixels = turbo_pixels(data, at_least)
+    if pixels is not None:
+        return pixels
+    image = decode_pil(data, at_least)
+    if image.mode[0] in "IF":  # grey of more than 8 bits, which `convert` would clip at 255
+        array = np.array(image)
+        # Pillow opens 16-bit grey as int32 in some formats and releases.
+        is_short = array.dtype.kind in "iu" and array.min() >= 0 and array.max() <= 0xFFFF
+        return array.astype(np.uint16) if is_short else array
+    if image.mode not in _KEPT_MODES:
+        image = image.convert("RGBA" if image.has_transparency_data else "RGB")
+    return _array_of(image)
+
+
+def _array_of(image: Any) -> npt.NDArray[np.uint8]:
+    """Return the writable array of an image of mode L, RGB or RGBA."""
+    channels = len(image.mode)
+    num_rows = max(_STRIP_NBYTES // (channels * max(image.width, 1)), 1)
+    if image.height <= num_rows:
+        return np.array(image)
+    shape = (image.height, image.width, channels)
+    array = np.empty(shape[:2] if channels == 1 else shape, np.uint8)
+    for top in range(0, image.height, num_rows):
+        bottom = min(top + num_rows, image.height)
+        array[top:bottom] = image.crop((0, top, image.width, bottom))
+    return array
+
+
+def _decode_torch(data: bytes, at_least: Size | None = None) -> Any:
+    array = _decode_numpy(data, at_least)
+    return _channels_first(array if array.ndim == 3 else array[:, :, None])
+
+
+def _channels_first(array: npt.NDArray[Any]) -> Any:
+    import torch
+
+    # A view: the memory stays in the order in which decoders write it (torch.channels_last). A copy
+    # would take 3 ms for 1500 by 2250 pixels, and later steps would not be faster: decision 0049.
+    return torch.from_numpy(array).permute(2, 0, 1) if array.ndim == 3 else torch.from_numpy(array)
+
+
+class _WebdatasetDecoder:
+    """Decode images as one of webdataset's names says: container, mode, and floats or bytes."""
+
+    def __init__(self, name: str, at_least: Size | None) -> None:
+        self.at_least = at_least
+        self.container = next(c for c in ("torch", "pil", "") if name.startswith(c))
+        rest = name.removeprefix(self.container)
+        self.is_float = not rest.endswith("8") and self.container != "pil"
+        self.mode = rest.removesuffix("8") or "rgb"
+
+    def __call__(self, data: bytes) -> Any:
+        mode = self.mode.upper()
+        if self.container == "pil":
+            return self._image(data, mode)
+        array = turbo_pixels(data, self.at_least, mode)
+        if array is None:
+            array = _array_of(self._image(data, mode))
+        if self.is_float:
+            array = array.astype(np.float32)
+            array /= np.float32(255)
+        return array if self.container == "" else _channels_first(array)
+
+    def _image(self, data: bytes, mode: str) -> Any:
+        from PIL import Image
+
+        image = decode_pil(data, self.at_least)
+        if image.mode[0] in "IF":  # `convert` would clip 16 bits at 255
+            image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
+        if image.mode == "P" and image.has_transparency_data:
+            image = image.convert("RGBA")  # Pillow warns if it goes to another mode directly
+        return image.convert(mode)
+
+
+# Image → bytes
+
+
+def image_encoder(format_name: str, **options: Any) -> Callable[[Any], bytes]:
+    """Return the function from a PIL image, array or tensor to bytes in a format of Pillow's.
+
+    Args:
+        format_name: Pillow's name of the format.
+        options: What Pillow's ``Image.save`` takes for this format.
+    """
+
+    def encode_image(value: Any) -> bytes:
+        image = _pil_image(value)
+        # Pillow converts these modes without a word, and the loss would show only in training.
+        if image.mode in _LOSSY_MODES.get(format_name, ()):
+            raise ValueError(
+                f"{format_name} cannot store all of an image of mode {image.mode}; use png or tiff"
+            )
+        stream = io.BytesIO()
+        image.save(stream, format=format_name, **options)
+        return stream.getvalue()
+
+    return encode_image
+
+
+def _pil_image(value: Any) -> Any:
+    """Return the PIL image of an image, array or tensor."""
+    from PIL import Image
+
+    if isinstance(value, Image.Image):
+        return value
+    array = np.asarray(value)
+    # By name, since torch need not be installed or imported to store an array.
+    if type(value).__module__.partition(".")[0] == "torch" and array.ndim == 3:
+        array = array.transpose(1, 2, 0)
+    # Pillow has no array form of one channel with a third dimension.
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    if array.dtype.kind == "f":
+        array = _as_bytes(array)
+    _check_is_image(array)
+    return Image.fromarray(np.ascontiguousarray(array))
+
+
+def _check_is_image(array: npt.NDArray[Any]) -> None:
+    is_grey16 = array.dtype == np.uint16 and array.ndim == 2
+    if not is_grey16 and (array.dtype != np.uint8 or array.shape[2:] not in ((), (3,), (4,))):
+        raise ValueError(
+            "expected an image of shape (height, width), (height, width, channels) for an array or "
+            "(channels, height, width) for a tensor, with 3 or 4 channels, of uint8 or of floats "
+            f"from 0 to 1, or grey of uint16; found {array.shape} of {array.dtype}"
+        )
+    if array.ndim not in (2, 3):
+        raise ValueError(f"expected an image of 2 or 3 dimensions, found {array.ndim}")
+
+
+def _as_bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    low, high = (array.min(), array.max()) if array.size else (0, 1)
+    if not (low >= 0 and high <= 1):  # NaN fails both comparisons
+        raise ValueError(f"expected floats from 0 to 1, found {low} to {high}")
+    # Rounded: a cast alone cuts, and bytes that became floats would not come back as they were.
+    scaled: npt.NDArray[np.uint8] = np.rint(array * 255).astype(np.uint8)
+    return scaled

@@ -1,0 +1,38 @@
+"""The table of sound and moving pictures: extensions of fields, and the media types of their bytes.
+
+What remarks call audio or video and what pages play comes from here. Pictures have codecs.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from wids.shards.fields.codecs import extension
+
+MEDIA_TYPES: Final = {
+    "flac": "audio/flac",
+    "m4a": "audio/mp4",
+    "mp3": "audio/mpeg",
+    "ogg": "audio/ogg",
+    "opus": "audio/ogg",
+    "wav": "audio/wav",
+    "avi": "video/x-msvideo",
+    "m4v": "video/mp4",
+    "mkv": "video/x-matroska",
+    "mov": "video/quicktime",
+    "mp4": "video/mp4",
+    "ogv": "video/ogg",
+    "webm": "video/webm",
+}
+_UNPLAYED: Final = frozenset(("avi", "mkv", "mov"))
+"""Extensions that not all browsers play."""
+
+
+def media_type(field: str) -> str | None:
+    """Return the media type of a field of sound or moving pictures, or None."""
+    return MEDIA_TYPES.get(extension(field))
+
+
+def played_type(field: str) -> str | None:
+    """Return the media type of a field that a browser can play, or None."""
+    return None if extension(field) in _UNPLAYED else media_type(field)

@@ -1,0 +1,61 @@
+"""Guards against hostile fields: decoding never fills the memory and never runs code unasked.
+
+Knows nothing about field names or values; the decoder reports what is raised here.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+from typing import Final
+
+from wids.shards.fields.archives import archive_nbytes
+
+MAX_UNZIPPED_NBYTES: Final = 1 << 30
+"""Largest decompressed size of a ``.gz`` field, and of the members of an archive together."""
+
+MAX_UNZIPPED_STRUCTURE_NBYTES: Final = 64_000_000
+"""The same for a ``.gz`` field of nested values: ``[],`` has 3 bytes, and its list takes 64."""
+
+
+class RefusedError(Exception):
+    """A field that wids refuses to decode, regardless of its content."""
+
+
+def unzip(data: bytes, max_nbytes: int) -> bytes:
+    """Return gzip data decompressed.
+
+    Args:
+        data: One or more gzip streams.
+        max_nbytes: Largest decompressed size.
+
+    Raises:
+        ValueError: The data is empty, or longer than the limit when decompressed.
+        OSError: The data is not gzip.
+        EOFError: The data ends early.
+    """
+    if not data:  # which GzipFile would read as a valid stream of no bytes
+        raise ValueError("expected gzip data, found none: the field is empty")
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
+        # One byte more than allowed shows that there is more, and hardly anything beyond it is
+        # decompressed. The size at the end of gzip data is no help: it is a claim, modulo 2**32.
+        unzipped = stream.read(max_nbytes + 1)
+    if len(unzipped) > max_nbytes:
+        raise ValueError(f"it is longer than {max_nbytes} bytes when decompressed (`max_nbytes`)")
+    return unzipped
+
+
+def check_archive(data: bytes, max_nbytes: int | None) -> None:
+    """Raise ValueError for data that is not a zip archive, or one that would fill the memory.
+
+    Args:
+        data: The archive.
+        max_nbytes: Largest length of its members when decompressed; None for
+            `MAX_UNZIPPED_NBYTES`. Stored members may be as long as the archive in any case, which
+            is in memory already.
+    """
+    limit = MAX_UNZIPPED_NBYTES if max_nbytes is None else max_nbytes
+    # SEC-12. The sum is what the directory claims; SEC-50 makes sure that no reader finds another
+    # one.
+    if archive_nbytes(data) > max(limit, len(data)):
+        raise ValueError(f"it is longer than {limit} bytes when decompressed (`max_nbytes`)")

@@ -1,0 +1,346 @@
+"""Looks at shards that may have no index, without downloading them.
+
+Of a remote tar without an index, the first megabytes are read by range, and headers beyond them as
+far as somebody asks for more samples. What was found so far is an index like any other, so that
+samples are read by range as from a tar that was indexed. A shard whose index is known is opened as
+for a dataset. An index that is made is left in the cache folder, where datasets find it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from wids.errors import FetchError, MismatchError, ShardFormatError
+from wids.shards.index_cost import Cost, estimate
+from wids.shards.indexes import index_file
+from wids.shards.opener import ShardOpener
+from wids.shards.range_shard import RemoteShard
+from wids.shards.read_options import ReadOptions
+from wids.shards.shard_facts import remote_file
+from wids.shards.tars.archive import BLOCK_NBYTES, TarMembers
+from wids.shards.tars.header_scan import HeaderScan
+from wids.shards.tars.index import ShardIndex, TarIdentity
+from wids.shards.tars.member_names import KeySplit, split_name
+from wids.shards.tars.raw_samples import Raw
+from wids.shards.tars.readable_shard import ReadableShard
+from wids.storage.cache.small_files import save_quietly
+from wids.storage.cache.store import BackgroundFetch, Cache
+from wids.storage.fetch import Fetcher
+from wids.storage.range_reader import RangeError
+from wids.storage.sizes import nbytes_text
+from wids.storage.sparse_file import ENDLESS_NBYTES, open_parts
+from wids.storage.transport import urls
+
+_FIRST_NBYTES: Final = 1 << 20
+_FIRST_NBYTES_OF_WHOLE: Final = 3 << 20
+"""Bytes to read from a server without ranges, which cannot be asked for more. About as many more go
+into the buffers of the connection before it is closed: on loopback up to 6 MB."""
+
+_MAX_LOOK_NBYTES: Final = 5 << 20
+_MAX_LOOK_REQUESTS: Final = 24
+"""Most bytes (and the rest of a request) and requests for one look: a page has to appear soon."""
+
+
+class Glimpse:
+    """What is known of one remote tar without an index. Safe to use from any number of threads.
+
+    Making one reads the first megabyte.
+
+    Args:
+        fetcher: Reads the tar.
+        url: Its URL.
+        key_split: Where member names are split.
+
+    Attributes:
+        name: The name of the tar in messages.
+        index: The complete samples that were found so far, with checksums of their headers.
+        is_complete: Whether these are all samples of the tar.
+        has_ranges: Whether more can be read; False if the server sends whole files only.
+        problem: What is wrong with the tar behind these samples, or None.
+        is_stale: Whether the tar was replaced since, so that nothing can be read any more.
+        cost: What reading all headers is expected to cost.
+
+    Raises:
+        FetchError: The tar cannot be read.
+        ShardFormatError: It is empty.
+    """
+
+    def __init__(self, fetcher: Fetcher, url: str, key_split: KeySplit = "first") -> None:
+        self.name = urls.redact(url)
+        self.problem: ShardFormatError | None = None
+        self.is_stale = False
+        self._key_split: KeySplit = key_split
+        self._parts = open_parts(
+            fetcher, url, _FIRST_NBYTES, nbytes_of_whole=_FIRST_NBYTES_OF_WHOLE
+        )
+        self.has_ranges = self._parts.has_ranges
+        self._scan = HeaderScan(self._parts, self.name)
+        self._lock = threading.Lock()
+        self.cost = Cost(1, self._parts.num_read_nbytes)
+        self._try(self._estimate)
+        self.index = self._indexed()
+
+    @property
+    def nbytes(self) -> int | None:
+        """Length of the tar in bytes, or None if the server does not state it."""
+        return None if self._parts.nbytes == ENDLESS_NBYTES else self._parts.nbytes
+
+    @property
+    def num_read_nbytes(self) -> int:
+        """Bytes of the tar that were read so far."""
+        return self._parts.num_read_nbytes
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all samples of the tar are known."""
+        return self._scan.is_complete and self._num_readable() == self._scan.num_members
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether more samples may be found."""
+        return not self._scan.is_complete and self.has_ranges and self.problem is None
+
+    def reach(self, num_samples: int) -> None:
+        """Read on until so many samples are known, or as much was read as one look may cost.
+
+        Raises:
+            FetchError: The tar cannot be read.
+            MismatchError: It was replaced since its first bytes were read.
+        """
+        with self._lock, self._noting_staleness():
+            parts = self._parts
+            max_nbytes = parts.num_read_nbytes + _MAX_LOOK_NBYTES
+            max_requests = parts.num_requests + _MAX_LOOK_REQUESTS
+            while len(self.index) < num_samples and self.can_continue:
+                if parts.num_read_nbytes >= max_nbytes or parts.num_requests >= max_requests:
+                    return
+                self._try(self._scan_part)
+                self.index = self._indexed()
+
+    def complete(self) -> None:
+        """Read all headers; after an error, the next call resumes.
+
+        Raises:
+            FetchError: The tar cannot be read.
+            MismatchError: It was replaced since its first bytes were read.
+            RangeError: The server sends whole files only.
+            ShardFormatError: It breaks a rule of specs/tar-shards.md.
+        """
+        while not self._scan.is_complete:
+            # The lock is free in between, so that pages of the shard are shown meanwhile.
+            with self._lock, self._noting_staleness():
+                if not self._scan.is_complete:
+                    self._scan_part()
+        with self._lock:
+            self.index = self._indexed()
+
+    def has(self, start: int, stop: int) -> bool:
+        """Whether bytes of the tar are at hand."""
+        return self._parts.has(start, stop)
+
+    def shard(self, *, fields: Collection[str] | None = None, raw: Raw = "bytes") -> RemoteShard:
+        """Return the samples that are known by now, to be read by range."""
+        nbytes = self._parts.nbytes
+        return RemoteShard(self.name, self.index, nbytes, self._read, fields=fields, raw=raw)
+
+    def _read(self, start: int, stop: int) -> bytes:
+        with self._noting_staleness():
+            return self._parts.read(start, stop)
+
+    @contextmanager
+    def _noting_staleness(self) -> Iterator[None]:
+        try:
+            yield
+        except MismatchError:
+            self.is_stale = True
+            raise
+
+    def remark(self) -> str:
+        """Return in a sentence why not all samples are shown, or ``""``."""
+        if self.problem is not None:
+            return str(self.problem)
+        if self.is_complete:
+            return ""
+        read = nbytes_text(self.num_read_nbytes)
+        of = "" if self.nbytes is None else f" of {nbytes_text(self.nbytes)}"
+        if not self.has_ranges:
+            found = "the samples in these are shown" if len(self.index) else "no sample ends there"
+            return f"the server sends whole files only: {read}{of} were read, {found}"
+        return f"{read}{of} were read"
+
+    def _estimate(self) -> None:
+        whole = Cost.of_whole(self._parts.nbytes)
+        self.cost = min(estimate(self._scan, self._parts), whole, key=lambda cost: cost.weight)
+
+    def _scan_part(self) -> None:
+        """Scan the next member, and those whose headers are then at hand."""
+        self._scan.step()
+        while not self._scan.is_complete and self._is_at_hand():
+            self._scan.step()
+
+    def _is_at_hand(self) -> bool:
+        return self._parts.has(self._scan.position, self._scan.position + BLOCK_NBYTES)
+
+    def _try(self, work: Callable[[], None]) -> None:
+        """Scan; what is wrong with the tar is noted, since the samples before it can be shown."""
+        try:
+            work()
+        except ShardFormatError as error:
+            self.problem = error
+        except RangeError:  # the first bytes are all there is
+            self.has_ranges = False
+
+    def _num_readable(self) -> int:
+        """Return how many of the members found can be read."""
+        if self._parts.has_ranges:
+            return self._scan.num_members
+        members = self._scan.members()
+        is_here = members.offsets + members.sizes <= self._parts.start_nbytes
+        return len(is_here) if is_here.all() else int(is_here.argmin())
+
+    def _indexed(self) -> ShardIndex:
+        """Return the index of the samples that are known to be complete."""
+        members, count = self._scan.members(), self._num_readable()
+        names = members.names
+        if names and not (self._scan.is_complete and count == len(names)):
+            # More members of the last sample may follow.
+            last = self._key(names[min(count, len(names) - 1)])
+            while count and self._key(names[count - 1]) == last:
+                count -= 1
+        known = TarMembers(
+            names[:count], members.offsets[:count], members.sizes[:count], members.heads[:count]
+        )
+        return self._scan.index(known, self._key_split)
+
+    def _key(self, name: bytes) -> bytes | None:
+        split = split_name(name, self._key_split)
+        return None if split is None else split[0]
+
+
+class ShardLook:
+    """One shard of a dataset, by its index or a `Glimpse`. Safe to use from any number of threads.
+
+    Notebooks and pages use it as the shards of a dataset that has no others, as number 0.
+
+    Args:
+        opener: Opens shards of the dataset that have an index.
+        store: Copies of remote files, and indexes.
+        options: How to read samples; whole shards are never downloaded to read them.
+        number: The number of the shard.
+
+    Attributes:
+        cache_folder: The folder of copies and indexes.
+    """
+
+    def __init__(
+        self, opener: ShardOpener, store: Cache, options: ReadOptions, number: int
+    ) -> None:
+        self.cache_folder = store.folder
+        self._opener = opener
+        self._store = store
+        self._options = options
+        self._number = number
+        self._known: ShardIndex | Glimpse | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def glimpse(self) -> Glimpse | None:
+        """What was found of the shard; None if it has an index."""
+        known = self._look()
+        return known if isinstance(known, Glimpse) else None
+
+    def is_local(self, number: int = 0) -> bool:  # noqa: ARG002 - there is one
+        """Whether the shard is on this machine."""
+        return self._opener.is_local(self._number)
+
+    def index(self, number: int = 0) -> ShardIndex:  # noqa: ARG002 - there is one
+        """Return the index of the shard, of the samples that were found so far if it has none.
+
+        Raises:
+            FetchError: The shard cannot be read.
+            MismatchError: It is not what the spec says.
+        """
+        known = self._look()
+        return known.index if isinstance(known, Glimpse) else known
+
+    def open(
+        self,
+        number: int = 0,  # noqa: ARG002 - there is one
+        *,
+        local: bool = False,  # noqa: ARG002 - never by fetching it
+        fields: Collection[str] | None = None,
+    ) -> ReadableShard:
+        """Open the shard, to read the samples that are known by now."""
+        glimpse = self.glimpse
+        if glimpse is not None:
+            return glimpse.shard(fields=fields, raw=self._options.raw)
+        return self._opener.with_options(self._options.only(fields))(self._number, local=False)
+
+    def reach(self, num_samples: int) -> None:
+        """Read on in a shard without an index, until so many samples are known; see `Glimpse`."""
+        self._current(lambda glimpse: glimpse.reach(num_samples))
+
+    def make_index(self) -> None:
+        """Make the index of the shard if it has none, and leave it in the cache folder.
+
+        The headers are read by range; from a server that sends whole files only, the shard is
+        downloaded into the cache.
+
+        Raises:
+            FetchError: The shard cannot be read or stored.
+            ShardFormatError: It is not a complete, plain tar.
+            MismatchError: It was replaced while it was read.
+        """
+        try:
+            self._current(Glimpse.complete)
+        except RangeError:
+            self._opener.fetch(self._number, BackgroundFetch())
+        known = self.glimpse
+        if known is not None and known.nbytes is not None and known.is_complete:
+            blob = index_file.dump(known.index, TarIdentity(known.nbytes))
+            path = self._store.index_path(remote_file(self._opener.shards[self._number]))
+            if not save_quietly(path, blob):
+                raise FetchError(
+                    f"{self.cache_folder}: expected a cache folder to write the index to, found "
+                    "one that cannot be written; pass cache_dir, or set WIDS_CACHE"
+                )
+
+    def _look(self) -> ShardIndex | Glimpse:
+        # One request for the beginning of a shard, however many threads want it.
+        with self._lock:
+            known = self._known
+            if not isinstance(known, ShardIndex):
+                if self._opener.has_index(self._number):  # maybe by now
+                    with self._opener(self._number, local=False) as shard:
+                        known = shard.index
+                elif known is None or known.is_stale:
+                    known = self._new_glimpse()
+                self._known = known
+            return known
+
+    def _new_glimpse(self) -> Glimpse:
+        shard_spec = self._opener.shards[self._number]
+        key_split = self._options.key_split or shard_spec.key_split or "first"
+        glimpse = Glimpse(self._store.fetcher, shard_spec.url, key_split)
+        stated_nbytes, nbytes = shard_spec.nbytes, glimpse.nbytes
+        if stated_nbytes is not None and nbytes is not None and stated_nbytes != nbytes:
+            raise MismatchError(
+                f"{glimpse.name}: expected {stated_nbytes} bytes (filesize), found {nbytes}; file "
+                "and spec are from different versions"
+            )
+        return glimpse
+
+    def _current(self, work: Callable[[Glimpse], None], *, is_again: bool = False) -> None:
+        """Do something with the glimpse of the shard; once more if the shard was replaced."""
+        glimpse = self.glimpse
+        if glimpse is None:
+            return
+        try:
+            work(glimpse)
+        except MismatchError:
+            if is_again:
+                raise
+            self._current(work, is_again=True)

@@ -1,0 +1,291 @@
+"""`ShardIndex` ↔ its file: written, checked, and used as it lies.
+
+A stored index is a cache that is checked, never an authority: an index that is damaged, of another
+version, of another tar or of another rule is treated like a missing one. specs/shard-index.md
+describes the file byte by byte.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from wids.shards.tars.archive import BLOCK_NBYTES
+from wids.shards.tars.index import NO_TIME, Column, ShardIndex, TarIdentity
+from wids.shards.tars.mapped_file import FileBytes, read_or_map
+from wids.shards.tars.member_names import KEY_SPLITS, KeySplit, to_bytes, to_text
+from wids.storage.checksums import fastest_crc32
+
+VERSION: Final = 2
+ALIGNMENT: Final = 8
+"""Sections begin at multiples of this, so that mapped numbers are aligned."""
+
+_MAGIC: Final = b"wids-idx"
+_HEADER: Final = struct.Struct("<8sIIQQqqQQQQII")
+_SECTIONS: Final = struct.Struct("<20Q")
+_CRC_START: Final = 16  # the CRC covers all bytes from here on
+_DTYPES: Final[dict[float, np.dtype[Any]]] = {n: np.dtype(f"<u{n}") for n in (1, 2, 4, 8)}
+
+
+class _Header(NamedTuple):
+    magic: bytes
+    version: int
+    crc: int
+    nbytes: int
+    tar_nbytes: int
+    tar_mtime_ns: int
+    tar_ctime_ns: int
+    tar_inode: int
+    num_samples: int
+    num_members: int
+    num_files: int
+    key_split: int
+    unused: int = 0
+
+    def identity(self) -> TarIdentity:
+        """Return what distinguishes the tar that was indexed."""
+        return TarIdentity(self.tar_nbytes, self.tar_mtime_ns, self.tar_ctime_ns, self.tar_inode)
+
+
+def dump(shard_index: ShardIndex, identity: TarIdentity) -> bytes:
+    """Return an index as bytes, bound to a tar."""
+    sections = [
+        bytes(shard_index.text[shard_index.text_start : shard_index.text_stop]),
+        b"\0".join(map(to_bytes, shard_index.fields)),
+        *(
+            column.astype(column.dtype.newbyteorder("<")).tobytes()
+            for column in (
+                *(shard_index.key_starts, shard_index.member_starts),
+                *(shard_index.blocks, shard_index.sizes, shard_index.field_ids),
+                *(shard_index.head_blocks, shard_index.head_crcs, shard_index.payload_crcs),
+            )
+        ),
+    ]
+    position = _HEADER.size + _SECTIONS.size
+    places = []
+    body = bytearray()
+    for section in sections:
+        places += [position + len(body), len(section)]
+        body += section
+        body += bytes(-(position + len(body)) % ALIGNMENT)
+    header = _Header(
+        magic=_MAGIC,
+        version=VERSION,
+        crc=0,
+        nbytes=position + len(body),
+        tar_nbytes=identity.nbytes,
+        tar_mtime_ns=identity.mtime_ns,
+        tar_ctime_ns=identity.ctime_ns,
+        tar_inode=identity.inode,
+        num_samples=len(shard_index),
+        num_members=len(shard_index.blocks),
+        num_files=shard_index.num_files,
+        key_split=KEY_SPLITS.index(shard_index.key_split),
+    )
+    rest = _HEADER.pack(*header)[_CRC_START:] + _SECTIONS.pack(*places) + body
+    return _HEADER.pack(*header._replace(crc=zlib.crc32(rest)))[:_CRC_START] + rest
+
+
+def parse(
+    data: FileBytes, start: int, stop: int, identity: TarIdentity, key_split: KeySplit
+) -> ShardIndex | None:
+    """Return the index in ``data[start:stop]``, without a copy of its columns.
+
+    Returns:
+        None if it is damaged, of another version, of another tar, or of the other rule. An index
+        that is returned was checked once, in full, and can be trusted to stay inside the tar.
+    """
+    header = _checked_header(data, start, stop, identity, key_split)
+    if header is None:
+        return None
+    places = _SECTIONS.unpack_from(data, start + _HEADER.size)
+    counts = (header.num_samples + 1,) * 2 + (header.num_members,) * 6
+    columns = _parse_columns(data, start, stop, places[4:], counts)
+    text_at, text_nbytes, fields_at, fields_nbytes = places[:4]
+    if columns is None or max(text_at + text_nbytes, fields_at + fields_nbytes) > header.nbytes:
+        return None
+    fields = bytes(data[start + fields_at : start + fields_at + fields_nbytes])
+    key_starts, member_starts, blocks, sizes, field_ids, head_blocks, *crcs = columns
+    shard_index = ShardIndex(
+        text=data,
+        text_start=start + text_at,
+        text_stop=start + text_at + text_nbytes,
+        key_starts=key_starts,
+        member_starts=member_starts,
+        blocks=blocks,
+        sizes=sizes,
+        field_ids=field_ids,
+        head_blocks=head_blocks,
+        head_crcs=crcs[0],
+        payload_crcs=crcs[1],
+        fields=tuple(map(to_text, fields.split(b"\0"))) if fields else (),
+        key_split=key_split,
+        num_files=header.num_files,
+    )
+    # This user wrote an index with a time, so its CRC is enough; a published one is from strangers.
+    if identity.mtime_ns == NO_TIME and not _is_sound(shard_index, header):
+        return None
+    return shard_index
+
+
+def has_key(
+    data: FileBytes, start: int, stop: int, local_index: int, key: bytes, key_split: KeySplit
+) -> bool:
+    """Whether a sample of the index in ``data[start:stop]`` has a key.
+
+    Only the bytes of this key are looked at, in microseconds. An index that is damaged elsewhere
+    can say True; one that is of another rule or damaged there says False.
+    """
+    if stop > len(data) or stop - start < _HEADER.size + _SECTIONS.size:
+        return False
+    header = _Header._make(_HEADER.unpack_from(data, start))
+    if header.magic != _MAGIC or KEY_SPLITS[header.key_split : header.key_split + 1] != (
+        key_split,
+    ):
+        return False
+    text_at, _, _, _, at, nbytes = _SECTIONS.unpack_from(data, start + _HEADER.size)[:6]
+    width = nbytes // (header.num_samples + 1)
+    at += start + width * local_index
+    if not 0 <= local_index < header.num_samples or at + width > stop:
+        return False
+    first = start + text_at + int.from_bytes(data[at : at + width], "little")
+    # With the NULs around it, so that it is neither the start nor the end of a longer key.
+    return first < stop and data[first - 1 : first + len(key) + 1] == b"\0" + key + b"\0"
+
+
+def _checked_header(
+    data: FileBytes, start: int, stop: int, identity: TarIdentity, key_split: KeySplit
+) -> _Header | None:
+    """Return the header of an undamaged index of this version, this tar and this rule, or None."""
+    if stop > len(data) or stop - start < _HEADER.size + _SECTIONS.size:
+        return None
+    header = _Header._make(_HEADER.unpack_from(data, start))
+    if (header.magic, header.version, header.nbytes) != (_MAGIC, VERSION, stop - start):
+        return None
+    if not identity.fits(header.identity()):
+        return None
+    if KEY_SPLITS[header.key_split : header.key_split + 1] != (key_split,):
+        return None
+    with memoryview(data) as view, view[start + _CRC_START : stop] as rest:
+        return header if fastest_crc32()(rest) == header.crc else None
+
+
+def _parse_columns(
+    data: FileBytes, start: int, stop: int, places: tuple[int, ...], counts: tuple[int, ...]
+) -> list[Column] | None:
+    """Return columns as views of the data; None if one is misaligned, odd or outside."""
+    columns = []
+    for at, length, count in zip(places[::2], places[1::2], counts, strict=True):
+        dtype = _DTYPES.get(length / count) if length and count else _DTYPES[1]
+        if dtype is None or at + length > stop - start or at % ALIGNMENT:
+            return None
+        columns.append(np.frombuffer(data, dtype, length // dtype.itemsize, start + at))
+    return columns
+
+
+def _is_sound(shard_index: ShardIndex, header: _Header) -> bool:
+    """Whether an index from elsewhere can be used without further checks."""
+    return (
+        _has_right_lengths(shard_index, header)
+        and _has_ascending_starts(shard_index)
+        and _has_nuls_between_keys(shard_index)
+        and (not header.num_members or _is_inside_tar(shard_index, header.tar_nbytes))
+    )
+
+
+def _has_right_lengths(shard_index: ShardIndex, header: _Header) -> bool:
+    starts = (shard_index.key_starts, shard_index.member_starts)
+    members = (
+        *(shard_index.blocks, shard_index.sizes, shard_index.field_ids),
+        *(shard_index.head_blocks, shard_index.head_crcs),
+    )
+    return (
+        {len(column) for column in starts} == {header.num_samples + 1}
+        and {len(column) for column in members} == {header.num_members}
+        and len(shard_index.payload_crcs) in (0, header.num_members)
+    )
+
+
+def _has_ascending_starts(shard_index: ShardIndex) -> bool:
+    """Whether keys and samples divide the text and the members between them."""
+    keys, members = shard_index.key_starts, shard_index.member_starts
+    text_nbytes = shard_index.text_stop - shard_index.text_start
+    return bool(
+        (int(keys[0]), int(keys[-1])) == (1, text_nbytes)
+        and (int(members[0]), int(members[-1])) == (0, len(shard_index.blocks))
+        and (keys[1:] > keys[:-1]).all()
+        and (members[1:] > members[:-1]).all()
+    )
+
+
+def _has_nuls_between_keys(shard_index: ShardIndex) -> bool:
+    """Whether a NUL precedes each key and ends the last, and no key has one."""
+    nbytes = shard_index.text_stop - shard_index.text_start
+    text = np.frombuffer(shard_index.text, np.uint8, nbytes, shard_index.text_start)
+    ends = shard_index.key_starts.astype(np.int64) - 1
+    return bool(nbytes - np.count_nonzero(text) == len(ends) and not text.take(ends).any())
+
+
+def _is_inside_tar(shard_index: ShardIndex, tar_nbytes: int) -> bool:
+    """Whether all members and their headers are inside the tar, and all fields exist."""
+    blocks, sizes = shard_index.blocks, shard_index.sizes
+    last, largest = int(blocks.max()) * BLOCK_NBYTES, int(sizes.max())
+    if max(last, largest) > tar_nbytes:
+        return False
+    if last + largest > tar_nbytes:  # otherwise each member ends inside, as in most tars
+        # Now that all are small, the sum cannot overflow.
+        ends = blocks.astype(np.int64) * BLOCK_NBYTES + sizes.astype(np.int64)
+        if int(ends.max()) > tar_nbytes:
+            return False
+    return bool(
+        int(shard_index.field_ids.max()) < len(shard_index.fields)
+        and int(shard_index.head_blocks.min()) > 0
+        and (shard_index.head_blocks <= blocks).all()
+    )
+
+
+def load(path: str, identity: TarIdentity, key_split: KeySplit) -> ShardIndex | None:
+    """Return the index that this user stored under a path; None if there is none for this tar."""
+    data = read_or_map(path, is_own=True)
+    shard_index = None if data is None else parse(data, 0, len(data), identity, key_split)
+    if shard_index is None or not len(shard_index.head_crcs):
+        return shard_index
+    # The tar is known to be the one that was indexed, so reads need not look at its headers.
+    return replace(shard_index, head_crcs=np.empty(0, np.uint32))
+
+
+def load_for_ranges(path: str, key_split: KeySplit) -> tuple[ShardIndex, TarIdentity] | None:
+    """Return the index with checksums that this user stored under a path, and which tar it is of.
+
+    For use when that tar is not available locally: reads have to compare the checksums.
+    """
+    stored = load_recorded(path)
+    return None if stored is None or stored[0].key_split != key_split else stored
+
+
+def load_recorded(path: str) -> tuple[ShardIndex, TarIdentity] | None:
+    """Return the index with checksums that this user stored under a path, of any key rule.
+
+    Returns:
+        The index, and the tar that it was made from; None if there is none that is sound.
+    """
+    data = read_or_map(path, is_own=True)
+    header = None if data is None else _parsed_header(data)
+    if data is None or header is None or header.key_split >= len(KEY_SPLITS):
+        return None
+    identity = header.identity()
+    shard_index = parse(data, 0, len(data), identity, KEY_SPLITS[header.key_split])
+    if shard_index is None or len(shard_index.head_crcs) != len(shard_index.blocks):
+        return None
+    return shard_index, identity
+
+
+def _parsed_header(data: FileBytes) -> _Header | None:
+    if len(data) < _HEADER.size:
+        return None
+    header = _Header._make(_HEADER.unpack_from(data, 0))
+    return header if (header.magic, header.version) == (_MAGIC, VERSION) else None

@@ -1,0 +1,384 @@
+"""The indexes of all shards of a dataset in one file, read from a local file.
+
+What a pack offers is the protocol `Pack`; `LocalPack` is a file that is mapped, or read if it is
+small, and `wids.shards.indexes.range_pack.RangePack` reads parts of a remote one.
+`wids.shards.indexes.pack_writer` writes packs; specs/shard-index.md describes them byte by byte.
+Nothing here knows URLs, or the samples' bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import mmap
+import struct
+import zlib
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from wids.shards.indexes import index_file
+from wids.shards.indexes.index_file import VERSION
+from wids.shards.indexes.key_tables import Entries
+from wids.shards.tars.index import Column, ShardIndex, TarIdentity
+from wids.shards.tars.mapped_file import FileBytes, advise, read_or_map
+from wids.shards.tars.member_names import KeySplit, to_bytes
+from wids.storage.array_types import IntArray
+
+MAGIC: Final = b"wids-pak"
+HEADER: Final = struct.Struct("<8sIIQQQQQQQQII")
+CRC_START: Final = 16  # the CRC covers the header from here on, then the directory
+_ENTRY_NBYTES: Final = 4 * 8
+HEADER_NBYTES: Final = HEADER.size
+
+_MAX_DIRECTORY_NBYTES: Final = 16_000_000
+"""Largest directory for a spec of no shards: a spec may list a part of what was packed."""
+_MAX_ENTRY_NBYTES: Final = 1 << 10
+"""What each shard of the spec adds to that: an entry, and a name of several hundred letters."""
+_INDEX_OVERHEAD_NBYTES: Final = 4 << 10
+"""How much longer than its tar an index can be: a member has 512 bytes of header in the tar, and
+less in the index."""
+
+_PART_LENGTH: Final = 1 << 20
+"""Entries of the tables of keys that are read at a time: 12 MB."""
+
+_logger = logging.getLogger("wids")
+
+
+class Pack(Protocol):
+    """The indexes of all shards of a dataset; safe to use from any number of threads."""
+
+    @property
+    def num_samples(self) -> IntArray:
+        """Samples in each shard, shape ``(num_shards,)``."""
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the pack holds a file descriptor."""
+
+    @property
+    def digest(self) -> tuple[int, int]:
+        """What other keys, or other lengths of tars, would change."""
+
+    def __len__(self) -> int:
+        """Return the number of shards."""
+
+    def is_named(self, number: int, name: str) -> bool:
+        """Whether a shard of this base name was packed under this number."""
+
+    def tar_nbytes(self, number: int) -> int:
+        """Return the length of the tar that was packed under a number."""
+
+    def index(self, number: int, tar_nbytes: int, key_split: KeySplit) -> ShardIndex | None:
+        """Return the index of a shard; None if the tar, or the rule, is another one."""
+
+    def samples_with(self, key: str) -> list[tuple[int, int]] | None:
+        """Return number of shard and index in the shard of the samples that may have a key.
+
+        None if the pack cannot say.
+        """
+
+    def has_key(self, number: int, local_index: int, key: str, key_split: KeySplit) -> bool:
+        """Whether a sample has a key by a rule, as far as the index of its shard tells."""
+
+
+class PackHeader(NamedTuple):
+    """The start of a pack; all positions are in bytes from there.
+
+    Attributes:
+        magic, version: What the file is.
+        crc: CRC-32 of the rest of the header and the directory.
+        nbytes: Length of the pack.
+        num_shards: Shards.
+        total: Samples in all shards.
+        directory: Where the directory is.
+        names, names_nbytes: Where the names are, which end the directory, and their length.
+        hashes: Where the hashes of the keys are, ascending.
+        positions: Where the samples' positions in the dataset are, in the order of the hashes.
+        keys_crc: CRC-32 of hashes and positions.
+        width: Bytes of a position: 4 or 8.
+    """
+
+    magic: bytes
+    version: int
+    crc: int
+    nbytes: int
+    num_shards: int
+    total: int
+    directory: int
+    names: int
+    names_nbytes: int
+    hashes: int
+    positions: int
+    keys_crc: int
+    width: int
+
+    @property
+    def directory_stop(self) -> int:
+        """Where the directory ends, names included."""
+        return self.names + self.names_nbytes
+
+    def is_consistent(self, nbytes: int) -> bool:
+        """Whether this is the header of a pack of a length, with all its sections inside."""
+        return (
+            self.nbytes == nbytes
+            and self.width in (4, 8)
+            and self.directory + _ENTRY_NBYTES * self.num_shards <= self.names
+            and self.directory_stop <= nbytes
+            and self.hashes + 8 * self.total <= nbytes
+            and self.positions + self.width * self.total <= nbytes
+        )
+
+
+class PackDirectory:
+    """What a pack says about its shards, without their indexes; see `Pack`.
+
+    The base of both kinds of pack.
+
+    Attributes:
+        num_samples: Samples in each shard, shape ``(num_shards,)``.
+        digest: What other keys, or other lengths of tars, would change.
+    """
+
+    def __init__(self, header: PackHeader, data: bytes) -> None:
+        columns = np.frombuffer(data, "<u8", 4 * header.num_shards).reshape(4, -1)
+        self._starts, self._lengths, self._tar_nbytes, self.num_samples = columns
+        self._nbytes = header.nbytes
+        self.digest = (header.crc, header.keys_crc)
+        names = data[header.names - header.directory :]
+        # Counted first: a list of names needs much more memory than they do.
+        is_consistent = names.count(b"\0") == max(len(self) - 1, 0)
+        # As floats too, since a sum of integers can wrap around.
+        is_consistent &= int(self.num_samples.sum()) == header.total
+        if not is_consistent or float(self.num_samples.sum(dtype=np.float64)) >= 1 << 63:
+            raise ValueError("expected a pack of indexes, found one that contradicts itself")
+        self._names = names.split(b"\0")
+
+    def __len__(self) -> int:
+        return len(self.num_samples)
+
+    def is_named(self, number: int, name: str) -> bool:
+        """Whether a shard of this base name was packed under this number."""
+        return number < len(self) and self._names[number] == to_bytes(name)
+
+    def stored_name(self, number: int) -> bytes:
+        """Return the base name under which a shard was packed."""
+        return self._names[number]
+
+    def tar_nbytes(self, number: int) -> int:
+        """Return the length of the tar that was packed under a number."""
+        return int(self._tar_nbytes[number])
+
+    def _span(self, number: int, tar_nbytes: int) -> tuple[int, int] | None:
+        """Return where the index of a shard begins and ends; None if it cannot be of this tar."""
+        start, length = int(self._starts[number]), int(self._lengths[number])
+        if tar_nbytes != self.tar_nbytes(number) or start + length > self._nbytes:
+            return None
+        return (start, start + length) if length <= tar_nbytes + _INDEX_OVERHEAD_NBYTES else None
+
+    def _places(self, positions: Column) -> list[tuple[int, int]]:
+        """Return number of shard and index in the shard of samples, by their positions."""
+        ends = self._ends
+        numbers = ends.searchsorted(positions.astype(np.uint64), side="right").tolist()
+        return [
+            (number, position - int(ends[number - 1]) if number else position)
+            for number, position in zip(numbers, positions.tolist(), strict=True)
+        ]
+
+    @cached_property
+    def _ends(self) -> npt.NDArray[np.uint64]:
+        """Where the samples of each shard end, shape ``(num_shards,)``."""
+        return np.cumsum(self.num_samples, dtype=np.uint64)
+
+
+def parse_header(data: bytes, nbytes: int, num_shards: int = 0) -> PackHeader:
+    """Return the header of a pack.
+
+    Args:
+        data: Its first bytes.
+        nbytes: Its length.
+        num_shards: Shards of the spec that names it, which limit the length of its directory:
+            the author of the pack, or its server, can claim any.
+
+    Raises:
+        ValueError: It is not a pack of this version, of that length and for that spec.
+    """
+    if len(data) < HEADER_NBYTES or data[: len(MAGIC)] != MAGIC:
+        raise ValueError("expected a pack of indexes, found something else")
+    header = PackHeader(*HEADER.unpack_from(data, 0))
+    if header.version != VERSION:
+        raise ValueError(
+            f"expected a pack of version {VERSION}, found version {header.version}; make it again "
+            "with `wids create`"
+        )
+    if not header.is_consistent(nbytes):
+        raise ValueError("expected a pack of indexes, found a damaged one")
+    limit_nbytes = _MAX_DIRECTORY_NBYTES + _MAX_ENTRY_NBYTES * num_shards
+    if header.directory_stop - header.directory > limit_nbytes:
+        raise ValueError(
+            f"expected a pack for {num_shards} shards, found one that claims {header.num_shards}"
+        )
+    return header
+
+
+def check_directory(header: bytes, directory: bytes, crc: int) -> None:
+    """Raise `ValueError` if header or directory of a pack are damaged."""
+    if zlib.crc32(directory, zlib.crc32(header[CRC_START:HEADER_NBYTES])) != crc:
+        raise ValueError("expected the directory of a pack, found it damaged")
+
+
+def key_hash(key: bytes) -> int:
+    """Return the 64 bits by which a pack finds a key."""
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+
+
+def equal_range(hashes: Column, wanted: int) -> tuple[int, int]:
+    """Return the start and the stop of the hashes that equal the wanted one; they ascend."""
+    value = np.uint64(wanted)  # a Python int would have numpy convert the whole table
+    return int(np.searchsorted(hashes, value, "left")), int(np.searchsorted(hashes, value, "right"))
+
+
+class LocalPack(PackDirectory):
+    """A pack in a local file, which is mapped unless it is small; see `Pack`.
+
+    Safe to share between threads and forked processes; unpickled, it is mapped again.
+
+    Args:
+        path: The file.
+        data: Its bytes.
+        num_shards: As for `parse_header`.
+
+    Raises:
+        ValueError: It is damaged, of another version, or not a pack.
+    """
+
+    def __init__(self, path: str, data: FileBytes, num_shards: int = 0) -> None:
+        self.path = path
+        self._data = data
+        self._num_shards = num_shards
+        start = data[:HEADER_NBYTES]
+        header = parse_header(start, len(data), num_shards)
+        # Copied, since the mapped bytes are only touched after a look at the file's length.
+        directory = data[header.directory : header.directory_stop]
+        check_directory(start, directory, header.crc)
+        super().__init__(header, directory)
+        self._hashes = np.frombuffer(data, "<u8", header.total, header.hashes)
+        self._positions = np.frombuffer(data, f"<u{header.width}", header.total, header.positions)
+        self._keys_crc = header.keys_crc
+
+    def __reduce__(self) -> Any:
+        return load_pack, (self.path, None, self._num_shards)
+
+    def index(self, number: int, tar_nbytes: int, key_split: KeySplit) -> ShardIndex | None:
+        """Return the index of a shard; None if the tar, or the rule, is another one."""
+        if not self.is_intact():
+            return None
+        span = self._span(number, tar_nbytes)
+        if span is None:
+            return None
+        return index_file.parse(self._data, *span, TarIdentity(tar_nbytes), key_split)
+
+    def samples_with(self, key: str) -> list[tuple[int, int]] | None:
+        """Return the samples that may have a key, as in `Pack`."""
+        if not (self.is_intact() and self._has_sound_keys):
+            return None
+        first, last = equal_range(self._hashes, key_hash(to_bytes(key)))
+        return self._places(self._positions[first:last])
+
+    def has_key(self, number: int, local_index: int, key: str, key_split: KeySplit) -> bool:
+        """Whether a sample has a key, as in `Pack`."""
+        span = self._span(number, self.tar_nbytes(number)) if self.is_intact() else None
+        return span is not None and index_file.has_key(
+            self._data, *span, local_index, to_bytes(key), key_split
+        )
+
+    def repeated_keys(self) -> Iterator[Entries]:
+        """Yield the hashes that several keys have, ascending, in parts that cut none in two.
+
+        Yields nothing if the pack cannot say.
+        """
+        start = 0
+        total = len(self._hashes) if self.is_intact() and self._has_sound_keys else 0
+        while start < total:
+            stop = min(start + _PART_LENGTH, total)
+            stop = equal_range(self._hashes, int(self._hashes[stop - 1]))[1]
+            hashes = self._hashes[start:stop]
+            is_equal = hashes[1:] == hashes[:-1]
+            is_repeated = np.append(is_equal, False)
+            is_repeated[1:] |= is_equal
+            if is_equal.any():
+                positions = self._positions[start:stop][is_repeated].astype(np.int64)
+                yield Entries(hashes[is_repeated], positions)
+            start = stop
+            self.release()
+
+    def blob(self, number: int) -> bytes:
+        """Return the index of a shard, as it is stored."""
+        start = int(self._starts[number])
+        return self._data[start : start + int(self._lengths[number])]
+
+    def keys_of(self, num_shards: int, length: int) -> Iterator[Entries]:
+        """Yield the hashes of the first shards' keys, ascending, with their samples.
+
+        Args:
+            num_shards: How many shards.
+            length: How many entries of the tables to read at a time.
+
+        Raises:
+            ValueError: The tables of keys are damaged.
+        """
+        if not (self.is_intact() and self._has_sound_keys):
+            raise ValueError(f"{self.path}: expected tables of keys, found them damaged")
+        limit = int(self.num_samples[:num_shards].sum())
+        for start in range(0, len(self._hashes), length):
+            positions = self._positions[start : start + length].astype(np.int64)
+            is_in = positions < limit
+            yield Entries(self._hashes[start : start + length][is_in], positions[is_in])
+            self.release()
+
+    def release(self) -> None:
+        """Return the memory of all that was read of a mapped file; it is read again on demand.
+
+        The system would do so when memory is scarce. Called between the steps of work that reads a
+        pack from end to end, since packs are longer than the memory that such work may use.
+        """
+        if isinstance(self._data, mmap.mmap):
+            advise(self._data, "DONTNEED")
+
+    def is_intact(self) -> bool:
+        """Whether the file still has its length: to touch mapped bytes that it lost is fatal."""
+        return not isinstance(self._data, mmap.mmap) or self._data.size() == len(self._data)
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the pack holds a file descriptor."""
+        return isinstance(self._data, mmap.mmap)
+
+    @cached_property
+    def _has_sound_keys(self) -> bool:
+        """Whether the tables of keys are undamaged; read in full when a key is first wanted."""
+        crc = 0
+        for table in (self._hashes, self._positions):
+            for start in range(0, len(table), _PART_LENGTH):
+                crc = zlib.crc32(table[start : start + _PART_LENGTH].data, crc)
+                self.release()
+        return crc == self._keys_crc
+
+
+def load_pack(path: str, handle: int | None = None, num_shards: int = 0) -> LocalPack | None:
+    """Open a local pack; None if there is none, or it is damaged or of another version.
+
+    Args:
+        path: The file.
+        handle: A descriptor of it, if it is open already; closed here.
+        num_shards: As for `parse_header`.
+    """
+    data = read_or_map(path, handle=handle)
+    try:
+        return None if data is None else LocalPack(path, data, num_shards)
+    except ValueError as error:
+        _logger.info("%s: %s", path, str(error))
+        return None

@@ -1,0 +1,168 @@
+"""Indexes of shards, or packs of them → a pack.
+
+The counterpart of `wids.shards.indexes.pack`; specs/shard-index.md describes the file byte by byte.
+Shards are read one after another and none is stored, so memory does not grow with the samples.
+Nothing here knows URLs, or the samples' bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, Final
+
+import numpy as np
+
+from wids.shards.indexes import index_file
+from wids.shards.indexes.index_file import ALIGNMENT, VERSION
+from wids.shards.indexes.key_tables import Entries, KeyTable, chunk_length, merged
+from wids.shards.indexes.pack import (
+    CRC_START,
+    HEADER,
+    HEADER_NBYTES,
+    MAGIC,
+    LocalPack,
+    PackHeader,
+    key_hash,
+)
+from wids.shards.tars.index import ShardIndex, TarIdentity
+from wids.shards.tars.member_names import to_bytes
+from wids.storage.array_types import WordArray
+
+_PIECE_NBYTES: Final = 1 << 20
+
+
+def write_pack(file: IO[bytes], shards: Iterable[tuple[str, int, ShardIndex]]) -> None:
+    """Write a pack into an empty file that can be read and can seek.
+
+    A temporary file beside it has 12 bytes for each sample, from a million samples on.
+
+    Args:
+        file: The file.
+        shards: Base name, length of the tar, and index with checksums, for each shard in order.
+    """
+    parts = _Parts(file)
+    with KeyTable(_folder_of(file)) as table:
+        for name, tar_nbytes, shard_index in shards:
+            blob = index_file.dump(shard_index, TarIdentity(tar_nbytes))
+            parts.add(to_bytes(name), tar_nbytes, len(shard_index), blob)
+            table.add(_key_hashes(shard_index))
+        parts.finish(table.entries())
+
+
+def join_packs(file: IO[bytes], packs: Sequence[tuple[LocalPack, int]]) -> None:
+    """Write the pack of several packs' shards into an empty file that can be read and can seek.
+
+    Indexes and hashes are copied, and not computed again.
+
+    Args:
+        file: The file.
+        packs: Packs, and how many shards to take from the beginning of each.
+
+    Raises:
+        ValueError: The tables of keys of a pack are damaged.
+    """
+    parts = _Parts(file)
+    runs: list[Iterator[Entries]] = []
+    num_before = 0
+    for pack, num_shards in packs:
+        for number in range(num_shards):
+            num_samples = int(pack.num_samples[number])
+            tar_nbytes, blob = pack.tar_nbytes(number), pack.blob(number)
+            parts.add(pack.stored_name(number), tar_nbytes, num_samples, blob)
+            pack.release()
+        runs.append(_moved(pack.keys_of(num_shards, chunk_length(len(packs))), num_before))
+        num_before += int(pack.num_samples[:num_shards].sum())
+    parts.finish(merged(runs))
+
+
+def _moved(entries: Iterator[Entries], num_before: int) -> Iterator[Entries]:
+    """Yield the keys of samples that come after others."""
+    for hashes, positions in entries:
+        yield Entries(hashes, positions + num_before)
+
+
+def _folder_of(file: IO[bytes]) -> str | None:
+    """Return the folder of a file, where there is space for a pack; None if it has no name."""
+    return os.path.dirname(file.name) if isinstance(file.name, str) else None
+
+
+class _Parts:
+    """A pack while it is written: the indexes are in the file, the rest is in memory."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._entries: list[tuple[int, int, int, int]] = []
+        self._names: list[bytes] = []
+        file.write(bytes(HEADER_NBYTES))  # known only at the end
+
+    def add(self, name: bytes, tar_nbytes: int, num_samples: int, blob: bytes) -> None:
+        """Write the index of the next shard."""
+        self._entries.append((self._align(), len(blob), tar_nbytes, num_samples))
+        self._names.append(name)
+        self._file.write(blob)
+
+    def finish(self, keys: Iterable[Entries]) -> None:
+        """Write directory, tables and header."""
+        file = self._file
+        directory = self._align()
+        entries = np.array(self._entries, "<u8").reshape(-1, 4)
+        columns = entries.T.tobytes()
+        joined_names = b"\0".join(self._names)
+        file.write(columns + joined_names)
+        total = int(entries[:, 3].sum())
+        width = 4 if total < 1 << 32 else 8
+        hashes = self._align()
+        positions = hashes + 8 * total  # which is aligned, too
+        end = self._write_tables(keys, hashes, positions, width)
+        header = PackHeader(
+            magic=MAGIC,
+            version=VERSION,
+            crc=0,
+            nbytes=end,
+            num_shards=len(self._names),
+            total=total,
+            directory=directory,
+            names=directory + len(columns),
+            names_nbytes=len(joined_names),
+            hashes=hashes,
+            positions=positions,
+            keys_crc=self._crc(hashes, end),
+            width=width,
+        )
+        crc = zlib.crc32(columns + joined_names, zlib.crc32(HEADER.pack(*header)[CRC_START:]))
+        file.seek(0)
+        file.write(HEADER.pack(*header._replace(crc=crc)))
+
+    def _write_tables(
+        self, keys: Iterable[Entries], hashes: int, positions: int, width: int
+    ) -> int:
+        """Write both tables a part at a time, each from its place on; return where they end."""
+        stop = positions
+        for part in keys:
+            self._file.seek(hashes)
+            hashes += self._file.write(part.hashes.astype("<u8").data)
+            self._file.seek(positions)
+            positions += self._file.write(part.positions.astype(f"<u{width}").data)
+        if hashes != stop:
+            raise ValueError("expected a key for each sample of the packs, found other tables")
+        return positions
+
+    def _crc(self, start: int, stop: int) -> int:
+        """Return the checksum of what was written."""
+        crc = 0
+        self._file.seek(start)
+        for at in range(start, stop, _PIECE_NBYTES):
+            crc = zlib.crc32(self._file.read(min(_PIECE_NBYTES, stop - at)), crc)
+        return crc
+
+    def _align(self) -> int:
+        """Fill up to the next aligned position and return it."""
+        self._file.write(bytes(-self._file.tell() % ALIGNMENT))
+        return self._file.tell()
+
+
+def _key_hashes(shard_index: ShardIndex) -> WordArray:
+    keys = shard_index.stored_keys()
+    return np.fromiter(map(key_hash, keys), np.uint64, len(keys))

@@ -1,0 +1,111 @@
+"""A remote pack of indexes, read in parts by byte range.
+
+A pack has about sixty bytes for each sample, a gigabyte for some datasets. Of a large one the
+directory is read, then the index of each shard that is opened, and for a key a stretch of its
+table. Nothing here knows URLs: a callable reads a range.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import Final
+
+import numpy as np
+
+from wids.shards.indexes import index_file
+from wids.shards.indexes.pack import (
+    HEADER_NBYTES,
+    PackDirectory,
+    check_directory,
+    equal_range,
+    key_hash,
+    parse_header,
+)
+from wids.shards.tars.index import Column, ShardIndex, TarIdentity
+from wids.shards.tars.member_names import KeySplit, to_bytes
+from wids.shards.tars.raw_samples import ReadRange
+
+_MAX_STORED: Final = 64
+"""Indexes that are stored, so that reopening a shard costs no request."""
+
+
+class RangePack(PackDirectory):
+    """A pack that is read by range; see `wids.shards.indexes.pack.Pack`.
+
+    The tables of keys are never read in full, so they are not compared with their checksum: what is
+    read of them has to ascend. The index of a shard that they lead to has a checksum of its own,
+    and the key is searched for in it. Safe to use from any thread.
+
+    Args:
+        read_range: Returns the bytes from a start to a stop.
+        nbytes: Length of the pack.
+        num_shards: As for `parse_header`.
+
+    Raises:
+        ValueError: It is damaged, of another version, or not a pack.
+        FetchError: It cannot be read.
+    """
+
+    is_mapped: Final = False
+
+    def __init__(self, read_range: ReadRange, nbytes: int, num_shards: int = 0) -> None:
+        self._read_range = read_range
+        start = read_range(0, min(HEADER_NBYTES, nbytes)) if nbytes else b""
+        self._header = parse_header(start, nbytes, num_shards)
+        place = (self._header.directory, self._header.directory_stop)
+        directory = read_range(*place) if place[0] < place[1] else b""
+        check_directory(start, directory, self._header.crc)
+        super().__init__(self._header, directory)
+        self._stored: dict[tuple[int, int, KeySplit], ShardIndex | None] = {}
+
+    def index(self, number: int, tar_nbytes: int, key_split: KeySplit) -> ShardIndex | None:
+        """Return the index of a shard; None if the tar, or the rule, is another one."""
+        request = (number, tar_nbytes, key_split)
+        try:
+            return self._stored[request]
+        except KeyError:
+            pass
+        span = self._span(number, tar_nbytes)
+        if span is None or span[0] == span[1]:
+            return None
+        blob = self._read_range(*span)
+        shard_index = index_file.parse(blob, 0, len(blob), TarIdentity(tar_nbytes), key_split)
+        # Each step is one operation on the dict, since other threads may use it.
+        for old in list(self._stored)[: len(self._stored) - _MAX_STORED + 1]:
+            self._stored.pop(old, None)
+        self._stored[request] = shard_index
+        return shard_index
+
+    def samples_with(self, key: str) -> list[tuple[int, int]] | None:
+        """Return the samples that may have a key, as in `Pack`; None if the tables are damaged."""
+        wanted, total = key_hash(to_bytes(key)), self._header.total
+        # Hashes are spread evenly, so the place of one is known to within a few square roots.
+        middle, half = total * wanted >> 64, 8 * isqrt(total) + 512
+        while True:
+            low, high = max(middle - half, 0), min(middle + half, total)
+            hashes = self._table(self._header.hashes, 8, low, high)
+            if (hashes[1:] < hashes[:-1]).any():
+                return None
+            first, last = equal_range(hashes, wanted)
+            if (first > 0 or low == 0) and (last < high - low or high == total):
+                break
+            half *= 8
+        width = self._header.width
+        positions = self._table(self._header.positions, width, low + first, low + last)
+        return None if (positions >= total).any() else self._places(positions)
+
+    def has_key(self, number: int, local_index: int, key: str, key_split: KeySplit) -> bool:
+        """Whether a sample has a key, as in `Pack`; reads the index of its shard."""
+        shard_index = self.index(number, self.tar_nbytes(number), key_split)
+        return (
+            shard_index is not None
+            and local_index < len(shard_index)
+            and shard_index.key(local_index) == key
+        )
+
+    def _table(self, offset: int, width: int, start: int, stop: int) -> Column:
+        """Read a part of a table of integers."""
+        if start == stop:
+            return np.empty(0, f"<u{width}")
+        data = self._read_range(offset + width * start, offset + width * stop)
+        return np.frombuffer(data, f"<u{width}")

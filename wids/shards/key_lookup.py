@@ -1,0 +1,216 @@
+"""A key → the positions that it has in a dataset, in constant time.
+
+The packs of the dataset, or of its parts, answer for the shards that they know. For all others a
+table of hashes is built from their indexes when a key is first wanted. Which shard is which is
+established once; later only the shard that was found is checked again. What is found is compared
+with the key itself. No sample is read, and no shard is fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import merge
+
+import numpy as np
+import numpy.typing as npt
+
+from wids.errors import FetchError, WidsError
+from wids.shards.indexes.key_hashes import key_hash, key_hashes
+from wids.shards.opener import ShardOpener
+from wids.shards.shard_pool import ShardPool
+from wids.shards.tars.index import ShardIndex
+from wids.shards.tars.member_names import to_bytes
+from wids.storage.array_types import BoolArray, IntArray, WordArray
+from wids.storage.transport import urls
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """What has been established about the shards.
+
+    Attributes:
+        is_packed: Whether the dataset's pack answers for a shard, shape ``(num_shards,)``.
+        hashes: The hashes of all keys of the other shards, ascending.
+        positions: Their positions in the dataset; ascending where hashes are equal.
+        unknown: The shards that have no index, or cannot be opened.
+    """
+
+    is_packed: BoolArray
+    hashes: WordArray
+    positions: npt.NDArray[np.unsignedinteger]
+    unknown: list[int]
+
+
+class KeyLookup:
+    """The keys of the shards of a reader.
+
+    Safe to use from any number of threads and after a fork. Takes 12 bytes for each sample of the
+    shards that the dataset's pack does not know, 16 beyond four billion samples; while the table
+    is built, 28 or 40.
+
+    Args:
+        opener: Says which shards a pack knows, and which have an index.
+        pool: The open shards.
+        edges: Where shards begin, and the end of the last one; shape ``(num_shards + 1,)``.
+    """
+
+    def __init__(self, opener: ShardOpener, pool: ShardPool, edges: IntArray) -> None:
+        self._opener = opener
+        self._pool = pool
+        self._edges = edges
+        # Replaced as a whole and never changed, so that threads need no lock. Two of them may
+        # establish it at the same time; the results are equal.
+        self._known: _Known | None = None
+        self._believes_pack = True
+
+    def find(self, key: str) -> Iterator[int]:
+        """Yield the positions of a key, one for each shard that has it, in ascending order.
+
+        Raises:
+            FetchError: A shard has no index, and would have to be fetched to be searched.
+        """
+        last = -1
+        while True:
+            for number, local_index in self._matches(key):
+                if local_index is None:  # the shard was replaced since it was looked at
+                    self._known = None
+                    break
+                if number > last and local_index >= 0:
+                    last = number
+                    yield int(self._edges[number]) + local_index
+            else:
+                return
+
+    def index(self, number: int) -> ShardIndex:
+        """Return the index of a shard, whose file is only opened if nothing else has the index.
+
+        Raises:
+            FetchError: The shard would have to be fetched.
+        """
+        shard = self._pool.peek(number)
+        if shard is None:
+            known = self._opener.known_index(number)
+            num_samples = int(self._edges[number + 1] - self._edges[number])
+            if known is not None and len(known) == num_samples:
+                return known
+            if not self._opener.has_index(number):
+                raise self._missing_index(number, "have its keys")
+            shard = self._pool.get(number, local=False)  # compares it with the spec
+        shard.check()
+        return shard.index
+
+    def _missing_index(self, number: int, purpose: str) -> FetchError:
+        return FetchError(
+            f"{urls.redact(self._opener.shards[number].url)}: expected its index, to {purpose}, "
+            "found none; make one for the dataset with `wids create`, or fetch the shard"
+        )
+
+    def _matches(self, key: str) -> Iterator[tuple[int, int | None]]:
+        """Yield shards that may have a key, ascending, with its index there.
+
+        The index is -1 if the shard does not have the key, and None if the shard has changed.
+        """
+        wanted = to_bytes(key)
+        if b"\0" in wanted:  # no stored key has one
+            return
+        packed = self._opener.packs.samples_with(key) if self._believes_pack else []
+        if packed is None:  # no pack, or damaged tables: all shards need the other table
+            self._known, self._believes_pack, packed = None, False, []
+        known = self._known
+        if known is None:
+            known = self._known = self._established()
+        found = [
+            (number, local_index)
+            for number, local_index in packed
+            if number < len(known.is_packed) and known.is_packed[number]
+        ]
+        found += self._in_table(known, wanted)
+        for number, local_index in merge(sorted(found), ((n, -1) for n in known.unknown)):
+            if local_index < 0:
+                yield number, self._searched(number, key)
+            elif known.is_packed[number]:
+                yield number, self._in_pack(number, local_index, key)
+            else:
+                yield number, self._in_shard(number, local_index, key)
+
+    def _in_table(self, known: _Known, wanted: bytes) -> list[tuple[int, int]]:
+        if not len(known.hashes):
+            return []
+        value, found = np.uint64(key_hash(wanted)), []
+        at = int(known.hashes.searchsorted(value))
+        while at < len(known.hashes) and known.hashes[at] == value:
+            position = int(known.positions[at])
+            number = int(self._edges.searchsorted(position, "right")) - 1
+            found.append((number, position - int(self._edges[number])))
+            at += 1
+        return found
+
+    def _in_pack(self, number: int, local_index: int, key: str) -> int | None:
+        """Return the index of a key in a shard that the pack knows, as far as the pack can tell."""
+        opener = self._opener
+        if not opener.is_as_packed(number):
+            return None
+        num_samples = int(self._edges[number + 1] - self._edges[number])
+        if opener.packs_key(number, local_index, key, num_samples):
+            return local_index
+        # Another key with this hash, or a damaged index, or other counts: the shard knows, and
+        # opening it compares it with its spec.
+        return self._pool.get(number, local=False).find(key)
+
+    def _in_shard(self, number: int, local_index: int, key: str) -> int:
+        """Return the index of a key in a shard that the table knows."""
+        shard = self._pool.get(number, local=False)
+        if local_index < len(shard) and shard.index.key(local_index) == key:
+            return local_index
+        self._known = None  # it was replaced, and opened again since the table was built
+        return shard.find(key)
+
+    def _searched(self, number: int, key: str) -> int:
+        """Return the index of a key in a shard that could not be opened before."""
+        if not self._opener.has_index(number):
+            raise self._missing_index(number, f"search for the key {key!r}")
+        local_index = self._pool.get(number, local=False).find(key)
+        known = self._known
+        # Added to the table when half of these shards have come to be known, so that a dataset
+        # that is fetched shard by shard does not build it for each.
+        if known is not None and number == known.unknown[len(known.unknown) // 2]:
+            self._known = None
+        return local_index
+
+    def _established(self) -> _Known:
+        """Look at each shard: whether the pack answers for it, or else which keys it has."""
+        opener, num_shards = self._opener, len(self._edges) - 1
+        is_packed, unknown = np.zeros(num_shards, bool), []
+        hashes: list[WordArray] = []
+        for number in range(num_shards):
+            if self._believes_pack and opener.is_packed(number):
+                is_packed[number] = True
+                hashes.append(np.empty(0, np.uint64))
+                continue
+            try:
+                found = key_hashes(self.index(number))
+            except WidsError:  # raised when a search gets there
+                found = None
+            if found is None:
+                unknown.append(number)
+                found = np.empty(0, np.uint64)
+            hashes.append(found)
+        return _Known(is_packed, *_sorted(hashes, self._edges), unknown)
+
+
+def _sorted(
+    hashes: list[WordArray], edges: IntArray
+) -> tuple[WordArray, npt.NDArray[np.unsignedinteger]]:
+    """Return hashes of many shards in ascending order, and the positions of their samples."""
+    dtype = np.uint32 if edges[-1] < 1 << 32 else np.uint64
+    positions = np.concatenate(
+        [
+            np.arange(start, start + len(part), dtype=dtype)
+            for start, part in zip(edges[:-1].tolist(), hashes, strict=True)
+        ]
+    )
+    joined = np.concatenate(hashes)
+    hashes.clear()  # they take as much memory again
+    order = np.argsort(joined, kind="stable")
+    return joined[order], positions[order]

@@ -1,0 +1,76 @@
+"""Open the shards whose URLs are local files."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from functools import partial
+
+from wids.shards.shard_facts import ShardFacts
+from wids.shards.stored_indexes import index_paths, load_index, store_index
+from wids.shards.tars.index import ShardIndex, TarIdentity, index_tar
+from wids.shards.tars.shard import Shard
+from wids.storage.cache.small_files import is_settled
+from wids.storage.transport import urls
+from wids.storage.transport.url_rewrite import rewritten
+
+
+class LocalShards:
+    """The shards that are files of this machine.
+
+    Args:
+        facts: The shards.
+    """
+
+    def __init__(self, facts: ShardFacts) -> None:
+        self._facts = facts
+        self._paths: dict[int, str | None] = {}
+
+    def path(self, number: int) -> str | None:
+        """Return the path of a shard whose URL is a local file, maybe after rewriting, or None."""
+        try:
+            return self._paths[number]
+        except KeyError:
+            place = rewritten(self._facts.shards[number].url)
+            path = urls.local_path(place) if urls.is_local(place) else None
+            if path is not None:
+                path = self._named_path(self._facts.shards[number].url) or path
+            self._paths[number] = path  # shards are opened often
+            return path
+
+    def _named_path(self, url: str) -> str | None:
+        """Return the file that ``localname`` names for a local shard; None if there is none."""
+        localname = self._facts.store.localname
+        named = None if localname is None else localname(url)
+        if named is None:
+            return None
+        path = os.path.abspath(os.path.expanduser(os.fspath(named)))
+        # A name in a cache folder, as for remote shards, stays without a file.
+        return path if os.path.exists(path) else None
+
+    def open(self, number: int, path: str) -> Shard:
+        """Map the file."""
+        facts = self._facts
+        return facts.checked(number, facts.open_file(path, partial(self._index, number)))
+
+    def _index(self, number: int, path: str, data: mmap.mmap, identity: TarIdentity) -> ShardIndex:
+        """Return the index of a file: from a pack, or the cache folder, or a scan."""
+        known = self.stored_index(number, path, identity)
+        if known is not None:
+            return known
+        key_split = self._facts.key_split(number)
+        built = index_tar(data, key_split, path)
+        # The time of modification of a younger file may not change when the file does.
+        if not is_settled(identity.mtime_ns):
+            return built
+        folder = self._facts.store.folder
+        return store_index(folder, index_paths(folder, path, key_split), built, identity)
+
+    def stored_index(self, number: int, path: str, identity: TarIdentity) -> ShardIndex | None:
+        """Return the index of a file from a pack or the cache folder, or None."""
+        facts = self._facts
+        key_split = facts.key_split(number)
+        packed = facts.packs.index(number, identity.nbytes, key_split)
+        if packed is not None:
+            return packed
+        return load_index(index_paths(facts.store.folder, path, key_split), identity, key_split)

@@ -1,0 +1,195 @@
+"""The number of a shard → the open shard: a local file, a cached copy, or a tar read by range.
+
+Each way of opening is a module with its own way to an index: from a pack, from the cache folder, or
+by scanning the tar. Every index is checked against its tar; only reading by range depends on
+finding one. An open shard is compared with its spec.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from copy import copy
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from wids.errors import WidsError, local_error
+from wids.shards.local_shards import LocalShards
+from wids.shards.packs import Packs
+from wids.shards.read_options import ReadOptions
+from wids.shards.shard_facts import ShardFacts, remote_file
+from wids.shards.specs.model import DatasetSpec
+from wids.shards.tars.index import ShardIndex, TarIdentity
+from wids.shards.tars.readable_shard import ReadableShard
+from wids.shards.tars.shard import Shard
+from wids.storage.cache.store import BackgroundFetch, Cache
+
+if TYPE_CHECKING:
+    from wids.shards.copied_shards import CopiedShards
+    from wids.shards.shards_by_range import ShardsByRange
+
+
+class ShardOpener:
+    """Opens the shards of a spec by number.
+
+    Can be pickled, and used by any number of threads and after a fork.
+
+    Args:
+        spec: The dataset.
+        store: Copies of remote files.
+        options: How to open shards.
+
+    Attributes:
+        counts: Number of samples in each shard, None where it is not known yet. A shard that is
+            opened must have the number of samples stated here, whether the spec stated it or the
+            dataset counted them when it was opened.
+    """
+
+    def __init__(self, spec: DatasetSpec, store: Cache, options: ReadOptions) -> None:
+        self.shards = spec.shards
+        self.counts = [shard_spec.num_samples for shard_spec in spec.shards]
+        self.packs = Packs(spec, store)
+        self._facts = ShardFacts(self.shards, self.counts, self.packs, store, options)
+        self._local = LocalShards(self._facts)
+
+    def __call__(
+        self, number: int, *, local: bool = True, make_room: Callable[[], None] = lambda: None
+    ) -> ReadableShard:
+        """Open a shard and compare it with its spec; see `pool.OpenShard`.
+
+        Raises:
+            FetchError: The shard cannot be opened or fetched.
+            ShardFormatError: The file is not a complete, plain tar.
+            MismatchError: The shard is not what the spec says.
+        """
+        path = self._local.path(number)
+        if path is not None:
+            return self._local.open(number, path)
+        if not local:
+            shard = self._by_range().open(number, partial(self.is_local, number))
+            if shard is not None:
+                return shard
+        return self._copies().open(number, make_room)
+
+    # Only where a shard is remote: its modules, and what they import, take 2 ms.
+
+    def _copies(self) -> CopiedShards:
+        from wids.shards.copied_shards import CopiedShards
+
+        return CopiedShards(self._facts)
+
+    def _by_range(self) -> ShardsByRange:
+        from wids.shards.shards_by_range import ShardsByRange
+
+        return ShardsByRange(self._facts)
+
+    def local_path(self, number: int) -> str | None:
+        """Return the path of a shard whose URL is a local file, maybe after rewriting, or None."""
+        return self._local.path(number)
+
+    def is_local(self, number: int) -> bool:
+        """Whether a shard can be opened without fetching it."""
+        if self._local.path(number) is not None:
+            return True
+        return self._facts.store.find(remote_file(self.shards[number])) is not None
+
+    def has_index(self, number: int) -> bool:
+        """Whether the index of a shard is available without fetching the shard."""
+        return self.is_local(number) or self._by_range().index(number) is not None
+
+    def is_packed(self, number: int) -> bool:
+        """Whether the dataset's pack has the keys of a tar as long as the shard is, or should be.
+
+        Not where names are split by another rule than the spec's, which the pack was made by.
+        """
+        wanted = self._facts.options.key_split
+        if wanted not in (None, self.shards[number].key_split or "first"):
+            return False
+        return self.packs.has_keys_of(number) and self.is_as_packed(number)
+
+    def is_as_packed(self, number: int) -> bool:
+        """Whether a shard that the dataset's pack has the keys of is still as long as there."""
+        path = self._local.path(number)
+        try:
+            nbytes = self.shards[number].nbytes if path is None else os.path.getsize(path)
+        except OSError:
+            return False
+        return self.packs.has_length(number, nbytes)
+
+    def identity(self, number: int) -> tuple[Any, ...] | None:
+        """Return what changes when a shard does, without reading its index; None if unknown.
+
+        Raises:
+            FetchError: A local shard cannot be found.
+        """
+        shard_spec, path = self.shards[number], self._local.path(number)
+        rule = self._facts.key_split(number)
+        if path is not None:
+            try:
+                return path, rule, *TarIdentity.of_file(os.stat(path))
+            except OSError as error:
+                raise local_error(path, error) from error
+        if shard_spec.md5sum or shard_spec.sha256:
+            return rule, shard_spec.nbytes, shard_spec.md5sum, shard_spec.sha256
+        if self.is_packed(number):
+            return rule, shard_spec.url, shard_spec.nbytes, self.packs.digest(number)
+        return None
+
+    def packs_key(self, number: int, local_index: int, key: str, num_samples: int) -> bool:
+        """Whether a sample of a shard with so many samples has a key, as the pack says."""
+        rule = self._facts.key_split(number)
+        return self.packs.has_key(number, local_index, key, num_samples, rule)
+
+    def known_count(self, number: int) -> int | None:
+        """Return the number of samples of a shard by its index; None if it has to be opened."""
+        path = self._local.path(number)
+        known: ShardIndex | None = None
+        if path is None:
+            known = self.known_index(number)
+        else:
+            with suppress(OSError):
+                identity = TarIdentity.of_file(os.stat(path))
+                known = self._local.stored_index(number, path, identity)
+        return None if known is None else len(known)
+
+    def known_index(self, number: int) -> ShardIndex | None:
+        """Return the index of a shard without opening the shard; None if it has to be opened."""
+        path = self._local.path(number)
+        if path is not None:
+            rule = self._facts.key_split(number)
+            with suppress(OSError):
+                return self.packs.index(number, os.path.getsize(path), rule)
+        elif not self.is_local(number):
+            index_and_nbytes = self._by_range().index(number)
+            return None if index_and_nbytes is None else index_and_nbytes[0]
+        return None
+
+    def fetch(self, number: int, background: BackgroundFetch) -> None:
+        """Fetch a remote shard before it is opened; see `Cache.fetch`."""
+        if self._local.path(number) is None:
+            self._copies().fetch(number, background)
+
+    def discard_copy(self, number: int, shard: Shard, error: WidsError) -> bool:
+        """Discard the copy that a shard was opened from, if it can be fetched again.
+
+        Returns:
+            Whether to open the shard again: once for each opener, since the spec may be wrong and
+            not the copy, or if another thread or process has discarded the copy.
+        """
+        return self._local.path(number) is None and self._copies().discard(
+            number, shard.path, shard.identity.inode, error
+        )
+
+    def with_options(self, options: ReadOptions) -> ShardOpener:
+        """Return an opener of the same shards with other options; packs and counts are shared."""
+        opener = copy(self)  # shares the list of counts: what one learns, the other knows
+        opener._facts = replace(opener._facts, options=options)  # noqa: SLF001 - of this class
+        opener._local = LocalShards(opener._facts)  # noqa: SLF001
+        return opener
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process may have another cache folder, with damaged copies of its own.
+        facts = replace(self._facts, refetched=set())
+        return {**self.__dict__, "_facts": facts, "_local": LocalShards(facts)}

@@ -1,0 +1,90 @@
+"""The URL of a pack → the open pack: a local file, a copy in the cache, or one read by range.
+
+What it is the pack of is not known here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from contextlib import suppress
+from typing import Final
+
+from wids.errors import WidsError
+from wids.shards.copy_records import open_copy, reopen_damaged
+from wids.shards.indexes.pack import Pack, load_pack
+from wids.shards.indexes.range_pack import RangePack
+from wids.shards.side_files import versioned_file
+from wids.storage.cache.cache_names import RemoteFile
+from wids.storage.cache.space import Space, StorageError
+from wids.storage.cache.store import Cache, CachedCopy
+from wids.storage.fetch import Fetcher, downloaded
+from wids.storage.range_reader import RangeError
+from wids.storage.transport import urls
+from wids.storage.transport.url_rewrite import rewritten
+
+_LARGE_PACK_NBYTES: Final = 16_000_000
+"""Packs beyond this length are read by range instead of being fetched whole."""
+
+_logger = logging.getLogger("wids")
+
+
+def open_pack(store: Cache, url: str, num_shards: int) -> Pack | None:
+    """Return the pack of a URL; None, with a line in the log, if it cannot be used.
+
+    Args:
+        store: Fetches and keeps remote packs.
+        url: Where the pack is.
+        num_shards: Number of shards that it should have.
+    """
+    place = rewritten(url)
+    if urls.is_local(place):
+        return load_pack(urls.local_path(place), None, num_shards)
+    fetcher = store.fetcher
+    try:
+        remote_file, nbytes = versioned_file(fetcher, url)
+        is_large = nbytes is not None and nbytes > _LARGE_PACK_NBYTES
+        if nbytes is not None and is_large and not store.find(remote_file):
+            with suppress(RangeError):  # a server without ranges: fetch the whole pack
+                read_range = fetcher.range_reader(url, nbytes)
+                return RangePack(read_range, nbytes, num_shards)
+        try:
+            return _load_stored(store, remote_file, num_shards)
+        except StorageError as error:
+            _logger.warning("%s; using it without storing it", str(error))
+            return _load_unstored(fetcher, url, num_shards)
+    except (WidsError, OSError) as error:
+        _logger.warning("%s: %s; going on without it", urls.redact(url), str(error))
+        return None
+    except ValueError as error:  # it can be read, and is damaged or of another version
+        _logger.info("%s: %s", urls.redact(url), str(error))
+        return None
+
+
+def _load_stored(store: Cache, remote_file: RemoteFile, num_shards: int) -> Pack | None:
+    """Load the copy of a pack; one that the cache damaged is fetched again.
+
+    Raises:
+        OSError: It cannot be read.
+        WidsError: It cannot be fetched or stored.
+    """
+    copy: CachedCopy | None = open_copy(store, remote_file)
+    pack = None
+    while copy is not None and pack is None:
+        # The map made from the handle keeps the copy from being evicted.
+        pack = load_pack(copy.path, copy.handle, num_shards)
+        copy = None if pack is not None else reopen_damaged(store, remote_file)
+    return pack
+
+
+def _load_unstored(fetcher: Fetcher, url: str, num_shards: int) -> Pack | None:
+    """Fetch a pack into a temporary file without a name, which ends with its map.
+
+    Raises:
+        OSError: There is no space for it.
+        WidsError: It cannot be fetched.
+    """
+    space = Space(tempfile.gettempdir(), None, None, lambda _: None)
+    with downloaded(fetcher, url, space.cover) as path:
+        return load_pack(urls.redact(url), os.open(path, os.O_RDONLY), num_shards)

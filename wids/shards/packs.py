@@ -1,0 +1,182 @@
+"""The packs that a spec names → the index of a shard, before the shard is opened.
+
+A pack holds the indexes of many shards. A spec can name a pack for the whole dataset, or one for
+each of its parts, and one for a single shard. This module finds packs in a spec and keeps them
+open. A pack that is missing, damaged or outdated is ignored: an index can always be built from its
+tar. No shard is opened here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from wids.shards.specs.model import DatasetSpec, PackedShards
+from wids.shards.tars.index import ShardIndex
+from wids.shards.tars.member_names import KeySplit
+from wids.storage.cache.store import Cache
+from wids.storage.transport import urls
+from wids.storage.transport.url_rewrite import rewritten
+
+if TYPE_CHECKING:
+    from wids.shards.indexes.pack import Pack
+
+_MAX_SHARED: Final = 64
+"""Maximum number of packs of parts that stay mapped, and that are searched for a key."""
+
+_logger = logging.getLogger("wids")
+
+
+class Packs:
+    """The packs of a dataset, opened when they are first needed.
+
+    Safe to use from any number of threads and after a fork. A pickle has the names of the packs;
+    another process opens them again.
+
+    Args:
+        spec: The dataset.
+        store: Fetches remote packs.
+    """
+
+    def __init__(self, spec: DatasetSpec, store: Cache) -> None:
+        self.shards = spec.shards
+        self._store = store
+        self._shared = spec.all_packs()
+        self._starts = [shared.start for shared in self._shared]
+        self._packs: dict[str, Pack | None] = {}
+        for shared in self._shared[:_MAX_SHARED]:
+            if urls.is_local(rewritten(shared.url)):
+                self._open(shared)  # now, so that processes forked later share the mapped memory
+
+    def index(self, number: int, tar_nbytes: int, key_split: KeySplit) -> ShardIndex | None:
+        """Return the index of a shard; None where no pack has the index of a tar of this length."""
+        for pack, position in self._packs_of(number):
+            shard_index = pack.index(position, tar_nbytes, key_split)
+            if shard_index is not None:
+                return shard_index
+        return None
+
+    def index_and_nbytes(self, number: int, key_split: KeySplit) -> tuple[ShardIndex, int] | None:
+        """Return the index of a shard and the length of its tar, both as a pack has them.
+
+        None where no pack has them, or where the spec states another length.
+        """
+        stated_nbytes = self.shards[number].nbytes
+        for pack, position in self._packs_of(number):
+            nbytes = pack.tar_nbytes(position)
+            if stated_nbytes in (None, nbytes):
+                shard_index = pack.index(position, nbytes, key_split)
+                if shard_index is not None:
+                    return shard_index, nbytes
+        return None
+
+    def has_keys_of(self, number: int) -> bool:
+        """Whether the pack of a dataset has a shard of this number and name."""
+        pack, position = self._shared_pack(number)
+        return pack is not None and any(pack.is_named(position, n) for n in self._names(number))
+
+    def digest(self, number: int) -> tuple[int, int] | None:
+        """Return the digest of the keys in the pack of a shard; None without a pack."""
+        pack, _ = self._shared_pack(number)
+        return None if pack is None else pack.digest
+
+    def has_length(self, number: int, tar_nbytes: int | None) -> bool:
+        """Whether the pack of a dataset states this length for its shard; None fits any."""
+        pack, position = self._shared_pack(number)
+        return pack is not None and tar_nbytes in (None, pack.tar_nbytes(position))
+
+    def samples_with(self, key: str) -> list[tuple[int, int]] | None:
+        """Return number of shard and index in the shard of the samples that may have a key.
+
+        Only the packs of datasets are asked: of what they packed, which the spec may list a part
+        of or replace. None where one of them cannot tell.
+        """
+        if len(self._shared) > _MAX_SHARED:  # each key would be looked for in all of them
+            return None
+        found: list[tuple[int, int]] = []
+        for shared in self._shared:
+            pack = self._open(shared)
+            places = [] if pack is None else pack.samples_with(key)
+            if places is None:
+                return None
+            numbered = ((shared.start + position, at) for position, at in places)
+            found += [place for place in numbered if place[0] < shared.stop]
+        return found
+
+    def has_key(
+        self, number: int, local_index: int, key: str, num_samples: int, key_split: KeySplit
+    ) -> bool:
+        """Whether a sample of a shard with so many samples has a key, as its pack says.
+
+        The shard is one that `has_keys_of` said a pack knows.
+        """
+        pack, position = self._shared_pack(number)
+        return (
+            pack is not None
+            and position < len(pack)
+            and int(pack.num_samples[position]) == num_samples
+            and pack.has_key(position, local_index, key, key_split)
+        )
+
+    def release(self) -> None:
+        """Return the memory of what was read of mapped packs; see `LocalPack.release`."""
+        from wids.shards.indexes.pack import LocalPack
+
+        for pack in list(self._packs.values()):
+            if isinstance(pack, LocalPack):
+                pack.release()
+
+    def _shared_pack(self, number: int) -> tuple[Pack | None, int]:
+        """Return the pack of the dataset, or of its part, that has a shard, and the place there."""
+        at = bisect_right(self._starts, number) - 1
+        if at < 0 or number >= self._shared[at].stop:
+            return None, 0
+        return self._open(self._shared[at]), number - self._starts[at]
+
+    def _open(self, shared: PackedShards) -> Pack | None:
+        return self._pack(shared.url, shared.stop - shared.start, is_shared=True)
+
+    def _packs_of(self, number: int) -> Iterator[tuple[Pack, int]]:
+        """Yield the packs that have a shard of this number and name, with its position there."""
+        own_url = self.shards[number].index
+        if not self._shared and own_url is None:
+            return  # the common case, and shards are opened often
+        names = self._names(number)
+        pack, position = self._shared_pack(number)
+        if pack is not None and any(pack.is_named(position, name) for name in names):
+            yield pack, position
+        own = None if own_url is None else self._pack(own_url, 1, is_shared=False)
+        if own is not None and any(own.is_named(0, name) for name in names):
+            yield own, 0
+
+    def _names(self, number: int) -> tuple[str, str]:
+        """Return the names that a shard may have in a pack."""
+        name = os.path.basename(urls.path_of(self.shards[number].url))
+        # A tar that was packed by its path has %20 in its URL where the pack has a blank.
+        return name, urls.unquoted(name)
+
+    def _pack(self, url: str, num_shards: int, *, is_shared: bool) -> Pack | None:
+        """Return a pack, opened or fetched at its first use; None if it cannot be used."""
+        if url in self._packs:
+            return self._packs[url]
+        from wids.shards.pack_files import open_pack  # packs and their look-ups: 2 ms
+
+        pack = open_pack(self._store, url, num_shards)
+        if pack is None:
+            _logger.info("%s: no index that can be used", urls.redact(url))
+        # A mapped pack holds a descriptor: affordable for some packs, not for one of each shard.
+        if pack is None or not pack.is_mapped or (is_shared and self._num_mapped < _MAX_SHARED):
+            self._packs[url] = pack
+        return pack
+
+    @property
+    def _num_mapped(self) -> int:
+        return sum(pack is not None and pack.is_mapped for pack in list(self._packs.values()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The copy of a remote pack may be evicted before this is unpickled.
+        local = {url: pack for url, pack in self._packs.items() if urls.is_local(url)}
+        return {**self.__dict__, "_packs": local}

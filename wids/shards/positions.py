@@ -1,0 +1,191 @@
+"""An index, a slice, indices or a mask → positions in the whole dataset.
+
+A view of a dataset is its positions: a range where they are evenly spaced, otherwise an array that
+is packed when it is pickled. Nothing here knows shards or samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from wids.shards.indices import as_array, as_index, as_selection
+from wids.shards.position_array import PositionArray
+from wids.storage.array_types import IntArray
+
+_HINT: Final = "; a dataset is not a mapping: read a sample by its key with get_by_key(key)"
+
+Positions: TypeAlias = "range | PositionArray"
+
+
+def from_start(index: int, length: int) -> int:
+    """Return an index counted from the start; a negative one counts from the end.
+
+    Raises:
+        IndexError: The index is out of range.
+    """
+    if -length <= index < 0:
+        return index + length
+    if 0 <= index < length:
+        return index
+    raise IndexError(f"index {index} is out of range for a dataset of {length} samples")
+
+
+def position_at(positions: Positions, index: Any) -> int:
+    """Return the position at one index, which may be negative.
+
+    Raises:
+        IndexError: The index is out of range.
+        TypeError: It is not an integer.
+    """
+    try:
+        index = as_index(index)
+    except TypeError:
+        raise TypeError(
+            f"expected the index of a sample, found {type(index).__name__} {index!r:.80}"
+            f"{_HINT if isinstance(index, str) else ''}"
+        ) from None
+    return int(positions[from_start(index, len(positions))])
+
+
+def select(positions: Positions, indices: Any) -> Positions:
+    """Return the positions of the view that a slice, a mask or indices select.
+
+    Args:
+        positions: The positions to select from.
+        indices: A slice, a boolean mask of the same length, or integers, in any one-dimensional
+            form; see `indices.as_selection`.
+
+    Returns:
+        A range where the positions are evenly spaced, otherwise a `PositionArray`.
+
+    Raises:
+        IndexError: An index is out of range, or a mask has another length.
+        TypeError: ``indices`` is none of these.
+    """
+    if isinstance(indices, slice):
+        chosen: IntArray | range = positions[indices]
+    else:
+        array = as_selection(indices, len(positions))
+        is_mask = array.dtype == bool and array.ndim == 1
+        chosen = positions_at(positions, np.flatnonzero(array) if is_mask else array, indices)
+    # A slice of a range is a range: a contiguous view of any size takes no memory, and stays one.
+    return chosen if isinstance(chosen, range) else _compact(chosen)
+
+
+def select_batch(positions: Positions, indices: Any) -> IntArray:
+    """Return the positions of a batch, in which True and False are the indices 1 and 0.
+
+    Raises:
+        IndexError: An index is out of range.
+        TypeError: ``indices`` are not integers.
+    """
+    array = as_array(indices)
+    return positions_at(
+        positions, array.astype(np.int64) if array.dtype == bool else array, indices
+    )
+
+
+def positions_at(positions: Positions, array: npt.NDArray[Any], given: Any) -> IntArray:
+    """Return the positions at indices, which may be negative.
+
+    Args:
+        positions: The positions to select from.
+        array: The indices.
+        given: What the caller passed, for messages.
+
+    Raises:
+        IndexError: An index is out of range.
+        TypeError: The array is none of indices.
+    """
+    length = len(positions)
+    # An empty list has no integers in it: its array has floats.
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+        raise TypeError(
+            f"expected an index, a slice, a list of indices or a mask of {length} booleans, "
+            f"found {type(given).__name__} {given!r:.80}{_HINT if isinstance(given, str) else ''}"
+        )
+    first = 0 if not array.size else int(array.min())
+    if first < -length or (array.size and int(array.max()) >= length):
+        outside = (array < -length) | (array >= length)
+        from_start(int(array[outside.argmax()]), length)  # raises
+    # Before the length is added: it may not fit into an int8, and unsigned types have no negative
+    # numbers. The indices fit, since their range was checked above.
+    array = array.astype(np.int64)
+    if first < 0:
+        array = np.where(array < 0, array + length, array)
+    if isinstance(positions, range):
+        return array * positions.step + positions.start
+    chosen: IntArray = np.asarray(positions)[array]
+    return chosen
+
+
+def _compact(positions: IntArray) -> Positions:
+    """Return positions as a range, if they are evenly spaced."""
+    num_samples = len(positions)
+    if num_samples < 2:
+        start = int(positions[0]) if num_samples else 0
+        return range(start, start + num_samples)
+    first, last, step = int(positions[0]), int(positions[-1]), int(positions[1] - positions[0])
+    # The ends first: they are asked in no time, and nearly always tell.
+    if step and last - first == step * (num_samples - 1) and (np.diff(positions) == step).all():
+        return range(first, last + (1 if step > 0 else -1), step)
+    return positions.view(PositionArray)
+
+
+def as_int_array(positions: Positions) -> IntArray:
+    """Return positions as a plain array."""
+    if isinstance(positions, range):  # twenty times as fast as numpy's own way from a range
+        return np.arange(positions.start, positions.stop, positions.step, dtype=np.int64)
+    return np.asarray(positions)
+
+
+def is_ascending(positions: Positions) -> bool:
+    """Whether no position is less than the previous one."""
+    if isinstance(positions, range):
+        return positions.step > 0 or len(positions) < 2
+    return positions.is_ascending
+
+
+def index_of(positions: Positions, position: int) -> int:
+    """Return the first index of a position, or -1 where the view does not have it."""
+    if isinstance(positions, range):
+        return positions.index(position) if position in positions else -1
+    order = None if positions.is_ascending else positions.order
+    at = int(np.searchsorted(positions, position, sorter=order))
+    index = at if order is None or at == len(positions) else int(order[at])
+    return index if at < len(positions) and positions[index] == position else -1
+
+
+def first_index_of(positions: Positions, found: Iterable[int]) -> int:
+    """Return the first index of any of some ascending positions, or -1 if the view has none."""
+    indices = (index for index in (index_of(positions, p) for p in found) if index >= 0)
+    # Where positions ascend, so do their indices, and the others need not be found.
+    return next(indices, -1) if is_ascending(positions) else min(indices, default=-1)
+
+
+def counts_per_shard(positions: Positions, edges: IntArray) -> list[int]:
+    """Return how many of the positions lie in each shard.
+
+    Args:
+        positions: The positions of a view.
+        edges: Where shards begin, and the end of the last one; shape ``(num_shards + 1,)``.
+
+    Returns:
+        One number for each shard, zeros included; a single number, of all positions, where one of
+        them is less than the previous one.
+    """
+    # Samplers use these counts to follow shards, which is of use only where a shard's samples stand
+    # together.
+    if not is_ascending(positions):
+        return [len(positions)]
+    if isinstance(positions, range):
+        # Position k is start + k * step; a shard begins at the first k that reaches its edge.
+        step = positions.step if len(positions) > 1 else 1  # it may be negative
+        inside = np.clip(-((positions.start - edges) // step), 0, len(positions))
+    else:
+        inside = np.searchsorted(positions, edges)
+    return np.diff(inside).tolist()  # type: ignore[no-any-return]

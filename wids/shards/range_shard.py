@@ -1,0 +1,291 @@
+"""One remote tar → a sequence of raw samples, read by byte range; see `tars.readable_shard`.
+
+Only the members of the samples that are asked for are read, each with the headers before it, which
+must be those that the index was made from. A callable reads the ranges: nothing here knows URLs or
+protocols.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import ClassVar, Final
+
+import numpy as np
+
+from wids.shards.tars.archive import BLOCK_NBYTES
+from wids.shards.tars.index import ShardIndex
+from wids.shards.tars.raw_samples import (
+    WRAP,
+    Labels,
+    Raw,
+    RawSample,
+    ReadRange,
+    changed_header_error,
+    changed_index_error,
+    changed_payload_error,
+    label,
+    missing_field_error,
+    position,
+)
+from wids.storage.array_types import IntArray
+from wids.storage.checksums import fastest_crc32
+from wids.storage.reading_threads import ReadingThreads
+
+_GAP_NBYTES: Final = 64 << 10
+"""Largest gap between two members that is read along with them: a connection carries this many
+bytes in about the time that another request takes."""
+
+_REQUEST_NBYTES: Final = 8 << 20
+"""Largest range of joined members, so that the work is spread over several requests."""
+
+_MAX_REQUESTS: Final = 8
+"""Requests at a time."""
+
+
+class RemoteShard:
+    """One remote tar as a sequence of raw samples.
+
+    Safe to read from any number of threads and after a fork; holds nothing that must be closed.
+
+    Args:
+        name: The name of the tar in messages.
+        index: Where its samples are, with checksums.
+        nbytes: Length of the tar in bytes.
+        read_range: Returns the bytes from a start to a stop.
+        fields: The only fields to read, or None for all.
+        raw: The form of a field, as for `Shard`; a ``"view"`` is one of the bytes that were read.
+        enough_nbytes: How many bytes to read by range before the whole tar is better fetched.
+        has_copy: Whether a local copy of the tar exists by now.
+
+    Attributes:
+        num_read_nbytes: Bytes that were read so far.
+
+    Raises:
+        ValueError: The index has no checksums.
+    """
+
+    is_local: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        name: str,
+        index: ShardIndex,
+        nbytes: int,
+        read_range: ReadRange,
+        *,
+        fields: Collection[str] | None = None,
+        raw: Raw = "bytes",
+        enough_nbytes: float = math.inf,
+        has_copy: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.name = name
+        self.index = index
+        self.nbytes = nbytes
+        self.num_read_nbytes = 0
+        self.enough_nbytes = enough_nbytes
+        self._has_copy = has_copy
+        self._read_range = read_range
+        self._fields = None if fields is None else frozenset(fields)
+        self._raw: Raw = raw
+        if len(index.head_crcs) != len(index.blocks):
+            raise ValueError(f"{name}: expected an index with checksums, found one without")
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether to open the whole tar from now on: enough of it was read, or a copy exists."""
+        return self.num_read_nbytes >= self.enough_nbytes or self._has_copy()
+
+    def __repr__(self) -> str:
+        return f"RemoteShard({self.name!r}: {len(self)} samples, {self.nbytes} bytes)"
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, local_index: int) -> RawSample:
+        return self.read(position(local_index, len(self), self.name))
+
+    def __iter__(self) -> Iterator[RawSample]:
+        return map(self.read, range(len(self)))
+
+    def read(
+        self, local_index: int, verify: bool = True, labels: Labels | None = None
+    ) -> RawSample:
+        """Return one sample by its position, which must be 0 or more."""
+        return self.read_many([local_index], verify=verify, labels=labels)[0]
+
+    def read_many(
+        self,
+        local_indices: Sequence[int],
+        *,
+        verify: bool = True,  # noqa: ARG002 - all that comes over a network is compared
+        labels: Labels | None = None,
+    ) -> list[RawSample]:
+        """Return samples in the order of ``local_indices``; neighbors share a request.
+
+        Raises:
+            MismatchError, ShardFormatError: The tar or the index has changed.
+            FetchError: The tar cannot be read.
+        """
+        self.check()
+        local_indices = list(map(operator.index, local_indices))  # numpy's may be of few bits
+        # A dict and a set, so that a sample that is repeated in a batch is read once.
+        members = {i: self._members_of(i) for i in local_indices}
+        spans = _joined(sorted({self._span(m) for some in members.values() for m in some}))
+        starts, views = [start for start, _ in spans], self._read_spans(spans)
+        samples = [self._sample(i, members[i], starts, views) for i in local_indices]
+        if labels is not None:
+            for local_index, sample in zip(local_indices, samples, strict=True):
+                label(sample, local_index, labels)
+        return samples
+
+    def read_members(
+        self,
+        members: IntArray,
+        *,
+        verify: bool = True,  # noqa: ARG002 - all that comes over a network is compared
+    ) -> list[bytes]:
+        """Return the bytes of members of the index, which ascend; neighbors share a request.
+
+        Raises:
+            MismatchError, ShardFormatError: The tar or the index has changed.
+            FetchError: The tar cannot be read.
+        """
+        self.check()
+        spans = _joined(sorted(map(self._span, members.tolist())))
+        starts, views = [start for start, _ in spans], self._read_spans(spans)
+        return [bytes(self._value(member, starts, views)) for member in members.tolist()]
+
+    def request_nbytes(self, members: IntArray) -> int:
+        """Return what it costs to read members: bytes, a request counted as a gap."""
+        index = self.index
+        members = members[np.argsort(index.blocks[members], kind="stable")]
+        bodies = index.blocks[members].astype(np.int64) * BLOCK_NBYTES
+        heads = bodies - index.head_blocks[members].astype(np.int64) * BLOCK_NBYTES
+        stops = bodies + index.sizes[members].astype(np.int64)
+        gaps = np.minimum(np.maximum(heads[1:] - stops[:-1], 0), _GAP_NBYTES)
+        return int((stops - heads).sum() + gaps.sum()) + _GAP_NBYTES
+
+    def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
+        """Return bytes of one field, from a start to a stop; fewer where the field ends.
+
+        Only these bytes and the headers of the member are read.
+
+        Raises:
+            KeyError: The sample does not have the field.
+            MismatchError, ShardFormatError: The tar or the index has changed.
+            FetchError: The tar cannot be read.
+        """
+        self.check()
+        member = self.index.member(local_index, field)
+        if member is None:
+            raise missing_field_error(self.name, self.index.key(local_index), field)
+        head, end = self._span(member)
+        body = int(self.index.blocks[member]) * BLOCK_NBYTES
+        part = min(body + start, end), min(body + stop, end)
+        spans = _joined([(head, body), part] if part[0] < part[1] else [(head, body)])
+        views = self._read_spans(spans)
+        if zlib.crc32(views[0][: body - head]) != self.index.head_crcs[member]:
+            raise changed_header_error(self.name, head, field)
+        base = spans[-1][0]
+        return bytes(views[-1][part[0] - base : part[1] - base])
+
+    def _read_spans(self, spans: list[tuple[int, int]]) -> list[memoryview]:
+        """Return the bytes of several ranges, whose slices copy nothing."""
+        # Not exact with threads, which is no matter: it only decides when to fetch the whole tar.
+        self.num_read_nbytes += sum(stop - start for start, stop in spans)
+        if len(spans) <= 1:
+            return [memoryview(self._read_range(*span)) for span in spans]
+        # Started for each batch: threads that stay would be missing after a fork.
+        with ReadingThreads(min(len(spans), _MAX_REQUESTS), "wids-ranges") as threads:
+            parts = threads.map(lambda span: self._read_range(*span), spans)
+            return [memoryview(part) for part in parts]
+
+    def find(self, key: str) -> int:
+        """Return the local index of a key, or -1."""
+        return self.index.find(key)
+
+    def check(self) -> None:
+        """Raise `ShardFormatError` if a mapped index has changed its length."""
+        if not self.index.is_intact():
+            raise changed_index_error(self.name)
+
+    def close(self) -> None:
+        """Do nothing: nothing is held."""
+
+    def __enter__(self) -> RemoteShard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _members_of(self, local_index: int) -> list[int]:
+        """Return the members of a sample that are to be read."""
+        index, wanted = self.index, self._fields
+        members = range(*map(int, index.member_starts[local_index : local_index + 2]))
+        return [m for m in members if wanted is None or index.fields[index.field_ids[m]] in wanted]
+
+    def _span(self, member: int) -> tuple[int, int]:
+        """Return where the headers of a member begin, and where its bytes end."""
+        start, size = int(self.index.blocks[member]) * BLOCK_NBYTES, int(self.index.sizes[member])
+        return start - int(self.index.head_blocks[member]) * BLOCK_NBYTES, start + size
+
+    def _is_intact(self, member: int, value: memoryview) -> bool:
+        """Whether these are the bytes of a member, as far as the index can tell."""
+        crcs = self.index.payload_crcs
+        return not len(crcs) or fastest_crc32()(value) == crcs[member]
+
+    def _sample(
+        self, local_index: int, members: list[int], starts: list[int], views: list[memoryview]
+    ) -> RawSample:
+        """Cut a sample out of the ranges that were read, and check its members.
+
+        Args:
+            local_index: The sample.
+            members: Its members.
+            starts: Where each range begins in the tar, in ascending order.
+            views: The bytes of each range.
+        """
+        wrap, sample = WRAP[self._raw], RawSample()
+        for member in members:
+            field = self.index.fields[self.index.field_ids[member]]
+            value = self._value(member, starts, views)
+            if self._raw == "view":  # keeps all of its range in memory
+                sample[field] = value
+            else:
+                sample[field] = bytes(value) if wrap is None else wrap(value)
+        sample["__key__"] = self.index.key(local_index)
+        return sample
+
+    def _value(self, member: int, starts: list[int], views: list[memoryview]) -> memoryview:
+        """Cut a member out of the ranges that were read, and check it."""
+        start, stop = self._span(member)
+        which = bisect_right(starts, start) - 1
+        base, view = starts[which], views[which]
+        body = int(self.index.blocks[member]) * BLOCK_NBYTES
+        # A header has name and length, so another tar of the same length is noticed.
+        if zlib.crc32(view[start - base : body - base]) != self.index.head_crcs[member]:
+            field = self.index.fields[self.index.field_ids[member]]
+            raise changed_header_error(self.name, start, field)
+        value = view[body - base : stop - base]
+        if not self._is_intact(member, value):
+            value = memoryview(self._read_range(body, stop))  # once more: not all damage stays
+            if not self._is_intact(member, value):
+                raise changed_payload_error(self.name, self.index.member_name(member))
+        return value
+
+
+def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join ascending spans that have small gaps between them, up to the length of a request."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in spans:
+        if joined:
+            first, last = joined[-1]
+            if start - last <= _GAP_NBYTES and max(stop, last) - first <= _REQUEST_NBYTES:
+                joined[-1] = (first, max(stop, last))
+                continue
+        joined.append((start, stop))
+    return joined

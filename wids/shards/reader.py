@@ -1,0 +1,369 @@
+"""A position in a dataset → the open shard that it lies in; and what else is asked about shards.
+
+The dataset reads samples through its reader. The prefetcher, the preview, the page and the command
+ask it which shards are local, where keys are and what indexes say, and have it fetch shards.
+Nothing here knows views, transformations or decoded fields.
+"""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from wids.errors import ShardFormatError, WidsError
+from wids.shards.counted_shards import CountedShards
+from wids.shards.positions import Positions, counts_per_shard, is_ascending
+from wids.shards.tars.index import ShardIndex
+from wids.shards.tars.raw_samples import Labels
+from wids.shards.tars.readable_shard import ReadableShard
+from wids.shards.tars.shard import Shard
+from wids.storage.array_types import IntArray
+from wids.storage.cache.store import BackgroundFetch, Cache
+from wids.storage.shared_number import SharedNumber
+from wids.storage.sizes import count_text
+from wids.storage.transport import urls
+
+if TYPE_CHECKING:
+    from wids.shards.capacity import Capacity
+    from wids.shards.key_lookup import KeyLookup
+
+Group: TypeAlias = tuple[int, list[int], list[int]]
+"""Samples of one shard: its number, the places of the samples in a batch, and where in the shard
+they are."""
+
+
+class OpenByNumber(Protocol):
+    """Returns the open shard of a number, as `ShardPool.get`."""
+
+    def __call__(self, number: int, local: bool = True) -> ReadableShard:
+        """Return the open shard."""
+
+
+in_batch: Final[ContextVar[ShardReader | None]] = ContextVar("in_batch", default=None)
+"""The reader whose single samples this thread reads as a batch; see `ShardReader.reading_many`."""
+
+
+class ShardReader:
+    """The shards of a dataset, addressed by number or by position.
+
+    A *position* counts samples from the start of the first shard.
+
+    Safe to use from any number of threads; can be pickled, without its open shards, and forked.
+
+    Args:
+        counted: The shards.
+
+    Attributes:
+        counted: As passed.
+        shards: The specs of the shards.
+        pool: The open shards.
+        open: Returns the open shard of a number, as `ShardPool.get`.
+        edges: Where shards begin, and the end of the last one; shape ``(num_shards + 1,)``.
+        starts, ends: The two columns of ``edges``, as lists.
+        fetches_for_one, fetches_for_many: Whether to fetch a remote shard that has no copy in order
+            to read a single sample, or a batch.
+        verifies_raw, verifies_decoded: Whether to compare samples with their checksums, if they
+            stay undecoded, or if they will be decoded.
+    """
+
+    def __init__(self, counted: CountedShards) -> None:
+        self.counted = counted
+        self.shards, self.pool, self.edges = counted.specs, counted.pool, counted.edges
+        access, verify = counted.options.access, counted.options.verify
+        self.fetches_for_one, self.fetches_for_many = access == "download", access != "range"
+        self.verifies_raw, self.verifies_decoded = verify == "always", verify != "never"
+        # What every read of a sample looks up is in the form that is fastest to look up: to bisect
+        # a list takes a third of the time that bisecting a memoryview takes.
+        edges = self.edges.tolist()
+        self.starts, self.ends = edges[:-1], edges[1:]
+        # A method of this class around it would cost one more call for each sample.
+        self.open: OpenByNumber = self.pool.get
+        self._keys: KeyLookup | None = None
+
+    def __repr__(self) -> str:
+        samples = count_text(len(self), "sample")
+        return f"<{type(self).__name__}: {samples}, {count_text(len(self.shards), 'shard')}>"
+
+    # Where samples are.
+
+    def __len__(self) -> int:
+        return int(self.edges[-1])
+
+    def locate(self, position: int) -> tuple[int, int]:
+        """Return the number of the shard that a position lies in, and the position in the shard."""
+        number = bisect_right(self.ends, position)
+        return number, position - self.starts[number]
+
+    def labels(self, number: int, dataset_name: str) -> Labels:
+        """Return what a dataset of this name adds to the samples of a shard."""
+        shard = self.shards[number]
+        return self.starts[number], shard.url, shard.dataset or dataset_name
+
+    def groups(self, positions: IntArray) -> Iterator[Group]:
+        """Yield the samples of a batch shard by shard, and in ascending order in each.
+
+        Yields:
+            The number of a shard, the indices into ``positions`` of those that lie in it, and where
+            in the shard they are.
+        """
+        if not len(positions):
+            return
+        order = np.argsort(positions, kind="stable")
+        ascending = positions[order]
+        numbers = np.searchsorted(self.edges[1:], ascending, side="right")
+        starts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()]
+        # Lists, since small slices of them cost a fraction of those of arrays.
+        indices, local_indices = order.tolist(), (ascending - self.edges[numbers]).tolist()
+        stops = [*starts[1:], len(indices)]
+        cuts = list(zip(numbers[starts].tolist(), starts, stops, strict=True))
+        if len(cuts) > 1:  # one alone is announced when it is read
+            for number, start, stop in cuts:
+                self.pool.announce(number, local_indices[start:stop])
+        for number, start, stop in cuts:
+            yield number, indices[start:stop], local_indices[start:stop]
+
+    def of_batch(self, positions: IntArray) -> tuple[Iterable[Group], OpenByNumber]:
+        """Return the samples of a batch as `groups`, and what opens the shard of each group."""
+        return self.groups(positions), self.open
+
+    def fetches_for_view(self, number: int, positions: Positions) -> bool:
+        """Whether to fetch a shard that has no copy, to read all positions of a view in turn."""
+        if self.fetches_for_one or not self.fetches_for_many:
+            return self.fetches_for_one
+        if not is_ascending(positions):
+            return False  # it may return to the shard again and again, for a sample each time
+        edges = self.edges[number : number + 2]
+        # As for a batch, where the view has a quarter of the shard or more.
+        return bool(counts_per_shard(positions, edges)[0] * 4 >= edges[1] - edges[0])
+
+    @contextmanager
+    def reading_many(self) -> Iterator[None]:
+        """Fetch shards for single samples inside the block as for a batch, since they are one."""
+        token = in_batch.set(self)
+        try:
+            yield
+        finally:
+            in_batch.reset(token)
+
+    def find(self, key: str, number: int | None = None) -> Iterator[int]:
+        """Yield the positions of a key, one for each shard that has it, in ascending order.
+
+        Args:
+            key: The key.
+            number: The only shard to search, which is fetched if necessary; None for all, of which
+                only the indexes are read.
+
+        Raises:
+            FetchError: A shard has no index, and would have to be fetched to be searched.
+        """
+        if number is None:
+            yield from self._key_lookup().find(key)
+            return
+        local_index = self.pool.get(number, local=False).find(key)
+        if local_index >= 0:
+            yield self.starts[number] + local_index
+
+    # What is known of a shard.
+
+    def is_local(self, number: int) -> bool:
+        """Whether a shard can be read without fetching it."""
+        return self.counted.opener.is_local(number)
+
+    def nbytes(self, number: int) -> int | None:
+        """Return the length of a shard in bytes; None where the spec does not state it."""
+        return self.shards[number].nbytes
+
+    def index(self, number: int) -> ShardIndex | None:
+        """Return the index of a shard; None if the shard would have to be fetched to build it."""
+        shard = self.pool.peek(number)
+        if shard is None and self.counted.opener.has_index(number):
+            shard = self.pool.get(number, local=False)
+        return None if shard is None else shard.index
+
+    def known_index(self, number: int) -> ShardIndex | None:
+        """Return the index of a shard if it is at hand: of the open shard, or in a pack."""
+        shard = self.pool.peek(number)
+        return self.counted.opener.known_index(number) if shard is None else shard.index
+
+    def release_packs(self) -> None:
+        """Return the memory of the indexes that were read of packs; they are read again."""
+        self.counted.opener.packs.release()
+
+    def key_index(self, number: int) -> ShardIndex:
+        """Return an index of a shard for its keys: of the open shard, or what would be opened.
+
+        Raises:
+            FetchError: The shard would have to be fetched.
+            ShardFormatError, MismatchError: The shard is not what the spec says.
+        """
+        return self._key_lookup().index(number)
+
+    def _key_lookup(self) -> KeyLookup:
+        """Return the keys of the shards; what is known of them stays until `close`."""
+        keys = self._keys  # once, since another thread may close the reader
+        if keys is None:  # two threads may both make one, and the later one stays
+            from wids.shards.key_lookup import KeyLookup
+
+            keys = self._keys = KeyLookup(self.counted.opener, self.pool, self.edges)
+        return keys
+
+    def count_openings(self) -> SharedNumber:
+        """Return how often a shard was opened, here and in processes that are started from now on.
+
+        They share the number, so that one process notices when another begins to read.
+        """
+        if self.pool.opened is None:
+            self.pool.opened = SharedNumber()
+        return self.pool.opened
+
+    def field_names(self, stored: Sequence[str]) -> Sequence[str]:
+        """Return the fields that samples are read with, of shards that store these fields."""
+        wanted = self.counted.options.fields
+        return stored if wanted is None else [field for field in stored if field in wanted]
+
+    def identity(self, number: int) -> tuple[Any, ...]:
+        """Return what changes when the keys of a shard do.
+
+        Raises:
+            FetchError: The shard is not known, and would have to be fetched.
+        """
+        known = self.counted.opener.identity(number)
+        if known is None:
+            index = self.key_index(number)
+            known = (index.key_split, zlib.crc32(b"\0".join(index.stored_keys())))
+        return known
+
+    def content(self, number: int) -> tuple[Any, ...]:
+        """Return facts that change when the stored samples of a shard do, as far as they are known.
+
+        The values have the same ``repr`` in every process.
+
+        Raises:
+            FetchError: The shard is not known, and would have to be fetched.
+        """
+        known = self.counted.opener.identity(number)
+        if known is None:
+            sizes = np.ascontiguousarray(self.key_index(number).sizes)
+            known = (*self.identity(number), zlib.crc32(sizes.tobytes()))
+        return known
+
+    def read_file(self, url: str) -> bytes:
+        """Return the bytes of a small file beside the shards; see `side_files.read_file`."""
+        from wids.shards.side_files import read_file
+
+        return read_file(self.counted.store, url)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Do nothing: no sample is transformed here, as in a reader of joined samples."""
+
+    @property
+    def transformations(self) -> Sequence[Any]:
+        """What samples pass through here: nothing, unlike in a reader of joined samples."""
+        return ()
+
+    def undecoded(self) -> ShardReader:
+        """Return a reader of the samples as they are stored, which this one is."""
+        return self
+
+    def fetch(self, number: int, background: BackgroundFetch | None = None) -> None:
+        """Fetch a remote shard, unless it is local or another process fetches it.
+
+        Raises:
+            FetchError: The shard cannot be fetched, or the fetch was cancelled.
+            MismatchError: The shard is not what the spec says.
+        """
+        self.counted.opener.fetch(number, background or BackgroundFetch())
+
+    def replaces(self, number: int, shard: ReadableShard, error: WidsError) -> bool:
+        """Release a damaged copy of a remote shard; return whether to read from another one.
+
+        Args:
+            number: The number of the shard.
+            shard: The open shard that could not be read.
+            error: What it raised.
+        """
+        if not (isinstance(shard, Shard) and isinstance(error, ShardFormatError)):
+            return False
+        if not self.counted.opener.discard_copy(number, shard, error):
+            return False
+        self.pool.drop(number, shard)
+        return True
+
+    @property
+    def fields(self) -> frozenset[str] | None:
+        """The only fields that samples have; None for all."""
+        return self.counted.options.fields
+
+    # The cache, and other readers.
+
+    def limits(self, lengths: Sequence[int]) -> Capacity:
+        """Return what this machine can hold of a view.
+
+        Args:
+            lengths: Number of its samples in each shard; a single number where its order does not
+                follow them, so that all shards are one.
+        """
+        from wids.shards.capacity import Capacity
+
+        cache_nbytes, nbytes = self.cache_nbytes, np.zeros(len(self.shards))
+        if cache_nbytes is not None:
+            nbytes = self.stored_nbytes()
+        if len(lengths) != len(self.shards):
+            nbytes = nbytes.sum(keepdims=True)
+        counts = np.array(lengths, np.int64)
+        return Capacity(counts, np.where(counts > 0, nbytes, 0), cache_nbytes, self.pool.size)
+
+    @property
+    def cache_nbytes(self) -> int | None:
+        """Most bytes in the cache; None if nothing is ever fetched twice, or at all."""
+        limits = self.counted.store.limits
+        return limits.nbytes if self.fetches_for_many and not limits.keep else None
+
+    def stored_nbytes(self) -> npt.NDArray[np.float64]:
+        """Return the bytes that the cache stores of each shard: 0 for local ones, NaN if unknown.
+
+        Also of those that are stored already.
+        """
+        if not self.fetches_for_many:
+            return np.zeros(len(self.shards))
+        stated = [np.nan if shard.nbytes is None else shard.nbytes for shard in self.shards]
+        return np.where([urls.is_local(shard.url) for shard in self.shards], 0, stated)
+
+    @property
+    def store(self) -> Cache:
+        """The copies of remote files."""
+        return self.counted.store
+
+    @property
+    def cache_folder(self) -> str:
+        """The folder of copies and indexes."""
+        return self.counted.store.folder
+
+    @property
+    def cache_share_nbytes(self) -> int | None:
+        """Most bytes of shards that may wait in the cache to be read; None for no limit."""
+        return self.counted.store.limits.share_nbytes
+
+    def only(self, fields: Collection[str] | None) -> ShardReader:
+        """Return a reader of the same shards, with open shards of its own, that fetches no shard.
+
+        Args:
+            fields: The only fields to read, as bytes; None for those of this reader, as they are.
+        """
+        return ShardReader(self.counted.only(fields))
+
+    def close(self) -> None:
+        """Release all open shards; the next read opens them again."""
+        self.pool.close()
+        self._keys = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The rest is made again; and another process looks up keys for itself.
+        return type(self), (self.counted,)

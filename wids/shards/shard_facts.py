@@ -1,0 +1,106 @@
+"""What every way of opening a shard asks: its spec, its count, its packs, and how to read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from wids.errors import MismatchError
+from wids.shards.packs import Packs
+from wids.shards.read_options import ReadOptions
+from wids.shards.specs.model import ShardSpec
+from wids.shards.tars.member_names import KeySplit
+from wids.shards.tars.shard import FindIndex, Shard
+from wids.storage.cache.cache_names import RemoteFile
+from wids.storage.cache.store import Cache
+from wids.storage.transport import urls
+
+if TYPE_CHECKING:
+    from wids.shards.range_shard import RemoteShard
+
+AnyShard = TypeVar("AnyShard", Shard, "RemoteShard")
+
+
+@dataclass(frozen=True)
+class ShardFacts:
+    """The shards of a dataset, and how they are opened.
+
+    Attributes:
+        shards: What the spec states of each.
+        counts: Number of samples in each shard, None where it is not known yet.
+        packs: Where their indexes may be.
+        store: Copies of remote files.
+        options: How to open shards.
+        refetched: Shards whose damaged copies were fetched again.
+    """
+
+    shards: tuple[ShardSpec, ...]
+    counts: list[int | None]
+    packs: Packs
+    store: Cache
+    options: ReadOptions
+    refetched: set[int] = field(default_factory=set)
+
+    def key_split(self, number: int) -> KeySplit:
+        """Return the rule for a shard: the caller's, else the spec's, else the first dot."""
+        return self.options.key_split or self.shards[number].key_split or "first"
+
+    def open_file(self, path: str, find_index: FindIndex, handle: int | None = None) -> Shard:
+        """Open a tar on this machine, as the options say."""
+        options = self.options
+        return Shard(
+            path, fields=options.fields, raw=options.raw, find_index=find_index, handle=handle
+        )
+
+    def checked(self, number: int, shard: AnyShard) -> AnyShard:
+        """Return a shard that was just opened; close it if it has another number of samples.
+
+        Raises:
+            MismatchError: The number of samples is not the one that is known.
+        """
+        expected = self.counts[number]
+        if expected is not None and len(shard) != expected:
+            with shard:  # close it now: a stored error should not keep a file open
+                message = _count_message(
+                    self.shards[number], shard, expected, self.key_split(number)
+                )
+            raise MismatchError(message)
+        return shard
+
+
+def remote_file(shard_spec: ShardSpec) -> RemoteFile:
+    """Return what the cache has to know of a remote shard."""
+    return RemoteFile(shard_spec.url, shard_spec.nbytes, shard_spec.md5sum, shard_spec.sha256)
+
+
+def _count_message(
+    shard_spec: ShardSpec, shard: Shard | RemoteShard, expected: int, key_split: KeySplit
+) -> str:
+    """Return the error for a shard with another number of samples, with the likely cause."""
+    url = urls.redact(shard_spec.url)
+    stated = shard_spec.num_samples
+    if stated is None:
+        return (
+            f"{url}: expected {expected} samples as when the dataset was opened, found "
+            f"{len(shard)}; it was written again since: open the dataset again"
+        )
+    # The two mistakes that people make most: the other rule, and counting files.
+    other: KeySplit = "last" if key_split == "first" else "first"
+    message = f"{url}: the spec says {stated} samples, the shard has {len(shard)}"
+    if isinstance(shard, Shard):
+        with Shard(shard.path, key_split=other) as split_otherwise:
+            if len(split_otherwise) == stated:
+                return (
+                    f"{message}, but {stated} when names are split at their {other} dot; pass "
+                    f'key_split="{other}"'
+                )
+    if stated == shard.index.num_files:
+        return (
+            f"{message}, and {stated} is its number of members: the spec counts files; pass "
+            "spec.without_counts() to count samples when the dataset is opened, or make a correct "
+            "spec with `wids create`"
+        )
+    return (
+        f"{message}; if the spec is wrong, pass spec.without_counts(), or make a correct spec with "
+        "`wids create`; otherwise fetch or write the shard again"
+    )

@@ -1,0 +1,149 @@
+"""The number of a shard → the open shard, with at most *n* of them open: an LRU cache.
+
+Nothing here knows how a shard is opened, or what a sample is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, Final, Protocol
+
+from wids.shards.tars.readable_shard import ReadableShard
+from wids.shards.tars.shard import Shard
+from wids.storage.shared_number import SharedNumber
+
+MAX_OPEN_SHARDS: Final = 256
+"""Default limit, where the process may open four times as many files."""
+
+_LAST_USED: Final = attrgetter("last_used")  # several times faster than a function of Python
+
+
+def default_size() -> int:
+    """Return how many shards to keep open: at most a quarter of the process's descriptors."""
+    try:
+        import resource
+    except ImportError:  # Windows, which has no such limit for files opened this way
+        return MAX_OPEN_SHARDS
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_OPEN_SHARDS if soft < 0 else max(1, min(MAX_OPEN_SHARDS, soft // 4))
+
+
+class OpenShard(Protocol):
+    """A callable that opens the shard of a number."""
+
+    def __call__(self, number: int, *, local: bool, make_room: Callable[[], None]) -> ReadableShard:
+        """Open a shard.
+
+        Args:
+            number: Its number.
+            local: Whether the shard must be a local file, because much of it will be read.
+            make_room: Closes open shards that keep the cache from evicting their files.
+        """
+
+
+class ShardPool:
+    """Open shards by number.
+
+    Safe to use from any number of threads. There is no lock, so none can be held across a fork:
+    each step is one operation on a plain dict, which is atomic, and a hit only changes a number. If
+    two threads miss a shard at the same time, both open it and the later one stays. A shard that is
+    evicted while a thread reads it is closed when that thread releases it, so each thread can hold
+    one shard beyond ``size``.
+
+    Args:
+        open_shard: Opens the shard of a number.
+        size: Most shards to keep open.
+        limit_nbytes: Most bytes of local shards to keep open, if there is more than one; None for
+            no limit. The cache cannot evict a copy while it is open.
+
+    Attributes:
+        num_accesses: How often a shard was asked for.
+        num_misses: How often it had to be opened.
+        opened: The same, in all processes that share the dataset; None until it is asked for.
+    """
+
+    def __init__(self, open_shard: OpenShard, size: int, limit_nbytes: int | None = None) -> None:
+        self.open_shard = open_shard
+        self.size = size
+        self.limit_nbytes = limit_nbytes
+        self.num_accesses = 0
+        self.num_misses = 0
+        self.opened: SharedNumber | None = None
+        self._entries: dict[int, _Entry] = {}
+
+    def announce(self, number: int, local_indices: list[int]) -> None:
+        """Have samples of large members read from the disk, if their shard is open and local."""
+        entry = self._entries.get(number)
+        if entry is not None and isinstance(entry.shard, Shard):
+            entry.shard.announce(local_indices)
+
+    def get(self, number: int, local: bool = True) -> ReadableShard:
+        """Return the open shard of a number, and open it if necessary; see `OpenShard`."""
+        # Two threads may read the same number here. A count or an age is then off by one, which
+        # changes what is evicted first and never what is read (decision 0004).
+        self.num_accesses += 1
+        entry = self._entries.get(number)
+        if entry is not None:
+            # After a quarter of a shard was read by range, the rest is cheaper as a whole file.
+            if entry.is_local or not (local or entry.shard.is_spent):
+                entry.last_used = self.num_accesses
+                return entry.shard
+            local = True
+        self.num_misses += 1
+        if self.opened is not None:
+            self.opened.add(1)
+        shard = self.open_shard(number, local=local, make_room=self.close)
+        # Another thread may have stored its own shard of this number since the miss. The later one
+        # stays, and the other is closed when its reader releases it.
+        self._entries[number] = _Entry(number, shard, self.num_accesses)
+        while len(self._entries) > self.size or self._is_too_long():
+            # list() is one atomic step; other threads would change the dict under an iterator.
+            oldest = min(list(self._entries.values()), key=_LAST_USED, default=None)
+            # None, or a number that is gone: another thread evicted it or called `close` since.
+            if oldest is not None:
+                self._entries.pop(oldest.number, None)
+        return shard
+
+    def peek(self, number: int) -> ReadableShard | None:
+        """Return a shard if it is open, without counting as a use."""
+        entry = self._entries.get(number)
+        return None if entry is None else entry.shard
+
+    def drop(self, number: int, shard: ReadableShard) -> None:
+        """Release a shard, unless another one has taken its place."""
+        entry = self._entries.get(number)
+        if entry is not None and entry.shard is shard:
+            self._entries.pop(number, None)
+
+    def close(self) -> None:
+        """Release all shards; the next `get` opens them again."""
+        # Collected, not closed: another thread may be reading one of them.
+        self._entries.clear()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process opens the files itself; only the settings travel.
+        return {**self.__dict__, "_entries": {}}
+
+    def _is_too_long(self) -> bool:
+        # One shard always stays, however long: the caller is about to read it.
+        if self.limit_nbytes is None or len(self._entries) < 2:
+            return False
+        # Only these hold a lease, which keeps the cache from deleting their files (CACHE-7).
+        shards = [entry.shard for entry in list(self._entries.values()) if entry.is_local]
+        return sum(shard.nbytes for shard in shards) > self.limit_nbytes
+
+
+class _Entry:
+    """An open shard, and the number of the access that last used it."""
+
+    __slots__ = ("is_local", "last_used", "number", "shard")
+
+    def __init__(self, number: int, shard: ReadableShard, last_used: int) -> None:
+        self.number = number
+        self.shard = shard
+        self.is_local = shard.is_local  # read at each hit, and quicker here than through a property
+        self.last_used = last_used

@@ -1,0 +1,87 @@
+"""Open remote shards to read parts of them, by an index from a pack or from an earlier copy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from wids.errors import FetchError
+from wids.shards.indexes import index_file
+from wids.shards.shard_facts import ShardFacts, remote_file
+from wids.shards.tars.index import ShardIndex
+from wids.storage.transport import urls
+
+if TYPE_CHECKING:
+    from wids.shards.range_shard import RemoteShard
+
+_ENOUGH: Final = 0.25
+"""Part of a remote shard to read by range before all of it is fetched, with access="auto"."""
+
+
+@dataclass(frozen=True)
+class ShardsByRange:
+    """The shards of which only the bytes of samples are fetched.
+
+    Attributes:
+        facts: The shards.
+    """
+
+    facts: ShardFacts
+
+    def index(self, number: int) -> tuple[ShardIndex, int] | None:
+        """Return the index of a shard and the length of its tar, without fetching the tar.
+
+        From a pack, or as an earlier copy has left it in the cache; None where there is neither.
+        """
+        facts = self.facts
+        shard_spec, key_split = facts.shards[number], facts.key_split(number)
+        packed = facts.packs.index_and_nbytes(number, key_split)
+        if packed is not None:
+            return packed
+        left = index_file.load_for_ranges(
+            facts.store.index_path(remote_file(shard_spec)), key_split
+        )
+        if left is not None and shard_spec.nbytes in (None, left[1].nbytes):
+            return left[0], left[1].nbytes
+        return None
+
+    def open(self, number: int, has_copy: Callable[[], bool]) -> RemoteShard | None:
+        """Return a shard to be read by range; None if it has a copy, or has to be fetched.
+
+        Args:
+            number: Its number.
+            has_copy: Whether the shard has a copy by now.
+
+        Raises:
+            FetchError: No index is known, and the shard must not be fetched.
+        """
+        facts, options = self.facts, self.facts.options
+        url, fetcher = facts.shards[number].url, facts.store.fetcher
+        only_ranges = options.access == "range"
+        # Each attempt would begin the transfer of a whole file.
+        if has_copy() or not (only_ranges or fetcher.sends_parts(url)):
+            return None
+        index_and_nbytes = self.index(number)
+        if index_and_nbytes is None:
+            if only_ranges:
+                raise FetchError(
+                    f"{urls.redact(url)}: expected an index to read it by range, found none; make "
+                    'one for the dataset with `wids create`, or use access="download"'
+                )
+            return None
+        index, nbytes = index_and_nbytes
+        from wids.shards.range_shard import RemoteShard  # an index may be all that is wanted
+
+        shard = RemoteShard(
+            urls.redact(url),
+            index.without_payload_crcs() if options.verify == "never" else index,
+            nbytes,
+            fetcher.range_reader(url, nbytes),
+            fields=options.fields,
+            raw=options.raw,
+            enough_nbytes=math.inf if only_ranges else nbytes * _ENOUGH,
+            has_copy=has_copy,
+        )
+        return facts.checked(number, shard)

@@ -1,0 +1,82 @@
+"""Find the files beside shards: packs, saved tables and fields that are joined.
+
+Nothing but their server states their versions: a remote file is stored in the cache, and fetched
+again when another version was published.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from wids.errors import local_error
+from wids.shards.copy_records import open_copy
+from wids.storage.cache.cache_names import RemoteFile
+from wids.storage.cache.space import StorageError
+from wids.storage.cache.store import Cache
+from wids.storage.fetch import Fetcher, downloaded
+from wids.storage.transport import urls
+from wids.storage.transport.url_rewrite import rewritten
+
+
+def versioned_file(fetcher: Fetcher, url: str) -> tuple[RemoteFile, int | None]:
+    """Return a remote file in its present version, and its length where the server states it.
+
+    Raises:
+        FetchError: The server cannot be reached.
+    """
+    nbytes, tag = fetcher.head(url)
+    version = "" if (nbytes, tag) == (None, None) else repr((nbytes, tag))
+    return RemoteFile(url, version=version), nbytes
+
+
+@contextmanager
+def local_file(store: Cache, url: str) -> Iterator[str]:
+    """Provide the path of a file, which is fetched into the cache if it is remote.
+
+    Raises:
+        NotFoundError: There is no such remote file.
+        FetchError: It cannot be fetched.
+    """
+    place = rewritten(url)
+    if urls.is_local(place):
+        yield urls.local_path(place)
+        return
+    try:
+        copy = open_copy(store, versioned_file(store.fetcher, url)[0])
+    except StorageError:  # a read-only cache folder: use it without storing it
+        with downloaded(store.fetcher, url) as path:
+            yield path
+        return
+    try:
+        yield copy.path
+    finally:
+        os.close(copy.handle)  # until here it is not evicted
+
+
+def discard(store: Cache, url: str) -> bool:
+    """Delete the copy of a file, so that it is fetched again; return whether the file is remote.
+
+    Raises:
+        FetchError: Its server cannot be reached.
+    """
+    if urls.is_local(rewritten(url)):
+        return False
+    store.discard(versioned_file(store.fetcher, url)[0])
+    return True
+
+
+def read_file(store: Cache, url: str) -> bytes:
+    """Return the bytes of a small file.
+
+    Raises:
+        NotFoundError: There is no such file.
+        FetchError: It cannot be read.
+    """
+    with local_file(store, url) as path:
+        try:
+            with open(path, "rb") as file:
+                return file.read()
+        except OSError as error:
+            raise local_error(path, error) from error

@@ -1,0 +1,42 @@
+"""The positions of a view, and the name of each shard → the ranges of indices of each name.
+
+Nothing here knows what is done with them; samplers mix them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from wids.shards.positions import Positions, counts_per_shard, is_ascending
+from wids.storage.array_types import IntArray
+
+
+def ranges_by_name(
+    positions: Positions, edges: IntArray, names: Sequence[str]
+) -> dict[str, IntArray]:
+    """Return for each name the ranges of indices whose samples are in its shards.
+
+    Args:
+        positions: The positions of a view.
+        edges: Where shards begin, and the end of the last one; shape ``(num_shards + 1,)``.
+        names: The name of each shard.
+
+    Returns:
+        Start and stop of ranges, ascending, shape ``(num_ranges, 2)``, by name in the order of the
+        shards. There is a range for each shard, empty ones included, where positions ascend;
+        otherwise one for each time that the view comes to another shard.
+    """
+    if is_ascending(positions):
+        numbers = np.arange(len(names))
+        stops = np.cumsum(counts_per_shard(positions, edges), dtype=np.int64)
+        starts = np.append(0, stops[:-1])
+    else:
+        shards = np.searchsorted(edges[1:], np.asarray(positions), side="right")
+        starts = np.flatnonzero(np.diff(shards, prepend=-1))
+        numbers, stops = shards[starts], np.append(starts[1:], len(shards))
+    ids = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    id_of_range = np.array([ids[name] for name in names])[numbers]
+    ranges = np.stack([starts, stops], axis=1).astype(np.int64)
+    return {name: ranges[id_of_range == place] for name, place in ids.items()}

@@ -1,0 +1,146 @@
+"""A name as a caller writes it (a path, URL, brace pattern, wildcards, folder) → URLs of files.
+
+Names in documents never come here: they name one file each (SEC-55). Nothing here opens a shard or
+reads a document.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from wids.errors import NotFoundError, SpecError
+from wids.shards.specs.braces import expand
+from wids.storage.fetch import Fetcher
+from wids.storage.transport import listing, urls
+from wids.storage.transport.listing import Named
+from wids.storage.transport.stream import Entry
+
+_TAR: Final = (".tar",)
+_COMPRESSED: Final = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+
+
+class Folder(NamedTuple):
+    """A listed folder that has tars.
+
+    Attributes:
+        url: The folder, with a slash at its end.
+        tars: The tars in it, sorted by name; not those in folders inside it.
+        document: The URL of the JSON document that seems to be their spec, or None.
+    """
+
+    url: str
+    tars: list[Named]
+    document: str | None
+
+
+def is_document(url: str) -> bool:
+    """Whether a path or URL names a JSON document, by its extension."""
+    return urls.path_of(url).lower().endswith(".json")
+
+
+def resolve(name: str, join: Callable[[str], str], fetcher: Fetcher) -> list[Named | Folder]:
+    """Return the files and folders that a name stands for, in the order of its braces.
+
+    Args:
+        name: The name.
+        join: Resolves a relative name.
+        fetcher: Lists folders.
+
+    Raises:
+        SpecError: A name is empty; or the braces are unbalanced or stand for too many names.
+        NotFoundError: Wildcards match nothing, or a folder has no tars.
+        FetchError: A folder cannot be listed.
+    """
+    found: list[Named | Folder] = []
+    for part in expand(name):
+        if not part:  # as a reference, it would be the current folder
+            raise SpecError(
+                "shards: expected a path, URL or pattern, found an empty text; the current folder "
+                'is "."'
+            )
+        url = join(part)
+        # `join` removes the slash of a path, and a path is asked of the disk.
+        if listing.is_pattern(url):
+            found += listing.matching(fetcher.entries, url)
+        elif listing.is_folder(url):
+            found.append(open_folder(url, fetcher))
+        else:
+            found.append(Named(url))
+    return found
+
+
+def open_folder(url: str, fetcher: Fetcher) -> Folder:
+    """List a folder for its tars.
+
+    Raises:
+        NotFoundError: It has none, or does not exist.
+        FetchError: It cannot be listed.
+    """
+    folder = listing.folder_of(url)
+    entries = fetcher.entries(folder)
+    tars = listing.files_in(entries, folder, _TAR)
+    if not tars:
+        raise _no_tars(folder, entries)
+    return Folder(folder, tars, _document(entries, folder, tars))
+
+
+def dataset_name(url: str) -> str:
+    """Return a name for a dataset from its first shard: ``train-000000.tar`` → ``train``."""
+    stem = os.path.splitext(os.path.basename(urls.path_of(url)))[0]
+    words = [word for word in re.split(r"[^A-Za-z0-9_]+", stem) if not word.isdecimal()]
+    return "-".join(dict.fromkeys(words)) or stem
+
+
+def tar_urls(names: Sequence[str], fetcher: Fetcher) -> list[str]:
+    """Return the tars that some names stand for, each once, sorted; a folder's spec is not used.
+
+    Raises:
+        SpecError, NotFoundError, FetchError: As `resolve`.
+    """
+    join = urls.joiner(os.getcwd())
+    found = set()
+    for name in names:
+        for item in resolve(name, join, fetcher):
+            found |= {item.url} if isinstance(item, Named) else {tar.url for tar in item.tars}
+    return sorted(found)
+
+
+def _document(entries: Sequence[Entry], folder: str, tars: Sequence[Named]) -> str | None:
+    """Return the JSON document that seems to be the spec of all tars, by names alone.
+
+    It is the only one with a pack beside it (``train.index``), or whose name all tars begin with.
+    """
+    names = {entry.name for entry in entries if not entry.is_folder}
+    found = [
+        name
+        for name in names
+        if name.endswith(".json")
+        and (
+            f"{name.removesuffix('.json')}.index" in names
+            or all(tar.url.startswith(folder + name.removesuffix(".json")) for tar in tars)
+        )
+    ]
+    return folder + found[0] if len(found) == 1 else None
+
+
+def _no_tars(folder: str, entries: Sequence[Entry]) -> NotFoundError:
+    message = (
+        f"{urls.redact(folder)}: expected a folder with .tar files, found "
+        f"{listing.content_text(entries)}"
+    )
+    documents = [e.name for e in entries if e.name.endswith(".json") and not e.is_folder]
+    folders = sorted(entry.name for entry in entries if entry.is_folder)
+    if any(entry.name.lower().endswith(_COMPRESSED) for entry in entries):
+        message += "; compressed tars have no random access: decompress them first"
+    elif folders:
+        message += f"; name a folder inside it, such as {urls.redact(folder)}{folders[0]}/"
+        if urls.is_local(folder):
+            message += ", or make shards of files with `wids pack`"
+    elif len(documents) == 1:
+        message += f"; if {documents[0]} is a spec, pass its name"
+    elif entries and urls.is_local(folder):
+        message += "; `wids pack` makes shards of files"
+    return NotFoundError(message)

@@ -1,0 +1,86 @@
+"""Where a document came from → what its references start from, and what they may name.
+
+The rules are in specs/shard-spec.md (SPEC-6, SPEC-11 to SPEC-13). Nothing here reads a document.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from wids.errors import SpecError
+from wids.shards.specs.entries import reference
+from wids.storage.transport import urls
+
+MAX_DEPTH: Final = 8
+"""Most documents in a chain of references, and most inline datasets inside one another."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a document's references start from, and what the document may name.
+
+    Attributes:
+        name: The document in messages.
+        base: The folder that its references start from, unless it states another.
+        is_based: Whether the base is the caller's, which the document cannot change.
+        is_trusted: Whether the document is a local file, and so may name local files.
+        mirror: A local folder of the caller's in which any document may name files.
+        depth: Number of inline datasets around this one.
+        chain: URLs of the documents that led here, its own last.
+    """
+
+    name: str
+    base: str
+    is_based: bool = False
+    is_trusted: bool = True
+    mirror: str | None = None
+    depth: int = 0
+    chain: tuple[str, ...] = ()
+
+    @classmethod
+    def at(cls, name: str, folder: str, base: str | None) -> Context:
+        """Return the context of a document in ``folder``, or at the caller's base instead."""
+        if base is None:
+            return cls(name, folder)
+        base = urls.join(os.getcwd(), base)
+        mirror = urls.local_path(base) if urls.is_local(base) else None
+        return cls(name, base, is_based=True, mirror=mirror)
+
+    def inside(self, number: int, base: str) -> Context:
+        """Return the context of a dataset inside this one, whose own base is ``base``."""
+        name = f"{self.name}: datasets[{number}]"
+        if self.depth >= MAX_DEPTH:
+            raise SpecError(
+                f"{name}: expected at most {MAX_DEPTH} datasets inside one another, found more"
+            )
+        # The caller's base replaces that of the outermost document only (SPEC-6).
+        return replace(self, name=name, base=base, is_based=False, depth=self.depth + 1)
+
+
+def base_of(document: Mapping[str, Any], context: Context) -> str:
+    """Return the folder that the references of a document start from.
+
+    Raises:
+        SpecError: The document names a folder that it must not name.
+    """
+    stated = reference(document, "base", context.name)
+    stated = stated or reference(document, "base_path", context.name)
+    if context.is_based or not stated:
+        return context.base
+    base = urls.join(context.base, stated)
+    check_local(urls.join(base, "x"), stated, context)
+    return base
+
+
+def check_local(url: str, name: str, context: Context) -> None:
+    """Refuse a local file in a document from elsewhere, unless it is in the caller's mirror."""
+    if context.is_trusted or not urls.is_local(url):
+        return
+    if context.mirror is None or not urls.is_within(urls.local_path(url), context.mirror):
+        raise SpecError(
+            f"{context.name}: names {urls.redact(name)!r}, a local file; a remote document must "
+            "not do that: if you trust it, download it first or pass `base`"
+        )

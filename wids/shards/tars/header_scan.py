@@ -1,0 +1,85 @@
+"""A tar that is read in parts → the members found so far, and their index with header checksums.
+
+Only the strict lane reads here, one member at a time: each slice of the tar may be a request to a
+server, and nothing is read between two headers. Members, order and errors are those of `scan`, as
+specs/tar-shards.md has them. Nothing here knows where the bytes come from.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+
+import numpy as np
+
+from wids.shards.tars.archive import BLOCK_NBYTES, Archive, TarData, TarMembers
+from wids.shards.tars.index import ShardIndex, build_index
+from wids.shards.tars.member_names import KeySplit
+from wids.shards.tars.strict_lane import read_next
+
+
+class HeaderScan:
+    """The scan of one tar, a member at a time. Not for several threads at once.
+
+    Args:
+        data: The tar. What its slices raise ends a step, which can then be repeated.
+        path: How messages name it.
+
+    Attributes:
+        position: Where the next header begins.
+
+    Raises:
+        ShardFormatError: The tar is empty.
+    """
+
+    def __init__(self, data: TarData, path: str = "tar") -> None:
+        self.position = 0
+        self._archive = Archive(data, path)
+        self._crcs: dict[int, int] = {}  # of the headers before the bytes at an offset
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all headers were read."""
+        return self.position >= self._archive.nbytes
+
+    @property
+    def num_members(self) -> int:
+        """Members found so far."""
+        return len(self._archive.members.names)
+
+    def step(self) -> None:
+        """Read the next member, or the end of the archive.
+
+        Raises:
+            ShardFormatError: The tar breaks a rule of specs/tar-shards.md.
+        """
+        archive = self._archive
+        known = self.num_members
+        self.position = read_next(archive, self.position)
+        if self.is_complete:
+            archive.remark_end()
+        if self.num_members > known:
+            offset, _, head = archive.members.last()
+            self._header_crc(head, offset)  # now, while the bytes are at hand
+
+    def _header_crc(self, head: int, offset: int) -> int:
+        # For a hard link these are the headers of its target, which were read already.
+        if offset not in self._crcs:
+            self._crcs[offset] = zlib.crc32(self._archive.data[head:offset])
+        return self._crcs[offset]
+
+    def members(self) -> TarMembers:
+        """Return the members found so far."""
+        return self._archive.result()
+
+    def index(self, members: TarMembers, key_split: KeySplit = "first") -> ShardIndex:
+        """Return the index of members that were found, with the checksums of their headers.
+
+        It is the index that `index_tar` makes with ``checksums=True``, without those of the
+        members' bytes, which are not read.
+        """
+        shard_index = build_index(members, key_split, self._archive.path)
+        offsets = shard_index.blocks.astype(np.int64) * BLOCK_NBYTES
+        heads = offsets - shard_index.head_blocks.astype(np.int64) * BLOCK_NBYTES
+        crcs = list(map(self._header_crc, heads.tolist(), offsets.tolist()))
+        return replace(shard_index, head_crcs=np.array(crcs, np.uint32))

@@ -1,0 +1,282 @@
+"""The members of a tar + the key rule → the samples of a shard, as columns.
+
+Members of one key form one sample wherever they are in the shard; samples come in the order in
+which their keys first appear. Everything is an array or a run of bytes, in memory as in a file, so
+that a stored index is used as it lies and an open shard costs no Python object for each of its
+samples. Nothing here reads the members' bytes, or knows how an index is stored.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import operator
+import os
+import zlib
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from wids.errors import ShardFormatError
+from wids.shards.tars.archive import BLOCK_NBYTES, TarBytes, TarMembers
+from wids.shards.tars.member_names import KEY_SPLITS, KeySplit, split_names, to_bytes, to_text
+from wids.storage.array_types import IntArray
+from wids.storage.checksums import fastest_crc32
+
+Column: TypeAlias = npt.NDArray[Any]
+"""Unsigned integers, of a type as narrow as their values allow."""
+
+NO_TIME: Final = -1
+"""A time that does not distinguish a tar: that of the tar of a published index."""
+NO_INODE: Final = 0
+"""An inode that does not distinguish a tar; no file has it."""
+
+
+class TarIdentity(NamedTuple):
+    """What distinguishes one tar from another without reading it.
+
+    Attributes:
+        nbytes: Length of the file.
+        mtime_ns: When its bytes were last changed, as far as programs that set this time tell; -1
+            for a published index, which is bound to the length and to the checksums of the headers
+            instead.
+        ctime_ns: When the file was last changed in any way, which no program can set; -1 where
+            that is not known, and for a copy, which is renamed after it is indexed.
+        inode: Number of the file in its file system; 0 where that is not known.
+    """
+
+    nbytes: int
+    mtime_ns: int = NO_TIME
+    ctime_ns: int = NO_TIME
+    inode: int = NO_INODE
+
+    @classmethod
+    def of_file(cls, status: os.stat_result) -> TarIdentity:
+        """Return the identity of a local file."""
+        # Windows has inodes of 128 bits.
+        inode = status.st_ino & (1 << 64) - 1
+        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode)
+
+    def of_copy(self, *, is_own: bool) -> TarIdentity:
+        """Return what distinguishes a copy of a remote file: each use changes its ctime.
+
+        Args:
+            is_own: Whether the cache fetched it, under a name that is made of its URL or digest;
+                it stays the same file if the cache is moved.
+        """
+        return self._replace(ctime_ns=NO_TIME, inode=NO_INODE if is_own else self.inode)
+
+    def fits(self, stored: TarIdentity) -> bool:
+        """Whether the tar of a stored index is this one, as far as is known of this one."""
+        return (
+            self[:2] == stored[:2]
+            and self.ctime_ns in (NO_TIME, stored.ctime_ns)
+            and self.inode in (NO_INODE, stored.inode)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ShardIndex:
+    r"""The samples of one shard.
+
+    Sample ``i`` has the members ``member_starts[i]`` to ``member_starts[i + 1]``, in archive order.
+
+    Attributes:
+        text: Bytes that contain the samples' keys, each between NULs: ``b"\0k0\0k1\0"``.
+        text_start, text_stop: Where in ``text`` these keys are.
+        key_starts: Where each key begins, counted from ``text_start``, and the end; shape
+            ``(num_samples + 1,)``.
+        member_starts: Each sample's first member, and the end; shape ``(num_samples + 1,)``.
+        blocks: Where members' bytes begin, in blocks of 512 bytes; shape ``(num_members,)``.
+        sizes: Their lengths in bytes, shape ``(num_members,)``.
+        field_ids: Their fields, as positions in ``fields``; shape ``(num_members,)``.
+        head_blocks: Length of the headers before a member's bytes that name it, in blocks; shape
+            ``(num_members,)``.
+        head_crcs: CRC-32 of those headers, which each read compares with the tar; empty where the
+            tar is known to be the one that was indexed.
+        payload_crcs: CRC-32 of the members' bytes, which reads can compare; empty where they were
+            not read.
+        fields: Every field that occurs, with its leading dot.
+        key_split: The rule by which names were split.
+        num_files: Files in the tar: members, files without a key or a field, and duplicates.
+    """
+
+    text: bytes | mmap.mmap
+    text_start: int
+    text_stop: int
+    key_starts: Column
+    member_starts: Column
+    blocks: Column
+    sizes: Column
+    field_ids: Column
+    head_blocks: Column
+    head_crcs: Column
+    payload_crcs: Column
+    fields: tuple[str, ...]
+    key_split: KeySplit
+    num_files: int
+
+    def __len__(self) -> int:
+        return len(self.key_starts) - 1
+
+    def key(self, local_index: int) -> str:
+        """Return the key of one sample."""
+        local_index = operator.index(local_index)  # numpy adds in as few bits as its integers have
+        start, stop = self.key_starts[local_index], self.key_starts[local_index + 1]
+        return to_text(self.text[self.text_start + int(start) : self.text_start + int(stop) - 1])
+
+    def stored_keys(self) -> list[bytes]:
+        """Return the keys of all samples as they are stored."""
+        text = bytes(self.text[self.text_start : self.text_stop])
+        return text.split(b"\0")[1:-1] if len(self) else []
+
+    def member(self, local_index: int, field: str) -> int | None:
+        """Return the member that is a field of one sample, or None if the sample lacks it."""
+        local_index = operator.index(local_index)
+        first, stop = map(int, self.member_starts[local_index : local_index + 2])
+        for member in range(first, stop):
+            if self.fields[self.field_ids[member]] == field:
+                return member
+        return None
+
+    def member_name(self, member: int) -> str:
+        """Return the name of a member: the key of its sample, and its field."""
+        local_index = int(np.searchsorted(self.member_starts, member, side="right")) - 1
+        field: str = self.fields[self.field_ids[member]]
+        return self.key(local_index) + field
+
+    def members_of(self, field: str) -> tuple[IntArray, IntArray]:
+        """Return the samples that have a field, ascending, and the member of each."""
+        if field not in self.fields:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        members = np.flatnonzero(self.field_ids == self.fields.index(field))
+        return np.searchsorted(self.member_starts, members, side="right") - 1, members
+
+    def without_payload_crcs(self) -> ShardIndex:
+        """Return the index of the same samples whose members are not compared."""
+        return replace(self, payload_crcs=np.empty(0, np.uint32))
+
+    def is_intact(self) -> bool:
+        """Whether the file that it is mapped from, if any, still has its length."""
+        return not isinstance(self.text, mmap.mmap) or self.text.size() == len(self.text)
+
+    def find(self, key: str) -> int:
+        """Return the local index of a key, or -1; one search through the bytes of all keys."""
+        wanted = to_bytes(key)
+        at = self.text.find(b"\0" + wanted + b"\0", self.text_start, self.text_stop)
+        if at < 0 or b"\0" in wanted:
+            return -1
+        return int(np.searchsorted(self.key_starts, at + 1 - self.text_start))
+
+
+def build_index(
+    members: TarMembers, key_split: KeySplit = "first", path: str = "tar"
+) -> ShardIndex:
+    """Group the members of a tar into samples.
+
+    Args:
+        members: The members.
+        key_split: Where a name is split: at the ``"first"`` or the ``"last"`` dot of its last part.
+        path: How messages name the tar.
+    """
+    if key_split not in KEY_SPLITS:
+        raise ValueError(f'key_split: expected "first" or "last", found {key_split!r}')
+    names = split_names(members.names, key_split)
+    if len(names.ends) != len(members.names):
+        raise ShardFormatError(f"{path}: a member name has a NUL in it; pack the shard again")
+    belongs = np.flatnonzero(names.dots)
+    keys, extensions = names.parts()
+    sample_of, unique_keys = _numbered(keys)
+    field_of, unique_extensions = _numbered(extensions)
+
+    order = _in_samples(sample_of, field_of, len(unique_extensions))
+    text = b"\0" + b"\0".join(unique_keys) + b"\0" if unique_keys else b"\0"
+    return ShardIndex(
+        text=text,
+        text_start=0,
+        text_stop=len(text),
+        key_starts=_narrow(np.flatnonzero(np.frombuffer(text, np.uint8) == 0) + 1),
+        member_starts=_narrow(np.searchsorted(sample_of[order], np.arange(len(unique_keys) + 1))),
+        blocks=_narrow(members.offsets[belongs][order] // BLOCK_NBYTES),
+        sizes=_narrow(members.sizes[belongs][order]),
+        field_ids=_narrow(field_of[order]),
+        head_blocks=_narrow((members.offsets - members.heads)[belongs][order] // BLOCK_NBYTES),
+        head_crcs=np.empty(0, np.uint32),
+        payload_crcs=np.empty(0, np.uint32),
+        fields=tuple(f".{to_text(extension)}" for extension in unique_extensions),
+        key_split=key_split,
+        num_files=len(members.names),
+    )
+
+
+def _numbered(items: list[bytes]) -> tuple[IntArray, list[bytes]]:
+    """Return each item's number, by first appearance, and the distinct items."""
+    table: defaultdict[bytes, int] = defaultdict(itertools.count().__next__)
+    numbers = np.fromiter(map(table.__getitem__, items), np.int64, len(items))
+    return numbers, list(table)
+
+
+def _in_samples(sample_of: IntArray, field_of: IntArray, num_fields: int) -> IntArray:
+    """Return members by sample, then as in the archive; of equal names only the last."""
+    pairs = sample_of * num_fields + field_of
+    kept = np.arange(len(pairs))
+    if (np.diff(pairs) > 0).all():  # as packers write them: nothing to sort, no duplicates
+        return kept
+    distinct, last_seen = np.unique(pairs[::-1], return_index=True)
+    if len(distinct) < len(pairs):
+        kept = np.sort(len(pairs) - 1 - last_seen)
+    return kept[np.argsort(sample_of[kept], kind="stable")]
+
+
+def _narrow(values: IntArray) -> Column:
+    """Return non-negative values in the narrowest unsigned type that holds them."""
+    largest = int(values.max(initial=0))
+    return values.astype(np.min_scalar_type(largest) if largest else np.uint8)
+
+
+def index_tar(
+    data: TarBytes, key_split: KeySplit = "first", path: str = "tar", *, checksums: bool = False
+) -> ShardIndex:
+    """Scan a tar and return the index of its samples.
+
+    Args:
+        data: The complete tar.
+        key_split: As for `build_index`.
+        path: How messages name the tar.
+        checksums: Whether to add what reading by range and publishing need, which reads all bytes
+            of the tar; see `with_checksums`.
+
+    Raises:
+        ShardFormatError: The tar breaks a rule of specs/tar-shards.md.
+    """
+    from wids.shards.tars.scan import (
+        scan,  # both lanes: 1.2 ms, where most tars were indexed before
+    )
+
+    shard_index = build_index(scan(data, path), key_split, path)
+    return with_checksums(shard_index, data) if checksums else shard_index
+
+
+def with_checksums(shard_index: ShardIndex, tar: TarBytes) -> ShardIndex:
+    """Return the index with the CRCs of all headers and members; reads all bytes of the members.
+
+    By the first, each read can verify that the tar is the same; by the others, that no bit of a
+    member has changed.
+    """
+    stops = shard_index.blocks.astype(np.int64) * BLOCK_NBYTES
+    starts = stops - shard_index.head_blocks.astype(np.int64) * BLOCK_NBYTES
+    spans = zip(starts.tolist(), stops.tolist(), strict=True)
+    crcs = [zlib.crc32(tar[start:stop]) for start, stop in spans]
+    members = list(zip(stops.tolist(), shard_index.sizes.tolist(), strict=True))
+    crc32 = fastest_crc32()
+    with memoryview(tar) as view:
+        # Each span once: a hostile tar can have a million hard links to one large member.
+        payload = {(at, size): crc32(view[at : at + size]) for at, size in dict.fromkeys(members)}
+    return replace(
+        shard_index,
+        head_crcs=np.array(crcs, np.uint32),
+        payload_crcs=np.array([payload[member] for member in members], np.uint32),
+    )

@@ -1,0 +1,131 @@
+"""What an open shard offers, whether it is a local file or a tar that is read by range.
+
+`wids.shards.tars.shard.Shard` and `wids.shards.range_shard.RemoteShard` both satisfy this protocol;
+the pool, the dataset and the page are typed on it. It knows nothing of how a shard is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+from wids.errors import WidsError
+from wids.shards.tars.index import ShardIndex
+from wids.shards.tars.raw_samples import Labels, RawSample
+from wids.storage.array_types import IntArray
+
+
+class ReadableShard(Protocol):
+    """An open shard: a sequence of raw samples, safe to read from any number of threads."""
+
+    @property
+    def index(self) -> ShardIndex:
+        """Where the samples are."""
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the tar in bytes."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all of the tar is a file on this machine; the same for all objects of a class."""
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether to open the local file from now on instead of this shard."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def __getitem__(self, local_index: int) -> RawSample:
+        """Return one sample; negative indices count from the end."""
+
+    def __iter__(self) -> Iterator[RawSample]:
+        """Iterate over all samples in order."""
+
+    def read(
+        self, local_index: int, verify: bool = False, labels: Labels | None = None
+    ) -> RawSample:
+        """Return one sample.
+
+        Args:
+            local_index: Its position, which must be 0 or more.
+            verify: Whether to compare its members with the checksums in the index, if that has any.
+                What is read by range is compared in any case.
+            labels: What to add to the sample.
+
+        Raises:
+            ShardFormatError: A member is damaged, or the tar or its index has changed.
+        """
+
+    def read_many(
+        self,
+        local_indices: Sequence[int],
+        *,
+        verify: bool = False,
+        labels: Labels | None = None,
+    ) -> list[RawSample]:
+        """Return samples in the order of ``local_indices``; fastest where these ascend.
+
+        Args:
+            local_indices: Their positions.
+            verify: As for `read`.
+            labels: The same.
+        """
+
+    def read_members(self, members: IntArray, *, verify: bool = False) -> list[bytes]:
+        """Return the bytes of members of the index, which ascend.
+
+        This is for bulk reading: one field of many samples, without a dict for each sample.
+
+        Raises:
+            ShardFormatError: A member is damaged, or the tar or its index has changed.
+        """
+
+    def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
+        """Return bytes of one field, from a start to a stop; fewer where the field ends."""
+
+    def find(self, key: str) -> int:
+        """Return the local index of a key, or -1."""
+
+    def check(self) -> None:
+        """Raise `ShardFormatError` if a mapped file has changed its length since it was opened."""
+
+    def close(self) -> None:
+        """Release what the shard holds; memoryviews that were handed out stay valid."""
+
+    def __enter__(self) -> ReadableShard:
+        """Return the shard."""
+
+    def __exit__(self, *_: object) -> None:
+        """Close the shard."""
+
+
+def read_or_errors(
+    read: Callable[[Any], Iterable[Any]],
+    wanted: Any,
+    caught: type[WidsError],
+    on_failure: Callable[[Any], object] = lambda _: None,
+) -> list[Any]:
+    """Read things together, and where that fails, one by one.
+
+    Args:
+        read: Returns the things at some indices, in their order.
+        wanted: The indices: a list, a range or an array.
+        caught: The error of one that cannot be read.
+        on_failure: Takes the error of reading them together; raises if none can be read.
+
+    Returns:
+        The things, or the error of each one that cannot be read.
+    """
+    try:
+        return list(read(wanted))
+    except caught as error:
+        on_failure(error)
+    found: list[Any] = []
+    for at in range(len(wanted)):
+        try:
+            found += read(wanted[at : at + 1])
+        except caught as error:
+            found.append(error)
+    return found

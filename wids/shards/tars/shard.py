@@ -1,0 +1,345 @@
+"""One mapped tar as a sequence of raw samples.
+
+A shard is read in place: never copied, locked or written to. This module knows one local file, and
+nothing of what a spec or a dataset says about it.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+from typing import ClassVar, Final, TypeAlias
+
+import numpy as np
+
+from wids.errors import ShardFormatError
+from wids.shards.tars.archive import BLOCK_NBYTES
+from wids.shards.tars.bulk_read import read_spans
+from wids.shards.tars.index import ShardIndex, TarIdentity, index_tar
+from wids.shards.tars.mapped_file import advise, map_file
+from wids.shards.tars.member_names import KeySplit
+from wids.shards.tars.raw_samples import (
+    Labels,
+    Raw,
+    RawSample,
+    changed_header_error,
+    changed_index_error,
+    changed_payload_error,
+    check_raw,
+    missing_field_error,
+    position,
+)
+from wids.shards.tars.sample_reader import LARGE_NBYTES, Readers, sample_reader, uniform_reader
+from wids.storage.array_types import IntArray
+from wids.storage.checksums import fastest_crc32
+
+FindIndex: TypeAlias = Callable[[str, mmap.mmap, TarIdentity], ShardIndex]
+"""Returns the index of a tar, from its path, its bytes and its identity."""
+
+_COLD_READ_S: Final = 50e-6
+"""A longer read came from the disk, or is so large that a hint costs little beside it."""
+
+_WARM_READ_S: Final = 5e-6
+"""What each small sample of several may take from memory."""
+
+_TIMED_TOGETHER: Final = 32
+"""The first sample of a batch is timed alone, and the others in parts of this length."""
+
+_CHECK_EVERY_S: Final = 0.005
+"""How long reads rely on the last check of the file's size, which costs a microsecond."""
+
+
+class Shard:
+    """One local tar file as a sequence of raw samples.
+
+    A raw sample is a dict: each field's bytes under its name with the leading dot, and the key of
+    the sample under ``"__key__"``. Safe to read from any number of threads and from forked
+    processes. Holds one file descriptor until it is closed or collected, and another one if its
+    index is mapped.
+
+    Example:
+        >>> import wids
+        >>> with wids.TarWriter("pets.tar") as writer:
+        ...     nbytes = writer.write({"__key__": "cat", ".txt": "a cat", ".cls": 3})
+        >>> with wids.Shard("pets.tar") as shard:
+        ...     len(shard), shard.find("cat"), shard[0]
+        (1, 0, {'.txt': b'a cat', '.cls': b'3', '__key__': 'cat'})
+
+    Args:
+        path: The tar file.
+        key_split: Where member names are split into key and field: at the ``"first"`` or the
+            ``"last"`` dot of their last path component.
+        fields: The only fields to read, or None for all.
+        raw: What a field is: ``"bytes"``, ``"stream"`` (an ``io.BytesIO``), or ``"view"`` (a
+            ``memoryview`` of the file itself, without a copy; see specs/security.md).
+        find_index: Returns the index, from path, bytes and identity of the file that was opened;
+            None to scan the tar.
+        handle: A descriptor of the file, if it is open already; closed here, in any case. A lock
+            on it lasts until the shard is unmapped.
+
+    Attributes:
+        path: The tar file.
+        identity: What distinguished it from other files when it was opened.
+        index: Where its samples are.
+        is_local: True, as all of the tar is available locally, unlike that of a `RemoteShard`.
+        is_spent: False, as there is nothing better to open.
+
+    Raises:
+        FetchError: The file cannot be opened.
+        ShardFormatError: It is not a complete, plain tar; or, on reading, it was changed after it
+            was opened, or is not the tar that its published index was made from.
+    """
+
+    is_local: ClassVar[bool] = True
+    is_spent: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        key_split: KeySplit = "first",
+        fields: Collection[str] | None = None,
+        raw: Raw = "bytes",
+        find_index: FindIndex | None = None,
+        handle: int | None = None,
+    ) -> None:
+        self.path = os.fspath(path)
+        self._map, status = map_file(self.path, handle)
+        self.identity = TarIdentity.of_file(status)
+        try:
+            check_raw(raw)
+            self._fields = None if fields is None else frozenset(fields)
+            if find_index is None:
+                self.index = index_tar(self._map, key_split, self.path)
+            else:
+                self.index = find_index(self.path, self._map, self.identity)
+        except BaseException:
+            # Explicitly, since the error's traceback keeps this frame, and so the file open.
+            with suppress(BufferError):
+                self._map.close()
+            raise
+        advise(self._map, "RANDOM")
+        self._view = memoryview(self._map)
+        make = partial(
+            sample_reader, self.path, self._map, self._view, self.index, self._fields, raw
+        )
+        self._use(readers := make(), make(verify=True) if len(self.index.payload_crcs) else readers)
+        self._raw: Raw = raw
+        # On average: to hint at all samples of a batch then costs little beside copying them.
+        self._is_large = self.nbytes > len(self.index) * LARGE_NBYTES
+        self._is_fresh = True
+        self._check_after_s = monotonic() + _CHECK_EVERY_S
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the tar in bytes."""
+        return self.identity.nbytes
+
+    def __repr__(self) -> str:
+        return f"Shard({self.path!r}: {len(self)} samples, {self.nbytes} bytes)"
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, local_index: int) -> RawSample:
+        return self.read(position(local_index, len(self), self.path))
+
+    def __iter__(self) -> Iterator[RawSample]:
+        advise(self._map, "SEQUENTIAL")
+        try:
+            yield from map(self.read, range(len(self)))
+        finally:
+            advise(self._map, "RANDOM")
+
+    def read(
+        self, local_index: int, verify: bool = False, labels: Labels | None = None
+    ) -> RawSample:
+        """Return one sample by its index; see `ReadableShard.read`."""
+        if local_index < 0:
+            local_index = position(local_index, len(self), self.path)
+        if monotonic() > self._check_after_s:
+            self.check()
+        return (self._read_verified if verify else self._read)(local_index, labels)
+
+    def read_many(
+        self,
+        local_indices: Sequence[int],
+        *,
+        verify: bool = False,
+        labels: Labels | None = None,
+    ) -> list[RawSample]:
+        """Return samples, fastest in ascending order; cold ones are read from the disk together."""
+        if min(local_indices, default=0) < 0:
+            local_indices = [position(index, len(self), self.path) for index in local_indices]
+        # What `check` compares, which itself takes twice as long as these two.
+        nbytes = self._map.size()
+        if self._is_fresh or nbytes != self.identity.nbytes or not self.index.is_intact():
+            self.check()
+        read = self._read_several_verified if verify else self._read_several
+        samples: list[RawSample] = []
+        start, stop = 0, 1
+        if self._is_large:
+            self.hint(local_indices)
+            stop = len(local_indices)
+        while start < len(local_indices):
+            start_s = monotonic()
+            samples += read(local_indices[start:stop], labels)
+            # Slow reads came from the disk, so the rest is requested at once. Hints for warm
+            # samples would cost as much as reading them, and so would a clock for each sample.
+            if monotonic() - start_s > _COLD_READ_S + (stop - start) * _WARM_READ_S:
+                self.hint(local_indices[stop:])
+                start, stop = stop, len(local_indices)
+            else:
+                start, stop = stop, stop + _TIMED_TOGETHER
+        return samples
+
+    def announce(self, local_indices: Iterable[int]) -> None:
+        """Advise the system of samples that will be read soon, if the wait is worth a call."""
+        if self._is_large:
+            self.hint(local_indices)
+
+    def hint(self, local_indices: Iterable[int]) -> None:
+        """Advise the system that these samples will be read soon, so it can read them together."""
+        names, wanted = self.index.fields, self._fields
+        starts, field_ids = self.index.member_starts.data, self.index.field_ids.data
+        stops = starts[1:]
+        blocks, sizes = self.index.blocks.data, self.index.sizes.data
+        heads = self.index.head_blocks.data
+        for local_index in local_indices:
+            start = stop = 0
+            for member in range(starts[local_index], stops[local_index]):
+                if wanted is None or names[field_ids[member]] in wanted:
+                    head = (blocks[member] - heads[member]) * BLOCK_NBYTES  # may be compared
+                    if not stop or head - stop > mmap.PAGESIZE:  # not next to the previous member
+                        advise(self._map, "WILLNEED", start, stop - start)
+                        start = head
+                    stop = blocks[member] * BLOCK_NBYTES + sizes[member]
+            advise(self._map, "WILLNEED", start, stop - start)
+
+    def read_members(self, members: IntArray, *, verify: bool = False) -> list[bytes]:
+        """Return the bytes of members of the index, which ascend."""
+        self.check()
+        index = self.index
+        bodies = index.blocks[members].astype(np.int64) * BLOCK_NBYTES
+        stops = bodies + index.sizes[members].astype(np.int64)
+        starts = bodies  # those of the headers, if the index is a published one: they are compared
+        if len(index.head_crcs):
+            starts = bodies - index.head_blocks[members].astype(np.int64) * BLOCK_NBYTES
+        spans = list(zip(starts.tolist(), stops.tolist(), strict=True))
+        values = read_spans(self._map, self.path, self.identity.inode, spans)
+        self.check()  # what was read is whole, if the file still has its length
+        if len(index.head_crcs):
+            lengths = (bodies - starts).tolist()
+            crcs = [zlib.crc32(v[:n]) for v, n in zip(values, lengths, strict=True)]
+            for at in np.flatnonzero(index.head_crcs[members] != crcs)[:1]:
+                field = index.fields[index.field_ids[members[at]]]
+                raise changed_header_error(self.path, int(starts[at]), field)
+            values = [value[n:] for value, n in zip(values, lengths, strict=True)]
+        if verify and len(index.payload_crcs):
+            crcs = list(map(fastest_crc32(), values))
+            for at in np.flatnonzero(index.payload_crcs[members] != crcs)[:1]:
+                raise changed_payload_error(self.path, index.member_name(int(members[at])))
+        return values
+
+    def views(self, members: IntArray, local_indices: Sequence[int]) -> list[memoryview]:
+        """Return the bytes of members in the file itself; they stay valid, and keep it mapped.
+
+        Args:
+            members: Members of the index, in any order.
+            local_indices: The samples that they belong to.
+
+        Raises:
+            ShardFormatError: The file or its index has changed.
+        """
+        self.check()
+        index, view = self.index, self._view
+        bodies = index.blocks[members].astype(np.int64) * BLOCK_NBYTES
+        start_s = monotonic()
+        _ = view[int(bodies[0]) - 1]
+        # A slow read came from the disk, so the rest is requested at once.
+        if self._is_large or monotonic() - start_s > _COLD_READ_S:
+            self.hint(local_indices)
+        if len(index.head_crcs):
+            heads = (bodies - index.head_blocks[members].astype(np.int64) * BLOCK_NBYTES).tolist()
+            headers = [view[start:stop] for start, stop in zip(heads, bodies.tolist(), strict=True)]
+            crcs = list(map(fastest_crc32(), headers))
+            for at in np.flatnonzero(index.head_crcs[members] != np.array(crcs))[:1]:
+                field = index.fields[index.field_ids[members[at]]]
+                raise changed_header_error(self.path, heads[at], field)
+        stops = (bodies + index.sizes[members].astype(np.int64)).tolist()
+        return [view[start:stop] for start, stop in zip(bodies.tolist(), stops, strict=True)]
+
+    def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
+        """Return bytes of one field, from a start to a stop; fewer where the field ends.
+
+        Raises:
+            KeyError: The sample does not have the field.
+            ShardFormatError: The file or its index has changed.
+        """
+        self.check()
+        index = self.index
+        member = index.member(local_index, field)
+        if member is None:
+            raise missing_field_error(self.path, index.key(local_index), field)
+        offset, size = int(index.blocks[member]) * BLOCK_NBYTES, int(index.sizes[member])
+        if len(index.head_crcs):
+            head = self._view[offset - int(index.head_blocks[member]) * BLOCK_NBYTES : offset]
+            if zlib.crc32(head) != index.head_crcs[member]:
+                raise changed_header_error(self.path, offset - len(head), field)
+        return self._map[offset + min(start, size) : offset + min(stop, size)]
+
+    def find(self, key: str) -> int:
+        """Return the local index of a key, or -1."""
+        return self.index.find(key)
+
+    def check(self) -> None:
+        """Raise `ShardFormatError` if the file has changed its length since it was opened.
+
+        To touch a mapped page that the file has lost kills the process, so reads check this first.
+        """
+        self._check_after_s = -math.inf  # if this fails, so does each read after it
+        nbytes = self._map.size()
+        if nbytes != self.nbytes:
+            raise ShardFormatError(
+                f"{self.path}: expected {self.nbytes} bytes as when it was opened, found {nbytes}; "
+                "it was changed in place: open the dataset again, and replace shards by renaming"
+            )
+        if not self.index.is_intact():
+            raise changed_index_error(self.path)
+        if self._is_fresh:
+            self._is_fresh = False
+            self._read_faster()
+        self._check_after_s = monotonic() + _CHECK_EVERY_S
+
+    def _read_faster(self) -> None:
+        """Look for what all samples have in common, to read them faster from now on."""
+        # Not when the shard is opened: where many shards take turns, that would take a fifth of the
+        # time of opening it and reading a sample.
+        source = self._view if self._raw == "view" else self._map
+        readers = uniform_reader(source, self.index, self._fields, self._raw)
+        if readers is not None:
+            verified = self._read_verified, self._read_several_verified
+            self._use(readers, readers if self._read_verified is self._read else verified)
+
+    def _use(self, readers: Readers, verified: Readers) -> None:
+        """Set the functions that read samples; attributes of their own are found soonest."""
+        self._read, self._read_several = readers
+        self._read_verified, self._read_several_verified = verified
+
+    def close(self) -> None:
+        """Release the file. Memoryviews that were handed out stay valid and keep it mapped."""
+        self._view.release()
+        with suppress(BufferError):  # views are out; the last of them closes the map
+            self._map.close()
+
+    def __enter__(self) -> Shard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

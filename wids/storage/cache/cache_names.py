@@ -1,0 +1,130 @@
+"""What is known of a remote file or a local shard → paths in the cache folder.
+
+Pure strings and hashes: nothing here touches the disk. The names are shared by all versions of this
+library that use one folder, so they never change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from wids.storage.transport import urls
+
+# Narrow on purpose: a file whose name matches may be deleted (CACHE-9).
+_OWN_NAME: Final = re.compile(r"[0-9a-f]{32}-.*")
+_TEMPORARY_NAME: Final = re.compile(r"\.([0-9a-f]{32}-.*\.[0-9a-f]{16}|pipe-.*)\.tmp")
+
+
+class RemoteFile(NamedTuple):
+    """A remote file, and what is known of it.
+
+    Attributes:
+        url: Its URL.
+        nbytes: Its length, or None.
+        md5sum, sha256: Its digests in hexadecimal digits, or None.
+        version: What distinguishes it from an earlier file of the same URL.
+    """
+
+    url: str
+    nbytes: int | None = None
+    md5sum: str | None = None
+    sha256: str | None = None
+    version: str = ""
+
+    def digests(self) -> list[tuple[str, str]]:
+        """Return the name and the value of each stated digest."""
+        stated = (("md5", self.md5sum), ("sha256", self.sha256))
+        return [(name, digest.lower()) for name, digest in stated if digest is not None]
+
+
+def default_folder() -> str:
+    """Return ``$WIDS_CACHE``, or else the cache folder of this user."""
+    stated = os.environ.get("WIDS_CACHE")
+    if stated:
+        return os.path.abspath(os.path.expanduser(stated))
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "wids")
+
+
+def shards_folder(folder: str) -> str:
+    """Return the folder of copies and their indexes, in a cache folder."""
+    return os.path.join(folder, "shards")
+
+
+def indexes_folder(folder: str) -> str:
+    """Return the folder of indexes of local shards, in a cache folder."""
+    return os.path.join(folder, "indexes")
+
+
+def copy_path(folder: str, remote_file: RemoteFile) -> str:
+    """Return the path of the cache's own copy of a file.
+
+    It is named by the digest, if one is stated, so that signed URLs of one file share a copy.
+    """
+    url, nbytes, md5sum, sha256, version = remote_file
+    # SHA-256 first, because MD5 collisions can be constructed, and the name would be shared.
+    digest = sha256 or md5sum
+    name = _hashed_name(url, digest.lower() if digest else url, nbytes, version)
+    return os.path.join(shards_folder(folder), name)
+
+
+@lru_cache(maxsize=4096)  # a shard that was closed is opened again under the same name
+def local_index_path(folder: str, shard_path: str, key_split: str) -> str:
+    """Return the path of a local shard's index, named by a hash of the shard's path.
+
+    Args:
+        folder: The cache folder.
+        shard_path: The path of the shard.
+        key_split: What distinguishes it from another index of the same shard.
+    """
+    path = os.path.abspath(shard_path)
+    return os.path.join(indexes_folder(folder), f"{_hashed_name(path, key_split, path)}.index")
+
+
+def lock_path(folder: str, path: str) -> str:
+    """Return the path of the file to lock while a file is fetched to this path."""
+    name = os.path.basename(path)
+    if not _OWN_NAME.fullmatch(name):
+        # A file that `localname` names may have any name and length, so a hash stands for its path.
+        name = _hashed_name(path, path)
+    return os.path.join(folder, "locks", f"{name}.lock")
+
+
+def eviction_lock_path(folder: str) -> str:
+    """Return the path of the file to lock while copies are evicted."""
+    return os.path.join(folder, "locks", "evict.lock")
+
+
+def is_own_name(name: str) -> bool:
+    """Whether this is the name of a copy or of an index, so that the cache may delete the file."""
+    return _OWN_NAME.fullmatch(name) is not None
+
+
+def is_temporary_name(name: str) -> bool:
+    """Whether this is the name of a file or folder that is being written, or was when killed."""
+    return _TEMPORARY_NAME.fullmatch(name) is not None
+
+
+def dataset_pattern(name: str) -> str:
+    """Return what the names of a dataset's files have in common: ``train-*.tar``, for people.
+
+    It is the end of a name, with a star for its last number, so two datasets may have the same.
+    """
+    tail = name.lstrip(".")[33:] if is_temporary_name(name) or is_own_name(name) else name
+    tail = re.sub(r"(\.[0-9a-f]{16}\.tmp|\.index)+$", "", tail)
+    return re.sub(r"[0-9]+(?=[^0-9]*$)", "*", tail)
+
+
+def _hashed_name(url: str, *parts: object) -> str:
+    """Return a hash of the parts, and the end of the URL's path, for people to read."""
+    # A NUL occurs in no URL or path, so no two lists of parts make the same text.
+    text = "\0".join(map(str, parts))
+    # Paths on Linux need not be UTF-8; surrogates stand for such bytes.
+    digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+    # The path only: queries, users and commands may be secrets.
+    tail = re.sub(r"[^A-Za-z0-9._-]", "_", os.path.basename(urls.path_of(url).rstrip("/"))[-60:])
+    return f"{digest[:32]}-{tail or 'file'}"

@@ -1,0 +1,194 @@
+"""The files of a cache folder, and a limit → the files to delete, least recently used first.
+
+Knows nothing of what is in the files. Only files with the cache's own names are ever deleted, and
+none that a process uses.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import IO, Final, NamedTuple
+
+from wids.storage import abandoned
+from wids.storage.cache import cache_names, sweeping
+from wids.storage.cache.leases import delete_if_unused
+from wids.storage.cache.turns import folder_lock
+
+_INDEX_SUFFIX: Final = ".index"
+_WAIT_S: Final = 5.0
+"""How long to wait for another process's eviction."""
+_NUM_LISTINGS: Final = 3
+
+
+class CacheFile(NamedTuple):
+    """A file in the cache folder that the cache wrote.
+
+    Attributes:
+        path, name: Its path, and the last part of it.
+        nbytes: Its length.
+        used_ns: When it was last opened, in nanoseconds since 1970.
+        is_temporary: Whether it is being written.
+    """
+
+    path: str
+    name: str
+    nbytes: int
+    used_ns: int
+    is_temporary: bool
+
+
+def choose_victims(files: Iterable[CacheFile], limit_nbytes: int) -> list[CacheFile]:
+    """Return the files to delete, in this order, until those that count keep the limit.
+
+    Some may turn out to be in use, so all that can be deleted are returned; none if the limit is
+    kept already. What counts are copies, files being written, and indexes whose copy is gone, which
+    serve reading by range and are worth a tenth of the limit. The index of a copy that is there, a
+    percent of it, does not count.
+    """
+    held = _sort(files)
+    if held.nbytes() <= limit_nbytes:
+        return []
+    # Orphans beyond their tenth go first, whatever their age; the rest of them goes last, since an
+    # index still saves a download by serving reads by range (CACHE-8, CACHE-15).
+    excess = sum(file.nbytes for file in held.orphans) - limit_nbytes // 10
+    num_first = 0
+    while excess > 0:
+        excess -= held.orphans[num_first].nbytes
+        num_first += 1
+    return [*held.orphans[:num_first], *held.copies, *held.orphans[num_first:]]
+
+
+def evict(folder: str, limit_nbytes: int) -> int:
+    """Delete unused files until the limit is kept; return how many bytes too many remain."""
+    # Counted again each time: other processes fetch and evict in the same folder, so a running
+    # total would be wrong at once.
+    files = _list_files(cache_names.shards_folder(folder))
+    excess = _sort(files).nbytes() - limit_nbytes
+    for file in choose_victims(files, limit_nbytes):
+        if excess <= 0:
+            break
+        # A copy with a lease is passed over and not waited for (CACHE-7, CACHE-8).
+        if delete_if_unused(file.path):
+            excess -= file.nbytes
+    return max(0, excess)
+
+
+def make_space(
+    folder: str,
+    file: IO[bytes],
+    nbytes: int,
+    limit_nbytes: int,
+    make_room: Callable[[], None],
+) -> int:
+    """Evict what a new file needs, and give it a length; return how many bytes too many remain.
+
+    Args:
+        folder: The cache folder.
+        file: The new file, in that folder.
+        nbytes: The length that it will have, so that other processes count it.
+        limit_nbytes: The limit of the cache.
+        make_room: Called if too many files are in use; closes what this process does not need.
+    """
+    # One process at a time, or two would each evict for both; but without a long wait for it.
+    with folder_lock(cache_names.eviction_lock_path(folder), timeout_s=_WAIT_S):
+        file.flush()
+        current_nbytes = os.fstat(file.fileno()).st_size  # counted with the other files already
+        nbytes = max(nbytes, current_nbytes)
+        rest_nbytes = limit_nbytes - (nbytes - current_nbytes)
+        excess = evict(folder, rest_nbytes)
+        if excess > 0:
+            sweeping.sweep(folder)  # files of processes that were killed count too
+            make_room()
+            excess = evict(folder, rest_nbytes)
+        # While the lock is held: the next process has to count this file at its full length.
+        file.truncate(nbytes)
+    return excess
+
+
+def contents(folder: str) -> list[CacheFile]:
+    """Return the copies, their indexes and the temporary files of a cache folder."""
+    return _list_files(cache_names.shards_folder(folder))
+
+
+def clearable(folder: str) -> list[CacheFile]:
+    """Return all of `contents`, the indexes of local shards, and notes and maps beside them."""
+    return [*contents(folder), *_list_files(cache_names.indexes_folder(folder))]
+
+
+def clear(files: Sequence[CacheFile]) -> tuple[int, int, int]:
+    """Delete those of the files that no process uses; the index of a copy in use stays too.
+
+    An unfinished file is in use until it is a minute old, since its writer may not have locked it.
+
+    Returns:
+        The number of deleted files, their bytes, and the number of files that are in use.
+    """
+    deleted: list[CacheFile] = []
+    kept: set[str] = set()
+    for file in sorted(files):  # a copy comes before its index
+        delete = abandoned.delete_if_abandoned if file.is_temporary else delete_if_unused
+        # A copy that stays is compared with its index when its time changes (CACHE-35).
+        if file.path.removesuffix(_INDEX_SUFFIX) not in kept and delete(file.path):
+            deleted.append(file)
+        elif os.path.lexists(file.path):  # or another process has deleted it
+            kept.add(file.path)
+    return len(deleted), sum(file.nbytes for file in deleted), len(kept)
+
+
+class _Held(NamedTuple):
+    """The files that count, by kind; copies and orphans least recently used first."""
+
+    copies: list[CacheFile]
+    orphans: list[CacheFile]
+    temporary: list[CacheFile]
+
+    def nbytes(self) -> int:
+        return sum(file.nbytes for kind in self for file in kind)
+
+
+def _sort(files: Iterable[CacheFile]) -> _Held:
+    by_use = sorted(files, key=lambda file: file.used_ns)
+    existing = {file.name for file in by_use}
+    held = _Held([], [], [])
+    for file in by_use:
+        if file.is_temporary:
+            held.temporary.append(file)
+        elif not file.name.endswith(_INDEX_SUFFIX):
+            held.copies.append(file)
+        elif file.name.removesuffix(_INDEX_SUFFIX) not in existing:
+            held.orphans.append(file)
+    return held
+
+
+def _list_files(folder: str) -> list[CacheFile]:
+    """Return the files of the cache in a folder."""
+    for _ in range(_NUM_LISTINGS):
+        files, is_complete = _list_once(folder)
+        if is_complete:
+            break
+    return files
+
+
+def _list_once(folder: str) -> tuple[list[CacheFile], bool]:
+    """Return the files in a folder, and False if some may have been missed.
+
+    A temporary file that is gone when its length is read may have its final name by then, which the
+    listing does not have.
+    """
+    files, is_complete = [], True
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            is_temporary = cache_names.is_temporary_name(entry.name)
+            # Whatever else is in the folder is the user's, and is never deleted (CACHE-9).
+            if is_temporary or cache_names.is_own_name(entry.name):
+                try:
+                    # In a shared folder another user could link to a file of any size (SEC-40).
+                    status = entry.stat(follow_symlinks=False)
+                except OSError:  # deleted or renamed since
+                    is_complete &= not is_temporary
+                    continue
+                sizes = (status.st_size, status.st_atime_ns)
+                files.append(CacheFile(entry.path, entry.name, *sizes, is_temporary))
+    return files, is_complete

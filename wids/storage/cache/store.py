@@ -1,0 +1,395 @@
+"""A remote file → its verified copy on this machine, found, opened or fetched.
+
+A file under its final name is complete: it was fetched into a temporary file beside it, verified,
+indexed (by a callable of the caller's, since this package never parses a tar) and renamed. Locks
+keep two processes from fetching the same file, and keep files in use from being evicted; where
+locks do not work, work is done twice and the result is the same. The cache never holds the only
+copy: a file that is missing, damaged or deleted is fetched again. specs/cache.md specifies it.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import IO, Final, NamedTuple, TypeAlias
+
+from wids.errors import FetchError, MismatchError, ShardFormatError
+from wids.storage import abandoned, complete_files, locks
+from wids.storage.cache import cache_names, eviction, sweeping
+from wids.storage.cache.cache_names import RemoteFile
+from wids.storage.cache.leases import lease
+from wids.storage.cache.small_files import make_folder, open_up, protect, save_quietly
+from wids.storage.cache.space import Space, storage_error
+from wids.storage.cache.turns import turn
+from wids.storage.cache.verified import VerifiedFiles, is_own_file
+from wids.storage.download import Expected
+from wids.storage.fetch import Fetcher
+from wids.storage.progress import Bar
+from wids.storage.sizes import nbytes_text
+from wids.storage.transport import urls
+
+Prepare: TypeAlias = Callable[[IO[bytes]], bytes]
+Localname: TypeAlias = Callable[[str], "str | os.PathLike[str] | None"]
+
+_UNREADABLE: Final = frozenset((errno.EACCES, errno.EPERM, errno.EIO))
+"""Errors that are the file's own, unlike too many open files."""
+
+_logger = logging.getLogger("wids")
+
+
+class CachedCopy(NamedTuple):
+    """A complete local file.
+
+    Attributes:
+        path: Its path.
+        handle: A descriptor of it, which the caller closes. While it, or a memory map made from it,
+            is open, the file is not evicted.
+        index_path: The path of its index.
+        is_own: Whether the cache fetched it, and so may fetch it again if it is damaged.
+        inode: Inode number; a copy that is fetched again has another one.
+    """
+
+    path: str
+    handle: int
+    index_path: str
+    is_own: bool
+    inode: int
+
+
+class BackgroundFetch:
+    """The state of a fetch that no reader is waiting for yet.
+
+    Attributes:
+        cancelled: Set by the owner to stop the fetch.
+        begun: Set when the fetch has its turn, so that a reader who wants the file now would wait.
+        done: Set by the owner when the fetch has ended, in success or failure.
+        received_nbytes: Bytes received so far.
+    """
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+        self.begun = threading.Event()
+        self.done = threading.Event()
+        self.received_nbytes = 0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What may stay in the cache.
+
+    Attributes:
+        nbytes: The most bytes, or None for no limit.
+        keep: Whether to never evict anything.
+    """
+
+    nbytes: int | None = None
+    keep: bool = False
+
+    @property
+    def share_nbytes(self) -> int | None:
+        """The most bytes that one process should have open at a time, beside others."""
+        return None if self.nbytes is None or self.keep else self.nbytes // 4
+
+
+class Cache:
+    """Copies of remote files in one folder, shared by all processes that use it.
+
+    Safe to use from any number of threads and processes, and after a fork. Can be pickled if its
+    fetcher and ``localname`` can.
+
+    Args:
+        folder: The folder; made when something is first stored.
+        fetcher: Reads URLs.
+        limits: What may stay.
+        localname: Returns the path of a file of the caller's own for a URL, or None.
+        offered: Base names of files that the user may have placed in the folder.
+        wants_progress: As in `progress.Bar`.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        fetcher: Fetcher,
+        *,
+        limits: Limits = Limits(),
+        localname: Localname | None = None,
+        offered: frozenset[str] = frozenset(),
+        wants_progress: bool | None = None,
+    ) -> None:
+        self.folder = folder
+        self.fetcher = fetcher
+        self.limits = limits
+        self.localname = localname
+        self.offered = offered
+        self.wants_progress = wants_progress
+        self._verified = VerifiedFiles(folder)
+        # Once for each cache object, and only before a fetch: opening copies should not list the
+        # folder.
+        self._was_swept = False
+        self._has_warned = False
+
+    def find(self, remote_file: RemoteFile) -> str | None:
+        """Return the path of the copy of a file, if there is one that fits what is known."""
+        for path, is_own in self._candidates(remote_file):
+            try:
+                # A link in place of a copy could lead to another file; the user's own files may be
+                # links (SEC-40).
+                status = os.lstat(path) if is_own else os.stat(path)
+            except OSError:
+                continue
+            if not stat.S_ISREG(status.st_mode):  # another user's link or pipe, or a folder
+                continue
+            if remote_file.nbytes is not None and status.st_size != remote_file.nbytes:
+                continue
+            # What this user fetched was verified on the way; the rest is verified once.
+            is_fetched = is_own and is_own_file(status)
+            if is_fetched or self._verified.verify(path, status, remote_file):
+                return path
+        return None
+
+    def open(
+        self,
+        remote_file: RemoteFile,
+        prepare: Prepare | None = None,
+        make_room: Callable[[], None] = lambda: None,
+    ) -> CachedCopy:
+        """Open the copy of a file, fetched if there is none; while it is open it is not evicted.
+
+        Args:
+            remote_file: Its URL, and what is known of it.
+            prepare: Returns the bytes of its index, made from the complete file before that has its
+                name; if it raises, the file is not published.
+            make_room: Called if all that could be evicted is in use; closes what is not needed.
+
+        Raises:
+            FetchError: It cannot be fetched.
+            StorageError: It cannot be stored.
+            MismatchError: Twice it was not what its spec says.
+        """
+        # Between `find` and the lease another process may evict the copy (CACHE-7).
+        for _ in range(3):  # again only if the copy is evicted before it is leased
+            path = self.find(remote_file) or self._download(remote_file, prepare, make_room)
+            handle = None
+            try:
+                handle = None if path is None else self._lease(remote_file, path)
+                if path is not None and handle is not None:
+                    is_own = path == cache_names.copy_path(self.folder, remote_file)
+                    index_path = self.index_path(remote_file, path)
+                    return CachedCopy(path, handle, index_path, is_own, os.fstat(handle).st_ino)
+            except BaseException:  # Ctrl-C
+                if handle is not None:
+                    os.close(handle)
+                raise
+        raise FetchError(
+            f"{urls.redact(remote_file.url)}: other processes evicted it from {self.folder} each "
+            "time before it could be opened; make cache_size larger"
+        )
+
+    def _lease(self, remote_file: RemoteFile, path: str) -> int | None:
+        """Open a copy; return None if it is gone, or cannot be read and was therefore deleted."""
+        try:
+            return lease(path)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            is_own = path == cache_names.copy_path(self.folder, remote_file)
+            if is_own and error.errno in _UNREADABLE:
+                self.discard(remote_file)
+                # Only if the deletion worked: without the right to delete, fetching again would
+                # fail for ever.
+                if not os.path.lexists(path):
+                    _logger.warning("%s: cannot be read: %s; fetching it again", path, reason)
+                    return None
+            raise FetchError(f"{path}: cannot be read: {reason}") from error
+
+    def fetch(
+        self, remote_file: RemoteFile, prepare: Prepare | None, background: BackgroundFetch
+    ) -> None:
+        """Fetch a file ahead of its use, unless there is a copy or another process fetches it.
+
+        Raises:
+            FetchError: It cannot be fetched or stored, or the fetch was cancelled.
+            MismatchError: Twice it was not what its spec says.
+        """
+        if self.find(remote_file) is None:
+            self._download(remote_file, prepare, background=background)
+
+    def index_path(self, remote_file: RemoteFile, path: str | None = None) -> str:
+        """Return the path of a copy's index: beside it, or among those of local shards."""
+        own_path = cache_names.copy_path(self.folder, remote_file)
+        if path is None or path == own_path:
+            return own_path + ".index"
+        return cache_names.local_index_path(self.folder, path, "first")
+
+    def is_as_stated(self, remote_file: RemoteFile, path: str) -> bool:
+        """Whether a copy exists and has the stated digests; hashed if that is not known."""
+        try:
+            status = os.stat(path)
+        except OSError:  # another process has discarded it
+            return False
+        return self._verified.verify(path, status, remote_file)
+
+    def discard(self, remote_file: RemoteFile) -> None:
+        """Delete the cache's own copy of a file and its index, so that it is fetched again."""
+        own_path = cache_names.copy_path(self.folder, remote_file)
+        # The index first: one that outlives its copy would serve reads by range (CACHE-15).
+        for path in (self.index_path(remote_file, own_path), own_path):
+            with suppress(OSError):
+                os.unlink(path)
+
+    def _candidates(self, remote_file: RemoteFile) -> list[tuple[str, bool]]:
+        """Return the paths that a copy can have, and whether it is the cache's own.
+
+        A file is fetched to the last of them.
+        """
+        if self.localname is not None:
+            path = self.localname(remote_file.url)
+            if path is not None:
+                return [(os.path.abspath(os.path.expanduser(os.fspath(path))), False)]
+        own = (cache_names.copy_path(self.folder, remote_file), True)
+        base_name = os.path.basename(urls.path_of(remote_file.url))
+        # A base name alone proves nothing: something has to be known to compare the file with.
+        is_comparable = remote_file.nbytes is not None or remote_file.sha256 or remote_file.md5sum
+        if base_name in self.offered and is_comparable:
+            return [(os.path.join(self.folder, base_name), False), own]
+        return [own]
+
+    def _download(
+        self,
+        remote_file: RemoteFile,
+        prepare: Prepare | None,
+        make_room: Callable[[], None] = lambda: None,
+        background: BackgroundFetch | None = None,
+    ) -> str | None:
+        """Fetch a file, or wait for the process that does, and return its path.
+
+        Return None for a background fetch if another process fetches the file: it does not wait.
+        """
+        path, is_own = self._candidates(remote_file)[-1]
+        try:
+            lock_path = cache_names.lock_path(self.folder, path)
+            with turn(lock_path, path, waits=background is None) as is_ours:
+                if background is not None:
+                    # From here on a reader who wants the file waits for the lock, instead of
+                    # fetching it as well.
+                    background.begun.set()
+                if not is_ours:
+                    return None
+                found = self.find(remote_file)  # another process may have fetched it meanwhile
+                if found is not None:
+                    return found
+                if not self._was_swept:
+                    self._was_swept = True
+                    sweeping.sweep(self.folder)
+                self._download_twice(remote_file, path, prepare, make_room, background)
+                with suppress(OSError):  # it may be deleted already
+                    if not is_own or not is_own_file(os.stat(path)):
+                        self._verified.note_fetched(path, remote_file)
+        except FetchError:
+            raise
+        except OSError as error:
+            limit = self.limits.nbytes
+            raise storage_error(remote_file.url, path, self.folder, limit, error) from error
+        return path
+
+    def _download_twice(
+        self,
+        remote_file: RemoteFile,
+        path: str,
+        prepare: Prepare | None,
+        make_room: Callable[[], None],
+        background: BackgroundFetch | None,
+    ) -> None:
+        """Fetch a file to its final name; once more if it was not what was expected."""
+        for is_last in (False, True):
+            try:
+                self._download_once(remote_file, path, prepare, make_room, background)
+            except (MismatchError, ShardFormatError, FileNotFoundError) as error:
+                # Cut or mixed up on the way, or the cache folder was deleted. A FetchError comes
+                # after enough tries already, or is final, such as status 404.
+                if is_last or isinstance(error, FetchError):
+                    raise
+                _logger.warning("%s; fetching it once more", str(error))
+            else:
+                return
+
+    def _download_once(
+        self,
+        remote_file: RemoteFile,
+        path: str,
+        prepare: Prepare | None,
+        make_room: Callable[[], None],
+        background: BackgroundFetch | None,
+    ) -> None:
+        """Fetch a file beside its final name, verify it, index it and rename it."""
+        is_own = path == cache_names.copy_path(self.folder, remote_file)
+        _make_target_folder(path, is_own=is_own)
+        name = os.path.basename(urls.path_of(remote_file.url)) or "a shard"
+        # Nobody waits for a background fetch, so nobody wants to see it.
+        wants_progress = self.wants_progress if background is None else False
+        bar = Bar(f"fetching {name}", remote_file.nbytes, "B", wanted=wants_progress)
+        # Not synced there, but below, while the lock is still held.
+        with bar, complete_files.replacing(path, sync=False) as file:
+            if is_own:
+                open_up(file.fileno(), os.path.dirname(path))
+            limit = self.limits.nbytes if is_own and not self.limits.keep else None
+            reserve = partial(self._reserve, file, limit, make_room)
+            space = Space(os.path.dirname(path), remote_file.nbytes, limit, reserve)
+
+            def report(received_nbytes: int, total_nbytes: int | None) -> None:
+                space.cover(received_nbytes, total_nbytes)
+                bar.reach(received_nbytes, total_nbytes)
+                if background is not None:
+                    background.received_nbytes = received_nbytes
+
+            # The lock tells a process that sweeps that the temporary file has a writer. It lasts
+            # until the disk has the file, since that can take longer than a sweeper waits.
+            with locks.holding(file.name):
+                expected = Expected(remote_file.nbytes, remote_file.md5sum, remote_file.sha256)
+                cancel = None if background is None else background.cancelled
+                self.fetcher.save(remote_file.url, file, expected, report, cancel)
+                file.flush()
+                if prepare is not None:
+                    # Before the rename, so that a copy that can be found has its index beside it.
+                    index_path = self.index_path(remote_file, path)
+                    if not save_quietly(index_path, prepare(file)):
+                        with suppress(OSError):  # that of an earlier copy, which may differ
+                            os.unlink(index_path)
+                if is_own:
+                    protect(file.fileno(), file.name)
+                os.fsync(file.fileno())
+
+    def _reserve(
+        self, file: IO[bytes], limit: int | None, make_room: Callable[[], None], nbytes: int
+    ) -> None:
+        """Evict the least recently used files, as far as a file that will be so long needs it."""
+        if limit is None:
+            return
+        # A file beyond the limit evicts nothing: its length is only what a server claims.
+        beyond = max(0, nbytes - limit)
+        nbytes = 0 if beyond else nbytes
+        excess = eviction.make_space(self.folder, file, nbytes, limit, make_room)
+        excess = max(excess, beyond)
+        if excess > 0 and not self._has_warned:
+            self._has_warned = True
+            _logger.warning(
+                "%s: cache_size is %s, and with what is in use now the cache needs %s; make "
+                "cache_size larger or lru_size smaller",
+                *(self.folder, nbytes_text(limit), nbytes_text(limit + excess)),
+            )
+
+
+def _make_target_folder(path: str, *, is_own: bool) -> None:
+    """Make the folder to fetch a file to: the cache's, or one of the user's that `sweep` skips."""
+    folder = os.path.dirname(path)
+    if is_own:
+        make_folder(folder)
+    else:
+        os.makedirs(folder, exist_ok=True)
+        abandoned.sweep_beside(path)

@@ -1,0 +1,102 @@
+"""A file that this user's cache did not fetch → whether it has the digests that its spec states.
+
+Users place files, and other users who share a cache folder fetch copies. Hashing takes a while, so
+each state of a file is hashed once, and a note of the result is saved, bound to the file's length
+and modification time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import suppress
+from typing import TypeAlias
+
+from wids.storage.cache.cache_names import RemoteFile, default_folder, local_index_path
+from wids.storage.cache.small_files import save_quietly
+from wids.storage.digests import file_digest
+
+_Proof: TypeAlias = tuple[object, ...]
+
+_logger = logging.getLogger("wids")
+
+
+class VerifiedFiles:
+    """The files that were compared with their digests, by this process or by one before it.
+
+    Args:
+        folder: The cache folder, for the notes.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._results: dict[_Proof, bool] = {}
+
+    def verify(self, path: str, status: os.stat_result, remote_file: RemoteFile) -> bool:
+        """Return whether a file has the stated digests; hash it if that is not known yet."""
+        digests = remote_file.digests()
+        # Nothing is known to compare with; specs/security.md states what remains (SEC-41).
+        if not digests:
+            return True
+        proof = _proof(path, status, remote_file)
+        if proof not in self._results:
+            is_equal = self._has_note(path, proof)
+            if not is_equal:
+                try:
+                    is_equal = all(file_digest(path, name) == digest for name, digest in digests)
+                except OSError:
+                    return False
+                if is_equal:
+                    self._save_note(path, proof)
+                else:
+                    _logger.warning(
+                        "%s: not used: its digest is not the one that the spec states", path
+                    )
+            self._results[proof] = is_equal
+        return self._results[proof]
+
+    def note_fetched(self, path: str, remote_file: RemoteFile) -> None:
+        """Note that a file was verified while it was fetched."""
+        self._results[_proof(path, os.stat(path), remote_file)] = True
+
+    def _has_note(self, path: str, proof: _Proof) -> bool:
+        return any(_has_own_note(note_path, proof) for note_path in self._note_paths(path))
+
+    def _save_note(self, path: str, proof: _Proof) -> None:
+        for note_path in self._note_paths(path):
+            # Read back: where every file belongs to one user, as on some network file systems, the
+            # note in the cache folder would never be believed.
+            if save_quietly(note_path, _note(proof)) and _has_own_note(note_path, proof):
+                return
+
+    def _note_paths(self, path: str) -> list[str]:
+        """Return where a note can be: in the cache folder, or in the default one of this user."""
+        return [
+            note_path(folder, path) for folder in dict.fromkeys((self._folder, default_folder()))
+        ]
+
+
+def note_path(folder: str, path: str) -> str:
+    """Return where the note on a file is in a cache folder."""
+    return local_index_path(folder, path, "first") + ".proof"
+
+
+def is_own_file(status: os.stat_result) -> bool:
+    """Whether a file belongs to this user; True where files have no owners."""
+    return not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
+
+
+def _proof(path: str, status: os.stat_result, remote_file: RemoteFile) -> _Proof:
+    # With the digests: a file that was verified for one spec is not verified for another (CACHE-4).
+    return (path, status.st_size, status.st_mtime_ns, *remote_file.digests())
+
+
+def _note(proof: _Proof) -> bytes:
+    return repr(proof).encode("utf-8", "surrogateescape")
+
+
+def _has_own_note(path: str, proof: _Proof) -> bool:
+    """Whether this user wrote this note; users who share a folder need not trust each other."""
+    with suppress(OSError), open(path, "rb") as file:
+        return is_own_file(os.fstat(file.fileno())) and file.read() == _note(proof)
+    return False

@@ -1,0 +1,266 @@
+"""A URL → its document, a byte range, a file, or its length: all of the bytes, or an error.
+
+What a `Fetcher` returns is complete if the server says how long the file is, and is the right file
+if the caller says how to recognise it. Nothing here knows shards, specs or caches.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import IO, Any, NamedTuple
+
+from wids.errors import FetchError
+from wids.storage.download import Download, Expected, Report, check_complete
+from wids.storage.range_reader import RangeReader
+from wids.storage.transport import urls
+from wids.storage.transport.local import Opener
+from wids.storage.transport.retry import with_retries
+from wids.storage.transport.schemes import Transports
+from wids.storage.transport.stream import Entry, PastEndError, TransientError
+from wids.storage.unnamed_files import unnamed_file
+
+
+class FileStart(NamedTuple):
+    """The first bytes of a file.
+
+    Attributes:
+        data: The bytes.
+        total_nbytes: Length of the file, or None if the server does not state it.
+        has_ranges: Whether the server sends parts: False if it began to send more of the file.
+    """
+
+    data: bytes
+    total_nbytes: int | None
+    has_ranges: bool
+
+
+class Fetcher:
+    """Reads URLs, with the caller's options and handlers.
+
+    Threads can share it, and it survives a fork. It can be pickled if its handlers can.
+
+    Args:
+        storage_options: Options for servers. ``headers`` (a dict) and ``timeout`` (in seconds) are
+            for HTTP; ``retry_s`` is the number of seconds that a read waits for a server that has
+            answered before, by default ``$WIDS_RETRY_S``, or 300; the others go to the fsspec file
+            systems of other schemes. Or a dict of such dicts by URL prefix,
+            ``{"https://host/": {"headers": …}, "s3://": {…}}``; the longest matching prefix is
+            used. Once a document has been read from a URL, options without a prefix go only to the
+            server of the first such document, except for ``retry_s``. None for what
+            ``$WIDS_STORAGE_OPTIONS`` states as JSON.
+        handlers: A callable for each scheme, which opens a URL as a binary file and replaces the
+            transport of that scheme.
+        scratch: Folder for the files of ``pipe:`` commands; None for the system's.
+    """
+
+    def __init__(
+        self,
+        storage_options: Mapping[str, Any] | None = None,
+        handlers: Mapping[str, Opener] | None = None,
+        scratch: str | None = None,
+    ) -> None:
+        self._transports = Transports(storage_options, handlers, scratch)
+        # Here and not in a reader, since a shard may be closed and opened again in an epoch.
+        self._tags: dict[str, str] = {}
+
+    def read(self, url: str, limit_nbytes: int) -> bytes:
+        """Read all bytes of a document.
+
+        Args:
+            url: Path or URL.
+            limit_nbytes: Most bytes to accept.
+
+        Raises:
+            NotFoundError: There is no such file.
+            FetchError: It cannot be read, the server answers with an error, or it is too long.
+        """
+        # Before the request, since its contents decide which URLs come next (SEC-9).
+        self.bind_options(url)
+
+        def attempt() -> bytes:
+            data = bytearray()
+            with self._transports.open(url) as stream:
+                for chunk in stream.chunks:
+                    data += chunk
+                    if len(data) > limit_nbytes:
+                        raise FetchError(
+                            f"{urls.redact(url)}: expected at most {limit_nbytes} bytes, found "
+                            "more; check that this is the URL of the document"
+                        )
+            # A cut is tried again from here; a parser would call the document malformed.
+            check_complete(url, len(data), stream.total_nbytes)
+            return bytes(data)
+
+        return with_retries(attempt, self._transports.patience(url))
+
+    def bind_options(self, url: str) -> None:
+        """Restrict options without a prefix to the server of ``url``, which a document came from.
+
+        The first remote URL decides; a path, and every later call, changes nothing.
+        """
+        self._transports.bind_options(url)
+
+    def read_start(self, url: str, nbytes: int, nbytes_of_whole: int = 0) -> FileStart:
+        """Read the first bytes of a file, of its present version.
+
+        A server that sends whole files only is cut off. The range readers of the URL expect the
+        version that is read here.
+
+        Args:
+            url: Path or URL.
+            nbytes: Bytes to read; fewer are returned if the file ends before.
+            nbytes_of_whole: Bytes to read instead from a server that sends whole files only, if
+                they are more: it cannot be asked for the next ones.
+
+        Raises:
+            NotFoundError: There is no such file.
+            FetchError: It cannot be read.
+        """
+
+        def attempt() -> FileStart:
+            data = bytearray()
+            try:
+                stream = self._transports.open(url, 0, nbytes)
+            except PastEndError:  # an empty file has no first byte
+                return FileStart(b"", 0, has_ranges=True)
+            with stream:
+                for chunk in stream.chunks:
+                    data += chunk
+                    if len(data) > max(nbytes, nbytes_of_whole):
+                        break
+            is_whole = len(data) > nbytes
+            limit = max(nbytes, nbytes_of_whole) if is_whole else nbytes
+            total_nbytes = stream.total_nbytes
+            if is_whole:
+                self._transports.note_whole_files(url, total_nbytes)
+            if len(data) < limit:
+                check_complete(url, len(data), total_nbytes)
+                total_nbytes = len(data)
+            if stream.tag is None:
+                self._tags.pop(url, None)
+            else:
+                self._tags[url] = stream.tag
+            return FileStart(bytes(data[:limit]), total_nbytes, not is_whole)
+
+        return with_retries(attempt, self._transports.patience(url))
+
+    def sends_parts(self, url: str) -> bool:
+        """Return whether the server of a URL may send parts of a file, as far as is known."""
+        return self._transports.sends_parts(url)
+
+    def range_reader(self, url: str, nbytes: int) -> RangeReader:
+        """Return the reader of parts of a remote file of this length.
+
+        All readers of a URL that this object has returned expect the same version of the file.
+        """
+        return RangeReader(self._transports, self._tags, url, nbytes)
+
+    def save(
+        self,
+        url: str,
+        file: IO[bytes],
+        expected: Expected = Expected(),  # noqa: B008 - a tuple
+        report: Report | None = None,
+        cancel: threading.Event | None = None,
+    ) -> None:
+        """Write all bytes of a URL to an empty file, and verify them as they arrive.
+
+        After a cut it resumes if the server can send the rest of the same version; otherwise it
+        starts over.
+
+        Args:
+            url: Path or URL.
+            file: An empty file that can seek.
+            expected: What is known of it.
+            report: Called with the bytes received and the length of the whole file or None: once
+                before the first bytes, and then for each piece.
+            cancel: Ends the fetch when it is set.
+
+        Raises:
+            MismatchError: It is not what was expected.
+            NotFoundError: There is no such file.
+            FetchError: It cannot be read.
+        """
+        download = Download(url, file, expected, report or (lambda *_: None), cancel)
+
+        def attempt() -> None:
+            try:
+                with self._transports.open(url, download.resume_at, None, download.tag) as stream:
+                    download.take(stream)
+            except PastEndError as error:
+                if not download.resume_at:
+                    raise
+                # All bytes had arrived, but not the end of the response; or the file is shorter.
+                download.start_over()
+                raise TransientError(str(error), is_outage=False) from error
+
+        patience = self._transports.patience(url)
+        with_retries(attempt, patience, lambda: download.received_nbytes, cancel)
+        download.verify()
+
+    def entries(self, folder: str) -> list[Entry]:
+        """Return what is in a folder, which has to be the caller's own and not a document's.
+
+        Raises:
+            NotFoundError: There is no such folder.
+            FetchError: It cannot be listed.
+        """
+        patience = self._transports.patience(folder)
+        return with_retries(lambda: self._transports.entries(folder), patience)
+
+    def nbytes(self, url: str) -> int | None:
+        """Return the length of the file at a URL, without reading any of it; see `head`.
+
+        None if the server does not state it, or if a command or a handler would have to run.
+
+        Raises:
+            NotFoundError: There is no such file.
+            FetchError: It cannot be asked.
+        """
+        patience = self._transports.patience(url)
+        return with_retries(lambda: self._transports.nbytes(url), patience)
+
+    def head(self, url: str) -> tuple[int | None, str | None]:
+        """Return the length and the tag of the file at a URL; None for what the server omits.
+
+        It requests the first byte instead of sending HEAD, since a URL signed for GET refuses HEAD.
+
+        Raises:
+            NotFoundError: There is no such file.
+            FetchError: It cannot be read.
+        """
+
+        def attempt() -> tuple[int | None, str | None]:
+            with self._transports.open(url, 0, 1) as stream:
+                return stream.total_nbytes, stream.tag
+
+        return with_retries(attempt, self._transports.patience(url))
+
+
+def read(url: str, limit_nbytes: int) -> bytes:
+    """Read a document without options; see `Fetcher.read`."""
+    return Fetcher().read(url, limit_nbytes)
+
+
+@contextmanager
+def downloaded(fetcher: Fetcher, url: str, report: Report | None = None) -> Iterator[str]:
+    """Provide the path of a local file: the file itself, or a temporary download of a remote one.
+
+    Args:
+        fetcher: Reads the URL.
+        url: Path or URL.
+        report: As for `Fetcher.save`.
+
+    Raises:
+        NotFoundError: There is no such remote file.
+        FetchError: It cannot be fetched.
+    """
+    if urls.is_local(url):
+        yield urls.local_path(url)
+        return
+    with unnamed_file() as (file, path):
+        fetcher.save(url, file, report=report)
+        file.flush()
+        yield path

@@ -1,0 +1,97 @@
+"""The parts of one remote file, all from the version that was read first.
+
+Each response states the length of the file, and most servers also state its tag. A response with
+another length or tag is an error, so that an index of one version never reads bytes of the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+
+from wids.errors import FetchError, MismatchError
+from wids.storage.download import check_complete
+from wids.storage.transport import urls
+from wids.storage.transport.retry import with_retries
+from wids.storage.transport.schemes import Transports
+from wids.storage.transport.stream import Stream
+
+
+class RangeError(FetchError):
+    """A server that sends whole files only."""
+
+
+class RangeReader:
+    """Reads parts of one remote file of a known length.
+
+    Threads can share it, and it survives a fork and pickling.
+
+    Args:
+        transports: Open URLs.
+        tags: The tag of each URL whose version is known. The reader adds that of its URL.
+        url: The file.
+        nbytes: Its length.
+    """
+
+    def __init__(
+        self, transports: Transports, tags: MutableMapping[str, str], url: str, nbytes: int
+    ) -> None:
+        self._transports = transports
+        self._tags = tags
+        self._url = url
+        self._nbytes = nbytes
+
+    def __call__(self, start: int, stop: int) -> bytes:
+        """Read the bytes from ``start`` to ``stop``.
+
+        Raises:
+            RangeError: The server does not support ranges, or does not state the file's length.
+            MismatchError: The file has another length, or was replaced since its first part was
+                read.
+            FetchError: It cannot be read.
+        """
+        patience = self._transports.patience(self._url)
+        return with_retries(lambda: self._attempt(start, stop), patience)
+
+    def _attempt(self, start: int, stop: int) -> bytes:
+        tag = self._tags.get(self._url)
+        with self._transports.open(self._url, start, stop, tag) as stream:
+            self._check(stream, start, tag)
+            data = bytearray()
+            for chunk in stream.chunks:
+                data += chunk
+                if len(data) > stop - start:  # a server without ranges would send all of it
+                    break
+        del data[stop - start :]
+        check_complete(self._url, len(data), stop - start)
+        if stream.tag is not None:
+            # Another thread may have read its first part meanwhile: one of the two versions wins.
+            self._check_tag(self._tags.setdefault(self._url, stream.tag), stream.tag)
+        return bytes(data)
+
+    def _check(self, stream: Stream, start: int, tag: str | None) -> None:
+        """Raise an error unless a response has the bytes from ``start`` of the same file."""
+        is_part = stream.start == start
+        if tag is not None and (stream.tag is not None or not is_part):
+            # After If-Range, a whole file without a tag is another version too.
+            self._check_tag(tag, stream.tag)
+        if not is_part:
+            self._transports.note_whole_files(self._url, stream.total_nbytes or self._nbytes)
+        if not is_part or stream.total_nbytes is None:
+            raise RangeError(
+                f"{urls.redact(self._url)}: expected a part of the file, found a server that "
+                'sends whole files only; use access="download"'
+            )
+        if stream.total_nbytes != self._nbytes:
+            raise MismatchError(
+                f"{urls.redact(self._url)}: expected a file of {self._nbytes} bytes, as its "
+                f"index says, found {stream.total_nbytes}; a new version was published: "
+                "rebuild its index"
+            )
+
+    def _check_tag(self, expected: str, found: str | None) -> None:
+        if found != expected:
+            raise MismatchError(
+                f"{urls.redact(self._url)}: expected the version {expected} of the file, which was "
+                f"read first, found {found or 'another'}; it was replaced while it was being read: "
+                "open the dataset again"
+            )

@@ -1,0 +1,155 @@
+"""URLs → the lengths of their files, many at a time, before any of them is read.
+
+A file that is missing is named together with those that exist, since a pattern may have a wrong
+bound. Nothing here knows what the lengths are for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, pairwise
+from typing import Final, TypeAlias
+
+from wids.errors import NotFoundError, local_error
+from wids.storage.fetch import Fetcher
+from wids.storage.reading_threads import ReadingThreads
+from wids.storage.transport import urls
+
+MAX_REQUESTS: Final = 32
+"""Requests at a time."""
+
+_NUM_SHOWN: Final = 3
+
+Answer: TypeAlias = "int | NotFoundError | None"
+"""The length of a file; None if it is not known; or the error if there is no such file."""
+
+
+def known_lengths(fetcher: Fetcher, stated: Mapping[str, int | None]) -> dict[str, int | None]:
+    """Return the lengths of files by their URLs, after asking for those that are not stated.
+
+    Raises:
+        NotFoundError: One does not exist; the error names those that do.
+        FetchError: A server cannot be asked.
+    """
+    unstated = [url for url, nbytes in stated.items() if nbytes is None]
+    answers = {**stated, **dict(zip(unstated, ask_lengths(fetcher, unstated), strict=True))}
+    check_found(list(answers), list(answers.values()))
+    return {
+        url: None if isinstance(answer, NotFoundError) else answer
+        for url, answer in answers.items()
+    }
+
+
+def lengths_as_known(fetcher: Fetcher, stated: Mapping[str, int | None]) -> dict[str, int | None]:
+    """Return lengths as `known_lengths` does, for work that goes on without some of the files.
+
+    A file that does not exist has no bytes; None stands for one that cannot be asked for.
+    """
+    unstated = [url for url, nbytes in stated.items() if nbytes is None]
+    answers = ask_lengths(fetcher, unstated, is_tolerant=True)
+    found = zip(unstated, answers, strict=True)
+    return {**stated, **{url: 0 if isinstance(a, NotFoundError) else a for url, a in found}}
+
+
+def ask_lengths(
+    fetcher: Fetcher, names: Sequence[str], *, is_tolerant: bool = False
+) -> list[Answer]:
+    """Return the length of each file, 32 of them at a time.
+
+    Args:
+        fetcher: Asks the servers.
+        names: Paths and URLs.
+        is_tolerant: Whether the length of a file that cannot be asked for is None.
+
+    Raises:
+        FetchError: One cannot be asked for.
+    """
+
+    def ask(url: str) -> Answer:
+        try:
+            if urls.is_local(url):  # a path has no server to wait for
+                return os.path.getsize(urls.local_path(url))
+            return fetcher.nbytes(url)
+        except NotFoundError as error:
+            return error
+        except FileNotFoundError as error:
+            return NotFoundError(str(local_error(urls.local_path(url), error)))
+        except OSError:
+            if is_tolerant or urls.is_local(url):  # opening it says what is wrong
+                return None
+            raise
+
+    if len(names) <= 1 or all(map(urls.is_local, names)):
+        return list(map(ask, names))
+    with ReadingThreads(min(len(names), MAX_REQUESTS), "wids-lengths") as threads:
+        return list(threads.map(ask, names))
+
+
+def check_found(names: Sequence[str], answers: Sequence[Answer]) -> None:
+    """Raise an error for the files that are missing; it names those that exist too.
+
+    Raises:
+        NotFoundError: There is no such file.
+    """
+    missing = [isinstance(answer, NotFoundError) for answer in answers]
+    if not any(missing):
+        return
+    if len(names) == 1 or all(missing):
+        first = next(answer for answer in answers if isinstance(answer, NotFoundError))
+        more = f", and {len(names) - 1:,} more do not exist" if len(names) > 1 else ""
+        raise NotFoundError(f"{first}{more}")
+    numbers = _numbers(names)
+    if numbers is None:
+        gone = [urls.redact(name) for name, is_gone in zip(names, missing, strict=True) if is_gone]
+        shown = ", ".join(gone[:_NUM_SHOWN]) + (", …" if len(gone) > _NUM_SHOWN else "")
+        found = f"{len(names) - len(gone):,} of {len(names):,} exist, {shown} not"
+        raise NotFoundError(f"expected {len(names):,} files: {found}")
+    start, texts, end = numbers
+    pattern = f"{{{texts[0]}..{texts[-1]}}}"
+    exist = [_runs_text(run) for is_gone, run in _runs(texts, missing) if not is_gone]
+    gone = [text for text, is_gone in zip(texts, missing, strict=True) if is_gone]
+    more = f" and {len(gone) - 1:,} more do" if len(gone) > 1 else " does"
+    shown = ", ".join(exist[:_NUM_SHOWN]) + (", …" if len(exist) > _NUM_SHOWN else "")
+    verb = "exists" if len(texts) - len(gone) == 1 else "exist"
+    raise NotFoundError(
+        f"expected {urls.redact(start)}{pattern}{_end(end)}; {shown} {verb}, {gone[0]}{more} not"
+    )
+
+
+def _end(end: str) -> str:
+    """Return the end of a URL for a message, without its query."""
+    path, mark, _ = end.partition("?")
+    return f"{path}?…" if mark else path
+
+
+def _numbers(names: Sequence[str]) -> tuple[str, list[str], str] | None:
+    """Return the common start of names, the numbers in which they differ, and their end.
+
+    None if they differ in something else than one ascending number.
+    """
+    start = re.sub(r"\d+$", "", _common_start(names))
+    end = _common_start([name[len(start) :][::-1] for name in names])[::-1]
+    end = re.sub(r"^\d+", "", end)
+    texts = [name[len(start) : len(name) - len(end)] for name in names]
+    if not all(text.isascii() and text.isdecimal() for text in texts):
+        return None
+    is_ascending = all(int(b) > int(a) for a, b in pairwise(texts))
+    return (start, texts, end) if is_ascending else None
+
+
+def _common_start(names: Sequence[str]) -> str:
+    first, last = min(names), max(names)  # all others are between them
+    length = next((n for n, char in enumerate(first) if last[n : n + 1] != char), len(first))
+    return first[:length]
+
+
+def _runs(texts: Sequence[str], missing: Sequence[bool]) -> Iterator[tuple[bool, list[str]]]:
+    pairs = zip(missing, texts, strict=True)
+    for is_gone, group in groupby(pairs, key=lambda pair: pair[0]):
+        yield is_gone, [text for _, text in group]
+
+
+def _runs_text(run: Sequence[str]) -> str:
+    return run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}"

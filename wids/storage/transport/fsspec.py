@@ -1,0 +1,171 @@
+"""A URL of any scheme that fsspec knows (``s3:``, ``gs:``, ``az:``, ``hf:``, …) → a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any, Final
+
+from wids.errors import FetchError, NotFoundError
+from wids.storage.transport import urls
+from wids.storage.transport.stream import Entry, Stream, TransientError, driver_error, file_chunks
+
+_BLOCK_NBYTES: Final = 16 << 20
+_OWN_OPTIONS: Final = frozenset(("headers", "timeout", "retry_s"))
+
+_EXTRAS: Final = {
+    "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure",
+    "abfss": "azure", "adl": "azure", "hf": "hf", "sftp": "sftp", "ssh": "sftp",
+}  # fmt: skip
+"""The extra of this package that installs the driver for a scheme."""
+
+_INDIRECT: Final = frozenset(
+    (
+        *("local", "asynclocal", "file", "git", "dvc", "reference", "dir", "zip", "tar"),
+        *("libarchive", "data", "jupyter", "jlab", "dask", "worker", "generic"),
+        *("async_wrapper", "asyncwrapper", "filecache", "blockcache", "simplecache", "cached"),
+    )
+)
+"""Schemes of fsspec that read local files, or any file through another URL.
+
+With them a document from elsewhere could name files that it must not name (specs/security.md).
+"""
+
+
+def transport_for(options: Mapping[str, Any], scratch: str | None) -> Fsspec:  # noqa: ARG001
+    """Return the transport with the caller's options, except those that no driver takes."""
+    return Fsspec({name: value for name, value in options.items() if name not in _OWN_OPTIONS})
+
+
+class Fsspec:
+    """Reads files through fsspec.
+
+    Args:
+        options: Passed to the file system, as in ``fsspec.open(url, **options)``.
+    """
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        self.options = dict(options or {})
+
+    def __call__(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:
+        """Open a file, or read a part of it.
+
+        Raises:
+            NotFoundError: There is no such file.
+            FetchError: It cannot be read, or there is no driver for its scheme.
+        """
+        system, path = self.file_system(url)
+        try:
+            if stop == 0:
+                return Stream(iter(()), 0, *_version(system, path))
+            if stop is not None:
+                return _part(url, system, path, start, stop, tag)
+            nbytes, tag = _version(system, path)
+            with ExitStack() as stack:
+                file = system.open(path, "rb", block_size=_BLOCK_NBYTES)
+                stack.callback(file.close)
+                if start:
+                    file.seek(start)
+                stack.pop_all()  # from here on the stream closes it
+        except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
+            raise driver_error(url, error) from None
+        return Stream(file_chunks(url, file), start, nbytes, tag, file.close)
+
+    def entries(self, folder: str) -> list[Entry]:
+        """Return what is in a folder.
+
+        Raises:
+            NotFoundError: There is no such folder.
+            FetchError: It cannot be listed, or there is no driver for its scheme.
+        """
+        system, path = self.file_system(folder)
+        try:
+            system.invalidate_cache()  # a shard may have been added
+            infos = system.ls(path, detail=True)
+        except FileNotFoundError:
+            private = (
+                "; if it is private, log in or set HF_TOKEN" if urls.scheme(folder) == "hf" else ""
+            )
+            raise NotFoundError(f"{urls.redact(folder)}: no such folder{private}") from None
+        except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
+            raise driver_error(folder, error) from None
+        return [entry for info in infos if (entry := _entry(info, path)) is not None]
+
+    def file_system(self, url: str) -> tuple[Any, str]:
+        """Return the file system of a URL, and the URL's path in it.
+
+        Raises:
+            FetchError: There is no driver for its scheme, or it leads to local files.
+        """
+        import fsspec
+
+        scheme = urls.scheme(url)
+        urls.check_server(url)
+        # SEC-10; `::` chains file systems, so a harmless scheme could hide `simplecache::file:`.
+        if scheme in _INDIRECT or "::" in url:
+            raise FetchError(
+                f"{urls.redact(url)}: expected the URL of a file, found one that leads to another "
+                f'through "{scheme}"; name the file itself'
+            )
+        try:
+            system, path = fsspec.core.url_to_fs(url, **self.options)
+        except (ImportError, ValueError) as error:
+            extra = _EXTRAS.get(scheme)
+            remedy = f"pip install 'wids[{extra}]'" if extra else "install its fsspec driver"
+            raise FetchError(
+                f'{urls.redact(url)}: expected a driver for "{scheme}", found: '
+                f"{urls.without_secrets(str(error), url)}; {remedy}, or pass a handler for it"
+            ) from None
+        except Exception as error:  # noqa: BLE001 - some drivers connect at once
+            raise driver_error(url, error) from None
+        # Drivers of other packages are not in the list above.
+        if getattr(system, "local_file", False):
+            raise FetchError(
+                f"{urls.redact(url)}: expected a remote file, found a driver for local ones; name "
+                "the file by its path"
+            )
+        return system, path
+
+
+def _entry(info: Mapping[str, Any], folder: str) -> Entry | None:
+    """Return an item of a driver's listing; None for the folder itself, or a name out of it."""
+    path, is_folder = str(info["name"]).rstrip("/"), info.get("type") == "directory"
+    parent, _, name = path.rpartition("/")
+    if path.strip("/") == folder.strip("/") or name in ("", ".", "..") or "\0" in name:
+        return None
+    if parent.strip("/") != folder.strip("/"):
+        return None
+    size = info.get("size")
+    return Entry(name, size if isinstance(size, int) and not is_folder else None, is_folder)
+
+
+def _version(system: Any, path: str) -> tuple[int | None, str | None]:
+    """Return the length and the tag of a file."""
+    if system.protocol == "hf":
+        # One request about one file; without these arguments, the driver lists its folder.
+        info = system.info(path, refresh=True, expand_info=True)
+    else:
+        system.invalidate_cache()  # listings are cached, and would hide a newer version of the file
+        info = system.info(path)
+    tag = info.get("ETag") or info.get("etag") or info.get("blob_id")
+    return info.get("size"), None if tag is None or str(tag).startswith("W/") else str(tag)
+
+
+def _part(url: str, system: Any, path: str, start: int, stop: int, tag: str | None) -> Stream:
+    """Return the stream of a part of a file, with the tag of the version that it is from.
+
+    Bytes and tag are two requests, and the file may be replaced between them. A tag that was known
+    before the bytes were read, and is the same afterwards, is theirs. If it differs from a tag that
+    the caller knows, the caller compares them.
+    """
+    known = tag
+    if known is None:
+        _, known = _version(system, path)
+    # Drivers that open a file for this would read five megabytes ahead.
+    exact = {} if getattr(system, "async_impl", False) else {"cache_type": "none"}
+    data = system.cat_file(path, start=start, end=stop, **exact)
+    nbytes, found = _version(system, path)
+    if tag is None and found != known:
+        message = f"{urls.redact(url)}: it changed while it was being read"
+        raise TransientError(message, is_outage=False)
+    return Stream(iter([data]), start, nbytes, found)

@@ -1,0 +1,192 @@
+"""A pattern or a folder, as a caller wrote it → the URLs of the files that it names, sorted.
+
+Only what the caller wrote is listed, and what is found is inside of it: a name that leads elsewhere
+is left out, whatever a server says. Nothing here knows what the files are, or reads a document.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import Final, NamedTuple, TypeAlias
+
+from wids.errors import FetchError, NotFoundError
+from wids.storage.sizes import count_text
+from wids.storage.transport import urls
+from wids.storage.transport.stream import Entry
+
+_NUM_SHOWN: Final = 3
+_HF_REPOSITORY: Final = re.compile(r"hf://(?:datasets|spaces|buckets)/[^/]+/[^/]+", re.IGNORECASE)
+
+List: TypeAlias = Callable[[str], Sequence[Entry]]
+"""``list_folder(url)``: what is in a folder, as `Fetcher.entries` returns it."""
+
+
+class Named(NamedTuple):
+    """A file that was named, or found.
+
+    Attributes:
+        url: Path or URL.
+        nbytes: Its length, if a remote listing stated it; else None.
+    """
+
+    url: str
+    nbytes: int | None = None
+
+
+def is_pattern(url: str) -> bool:
+    """Whether a path or URL has wildcards: ``*``, ``[…]``, and ``?`` in a path.
+
+    In a URL ``?`` begins the query, and without a ``*`` the brackets of an HTTP URL are its own.
+    """
+    if not ("*" in url or "[" in url or "?" in url):  # each of up to 100,000 names
+        return False
+    kind = urls.scheme(url)
+    if kind in ("", "file"):
+        # A file whose name happens to look like a pattern is itself.
+        return not os.path.lexists(urls.local_path(url))
+    path = urls.path_of(url)
+    return "*" in path or (_has_wildcards(path, "[") and kind not in ("http", "https"))
+
+
+def is_folder(url: str) -> bool:
+    """Whether a path or URL names a folder: one on this machine, or a URL that ends as one does.
+
+    A URL does if its path is empty or ends with a slash, or is that of a repository of ``hf:``.
+    """
+    if url.endswith((".tar", ".TAR")):  # each of up to 100,000 names
+        return False
+    kind = urls.scheme(url)
+    if kind in ("", "file"):
+        return os.path.isdir(urls.local_path(url))
+    # With a query, a program on a server answers, and a slash says nothing.
+    if kind == "pipe" or "?" in url:
+        return False
+    return urls.path_of(url).endswith("/") or not urls.path_of(url) or _is_hf_repository(url)
+
+
+def matching(list_folder: List, pattern: str) -> list[Named]:
+    """Return the files that a pattern names, sorted; a part of a path that exists is itself.
+
+    Names that begin with a dot match only patterns that do.
+
+    Raises:
+        NotFoundError: There is none; the error says what there is instead.
+        FetchError: A folder cannot be listed.
+    """
+    if urls.is_local(pattern):
+        pattern = os.path.abspath(urls.local_path(pattern))
+    folder, parts, query = _split(pattern)
+    if "**" in parts:
+        raise FetchError(
+            f"{urls.redact(pattern)}: expected a pattern without **; name the folders one by one, "
+            "as in data/*/train-*.tar"
+        )
+    list_once = cache(list_folder)
+    found = sorted(_walk(list_once, folder, parts))
+    if not found:
+        raise _nothing_found(pattern, folder, list_once(folder), parts[0])
+    return [Named(file.url + query, file.nbytes) for file in found]
+
+
+def folder_of(url: str) -> str:
+    """Return the URL of a folder with a slash at its end; of a path on this machine the path."""
+    if urls.is_local(url):
+        return os.path.join(os.path.abspath(urls.local_path(url)), "")
+    return url if url.endswith("/") else url + "/"
+
+
+def files_in(entries: Sequence[Entry], folder: str, suffixes: tuple[str, ...]) -> list[Named]:
+    """Return the files of a listed folder whose names end so, in upper or lower case, sorted."""
+    return sorted(
+        Named(folder + entry.name, entry.nbytes)
+        for entry in entries
+        if not entry.is_folder
+        and entry.name.lower().endswith(suffixes)
+        and not entry.name.startswith(".")
+    )
+
+
+def content_text(entries: Sequence[Entry]) -> str:
+    """Return in words what is in a folder: how many files of which kinds, and its folders."""
+    kinds = Counter(
+        os.path.splitext(entry.name)[1].lower() or "without extension"
+        for entry in entries
+        if not entry.is_folder
+    )
+    folders = sorted(entry.name for entry in entries if entry.is_folder)
+    texts = [f"{count:,} {kind}" for kind, count in kinds.most_common(_NUM_SHOWN)]
+    if len(kinds) > _NUM_SHOWN:
+        num_others = sum(kinds.values()) - sum(n for _, n in kinds.most_common(_NUM_SHOWN))
+        texts.append(count_text(num_others, "other"))
+    if folders:
+        shown = ", ".join(folders[:_NUM_SHOWN]) + (", …" if len(folders) > _NUM_SHOWN else "")
+        texts.append(f"{count_text(len(folders), 'folder')} ({shown})")
+    return ", ".join(texts) or "nothing"
+
+
+def _split(pattern: str) -> tuple[str, list[str], str]:
+    """Split a pattern into the folder before its first wildcard, the other parts, and the query."""
+    if urls.is_local(pattern):
+        start, path, query = "", pattern, ""
+        wildcards = "*[?"
+    else:
+        stem, mark, rest = pattern.partition("?")
+        path, query = urls.path_of(pattern), mark + rest
+        start, wildcards = stem[: len(stem) - len(path)], "*["
+    parts = path.split("/")
+    first = next(n for n, part in enumerate(parts) if _has_wildcards(part, wildcards))
+    return start + "/".join(parts[:first]) + "/", parts[first:], query
+
+
+def _has_wildcards(text: str, wildcards: str) -> bool:
+    return any(char in text for char in wildcards if char != "[") or (
+        "[" in wildcards and "]" in text.partition("[")[2]
+    )
+
+
+def _walk(list_folder: List, folder: str, parts: Sequence[str]) -> Iterator[Named]:
+    """Yield the files below a folder whose names match the parts, each one level further down."""
+    part, *rest = parts
+    entries = list_folder(folder)
+    found = [entry for entry in entries if entry.name == part] or [
+        entry
+        for entry in entries
+        if fnmatchcase(entry.name, part) and entry.name.startswith(".") <= part.startswith(".")
+    ]
+    for entry in found:
+        if rest and entry.is_folder:
+            yield from _walk(list_folder, f"{folder}{entry.name}/", rest)
+        elif not rest and not entry.is_folder:
+            yield Named(folder + entry.name, entry.nbytes)
+
+
+def _nothing_found(pattern: str, folder: str, entries: Sequence[Entry], part: str) -> NotFoundError:
+    from difflib import get_close_matches
+
+    names = sorted(entry.name for entry in entries)
+    near = sorted(get_close_matches(part, names, _NUM_SHOWN, 0.4)) or names[:_NUM_SHOWN]
+    return NotFoundError(
+        f"{urls.redact(pattern)}: expected files of this name, found none; {urls.redact(folder)} "
+        f"has {content_text(entries)}"
+        + (f"; the nearest names are {', '.join(near)}" if near else "")
+    )
+
+
+def _is_hf_repository(url: str) -> bool:
+    return _HF_REPOSITORY.fullmatch(url) is not None
+
+
+def not_listable(url: str) -> FetchError:
+    """Return the error for a pattern or folder whose server has no lists of files."""
+    kind = urls.scheme(url)
+    found = f"{kind}:" if kind else "a path"
+    return FetchError(
+        f"{urls.redact(url)}: expected a scheme whose folders can be listed, found {found}; plain "
+        "HTTP, commands and handlers have no lists: write the names with braces, as in "
+        "train-{000000..000146}.tar, or pass the URL of a spec"
+    )

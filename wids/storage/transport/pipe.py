@@ -1,0 +1,104 @@
+"""A ``pipe:`` URL → a stream of the output of its command.
+
+This is the only module that starts a shell; specs/security.md says who may name a command.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import tempfile
+from collections.abc import Generator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from wids.storage.transport import urls
+from wids.storage.transport.local import open_local
+from wids.storage.transport.stream import CHUNK_NBYTES, Stream, TransientError, Transport
+
+
+def transport_for(options: Mapping[str, Any], scratch: str | None) -> Transport:  # noqa: ARG001
+    """Return the transport of ``pipe:`` URLs; there are no options for them."""
+    return Pipe(scratch)
+
+
+class Pipe:
+    """Runs the commands of ``pipe:`` URLs.
+
+    A command writes to its standard output, or to the path that replaces ``{local}`` in it.
+
+    Args:
+        scratch: Folder for the files that replace ``{local}``; None for the system's.
+    """
+
+    def __init__(self, scratch: str | None = None) -> None:
+        self.scratch = scratch
+
+    def __call__(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:  # noqa: ARG002
+        """Return the stream of a command, which starts when the first bytes are read."""
+        command = url[len("pipe:") :]
+        if "{local}" in command:
+            chunks = _output_to_file(url, command, self.scratch)
+        else:
+            chunks = _output(url, command)
+        # Closing a generator runs its `finally`, which kills the command.
+        return Stream(chunks, close=chunks.close)
+
+
+def _output(url: str, command: str) -> Generator[bytes, None, None]:
+    process = _start(command, subprocess.PIPE)
+    try:
+        output = process.stdout
+        if output is not None:
+            yield from iter(lambda: output.read(CHUNK_NBYTES), b"")
+        _check_exit_status(url, process.wait())
+    finally:
+        _kill(process)
+
+
+def _output_to_file(url: str, command: str, scratch: str | None) -> Generator[bytes, None, None]:
+    if scratch is not None:
+        # One level after the other: the mode of `makedirs` is that of the last folder only.
+        os.makedirs(os.path.dirname(scratch), mode=0o700, exist_ok=True)
+        os.makedirs(scratch, mode=0o700, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".pipe-", suffix=".tmp", dir=scratch) as folder:
+        path = os.path.join(folder, "shard.tar")
+        process = _start(command.replace("{local}", shlex.quote(path)), subprocess.DEVNULL)
+        try:
+            _check_exit_status(url, process.wait())
+        finally:
+            _kill(process)
+        with open_local(path, 0, None, None) as stream:
+            yield from stream.chunks
+
+
+def _start(command: str, stdout: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(  # noqa: S602 - `pipe:` means a shell; security.md says who may use it
+        command,
+        shell=True,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        start_new_session=True,  # so that one signal reaches every process of a pipeline
+    )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a command that nobody waited for, with everything that it has started."""
+    # Before its output is closed, and whether or not the shell has ended: what it has started may
+    # still run. The system keeps the number of the group for as long as nobody waited.
+    if process.returncode is None:
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+    if process.stdout is not None:
+        process.stdout.close()
+    process.wait()
+
+
+def _check_exit_status(url: str, status: int) -> None:
+    if status:
+        raise TransientError(
+            f"{urls.redact(url)}: expected the command to exit with status 0, found {status}; "
+            "see its own messages on stderr"
+        )

@@ -1,0 +1,207 @@
+"""An attempt that may fail → its result: when to try again, how long to wait, when to give up.
+
+Nothing here knows what is attempted.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from wids.errors import FetchError, printable
+from wids.storage.sizes import count_text
+from wids.storage.transport.stream import TransientError
+
+_T = TypeVar("_T")
+_logger = logging.getLogger("wids")
+
+MAX_FAILURES: Final = 5
+"""Failures in a row that are not outages, without `_PROGRESS_NBYTES` received in between."""
+
+_FIRST_CONTACT_S: Final = 8.0
+"""How long to try to reach a server that has never answered: its name may be wrong."""
+
+_FIRST_WAIT_S: Final = 0.2
+_MAX_WAIT_S: Final = 10.0
+_SILENT_S: Final = 1.0
+"""A read that waits longer is logged."""
+
+_PROGRESS_NBYTES: Final = 1 << 20
+"""Bytes after which a server counts as one that works."""
+
+_answered: Final[set[str]] = set()
+"""The servers that have answered this process, or the one that it was forked from."""
+
+_cancel: ContextVar[threading.Event | None] = ContextVar("wids_cancel", default=None)
+
+
+class CancelledError(FetchError):
+    """A fetch that the caller has cancelled."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a read waits for a server.
+
+    Attributes:
+        server: Scheme and host, as in messages; ``""`` for a file or a command of this machine,
+            which has no outages.
+        retry_s: Seconds to wait, once the server has answered this process.
+    """
+
+    server: str
+    retry_s: float
+
+
+def has_answered(server: str) -> bool:
+    """Whether a server has ever answered this process."""
+    return server in _answered
+
+
+def answered() -> list[str]:
+    """Return the servers that have answered this process."""
+    return sorted(_answered)
+
+
+def note_answer(server: str) -> None:
+    """Remember that a server has answered."""
+    _answered.add(server)
+
+
+@contextmanager
+def cancelled_by(event: threading.Event) -> Iterator[None]:
+    """End every wait of this thread inside the block when an event is set."""
+    token = _cancel.set(event)
+    try:
+        yield
+    finally:
+        _cancel.reset(token)
+
+
+def with_retries(
+    attempt: Callable[[], _T],
+    patience: Patience,
+    position: Callable[[], int] = lambda: 0,
+    cancel: threading.Event | None = None,
+) -> _T:
+    """Call ``attempt`` until it returns, fails permanently, or fails too long without progress.
+
+    Args:
+        attempt: Raises `TransientError` if another attempt may succeed.
+        patience: Which server it reads from, and how long to wait.
+        position: Returns the number of bytes received so far. Failures before the latest megabyte
+            are forgotten.
+        cancel: Ends the waiting when it is set; None for the event of `cancelled_by`.
+
+    Raises:
+        CancelledError: ``cancel`` was set during a wait.
+        FetchError: It failed too long.
+    """
+    cancel = _cancel.get() if cancel is None else cancel
+    failures, reached = _Failures(patience), 0
+    while True:
+        started_s = time.monotonic()
+        try:
+            result = attempt()
+        except TransientError as error:
+            # An attempt that starts over makes progress where it gets further than any before it:
+            # otherwise a server could send the same megabytes again and again.
+            if position() - reached >= _PROGRESS_NBYTES:
+                failures, reached = _Failures(patience, failures.is_logged), position()
+            wait_s = failures.wait_s(error, time.monotonic() - started_s)
+        else:
+            note_answer(patience.server)
+            return result
+        if _pause(wait_s, cancel):
+            raise CancelledError("the fetch was cancelled")
+
+
+@dataclass
+class _Failures:
+    """The failures in a row of one read.
+
+    Attributes:
+        patience: As for `with_retries`.
+        is_logged: Whether the read has been logged.
+        count: Number of failures.
+        num_refusals: How many of them were not outages.
+        waited_s: Seconds since the first.
+    """
+
+    patience: Patience
+    is_logged: bool = False
+    count: int = 0
+    num_refusals: int = 0
+    waited_s: float = 0.0
+
+    def wait_s(self, error: TransientError, spent_s: float) -> float:
+        """Return the seconds to wait after another failure, whose attempt took so long.
+
+        Raises:
+            FetchError: There is no point in waiting longer.
+        """
+        server = self.patience.server
+        if error.is_answer:
+            note_answer(server)
+        # The first attempt may have received part of a long response before it failed.
+        if self.count or not has_answered(server):
+            self.waited_s += spent_s
+        self.count += 1
+        wait_s = (error.wait_s or 0.0) + _backoff_s(self.count)
+        if not (server and error.is_outage):
+            self.num_refusals += 1
+            if self.num_refusals >= MAX_FAILURES:
+                raise FetchError(f"{error}; tried {self.count} times") from error
+            return wait_s
+        limit_s = self._limit_s(error, spent_s)
+        wait_s = min(wait_s, limit_s - self.waited_s)
+        if not self.is_logged and self.waited_s + wait_s >= _SILENT_S:
+            self.is_logged = True
+            _logger.warning(
+                "%s; waiting up to %s for %s", str(error), _text(limit_s), printable(server)
+            )
+        self.waited_s += wait_s
+        return wait_s
+
+    def _limit_s(self, error: TransientError, spent_s: float) -> float:
+        """Return how long to wait in all, or raise the error if that time has passed."""
+        server, retry_s = self.patience.server, self.patience.retry_s
+        if has_answered(server):
+            limit_s, next_s = retry_s, 0.0
+            advice = "to wait longer, set retry_s in storage_options, or $WIDS_RETRY_S"
+        else:
+            # Another attempt would take as long as this one: drivers try several times themselves.
+            limit_s, next_s = min(retry_s, _FIRST_CONTACT_S), spent_s
+            advice = "it has not answered this program before: check the address"
+        if self.waited_s + next_s < limit_s:
+            return limit_s
+        raise FetchError(
+            f"{error}; waited {_text(self.waited_s)} for {printable(server)}, in "
+            f"{count_text(self.count, 'attempt')}; {advice}"
+        ) from error
+
+
+def _pause(wait_s: float, cancel: threading.Event | None) -> bool:
+    """Wait; return whether that was cancelled. Tests replace it, so that nothing waits."""
+    if cancel is not None:
+        return cancel.wait(wait_s)
+    time.sleep(wait_s)
+    return False
+
+
+def _backoff_s(num_failures: int) -> float:
+    """Return a random part of a limit that doubles, so that processes do not retry in step."""
+    longest_s = min(_MAX_WAIT_S, math.ldexp(_FIRST_WAIT_S, min(num_failures, 20) - 1))
+    return random.uniform(0.0, longest_s)  # noqa: S311 - no secret
+
+
+def _text(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:,.0f} s"

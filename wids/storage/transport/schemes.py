@@ -1,0 +1,191 @@
+"""The scheme of a URL → its transport, with the caller's options for that URL.
+
+`TRANSPORTS` is the only table of schemes. To add ``mem://…``, write a module ``mem.py`` beside this
+one with a function ``transport_for(options, scratch) -> Transport``, and add one line to the table.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Final
+
+from wids.storage.sizes import nbytes_text
+from wids.storage.transport import local, retry, urls
+from wids.storage.transport.listing import not_listable
+from wids.storage.transport.local import Opener
+from wids.storage.transport.retry import Patience
+from wids.storage.transport.storage_options import from_environment, retry_s
+from wids.storage.transport.stream import Entry, Stream, Transport
+from wids.storage.transport.url_rewrite import rewritten
+
+_logger = logging.getLogger("wids")
+
+TRANSPORTS: Final[Mapping[str, str]] = {
+    "": "local",
+    "file": "local",
+    "pipe": "pipe",
+    "http": "http",
+    "https": "http",
+}
+"""Schemes in lower case, ``""`` for a path, and the modules beside this one that have their
+transports: imported when a URL needs them, for a reader of local shards needs none. fsspec opens
+all others. ``transport_for`` takes the caller's options for a URL, and the folder for temporary
+files (None for the system's)."""
+
+
+class Transports:
+    """The transports of one `Fetcher`, made when first needed; see there for the arguments.
+
+    Threads can share it. It can be pickled if the handlers can, since transports can be.
+    """
+
+    def __init__(
+        self,
+        storage_options: Mapping[str, Any] | None = None,
+        handlers: Mapping[str, Opener] | None = None,
+        scratch: str | None = None,
+    ) -> None:
+        self._options = by_prefix(storage_options)
+        # Kept here, since options without a prefix are later restricted to one server.
+        self._retry_s = retry_s(self._options.get("", {}))
+        self._handlers = {
+            scheme.lower(): local.from_opener(opener) for scheme, opener in (handlers or {}).items()
+        }
+        self._scratch = scratch
+        self._whole_file_servers: set[str] = set()
+        self._made: dict[tuple[str, str | None], Transport] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "answered": retry.answered()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # A worker that is started in an outage has not met the servers itself.
+        for server in state.pop("answered"):
+            retry.note_answer(server)
+        self.__dict__.update(state)
+
+    def open(
+        self, url: str, start: int = 0, stop: int | None = None, tag: str | None = None
+    ) -> Stream:
+        """Open a URL, after rewriting, by the transport of its scheme; see `stream.Transport`."""
+        # The caller's prefixes refer to URLs as they are written, before rewriting.
+        target = rewritten(url)
+        transport = self._handlers.get(urls.scheme(target)) or self._transport(url, target)
+        stream = transport(target, start, stop, tag)
+        retry.note_answer(urls.origin(target))
+        return stream
+
+    def patience(self, url: str) -> Patience:
+        """Return how long to wait for the server of a URL."""
+        options = options_for(url, self._options)
+        wait_s = retry_s(options) if "retry_s" in options else self._retry_s
+        return Patience(urls.origin(rewritten(url)), wait_s)
+
+    def note_whole_files(self, url: str, nbytes: int | None) -> None:
+        """Remember that a server sends whole files only; warn about it once.
+
+        Args:
+            url: A file of which a part was requested.
+            nbytes: Length of the file, if it is known.
+        """
+        server = urls.origin(url)
+        if not server or server in self._whole_file_servers:
+            return
+        self._whole_file_servers.add(server)
+        _logger.warning(
+            "%s: the server sends whole files only, without byte ranges: a single sample costs the "
+            "download of its shard, such as %s of %s",
+            urls.redact(server),
+            "an unknown number of bytes" if nbytes is None else nbytes_text(nbytes),
+            urls.redact(url),
+        )
+
+    def sends_parts(self, url: str) -> bool:
+        """Return whether a server may send parts of a file, as far as is known."""
+        # Most datasets never meet such a server, and shards are opened often.
+        return not self._whole_file_servers or urls.origin(url) not in self._whole_file_servers
+
+    def nbytes(self, url: str) -> int | None:
+        """Return the length of a file; None if it is not stated, or would cost reading it.
+
+        Raises:
+            NotFoundError: There is no such file.
+            FetchError: It cannot be asked.
+        """
+        scheme = urls.scheme(rewritten(url))
+        # A command would run, and a caller's handler may fetch all of the file.
+        if scheme == "pipe" or scheme in self._handlers:
+            return None
+        with self.open(url, 0, 0) as stream:
+            return stream.total_nbytes
+
+    def entries(self, folder: str) -> list[Entry]:
+        """Return what is in a folder, after rewriting, by the transport of its scheme.
+
+        Raises:
+            NotFoundError: There is no such folder.
+            FetchError: It cannot be listed.
+        """
+        target = rewritten(folder)
+        if urls.is_local(target):
+            return local.entries(urls.local_path(target))
+        is_callers = urls.scheme(target) in self._handlers
+        transport = None if is_callers else self._transport(folder, target)
+        from wids.storage.transport import fsspec
+
+        if not isinstance(transport, fsspec.Fsspec):
+            raise not_listable(folder)
+        return transport.entries(target)
+
+    def bind_options(self, url: str) -> None:
+        """Restrict options without a prefix to the server of ``url``, if it is remote.
+
+        For the first document that is read: the URLs in it are not the caller's, so the caller's
+        tokens must not go to the servers that it names.
+        """
+        # Only the first document finds the key: later ones cannot claim the options (SEC-9).
+        if "" in self._options and urls.origin(url):
+            self._options[urls.origin(url)] = self._options.pop("")
+
+    def _transport(self, url: str, target: str) -> Transport:
+        """Return the transport for a URL, which keeps its connections for the next one."""
+        module = TRANSPORTS.get(urls.scheme(target), "fsspec")
+        prefix = matching_prefix(url, self._options)
+        key = (module, prefix)
+        if key not in self._made:
+            options = {} if prefix is None else self._options[prefix]
+            transport_for = import_module(f"wids.storage.transport.{module}").transport_for
+            self._made[key] = transport_for(options, self._scratch)
+        return self._made[key]
+
+
+def by_prefix(options: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """Return options, None for those of the environment, by the URL prefix that they are for.
+
+    ``""`` is for all URLs.
+    """
+    options = from_environment() if options is None else options
+    is_prefix = ["://" in name for name in options]
+    if not any(is_prefix):
+        return {"": dict(options)}
+    if not all(is_prefix):
+        raise ValueError(
+            "storage_options: expected options, or options by URL prefix, found both: "
+            + ", ".join(map(urls.redact, options))
+        )
+    return {prefix: dict(some) for prefix, some in options.items()}
+
+
+def options_for(url: str, options: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the options of the prefix that matches a URL; none if no prefix does."""
+    prefix = matching_prefix(url, options)
+    return {} if prefix is None else options[prefix]
+
+
+def matching_prefix(url: str, options: Mapping[str, Any]) -> str | None:
+    """Return the prefix among these whose options are for this URL, or None."""
+    matching = (prefix for prefix in options if not prefix or urls.is_below(url, prefix))
+    # The longest prefix is the narrowest, and so the one that the caller meant for this URL.
+    return max(matching, key=len, default=None)

@@ -1,0 +1,198 @@
+"""The stream that every transport returns, the errors it raises, and an open file → such a stream.
+
+A transport is a callable ``(url, start, stop, tag) -> Stream`` that knows one protocol. It asks
+once: `retry` repeats, and `download` resumes and verifies. A transport that cannot begin at
+``start`` sends the whole file instead and says so in `Stream.start`; if it cannot end at ``stop``,
+the reader closes the stream. From 0 to 0 only the length and the tag are wanted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import IO, Final, NamedTuple, TypeAlias
+
+from wids.errors import FetchError, NotFoundError
+from wids.storage.transport import urls
+
+CHUNK_NBYTES: Final = 256 << 10
+TRANSIENT_STATUSES: Final = frozenset((408, 425, 429, 500, 502, 503, 504))
+
+
+class TransientError(FetchError):
+    """A failure that may not recur on retry.
+
+    Attributes:
+        wait_s: Seconds to wait first, as requested by the server, or None.
+        is_answer: Whether the server is there, although it failed.
+        is_outage: Whether the server may be away; otherwise only a few attempts are made.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        wait_s: float | None = None,
+        *,
+        is_answer: bool = False,
+        is_outage: bool = True,
+    ) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
+        self.is_answer = is_answer
+        self.is_outage = is_outage
+
+
+class Entry(NamedTuple):
+    """What a listed folder has: a file or a folder.
+
+    Attributes:
+        name: Its name, without the folder.
+        nbytes: Length of a remote file, if the listing states it; else None.
+        is_folder: Whether it is a folder.
+    """
+
+    name: str
+    nbytes: int | None = None
+    is_folder: bool = False
+
+
+class PastEndError(FetchError):
+    """A range that begins past the end of the file."""
+
+
+@dataclass
+class Stream:
+    """The bytes of a file from a position on.
+
+    One thread reads it, once, in a ``with`` block.
+
+    Attributes:
+        chunks: The bytes, in pieces.
+        start: Position of the first byte in the file: the one that was asked for, or 0.
+        total_nbytes: Length of the whole file, or None if it is unknown.
+        tag: Text that differs between versions of the file, such as an ETag; None from a transport
+            without versions.
+        close: Releases the connection or the open file.
+    """
+
+    chunks: Iterator[bytes]
+    start: int = 0
+    total_nbytes: int | None = None
+    tag: str | None = None
+    close: Callable[[], None] = field(default=lambda: None)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+Transport: TypeAlias = Callable[[str, int, "int | None", "str | None"], Stream]
+"""``(url, start, stop, tag) -> Stream``: read ``url`` from ``start`` to ``stop`` (None: to its end)
+if it still has this tag, or else from 0."""
+
+
+def file_stream(url: str, file: IO[bytes], start: int, stop: int | None) -> Stream:
+    """Return the stream of an open file, which it will close.
+
+    A file that cannot seek is read from its beginning.
+
+    Raises:
+        FetchError: The file cannot be positioned; it is closed.
+    """
+    total_nbytes = None
+    try:
+        if file.seekable():
+            total_nbytes = file.seek(0, os.SEEK_END)
+            file.seek(start)
+        else:
+            start = 0
+    except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
+        with suppress(Exception):  # it may be no file
+            file.close()
+        raise driver_error(url, error) from None
+    chunks = file_chunks(url, file)
+    if stop is not None and total_nbytes is not None:
+        chunks = _limited(chunks, stop - start)
+    return Stream(chunks, start, total_nbytes, None, file.close)
+
+
+def file_chunks(url: str, file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the rest of an open file in pieces.
+
+    Raises:
+        FetchError: It cannot be read.
+    """
+    while True:
+        try:
+            chunk = file.read(CHUNK_NBYTES)
+        except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
+            raise driver_error(url, error) from None
+        if not chunk:
+            return
+        yield chunk
+
+
+def _limited(chunks: Iterable[bytes], nbytes: int) -> Iterator[bytes]:
+    for chunk in chunks:
+        yield chunk[:nbytes]
+        nbytes -= len(chunk)
+        if nbytes <= 0:
+            return
+
+
+def driver_error(url: str, error: Exception) -> FetchError:
+    """Return the error of wids for one that a driver or a caller's opener raised."""
+    if isinstance(error, FetchError):
+        return error
+    # The driver's own text is left out: it may quote the URL with its query (SEC-4).
+    if isinstance(error, FileNotFoundError):
+        return NotFoundError(f"{urls.redact(url)}: not found")
+    message = f"{urls.redact(url)}: expected a readable file, found: {error_text(error, url)}"
+    # By name: the driver of S3 is imported only where it is used.
+    if isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
+        return FetchError(
+            f"{message}; pass keys or tokens as storage_options, or in $WIDS_STORAGE_OPTIONS"
+        )
+    # Drivers have no common error for a lost connection, so only these types count as permanent.
+    permanent = (
+        *(IsADirectoryError, NotADirectoryError, NotImplementedError),
+        *(TypeError, AttributeError, LookupError),
+    )
+    return FetchError(message) if isinstance(error, permanent) else transient_error(message, error)
+
+
+def transient_error(message: str, error: Exception) -> TransientError:
+    """Return a `TransientError` for an error that a driver raised."""
+    status = _status(error)
+    # An error of Python about a wrong value is not an outage either.
+    is_refusal = 400 <= status < 500 and status not in TRANSIENT_STATUSES
+    is_outage = not (is_refusal or isinstance(error, (ValueError, ArithmeticError)))
+    return TransientError(message, is_answer=bool(status), is_outage=is_outage)
+
+
+def _status(error: BaseException) -> int:
+    """Return the HTTP status in an error of a driver, or 0; drivers name it differently."""
+    for found in (error, error.__cause__):
+        response = getattr(found, "response", None)
+        if isinstance(response, dict):  # of botocore
+            metadata = response.get("ResponseMetadata", {})
+            candidates = [metadata.get("HTTPStatusCode")]
+        else:
+            candidates = [getattr(found, name, None) for name in ("status", "status_code", "code")]
+            candidates.append(getattr(response, "status_code", None))
+        for status in candidates:
+            if isinstance(status, int) and 100 <= status < 600:
+                return status
+    return 0
+
+
+def error_text(error: BaseException, url: str) -> str:
+    """Return type and message of another library's error, without the secrets of the URL."""
+    text = urls.without_secrets(str(error), url)
+    # urllib3 puts the repr of a connection in front of its messages.
+    return f"{type(error).__name__}: {re.sub(r'<[^<>]* object at 0x[0-9a-f]+>: ', '', text):.300}"

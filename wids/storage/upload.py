@@ -1,0 +1,383 @@
+"""A complete local file → a file at a path or URL, which appears there complete or not at all.
+
+The counterpart of `fetch`: paths, and every scheme of fsspec whose driver can write. Nothing here
+knows what is in a file, or which files belong together.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import IO, Any, Final, TypeAlias, TypeVar
+
+from wids.errors import FetchError, UploadError
+from wids.storage import abandoned, complete_files, put
+from wids.storage.transport import fsspec, urls
+from wids.storage.transport.retry import Patience, has_answered, note_answer, with_retries
+from wids.storage.transport.schemes import TRANSPORTS, by_prefix, options_for
+from wids.storage.transport.storage_options import retry_s
+from wids.storage.transport.stream import TransientError, error_text, transient_error
+from wids.storage.unnamed_files import unnamed_file
+
+_T = TypeVar("_T")
+
+Options: TypeAlias = "Mapping[str, Any] | None"
+"""As ``storage_options`` of `wids.storage.fetch.Fetcher`."""
+
+_ATOMIC: Final = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"))
+"""Schemes whose drivers end an upload with one request, and whose servers show nothing before it.
+With all others, a file is written under a temporary name and renamed."""
+
+_COMPARING: Final = frozenset(("s3", "s3a"))
+"""Schemes whose drivers can have a file replaced only if it is still the version that was read."""
+
+_WILD: Final = frozenset("*[")
+
+_REFUSALS: Final = frozenset((errno.EPERM, errno.ENOSYS, errno.EMSGSIZE, errno.ENAMETOOLONG))
+"""Numbers of errors that the next attempt would meet again."""
+
+
+@contextmanager
+def publishing(
+    target: str | os.PathLike[str],
+    mode: int = 0o666,
+    *,
+    is_new: bool = False,
+    replaces: str | None = None,
+    sweeps: bool = True,
+    storage_options: Options = None,
+) -> Iterator[IO[bytes]]:
+    """Yield a file to write, and publish it under a path or URL when the block succeeds.
+
+    For a URL the file is a temporary one on the local disk (``TMPDIR``), which is uploaded at the
+    end. If the block or the upload fails, also by Ctrl-C, what was there before stays.
+
+    Args:
+        target: Path, or URL of a scheme that fsspec can write.
+        mode: Permissions of a local file, less those that the process's umask removes.
+        is_new: Whether to raise FileExistsError, rather than replace what has the name.
+        replaces: The version that may be replaced, as `read` returns it; see `ReplacedError`.
+        sweeps: Whether to delete what killed processes left of this local file.
+        storage_options: As for `ShardListDataset`.
+
+    Raises:
+        ValueError: The URL cannot be written.
+        UploadError: The upload failed.
+    """
+    name = os.fspath(target)
+    if is_local(name):
+        if sweeps:
+            abandoned.sweep_beside(name)
+        with complete_files.replacing(name, mode, is_new=is_new) as file:
+            yield file
+        return
+    check_writable(name)
+    _file_system(name, storage_options)  # now, since the block may take hours
+    with unnamed_file() as (file, path):
+        try:
+            yield file
+            file.flush()
+        except OSError as error:
+            raise _with_folder(error, name) from None
+        upload(path, name, is_new=is_new, replaces=replaces, storage_options=storage_options)
+
+
+def is_local(target: str) -> bool:
+    """Whether a target is a path; raise ValueError for ``file:``, which no writer takes."""
+    if urls.scheme(target) == "file":
+        raise ValueError(
+            f"{urls.redact(target)}: expected a path or a remote URL, found file:; pass the path"
+        )
+    return urls.scheme(target) == ""
+
+
+def absolute(target: str | os.PathLike[str]) -> str:
+    """Return an absolute path, or a URL, that can be written.
+
+    Raises:
+        ValueError: It is a URL of a scheme that cannot be written.
+    """
+    name = os.fspath(target)
+    check_writable(name)
+    return os.path.abspath(name) if is_local(name) else name
+
+
+def check_writable(url: str) -> None:
+    """Raise ValueError for a URL that cannot be written, or that drivers take for a pattern."""
+    if not is_local(url) and urls.scheme(url) in TRANSPORTS:
+        raise ValueError(
+            f"{urls.redact(url)}: expected a path, or a URL that can be written, such as "
+            f"s3://bucket/name, found {urls.scheme(url)}:; write to a local folder and copy the "
+            "complete files"
+        )
+    if not is_local(url) and "?" in url:
+        raise ValueError(f"{urls.redact(url)}: expected a URL without a query to write to")
+    if not is_local(url) and not _WILD.isdisjoint(urls.path_of(url)):
+        raise ValueError(
+            f"{urls.redact(url)}: expected a URL without wildcards (* and [), which drivers expand "
+            "when they rename a file; choose another name"
+        )
+
+
+def exists(target: str, storage_options: Options = None) -> bool:
+    """Return whether something has a path or URL.
+
+    Raises:
+        UploadError: The server does not say.
+    """
+    if is_local(target):
+        return os.path.lexists(target)
+    return _asked(target, storage_options, put.has)
+
+
+def move(source: str, target: str, storage_options: Options = None) -> None:
+    """Move a file to another name in its folder, over any file that is there.
+
+    Raises:
+        UploadError: The server refuses.
+    """
+    if is_local(source):
+        os.replace(source, target)
+        return
+    _, other = _file_system(target, storage_options)
+
+    def is_moved(system: Any, path: str) -> bool:
+        return not put.has(system, path) and put.has(system, other)
+
+    _change(source, storage_options, lambda system, path: system.mv(path, other), is_moved)
+
+
+def remove(target: str, storage_options: Options = None) -> None:
+    """Delete a file.
+
+    Raises:
+        UploadError: The server refuses.
+    """
+    if is_local(target):
+        os.unlink(target)
+        return
+    _change(target, storage_options, put.remove, lambda system, path: not put.has(system, path))
+
+
+def file_names(folder: str, storage_options: Options = None) -> list[str]:
+    """Return the names in a folder, local or remote; a remote one that does not exist is empty.
+
+    Raises:
+        OSError: The local folder cannot be listed.
+        UploadError: The server does not list it.
+    """
+    if is_local(folder):
+        return os.listdir(folder)
+
+    def listed(system: Any, path: str) -> list[str]:
+        system.invalidate_cache()
+        with suppress(FileNotFoundError):
+            return [
+                str(found).rstrip("/").rpartition("/")[2] for found in system.ls(path, detail=False)
+            ]
+        return []
+
+    return _asked(folder, storage_options, listed)
+
+
+class ReplacedError(UploadError):
+    """The file was replaced since it was read, and so it was left as it is."""
+
+
+def read(target: str, storage_options: Options = None) -> tuple[bytes, str | None]:
+    """Return the bytes at a path or URL, as they are there and not where rewriting leads.
+
+    Also returns their version if the server can compare it when it writes; else None.
+
+    Raises:
+        OSError: It cannot be read; FileNotFoundError if there is none.
+    """
+    if is_local(target):
+        with open(target, "rb") as file:
+            return file.read(), None
+
+    def attempt(system: Any, path: str) -> tuple[bytes, str | None] | None:
+        system.invalidate_cache()
+        try:
+            before = _tag(system, path)
+            data = system.cat_file(path)
+        except FileNotFoundError:
+            return None
+        if _tag(system, path) != before:
+            message = f"{urls.redact(target)}: it changed while it was being read"
+            raise TransientError(message, is_outage=False)
+        return data, before if urls.scheme(target) in _COMPARING else None
+
+    found = _asked(target, storage_options, attempt)
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, "not found", urls.redact(target))
+    return found
+
+
+@contextmanager
+def local_copy(target: str, storage_options: Options = None) -> Iterator[str]:
+    """Provide the path of a file: the file itself, or a temporary copy of a remote one.
+
+    Raises:
+        UploadError: The remote one cannot be read.
+    """
+    if is_local(target):
+        yield target
+        return
+    with unnamed_file() as (_, copy):
+        _asked(target, storage_options, lambda system, path: system.get_file(path, copy))
+        yield copy
+
+
+def _tag(system: Any, path: str) -> str | None:
+    tag = system.info(path).get("ETag")
+    return None if tag is None else str(tag)
+
+
+def upload(
+    path: str,
+    url: str,
+    *,
+    is_new: bool = False,
+    replaces: str | None = None,
+    storage_options: Options = None,
+) -> None:
+    """Upload a complete local file.
+
+    If an attempt is refused and the URL has the same bytes, the upload has succeeded, and only the
+    server's answer was lost.
+
+    Args:
+        path: The file.
+        url: Where it appears.
+        is_new: Whether to raise FileExistsError if something has the URL. Two programs that upload
+            at the same time are told apart by servers that can compare (S3, Google); on others a
+            small race remains.
+        replaces: As for `publishing`.
+        storage_options: As for `ShardListDataset`.
+
+    Raises:
+        FileExistsError: Something has the URL.
+        ReplacedError: It is another version than the one to replace.
+        ValueError: The URL cannot be written.
+        UploadError: The upload failed, and was retried if that could help.
+    """
+    check_writable(url)
+    headers = {} if replaces is None else {"IfMatch": replaces}
+    server = urls.origin(url)
+    has_sent = False
+
+    def attempt(system: Any, target: str) -> None:
+        nonlocal has_sent
+        # Drivers without an event loop publish what they have when they fail.
+        is_direct = urls.scheme(url) in _ATOMIC and getattr(system, "async_impl", False)
+        send = put.directly if is_direct else put.and_rename
+        try:
+            if is_new:
+                put.check_absent(system, target)
+            elif not has_answered(server):
+                with suppress(PermissionError):  # some keys are for writing alone
+                    put.has(system, target)
+            note_answer(server)  # now, since the attempt may take hours
+            has_sent = True
+            send(system, path, target, is_new=is_new, **headers)
+        except OSError as error:
+            is_refused_version = replaces is not None and put.is_refused_version(error)
+            is_final = is_refused_version or isinstance(error, (FileExistsError, FileNotFoundError))
+            # Drivers repeat requests too, so this very attempt may have stored the file.
+            if has_sent and is_final and put.is_same(system, target, path):
+                return
+            if is_refused_version:
+                raise ReplacedError(f"{urls.redact(url)}: it was replaced meanwhile") from None
+            if isinstance(error, FileExistsError):  # its text may quote the URL with its query
+                raise FileExistsError(errno.EEXIST, "already exists", urls.redact(url)) from None
+            raise
+
+    _asked(url, storage_options, attempt)
+
+
+def _file_system(url: str, storage_options: Options) -> tuple[Any, str]:
+    """Return the file system of the caller's own URL, which gets the caller's options."""
+    transport = fsspec.transport_for(options_for(url, by_prefix(storage_options)), None)
+    try:
+        return transport.file_system(url)
+    except FetchError as error:
+        raise UploadError(str(error)) from error
+
+
+def _change(
+    url: str,
+    storage_options: Options,
+    change: Callable[[Any, str], None],
+    is_done: Callable[[Any, str], bool],
+) -> None:
+    """Change a file on a server, which may have done so although its answer was lost."""
+    has_tried = False
+
+    def attempt(system: Any, path: str) -> None:
+        nonlocal has_tried
+        is_repeated, has_tried = has_tried, True
+        try:
+            change(system, path)
+        except Exception:  # drivers have no common error for a file that is not there
+            if not (is_repeated and is_done(system, path)):
+                raise
+
+    _asked(url, storage_options, attempt)
+
+
+def _asked(url: str, storage_options: Options, attempt: Callable[[Any, str], _T]) -> _T:
+    """Return what an attempt returns, retried; its errors name the URL without its secrets.
+
+    The attempt is called with the file system of the URL, and the path there.
+    """
+    system, path = _file_system(url, storage_options)
+    wait_s = retry_s(options_for(url, by_prefix(storage_options)))
+
+    def translated() -> _T:
+        try:
+            return attempt(system, path)
+        except (FileExistsError, FetchError, ReplacedError):
+            raise
+        except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
+            raise _write_error(url, error) from None
+
+    try:
+        return with_retries(translated, Patience(urls.origin(url), wait_s))
+    except FetchError as error:
+        raise UploadError(str(error)) from error
+
+
+def _write_error(url: str, error: Exception) -> FetchError:
+    """Return the error of wids for one that a driver raised."""
+    name, bucket = urls.redact(url), urls.origin(url)
+    found = error_text(error, url)
+    if isinstance(error, FileNotFoundError):
+        folder = urls.redact(urls.parent(url))
+        return FetchError(
+            f"{name}: expected {bucket} and the folder {folder} to exist, found: {found}; check "
+            "the name, or create it"
+        )
+    if isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
+        return FetchError(
+            f"{name}: expected access to {bucket}, found: {found}; check the keys "
+            "in storage_options or in the environment, and the permissions of the bucket"
+        )
+    permanent = (IsADirectoryError, NotImplementedError, TypeError, AttributeError, LookupError)
+    is_permanent = isinstance(error, permanent) or getattr(error, "errno", None) in _REFUSALS
+    message = f"{name}: expected to write it, found: {found}"
+    return FetchError(message) if is_permanent else transient_error(message, error)
+
+
+def _with_folder(error: OSError, url: str) -> OSError:
+    """Return the error about a full disk, with the folder that a person can change."""
+    if error.errno != errno.ENOSPC or error.filename is not None:
+        return error
+    return OSError(
+        errno.ENOSPC,
+        f"{urls.redact(url)}: expected space for the complete file in {tempfile.gettempdir()}, "
+        "found none; set TMPDIR to a folder with more space",
+    )

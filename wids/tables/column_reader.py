@@ -1,0 +1,319 @@
+"""One shard and some columns → their values in the shard's samples, as arrays by kind.
+
+Only the members of the wanted fields are read, in bulk, by the arrays of the index; no sample is
+made. A reader travels to the workers of any executor. What types the columns have in the end is not
+decided here, since no shard knows the others.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from wids.errors import DecodeError, ShardFormatError, TableError
+from wids.shards.range_shard import RemoteShard
+from wids.shards.reader import ShardReader
+from wids.shards.tars.index import ShardIndex
+from wids.shards.tars.readable_shard import ReadableShard, read_or_errors
+from wids.storage.array_types import IntArray
+from wids.storage.range_reader import RangeError
+from wids.storage.transport import urls
+from wids.tables.column_parts import ColumnPart, Errors, Example, joined
+from wids.tables.column_paths import ColumnPath
+from wids.tables.column_types import layers_of
+from wids.tables.column_values import DecodeMany, Parts, decoder_of, parts_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Rows: TypeAlias = "range | IntArray"
+"""Samples of a shard: consecutive ones, or ascending positions in the shard."""
+
+_MAX_MEMBERS: Final = 4096
+_MAX_NBYTES: Final = 8 << 20
+"""Most members, and most bytes of them, that are read at a time."""
+
+
+@dataclass(frozen=True)
+class ShardColumns:
+    """The columns of some samples of one shard, in the order of the shard.
+
+    Attributes:
+        keys: Their keys.
+        positions: Their positions in the dataset.
+        parts: The columns.
+    """
+
+    keys: pa.Array
+    positions: IntArray
+    parts: list[ColumnPart]
+
+
+@dataclass(frozen=True)
+class ColumnReader:
+    """Reads columns shard by shard.
+
+    Attributes:
+        shards: The shards of the dataset.
+        paths: The columns.
+        errors: What becomes of a value that cannot be read.
+    """
+
+    shards: ShardReader
+    paths: tuple[ColumnPath, ...]
+    errors: Errors
+
+    def read(self, number: int, rows: Rows) -> ShardColumns:
+        """Read some samples of a shard.
+
+        Raises:
+            DecodeError: A field cannot be decoded, and ``errors`` is ``"raise"``.
+            TableError: A value fits into no column, and ``errors`` is ``"raise"``.
+            WidsError: The shard cannot be read.
+        """
+        reader = self.shards
+        shard = self._opened(number, rows)
+        try:
+            return self._read_from(shard, number, rows)
+        except RangeError:
+            if not reader.fetches_for_many:
+                raise
+            # The server has no ranges, and fetching was not ruled out.
+            return self._read_from(reader.open(number, local=True), number, rows)
+        except _ReplacedError:
+            return self.read(number, rows)
+
+    def _opened(self, number: int, rows: Rows) -> ReadableShard:
+        """Open a shard: a remote one by range, where that takes less than to fetch it."""
+        reader = self.shards
+        shard = reader.open(number, local=reader.fetches_for_one)
+        if isinstance(shard, RemoteShard) and reader.fetches_for_many:
+            fields = dict.fromkeys(path.field for path in self.paths)
+            found = [members_in(shard.index, name, rows)[1] for name in fields]
+            members = np.concatenate([np.empty(0, np.int64), *found])
+            if len(members) and shard.request_nbytes(members) >= shard.nbytes:
+                return reader.open(number, local=True)
+        return shard
+
+    def _read_from(self, shard: ReadableShard, number: int, rows: Rows) -> ShardColumns:
+        parts: dict[str, ColumnPart] = {}
+        for name in dict.fromkeys(path.field for path in self.paths):
+            paths = [path for path in self.paths if path.field == name]
+            read = _FieldReader(self, shard, number, rows, name).parts(paths)
+            parts |= {path.name: part for path, part in zip(paths, read, strict=True)}
+        local = np.arange(rows.start, rows.stop) if isinstance(rows, range) else rows
+        return ShardColumns(
+            _keys(shard.index, rows),
+            local + self.shards.starts[number],
+            [parts[path.name] for path in self.paths],
+        )
+
+
+class _ReplacedError(Exception):
+    """A damaged copy of a remote shard was released; another one can be opened."""
+
+
+class _FieldReader:
+    """Reads one field of some samples of one shard, and the columns that are made of it."""
+
+    def __init__(
+        self, columns: ColumnReader, shard: ReadableShard, number: int, rows: Rows, name: str
+    ) -> None:
+        self._reader = columns.shards
+        self._errors = columns.errors
+        self._shard = shard
+        self._number = number
+        self._rows = rows
+        self._name = name
+        self._decode = decoder_of(name)
+
+    def parts(self, paths: Sequence[ColumnPath]) -> list[ColumnPart]:
+        """Return a part for each path into the field."""
+        at, members = members_in(self._shard.index, self._name, self._rows)
+        batches: list[list[ColumnPart]] = []
+        start = 0
+        for first, last in _batches(self._shard.index, members):
+            # Samples without the field belong to the batch before them.
+            stop = len(self._rows) if last == len(members) else int(at[last])
+            values = self._values(members[first:last])
+            places = at[first:last] - start
+            batches.append([self._part(values, places, path, start, stop) for path in paths])
+            start = stop
+        if not batches:
+            names = self._shard.index.fields
+            return [ColumnPart(len(self._rows), names=names) for _ in paths]
+        return [joined(parts) for parts in zip(*batches, strict=True)]
+
+    def _values(self, members: IntArray) -> list[Any]:
+        """Return the decoded values of members; the error of one that cannot be read."""
+        return read_or_errors(self._read, members, ShardFormatError, self._on_damage)
+
+    def _read(self, members: IntArray) -> list[Any]:
+        verify = self._reader.verifies_decoded
+        return values_in(self._shard, members, self._decode, verify=verify)
+
+    def _on_damage(self, error: ShardFormatError) -> None:
+        if self._reader.replaces(self._number, self._shard, error):
+            raise _ReplacedError from error
+        self._shard.check()  # a shard that has changed has no values at all
+
+    def _part(
+        self, values: list[Any], places: IntArray, path: ColumnPath, start: int, stop: int
+    ) -> ColumnPart:
+        """Return a column of the samples from a start to a stop, which have values at places."""
+        found = parts_of(values, path.steps)
+        placed = found.values
+        if len(placed) < stop - start:
+            placed = [None] * (stop - start)
+            for place, value in zip(places.tolist(), found.values, strict=True):
+                placed[place] = value
+
+        def on_problem(place: int, error: Exception) -> None:
+            if self._errors == "raise":
+                raise self._located(start + place, path, error) from error
+
+        layers = {
+            kind: array
+            for kind, array in layers_of(placed, on_problem).items()
+            if array.null_count < len(array)
+        }
+        examples = {kind: self._example(array, placed, start) for kind, array in layers.items()}
+        return ColumnPart(stop - start, layers, examples, found.exists, _names(path, found))
+
+    def _example(self, array: pa.Array, values: list[Any], start: int) -> Example:
+        place = array.is_valid().index(True).as_py()
+        key, index, shard = self._place(start + place)
+        return Example(f"{values[place]!r:.60}", key, index, shard)
+
+    def _place(self, place: int) -> tuple[str, int, str]:
+        """Return the key of a sample, its position in the dataset, and its shard."""
+        row = int(self._rows[place])
+        url = urls.redact(self._reader.shards[self._number].url)
+        return self._shard.index.key(row), self._reader.starts[self._number] + row, url
+
+    def _located(self, place: int, path: ColumnPath, error: Exception) -> Exception:
+        """Return the error of a value with its sample."""
+        key, index, shard = self._place(place)
+        text = f'{shard}: sample "{key}" (index {index}): {error}'
+        if isinstance(error, DecodeError):
+            return DecodeError(text, shard=shard, key=key, field=self._name, index=index)
+        if isinstance(error, ShardFormatError):
+            return ShardFormatError(text)
+        return TableError(f'column "{path.name}": {text}; pass errors="null" to have null for it')
+
+
+def _names(path: ColumnPath, found: Parts) -> tuple[str, ...]:
+    escaped = (
+        "/".join(step.replace("~", "~0").replace("/", "~1") for step in steps)
+        for steps in found.names
+    )
+    return tuple(f"{path.field}/{text}" for text in escaped)
+
+
+@runtime_checkable
+class ValuedShard(Protocol):
+    """A shard of which some fields are values, as those of rows that were joined to it."""
+
+    def read_values(self, members: IntArray, decode: DecodeMany) -> list[Any]:
+        """Return the values of members of one field, at least one; `decode` has those of bytes."""
+
+
+def values_in(
+    shard: ReadableShard, members: IntArray, decode: DecodeMany, *, verify: bool
+) -> list[Any]:
+    """Return the values of members of one field, which ascend."""
+    if not len(members):
+        return []
+    if isinstance(shard, ValuedShard):
+        return shard.read_values(members, decode)
+    return decode(shard.read_members(members, verify=verify))
+
+
+def members_in(index: ShardIndex, name: str, rows: Rows) -> tuple[IntArray, IntArray]:
+    """Return which of some samples have a field, as positions in ``rows``, and their members."""
+    return members_among(*members_that_count(index, name), rows)
+
+
+def members_that_count(index: ShardIndex, name: str) -> tuple[IntArray, IntArray]:
+    """Return the samples that have a field, and the member of each."""
+    samples, members = index.members_of(name)
+    # An index from elsewhere can repeat a field; the last one counts, as in a tar.
+    is_last = np.ones(len(samples), np.bool_)
+    is_last[:-1] = samples[1:] != samples[:-1]
+    return samples[is_last], members[is_last]
+
+
+def members_among(samples: IntArray, members: IntArray, rows: Rows) -> tuple[IntArray, IntArray]:
+    """Return which of ``rows`` are among samples, as positions in ``rows``, and their members."""
+    if not len(rows):
+        return samples[:0], members[:0]
+    first, last = np.searchsorted(samples, (rows[0], rows[-1] + 1)).tolist()
+    samples, members = samples[first:last], members[first:last]
+    if isinstance(rows, range):
+        return samples - rows.start, members
+    at = np.searchsorted(rows, samples)
+    is_wanted = rows[at] == samples
+    return at[is_wanted], members[is_wanted]
+
+
+def _batches(index: ShardIndex, members: IntArray) -> Iterator[tuple[int, int]]:
+    """Cut members into runs that are read at a time; yield where each begins and ends."""
+    ends = np.cumsum(index.sizes[members], dtype=np.int64)
+    first = 0
+    while first < len(members):
+        before = int(ends[first - 1]) if first else 0
+        last = int(np.searchsorted(ends, before + _MAX_NBYTES, side="right"))
+        last = max(first + 1, min(last, first + _MAX_MEMBERS))
+        yield first, last
+        first = last
+
+
+def _keys(index: ShardIndex, rows: Rows) -> pa.Array:
+    """Return the keys of samples without an object for each of them."""
+    import pyarrow as pa
+
+    text = bytes(index.text[index.text_start : index.text_stop])
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError:  # names of members need not be UTF-8, as the texts of a table are
+        keys = [index.key(row).encode("utf-8", "backslashreplace").decode() for row in rows]
+        return pa.array(keys, pa.string())
+    # Key i stands after i + 1 NULs, which are left out here.
+    offsets = np.asarray(index.key_starts, np.int64) - np.arange(1, len(index) + 2)
+    array = pa.StringArray.from_buffers(
+        len(index),
+        pa.py_buffer(offsets.astype(np.int32)),
+        pa.py_buffer(text.replace(b"\0", b"")),
+    )
+    return array[rows.start : rows.stop] if isinstance(rows, range) else array.take(pa.array(rows))
+
+
+class PickledOnce:
+    """A value that is pickled once for all tasks, and restored once in each process.
+
+    Attributes:
+        value: The value.
+        is_restored: Whether it came by pickle, so that nobody else uses it in this process.
+    """
+
+    def __init__(self, value: Any, *, is_restored: bool = False) -> None:
+        self.value = value
+        self.is_restored = is_restored
+
+    @cached_property
+    def _data(self) -> bytes:
+        return pickle.dumps(self.value)
+
+    def __reduce__(self) -> Any:
+        return _restored, (self._data,)
+
+
+@lru_cache(maxsize=1)
+def _restored(data: bytes) -> PickledOnce:
+    value = pickle.loads(data)  # noqa: S301 - made by `PickledOnce` for this process
+    return PickledOnce(value, is_restored=True)

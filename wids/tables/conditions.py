@@ -1,0 +1,241 @@
+"""Conditions on columns: what people type or a page sends, and the samples that meet it.
+
+People type comparisons with numbers or texts, joined by ``and``: ``height >= 256 and .cls == 3``. A
+page sends a JSON list, in which a column has a value, or a number in a range. There is no other
+language, so that nothing has to be executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from wids.tables.column_paths import INDEX, KEY
+from wids.tables.table import read_table
+from wids.tables.table_file import Tabular, load_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_MAX_LABEL: Final = 100
+_START: Final = 60
+_END: Final = 25
+
+_SIGNS: Final[dict[str, tuple[str, Callable[[Any, Any], bool]]]] = {
+    "==": ("equal", operator.eq),
+    "!=": ("not_equal", operator.ne),
+    "<=": ("less_equal", operator.le),
+    ">=": ("greater_equal", operator.ge),
+    "<": ("less", operator.lt),
+    ">": ("greater", operator.gt),
+}
+"""For each sign, the function of ``pyarrow.compute``, and that for one value."""
+
+_COMPARISON: Final = re.compile(
+    r"""\s*(?P<column>[.\w][^\s<>=!]*)\s*(?P<operator>[<>]=?|[=!]=)\s*
+    (?P<value>"(?:[^"\\]|\\.)*"|'[^']*'|[^\s"']+)\s*""",
+    re.VERBOSE,
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the value of a column must be.
+
+    Attributes:
+        column: The name of the column.
+        sign: ``"=="``, ``"!="``, ``"<="``, ``">="``, ``"<"`` or ``">"``, which no missing value
+            meets; ``"is"`` for the value with a label; ``"in"`` for numbers in a range.
+        value: The value to compare with. For ``"is"`` the label as `label_of` returns it, None for
+            samples without a value. For ``"in"`` the bounds, both included.
+    """
+
+    column: str
+    sign: str
+    value: Any
+
+    def accepts(self, value: Any) -> bool:
+        """Return whether a value is what is wanted."""
+        if self.sign == "is":
+            return bool(label_of(value) == self.value)
+        if self.sign == "in":
+            low, high = self.value
+            return is_number(value) and bool(low <= value <= high)
+        kind = str if isinstance(self.value, str) else int | float
+        compare = _SIGNS[self.sign][1]
+        return isinstance(value, kind) and compare(value, self.value)
+
+
+def parsed(text: str) -> tuple[Comparison, ...]:
+    """Return the comparisons of a condition, in either form.
+
+    Raises:
+        ValueError: It is not a condition.
+    """
+    if text.startswith(("[", "{")):
+        return _listed(text)
+    comparisons, at = [], 0
+    while True:
+        match = _COMPARISON.match(text, at)
+        if match is None:
+            raise _not_a_condition(text, text[at:])
+        value = _value(text, match["value"])
+        comparisons.append(Comparison(match["column"], match["operator"], value))
+        at = match.end()
+        if at == len(text):
+            return tuple(comparisons)
+        joint = re.compile(r"and\s").match(text, at)
+        if joint is None:
+            raise _not_a_condition(text, text[at:])
+        at = joint.end()
+
+
+def _value(text: str, written: str) -> Any:
+    if written.startswith("'"):
+        return written[1:-1]
+    try:
+        value = json.loads(written)
+    except ValueError:
+        raise _not_a_condition(text, written) from None
+    if isinstance(value, list | dict) or value is None:
+        raise _not_a_condition(text, written)
+    return value
+
+
+def _listed(text: str) -> tuple[Comparison, ...]:
+    """Return the comparisons of a JSON list."""
+    try:
+        items = json.loads(text)
+        if not isinstance(items, list):
+            raise TypeError("expected a list")  # noqa: TRY301 - as for what is in it
+        return tuple(map(_filter, items))
+    except (TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
+        raise _not_a_condition(text, text) from error
+
+
+def _filter(item: dict[str, Any]) -> Comparison:
+    if "value" in item:
+        value = None if item["value"] is None else str(item["value"])
+        return Comparison(str(item["column"]), "is", value)
+    low, high = item.get("low"), item.get("high")
+    low = -math.inf if low is None else float(low)
+    high = math.inf if high is None else float(high)
+    if math.isnan(low) or math.isnan(high):
+        raise ValueError("expected numbers")
+    return Comparison(str(item["column"]), "in", (low, high))
+
+
+def _not_a_condition(text: str, rest: str) -> ValueError:
+    return ValueError(
+        "where: expected comparisons joined by `and`, such as .json/height >= 256 and "
+        '.txt != \'a cat\', or a list such as [{"column": ".cls", "value": "3"}, {"column": '
+        f'".json/n", "low": 1, "high": 9}}], found {rest!r:.80} in {text!r:.200}'
+    )
+
+
+def label_of(value: Any) -> str | None:
+    """Return a value as text that equal values share, and no others; None for nothing.
+
+    A long text is represented by its beginning and its end, with its length and a digest, which
+    keep it apart from others that begin and end alike.
+    """
+    if value is None or isinstance(value, str):
+        text = value
+    elif isinstance(value, bytes):
+        text = value.decode("utf-8", "backslashreplace")
+    else:
+        text = json.dumps(value, ensure_ascii=False, default=str, separators=(",", ":"))
+    if text is None or len(text) <= _MAX_LABEL:
+        return text
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return f"{text[:_START]}…{text[-_END:]} ({len(text):,} characters, {digest})"
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number; it may be infinite, or exceed any float."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def mask(
+    columns: Mapping[str, pa.ChunkedArray] | pa.Table, comparisons: Sequence[Comparison]
+) -> npt.NDArray[np.bool_]:
+    """Return which rows meet all comparisons.
+
+    Args:
+        columns: Columns of a table by their names.
+        comparisons: The comparisons.
+
+    Raises:
+        ValueError: A column cannot be compared with a value.
+    """
+    met = [_met(columns[comparison.column], comparison) for comparison in comparisons]
+    result: npt.NDArray[np.bool_] = np.logical_and.reduce(met)
+    return result
+
+
+def _met(column: pa.ChunkedArray, comparison: Comparison) -> npt.NDArray[np.bool_]:
+    """Return which values of a column meet a comparison."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    met: pa.ChunkedArray
+    if comparison.sign in _SIGNS:
+        try:
+            name = _SIGNS[comparison.sign][0]
+            met = compute.call_function(name, [column, comparison.value])
+        # The last two for numbers that fit no type of Arrow.
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError, OverflowError):
+            raise ValueError(
+                f"where: {comparison.column}: expected a value to compare {column.type} with, "
+                f"found {comparison.value!r}"
+            ) from None
+        return np.asarray(met.fill_null(fill_value=False).to_numpy(), bool)
+    masks = []
+    for chunk in column.dictionary_encode().chunks:
+        values = chunk.dictionary.to_pylist()
+        accepted = pa.array([comparison.accepts(value) for value in values], pa.bool_())
+        found = accepted.take(chunk.indices).fill_null(comparison.accepts(None))
+        masks.append(np.asarray(found.to_numpy(zero_copy_only=False), bool))
+    return np.concatenate([np.empty(0, bool), *masks])
+
+
+def met_in(dataset: Tabular, text: str) -> npt.NDArray[np.bool_]:
+    """Return which samples of a dataset or view meet a condition, as text.
+
+    Columns that are paths are read; others are those of the saved table.
+
+    Raises:
+        ValueError: It is not a condition, or on columns that are not there.
+        WidsError: A column cannot be read.
+    """
+    comparisons = parsed(text)
+    names = {comparison.column for comparison in comparisons}
+    paths = sorted(name for name in names if name.startswith("."))
+    saved = names - {*paths, INDEX, KEY}
+    tables = [_saved(dataset, saved)] if saved else []
+    if paths or not saved:  # the index and the keys are columns of both
+        tables.append(read_table(dataset.reader, dataset.positions, paths))
+    # Each has a row for each sample, in their order.
+    columns = {name: table[name] for table in tables for name in table.column_names}
+    return np.ones(len(tables[0]), bool) & mask(columns, comparisons)
+
+
+def _saved(dataset: Tabular, names: set[str]) -> pa.Table:
+    """Return the saved table of a dataset, which has columns of these names."""
+    table = load_table(dataset)
+    missing = sorted(names - set(table.column_names))
+    if missing:
+        raise ValueError(
+            f"--where: expected columns of the dataset's table ({', '.join(table.column_names)}) "
+            f"or paths such as .json/height, found {', '.join(missing)}"
+        )
+    return table

@@ -1,0 +1,190 @@
+"""A pattern such as ``{shard}.captions.json`` → fields for the samples of each shard.
+
+The file of a shard is read when a sample of the shard is first joined, and the last few files stay
+in memory. A remote file is stored in the cache. Nothing is known here of positions.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from codecs import BOM_UTF8
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from wids.errors import JoinError, NotFoundError
+from wids.shards.fields.values import decode_json_lines
+from wids.shards.reader import ShardReader
+from wids.storage.array_types import IntArray
+from wids.storage.transport import urls
+from wids.tables.column_paths import KEY
+from wids.tables.join_sides import Fields
+from wids.tables.join_values import own_value, value_fields
+
+SHARD: Final = "{shard}"
+_LINES: Final = (".jsonl", ".ndjson")
+_MAX_STORED_NBYTES: Final = 64 << 20
+"""Bytes of files whose content stays in memory; at least one file does."""
+
+_logger = logging.getLogger("wids")
+
+
+class _Repeated(dict[str, Any]):
+    """An object of JSON with a key that occurs twice."""
+
+    key: str
+
+
+class ShardFiles:
+    """A file of JSON for each shard; see `value_part.Source`.
+
+    Safe to use from any number of threads.
+
+    Args:
+        reader: The shards of the dataset.
+        pattern: The URL or path of the files, with ``{shard}`` for the base name of a shard without
+            ``.tar``. A relative one is beside each shard.
+        is_optional: Whether a file that does not exist means that all its keys are missing.
+
+    Raises:
+        JoinError: Several shards would share one file.
+    """
+
+    spans_shards = False
+
+    def __init__(self, reader: ShardReader, pattern: str, *, is_optional: bool) -> None:
+        if SHARD not in pattern and len(reader.shards) > 1:
+            raise JoinError(
+                f"{urls.redact(pattern)}: expected {SHARD} in the pattern, which stands for the "
+                f'name of each of the {len(reader.shards)} shards, as in "{SHARD}.captions.json"; '
+                "found none. Pass one file for all shards as a table or a mapping"
+            )
+        self._reader = reader
+        self._pattern = pattern
+        self._is_optional = is_optional
+        self._stored: dict[int, tuple[int, dict[str, Fields]]] = {}
+        self._fetched: set[int] = set()
+
+    def url(self, number: int) -> str:
+        """Return the URL of the file of a shard."""
+        shard_url = self._reader.shards[number].url
+        path = urls.path_of(shard_url)
+        name = os.path.basename(path).removesuffix(".tar")
+        reference = self._pattern.replace(SHARD, name)
+        return urls.join(urls.parent(shard_url), reference)
+
+    def entries(self, number: int) -> dict[str, Fields]:
+        """Return the fields by key of the file of a shard.
+
+        Raises:
+            FetchError: The file cannot be read.
+            JoinError: It is not what a join expects.
+        """
+        try:
+            return self._stored[number][1]
+        except KeyError:
+            pass
+        url = self.url(number)
+        try:
+            data = self._reader.read_file(url)
+        except NotFoundError as error:
+            if not self._is_optional:
+                raise NotFoundError(
+                    f"{urls.redact(url)}: expected a file for each shard, found none for "
+                    f"{urls.redact(self._reader.shards[number].url)}; add it, or pass "
+                    'missing="none" or missing="skip"'
+                ) from error
+            _logger.warning("%s: no such file, so all its keys are missing", urls.redact(url))
+            data = b"{}"
+        self._fetched.add(number)
+        found = parse_entries(data, url)
+        # Each step is one operation on the dict, since other threads may use it.
+        self._stored[number] = (len(data), found)
+        for old in list(self._stored):
+            nbytes = sum(size for size, _ in list(self._stored.values()))
+            if nbytes <= _MAX_STORED_NBYTES or old == number:
+                break
+            self._stored.pop(old, None)
+        return found
+
+    def read(
+        self,
+        number: int,
+        positions: Sequence[int] | IntArray,  # noqa: ARG002 - a file has keys
+        keys: Sequence[str],
+    ) -> list[Fields | None]:
+        """Return the values of keys of one shard."""
+        entries = self.entries(number)
+        return [own_value(entries[key]) if key in entries else None for key in keys]
+
+    def fields(self, number: int | None) -> Sequence[str]:
+        """Return all fields that the entries of one shard's file have; none of all files."""
+        if number is None:
+            return ()
+        return list(
+            dict.fromkeys(name for fields in self.entries(number).values() for name in fields)
+        )
+
+    def is_local(self, number: int) -> bool:
+        """Whether the file of a shard is on this machine, or was read."""
+        return number in self._fetched or urls.is_local(self.url(number))
+
+    def fetch(self, number: int) -> None:
+        """Read the file of a shard, and so store a remote one in the cache."""
+        self.entries(number)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Each process reads the files that it needs.
+        return {**self.__dict__, "_stored": {}, "_fetched": set()}
+
+
+def parse_entries(data: bytes, url: str) -> dict[str, Fields]:
+    """Return the fields by key of a file: an object, a list of objects, or lines of objects.
+
+    Raises:
+        JoinError: It is none of these, an object lacks its key, or a key occurs twice.
+    """
+    name = urls.redact(url)
+    is_lines = urls.path_of(url).lower().endswith(_LINES)
+    try:
+        if is_lines:
+            content: Any = decode_json_lines(data.removeprefix(BOM_UTF8))
+        else:
+            content = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:
+        raise JoinError(f"{name}: expected JSON{' lines' * is_lines}, found: {error}") from error
+    if isinstance(content, _Repeated):
+        raise JoinError(f"{name}: expected each key once, found {content.key!r} twice")
+    if isinstance(content, dict):
+        return {key: value_fields(value, name) for key, value in content.items()}
+    if not isinstance(content, list):
+        raise JoinError(
+            f"{name}: expected an object from keys to values, or a list of objects with "
+            f"{KEY!r}, found {type(content).__name__}"
+        )
+    return _listed(content, name)
+
+
+def _listed(content: list[Any], name: str) -> dict[str, Fields]:
+    entries: dict[str, Fields] = {}
+    for row, item in enumerate(content):
+        key = item.get(KEY) if isinstance(item, Mapping) else None
+        if not isinstance(key, str):
+            raise JoinError(
+                f"{name}: expected objects with the text {KEY!r}, found {item!r:.80} as item {row}"
+            )
+        if key in entries:
+            raise JoinError(f"{name}: expected each key once, found {key!r} twice, in item {row}")
+        entries[key] = value_fields(item, name)
+    return entries
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    repeated, seen = _Repeated(found), set[str]()
+    # The class and not an error, since nested objects may repeat what they like.
+    repeated.key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+    return repeated

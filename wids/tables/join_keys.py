@@ -1,0 +1,295 @@
+"""The keys of two sides → for each sample of one, the entry of the other that has its key.
+
+Keys are compared by their hashes, all at once. Whoever reads two samples by the result compares
+their keys again. Nothing is known here of fields, or of what belongs to a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import islice
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from wids.errors import JoinError
+from wids.shards.indexes import pack
+from wids.shards.indexes.key_hashes import key_hashes, text_hashes
+from wids.shards.positions import Positions, as_int_array, is_ascending
+from wids.shards.reader import ShardReader
+from wids.shards.tars.member_names import to_bytes
+from wids.storage.array_types import IntArray, WordArray
+from wids.storage.transport import urls
+
+MISSING: Final = -1
+"""Stands where the other side does not have the key."""
+
+_BLOCK: Final = 1 << 16
+"""Keys that are looked up, or hashed, at a time."""
+
+
+class Keyed(Protocol):
+    """One side of a join: entries with keys.
+
+    An *entry* is a position in a dataset, or the number of a row.
+    """
+
+    def digest(self) -> bytes:
+        """Return what changes whenever a key or its entry does."""
+
+    def hashes(self, *, robust: bool) -> tuple[WordArray, IntArray | None]:
+        """Return the hashes of all keys, and the entries that they belong to, ascending.
+
+        Args:
+            robust: Whether to use hashes that nobody can make equal on purpose, and that take ten
+                times as long.
+
+        Returns:
+            The hashes, shape ``(num_keys,)``, and as many entries; None for 0, 1, 2, ….
+        """
+
+    def key(self, entry: int) -> str:
+        """Return the key of an entry."""
+
+    def place(self, entry: int) -> str:
+        """Return the place of an entry, for messages."""
+
+    @property
+    def fields(self) -> list[str]:
+        """The fields that are stored for the entries, as far as `hashes` has seen them."""
+
+
+class _EqualHashesError(Exception):
+    """Two different keys have one hash."""
+
+
+class DatasetKeys:
+    """The keys of a dataset or view, from the indexes of the shards that it touches.
+
+    Args:
+        reader: The shards.
+        positions: The samples of the view, in any order and repeated in any way.
+        name: The name of the dataset, for messages.
+    """
+
+    def __init__(self, reader: ShardReader, positions: Positions, name: str) -> None:
+        self._reader = reader
+        self._positions = positions
+        self._name = name
+        self._fields: dict[str, None] = {}
+
+    @cached_property
+    def _entries(self) -> IntArray | None:
+        """The positions in ascending order, each once; None for all of the dataset."""
+        positions = self._positions
+        if not isinstance(positions, range):
+            return np.unique(as_int_array(positions))
+        ascending = positions if is_ascending(positions) else positions[::-1]
+        return None if ascending == range(len(self._reader)) else as_int_array(ascending)
+
+    def _shards(self) -> Iterator[tuple[int, IntArray | slice]]:
+        """Yield the shards that the view touches, each with its samples there."""
+        edges, entries = self._reader.edges, self._entries
+        if entries is None:
+            yield from ((number, slice(None)) for number in np.flatnonzero(np.diff(edges)).tolist())
+            return
+        bounds = np.searchsorted(entries, edges)
+        for number in np.flatnonzero(np.diff(bounds)).tolist():
+            inside = entries[bounds[number] : bounds[number + 1]]
+            yield number, inside - int(edges[number])
+
+    def digest(self) -> bytes:
+        """Return a digest of the shards that the view touches, and of its positions."""
+        shards = [(number, self._reader.identity(number)) for number, _ in self._shards()]
+        entries = self._entries
+        text = repr((shards, len(self._reader), entries is None)).encode(
+            "utf-8", "backslashreplace"
+        )
+        return digest_of(text, self._reader.edges.tobytes(), b"" if entries is None else entries)
+
+    def hashes(self, *, robust: bool) -> tuple[WordArray, IntArray | None]:
+        """Return the hashes of all keys and their positions, as in `Keyed`."""
+        entries = self._entries
+        hashes = np.empty(len(self._reader) if entries is None else len(entries), np.uint64)
+        start = 0
+        for number, local_indices in self._shards():
+            shard_index = self._reader.key_index(number)
+            self._fields.update(dict.fromkeys(shard_index.fields))
+            if robust:
+                part = np.array(list(map(pack.key_hash, shard_index.stored_keys())), np.uint64)
+            else:
+                part = key_hashes(shard_index)
+            part = part[local_indices]
+            hashes[start : start + len(part)] = part
+            start += len(part)
+        return hashes, entries
+
+    def key(self, entry: int) -> str:
+        """Return the key of a sample."""
+        number, local_index = self._reader.locate(entry)
+        return self._reader.key_index(number).key(local_index)
+
+    def place(self, entry: int) -> str:
+        """Return the shard of a sample and its position there."""
+        number, local_index = self._reader.locate(entry)
+        return f"{urls.redact(self._reader.shards[number].url)}, position {local_index}"
+
+    @property
+    def fields(self) -> list[str]:
+        """The fields that the shards store, as far as `hashes` has seen them."""
+        return list(self._fields)
+
+    def __str__(self) -> str:
+        return self._name
+
+
+class RowKeys:
+    """The keys of rows.
+
+    Args:
+        keys: Returns the keys in the order of the rows.
+        fields: The fields that the rows have.
+        name: What the rows are in, for messages.
+    """
+
+    def __init__(self, keys: Callable[[], Iterator[Any]], fields: Sequence[str], name: str) -> None:
+        self._keys = keys
+        self._name = name
+        self.fields = list(fields)
+
+    def _blocks(self) -> Iterator[bytes]:
+        """Yield the keys as text, each followed by a NUL."""
+        keys, start = self._keys(), 0
+        while block := list(islice(keys, _BLOCK)):
+            try:
+                text = "\0".join([*block, ""])
+            except TypeError:
+                text = ""
+            if text.count("\0") != len(block):
+                self._refuse(block, start)
+            yield to_bytes(text)
+            start += len(block)
+
+    def _refuse(self, block: list[Any], start: int) -> None:
+        for row, key in enumerate(block, start):
+            if not isinstance(key, str) or "\0" in key:
+                raise JoinError(
+                    f"{self._name}: expected keys that are text, such as '000017', found "
+                    f"{type(key).__name__} {key!r:.80} in row {row}; convert them first"
+                )
+
+    def digest(self) -> bytes:
+        """Return a digest of all keys in order."""
+        return digest_of(*self._blocks())
+
+    def hashes(self, *, robust: bool) -> tuple[WordArray, IntArray | None]:
+        """Return the hashes of all keys, as in `Keyed`."""
+        parts = [np.empty(0, np.uint64)]
+        for text in self._blocks():
+            if robust:
+                found = map(pack.key_hash, text.split(b"\0")[:-1])
+                parts.append(np.array(list(found), np.uint64))
+            else:
+                array = np.frombuffer(text, np.uint8)
+                parts.append(text_hashes(array, np.append(0, np.flatnonzero(array == 0) + 1)))
+        return np.concatenate(parts), None
+
+    def key(self, entry: int) -> str:
+        """Return the key of a row."""
+        found: str = next(islice(self._keys(), entry, None))
+        return found
+
+    def place(self, entry: int) -> str:
+        """Return the number of a row."""
+        return f"{self._name}, row {entry}"
+
+    def __str__(self) -> str:
+        return self._name
+
+
+def digest_of(*parts: Any) -> bytes:
+    """Return a digest of several runs of bytes."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    for part in parts:
+        view = memoryview(part).cast("B")
+        digest.update(len(view).to_bytes(8, "little"))
+        digest.update(view)
+    return digest.digest()
+
+
+def match_keys(left: Keyed, right: Keyed) -> tuple[int, npt.NDArray[np.signedinteger]]:
+    """Return for each entry of the left side the entry of the right side that has its key.
+
+    Takes at most 40 bytes for a key, where both sides have as many.
+
+    Returns:
+        The first entry that has a place, and the array of places from there on: entries of the
+        right side, or `MISSING`, which also stands for entries that the left side does not have.
+
+    Raises:
+        JoinError: A key is not unique on one side.
+        FetchError: A remote shard has no index.
+    """
+    try:
+        return _matched(left, right, robust=False)
+    except _EqualHashesError:
+        return _matched(left, right, robust=True)
+
+
+def _matched(
+    left: Keyed, right: Keyed, *, robust: bool
+) -> tuple[int, npt.NDArray[np.signedinteger]]:
+    hashes, entries = right.hashes(robust=robust)
+    order = np.argsort(hashes, kind="stable")
+    hashes = hashes[order]
+    last = len(hashes) - 1 if entries is None else int(entries[-1]) if len(entries) else 0
+    order = (order if entries is None else entries[order]).astype(_dtype(last))
+    _check_unique(hashes, lambda at: int(order[at]), right)
+
+    wanted, places = left.hashes(robust=robust)
+    _check_unique_hashes(wanted, places, left)
+    first = 0 if places is None else int(places[0]) if len(places) else 0
+    count = len(wanted) if places is None else int(places[-1]) + 1 - first if len(places) else 0
+    targets = np.full(count, MISSING, order.dtype)
+    for start in range(0, len(wanted) if len(hashes) else 0, _BLOCK):
+        block = wanted[start : start + _BLOCK]
+        at = np.minimum(hashes.searchsorted(block), len(hashes) - 1)
+        found = np.where(hashes[at] == block, order[at], order.dtype.type(MISSING))
+        if places is None:
+            targets[start : start + len(block)] = found
+        else:
+            targets[places[start : start + len(block)] - first] = found
+    return first, targets
+
+
+def _dtype(largest: int) -> type[np.signedinteger]:
+    return np.int32 if largest < 1 << 31 else np.int64
+
+
+def _check_unique_hashes(hashes: WordArray, entries: IntArray | None, side: Keyed) -> None:
+    ascending = np.sort(hashes)
+    if (ascending[1:] == ascending[:-1]).any():
+        order = np.argsort(hashes, kind="stable")
+        entry_of = order if entries is None else entries[order]
+        _check_unique(hashes[order], lambda at: int(entry_of[at]), side)
+
+
+def _check_unique(ascending: WordArray, entry_at: Callable[[int], int], side: Keyed) -> None:
+    """Raise if two entries have one key, or different keys with one hash."""
+    repeats = np.flatnonzero(ascending[1:] == ascending[:-1]).tolist()
+    if not repeats:
+        return
+    # By the first of the two, so that what is named is what a reader meets first.
+    first, second = min((entry_at(at), entry_at(at + 1)) for at in repeats)
+    key = side.key(first)
+    if side.key(second) != key:
+        raise _EqualHashesError
+    more = f", and {len(repeats) - 1:,} more keys" if len(repeats) > 1 else ""
+    raise JoinError(
+        f"{side}: expected each key once, found {key!r} twice: {side.place(first)}; and "
+        f"{side.place(second)}{more}; join a view that has each key once"
+    )

@@ -1,0 +1,139 @@
+"""A table, a frame or a mapping → rows with keys, whose fields a join takes.
+
+Values are joined as they are, which Arrow could not do for all of them (decision 0085). pyarrow and
+pandas are used by their methods, and imported only where a caller's object needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from math import isnan
+from typing import Any
+
+from wids.errors import JoinError
+from wids.tables.column_paths import KEY
+from wids.tables.join_sides import Fields
+from wids.tables.join_values import PLAIN, columns_by_field, own_value, value_fields
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows with keys, whatever they are in.
+
+    Attributes:
+        name: What they are in, for messages.
+        fields: The fields that a row can have, with their leading dots.
+        keys: Returns the keys, in order.
+        take: Returns the fields of rows, in new dicts, each with its key as ``__key__``.
+    """
+
+    name: str
+    fields: Sequence[str]
+    keys: Callable[[], Iterator[Any]]
+    take: Callable[[Sequence[int]], list[Fields]]
+
+
+def table_rows(table: Any) -> Rows:
+    """Return the rows of a ``pyarrow.Table``."""
+    if table.column_names.count(KEY) != 1:
+        raise _no_keys("the table", table.column_names, "table.rename_columns(…)")
+    # Arrow cannot take single rows of the text that polars has.
+    for number, column in enumerate(table.schema):
+        wide = {"string_view": "large_string", "binary_view": "large_binary"}
+        if str(column.type) in wide:
+            cast = table.column(number).cast(wide[str(column.type)])
+            table = table.set_column(number, column.name, cast)
+    columns = columns_by_field("the table", table.column_names)
+    # Partials and no closures: a joined dataset travels to workers by pickle.
+    keys, take = partial(_table_keys, table), partial(_take_of_table, table, columns)
+    return Rows("the table", list(columns), keys, take)
+
+
+def _table_keys(table: Any) -> Iterator[Any]:
+    for batch in table.column(KEY).chunks:
+        for start in range(0, len(batch), 1 << 16):
+            yield from batch.slice(start, 1 << 16).to_pylist()
+
+
+def _take_of_table(table: Any, columns: Mapping[str, str], rows: Sequence[int]) -> list[Fields]:
+    names = (*columns.values(), KEY)
+    if len(rows) == 1:  # in a hundredth of the time that `take` needs
+        values = [[table.column(name)[rows[0]].as_py()] for name in names]
+    else:
+        values = [_taken(table.column(name), rows) for name in names]
+    return _as_rows(columns, values)
+
+
+def _taken(column: Any, rows: Sequence[int]) -> list[Any]:
+    """Return the values of rows of a column of Arrow."""
+    try:
+        found: list[Any] = column.take(rows).to_pylist()
+    except NotImplementedError:  # texts of polars inside lists
+        found = [column[row].as_py() for row in rows]
+    return found
+
+
+def frame_rows(frame: Any) -> Rows:
+    """Return the rows of a pandas frame as it is now, whose keys are a column or the index."""
+    names = list(frame.columns)
+    is_index = frame.index.name == KEY
+    if (names.count(KEY) == 1) is is_index:
+        raise _no_keys("the frame", names, f'frame.rename_axis("{KEY}") or frame.rename(…)')
+    columns = columns_by_field("the frame", names)
+    # Copies, since frames are sorted in place.
+    labels = (frame.index if is_index else frame[KEY]).copy()
+    take = partial(_take_of_frame, frame[list(columns.values())].copy(), labels, columns)
+    return Rows("the frame", list(columns), partial(iter, labels), take)
+
+
+def _take_of_frame(
+    frame: Any, labels: Any, columns: Mapping[str, str], rows: Sequence[int]
+) -> list[Fields]:
+    taken = frame.iloc[list(rows)]
+    values = [
+        [v if type(v) in PLAIN else own_value(v) for v in taken[name].tolist()]
+        for name in columns.values()
+    ]
+    for name, found in zip(columns.values(), values, strict=True):
+        if taken[name].dtype.kind == "O":  # where NaN is the null of texts and objects
+            found[:] = [None if type(v) is float and isnan(v) else v for v in found]
+    return _as_rows(columns, [*values, labels.take(list(rows)).tolist()])
+
+
+def mapping_rows(mapping: Mapping[str, Any], *, with_fields: bool) -> Rows:
+    """Return the values of a mapping by their keys: mappings of fields, or single values.
+
+    Args:
+        mapping: The mapping, which must not change while datasets read it.
+        with_fields: Whether the fields of all values are needed; otherwise those of the first one.
+    """
+    names: dict[str, None] = {}
+    for value in islice(mapping.values(), None if with_fields else 1):
+        names.update(dict.fromkeys(value_fields(value)))
+    listed = list(mapping)
+    take = partial(_take_of_mapping, mapping, listed)
+    return Rows("the mapping", list(names), partial(iter, listed), take)
+
+
+def _take_of_mapping(
+    mapping: Mapping[str, Any], listed: Sequence[str], rows: Sequence[int]
+) -> list[Fields]:
+    keys = [listed[row] for row in rows]
+    return [{**value_fields(mapping[key]), KEY: key} for key in keys]
+
+
+def _as_rows(fields: Iterable[str], values: list[list[Any]]) -> list[Fields]:
+    names = (*fields, KEY)
+    return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+
+
+def _no_keys(what: str, columns: Sequence[Any], remedy: str) -> JoinError:
+    names = ", ".join(map(repr, list(columns)[:8]))
+    return JoinError(
+        f"{what}: expected the keys of samples in one column named {KEY!r}"
+        f"{' or as the index of that name' if what == 'the frame' else ''}, found the columns "
+        f"{names}; name the one that has them, for example with {remedy}"
+    )

@@ -1,0 +1,124 @@
+"""A value that belongs to a key → fields of the caller's own, bytes to show, or items of a column.
+
+Nothing here knows where the values are, or which sample has them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from copy import copy
+from typing import Any, Final
+
+import numpy as np
+
+from wids.errors import JoinError
+from wids.tables.column_values import DecodeMany
+from wids.tables.join_sides import Fields
+
+PLAIN: Final = frozenset({str, int, float, bool, bytes, type(None)})
+"""Types whose values are nobody's own."""
+
+_CONTAINERS: Final = (list, dict, set, tuple, bytearray, np.ndarray)
+_NULLS: Final = frozenset(("NAType", "NaTType"))
+"""The names of the types of pandas' nulls."""
+
+
+def value_fields(value: Any, what: str = "the mapping") -> Fields:
+    """Return a value that belongs to a key as fields, with containers of their own.
+
+    A value that is not a mapping has no name.
+    """
+    if not isinstance(value, Mapping):
+        return {"": own_value(value)}
+    fields = {
+        _dotted(str(name)): item if type(item) in PLAIN else own_value(item)
+        for name, item in value.items()
+        if not str(name).startswith("__")
+    }
+    if len(fields) < len(value):  # labels, or names that became one field
+        columns_by_field(what, map(str, value))
+    return fields
+
+
+def own_value(value: Any) -> Any:
+    """Return a value that a transformation can change without changing what is read next.
+
+    Lists, dicts, tuples, sets, bytearrays and arrays are copied, with those that they have inside.
+    Other objects are returned as they are.
+    """
+    if not isinstance(value, _CONTAINERS):
+        return value
+    if type(value) is tuple:
+        return tuple(map(own_value, value))
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        return value._make(map(own_value, value))
+    found = copy(value)
+    if isinstance(found, np.ndarray) and found.dtype == object:
+        for place in np.ndindex(found.shape):
+            found[place] = own_value(found[place])
+    if isinstance(found, list | dict):
+        for place, item in found.items() if isinstance(found, dict) else enumerate(found):
+            if type(item) not in PLAIN:  # a fifth of the time that `isinstance` needs
+                found[place] = own_value(item)  # no other key, so that the dict can be iterated
+    return found
+
+
+def as_bytes(value: Any) -> bytes:
+    """Return a value as bytes, to be shown or saved: text and bytes as they are, others as JSON."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace")
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    return json.dumps(value, default=str, ensure_ascii=False).encode("utf-8", "backslashreplace")
+
+
+def plain_values(values: list[Any], decode: DecodeMany) -> list[Any]:
+    """Return values as items of a column; bytes are decoded as those of a shard would be."""
+    found = [value if type(value) in PLAIN else _plain(value) for value in values]
+    places = [place for place, value in enumerate(found) if type(value) is bytes]
+    for place, value in zip(places, decode([found[place] for place in places]), strict=True):
+        found[place] = value
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Return a value in the types of JSON and bytes; what has no such type is its text."""
+    if type(value) in PLAIN:
+        return value
+    if type(value).__name__ in _NULLS:
+        return None
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    if hasattr(value, "tolist"):  # arrays, tensors, and numbers of numpy
+        value = value.tolist()
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    return value if type(value) in PLAIN else str(value)
+
+
+def _dotted(name: str) -> str:
+    return name if name.startswith(".") else f".{name}"
+
+
+def columns_by_field(what: str, names: Iterable[Any]) -> dict[str, str]:
+    """Return the column of each field; columns with the names of labels have none."""
+    found: dict[str, str] = {}
+    for name in names:
+        if not isinstance(name, str):
+            raise JoinError(
+                f"{what}: expected columns with names, which become fields, found the column "
+                f"{name!r:.80} of type {type(name).__name__}; rename it first"
+            )
+        if name.startswith("__"):
+            continue
+        field = _dotted(name)
+        if field in found:
+            raise JoinError(
+                f"{what}: expected one column for the field {field}, found {found[field]!r} and "
+                f"{name!r}; rename one of them"
+            )
+        found[field] = name
+    return found

@@ -1,0 +1,196 @@
+"""A dataset and anything with its keys → the reader of the joined dataset, and who is in it.
+
+This module decides what the other side is, and what happens to keys that it does not have. Which
+entries belong together comes from `join_keys`, and is stored by `join_store`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from wids.errors import JoinError
+from wids.shards.positions import Positions, as_int_array
+from wids.shards.reader import ShardReader
+from wids.storage.array_types import BoolArray
+from wids.storage.transport import urls
+from wids.tables import join_store
+from wids.tables.join_datasets import DatasetPart
+from wids.tables.join_files import ShardFiles
+from wids.tables.join_keys import DatasetKeys, Keyed, RowKeys, digest_of, match_keys
+from wids.tables.join_parts import Part
+from wids.tables.join_rows import Rows, frame_rows, mapping_rows, table_rows
+from wids.tables.join_sides import Names, Side
+from wids.tables.join_store import PositionMap
+from wids.tables.joined_reader import JoinedReader
+from wids.tables.value_part import MatchedRows, ValuePart
+
+Missing = Literal["error", "skip", "none"]
+
+_MAX_NAMED = 3
+
+
+@dataclass(frozen=True, eq=False)
+class JoinableView:
+    """A dataset or view, as a join takes it.
+
+    Attributes:
+        side: All samples of its shards.
+        positions: Those of the view.
+    """
+
+    side: Side
+    positions: Positions
+
+    @property
+    def reader(self) -> ShardReader:
+        """The shards."""
+        return self.side.reader
+
+    def keys(self, role: str = "the dataset") -> DatasetKeys:
+        """Return the keys of the view, which messages name by its role if it has no name."""
+        name = self.side.access.dataset_name or role
+        return DatasetKeys(self.reader, self.positions, name)
+
+
+def joined_reader(
+    view: JoinableView, other: Any, missing: Missing, prefix: str
+) -> tuple[JoinedReader, BoolArray | slice]:
+    """Return the reader of a joined dataset, and which samples of the view it has.
+
+    Args:
+        view: The dataset.
+        other: A second dataset as a `JoinableView`, a table, a frame, a mapping, or a pattern.
+        missing: What becomes of samples whose key the other side does not have.
+        prefix: Comes before the names of the other side's fields.
+
+    Raises:
+        JoinError: Keys are missing or not unique, or the other side has no keys.
+        FetchError: A remote shard has no index.
+        TypeError, ValueError: An argument has no meaning.
+    """
+    if missing not in get_args(Missing):
+        raise ValueError(f'missing: expected "error", "skip" or "none", found {missing!r}')
+    names = _names(prefix)
+    part, is_present = _part(view, other, missing, names)
+    reader = JoinedReader(view.side, part, fills=missing == "none")
+    return reader, slice(None) if missing != "skip" or is_present.all() else is_present
+
+
+def _names(prefix: Any) -> Names:
+    if not isinstance(prefix, str):
+        raise TypeError(f"prefix: expected a text, found {type(prefix).__name__} {prefix!r:.80}")
+    if prefix.startswith(("__", ".")) or prefix.endswith(".") or "\0" in prefix:
+        raise ValueError(
+            f'prefix: expected a name such as "b", by which .txt becomes .b.txt, found {prefix!r}'
+        )
+    return Names(prefix)
+
+
+def _part(view: JoinableView, other: Any, missing: Missing, names: Names) -> tuple[Part, BoolArray]:
+    """Return the other side as a part, and which samples of the view have their keys there."""
+    reader = view.reader
+    if isinstance(other, str | os.PathLike):
+        files = ShardFiles(reader, os.fspath(other), is_optional=missing != "error")
+        return ValuePart(files, reader.edges, names), _present_in_files(view, files, missing)
+    if isinstance(other, JoinableView):
+        keyed: Keyed = other.keys("the other dataset")
+        positions = _positions(view, keyed)
+        part: Part = DatasetPart(other.side, reader.edges, positions, names)
+    else:
+        rows = _rows(other, missing)
+        keyed = RowKeys(rows.keys, rows.fields, rows.name)
+        positions = _positions(view, keyed)
+        part = ValuePart(MatchedRows(rows, positions), reader.edges, names)
+    is_present = positions.at(as_int_array(view.positions)) >= 0
+    if missing == "error" and not is_present.all():
+        raise _missing_error(view, keyed, is_present)
+    return part, is_present
+
+
+def _rows(other: Any, missing: Missing) -> Rows:
+    """Return rows with keys, whatever they are in."""
+    if isinstance(other, Mapping):
+        return mapping_rows(other, with_fields=missing == "none")
+    if hasattr(other, "iloc") and hasattr(other, "columns"):
+        return frame_rows(other)
+    if not hasattr(other, "__arrow_c_stream__") and not hasattr(other, "__arrow_c_array__"):
+        raise _not_joinable(other)
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise ImportError(
+            f"join: expected pyarrow, to read a {type(other).__name__}, found none; "
+            "pip install 'wids[table]'"
+        ) from error
+    try:
+        table = other if isinstance(other, pa.Table) else pa.table(other)
+    except (ValueError, TypeError) as error:  # a single column
+        raise _not_joinable(other) from error
+    return table_rows(table)
+
+
+def _not_joinable(other: Any) -> TypeError:
+    shown = urls.redact(other) if isinstance(other, str) else other  # the URL of a spec, perhaps
+    return TypeError(
+        "join: expected a wids.ShardListDataset or a view, a pyarrow.Table, a pandas frame, a "
+        'mapping from keys, or a pattern such as "{shard}.captions.json", found '
+        f"{type(other).__name__} {shown!r:.80}; a subset is a view, dataset[indices], and a column "
+        "with its keys a frame, column.to_frame()"
+    )
+
+
+def _positions(view: JoinableView, other: Keyed) -> PositionMap:
+    """Return which entries belong to the samples of a view, as it was stored or from the keys."""
+    keys = view.keys()
+    digest = digest_of(keys.digest(), other.digest())
+    path = join_store.map_path(view.reader.cache_folder, digest)
+    stored = join_store.load(path, digest)
+    if stored is not None:
+        return stored
+    start, targets = match_keys(keys, other)
+    found = PositionMap(start, targets, tuple(other.fields))
+    join_store.save(path, digest, found)
+    return found
+
+
+def _present_in_files(view: JoinableView, files: ShardFiles, missing: Missing) -> BoolArray:
+    """Return which samples of a view have their keys in the files; all, where that is not asked."""
+    positions = as_int_array(view.positions)
+    is_present = np.ones(len(positions), bool)
+    if missing != "skip":
+        return is_present
+    reader = view.reader
+    for number, indices, local_indices in reader.groups(positions):
+        entries, stored = files.entries(number), reader.key_index(number)
+        is_present[indices] = [stored.key(local_index) in entries for local_index in local_indices]
+    return is_present
+
+
+def _missing_error(view: JoinableView, other: Keyed, is_present: BoolArray) -> JoinError:
+    missing = np.flatnonzero(~is_present)
+    keys = view.keys()
+    entries = [int(view.positions[index]) for index in missing[:_MAX_NAMED].tolist()]
+    named = "; ".join(f"{keys.key(entry)!r} ({keys.place(entry)})" for entry in entries)
+    hint = ""
+    if len(missing) == len(is_present):
+        hint = f". {str(other)[:1].upper()}{str(other)[1:]} has {_examples(other)}"
+    return JoinError(
+        f"{keys}: expected the keys of all {len(is_present):,} samples in {other}, found "
+        f"{len(missing):,} of them missing: {named}{'; …' * (len(missing) > len(entries))}; pass "
+        'missing="skip" to leave these samples out, or missing="none" for None as their '
+        f"fields{hint}"
+    )
+
+
+def _examples(other: Keyed) -> str:
+    """Return the first keys of the other side, for a caller whose keys are all others."""
+    found: Sequence[str] = []
+    with suppress(IndexError, StopIteration):  # there is none, or one
+        found = [repr(other.key(entry)) for entry in range(2)]
+    return f"keys such as {', '.join(found)}" if found else "no such keys"

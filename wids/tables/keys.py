@@ -1,0 +1,117 @@
+"""The indexes of shards → the keys of a dataset or view, as a sequence.
+
+Keys are read from indexes when they are asked for, a shard at a time. No sample is read, and no
+shard is fetched.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any, Final, Protocol, overload
+
+from wids.errors import WidsError, printable
+from wids.shards.indices import as_index
+from wids.shards.positions import Positions, first_index_of, from_start, select
+from wids.shards.tars.index import ShardIndex
+from wids.shards.tars.member_names import to_text
+from wids.storage.array_types import IntArray
+
+_PART: Final = 8
+"""Where less than this part of a shard's keys is wanted, they are decoded one by one."""
+
+
+class KeyedShards(Protocol):
+    """What keys are read from: the shards of a dataset."""
+
+    edges: IntArray
+
+    def key_index(self, number: int) -> ShardIndex:
+        """Return an index of a shard that has its keys.
+
+        Raises:
+            FetchError: The shard would have to be fetched.
+        """
+
+    def find(self, key: str) -> Iterator[int]:
+        """Yield the positions of a key in ascending order."""
+
+    def locate(self, position: int) -> tuple[int, int]:
+        """Return the number of the shard that a position lies in, and the position in the shard."""
+
+
+class Keys(Sequence[str]):
+    """The keys of a dataset or view, in the order of its samples.
+
+    ``key in keys`` and ``keys.index(key)`` take constant time, as `find_key` does. A slice, a list
+    of indices or a mask selects the keys of that view. Nothing is stored: each pass reads the
+    indexes of the shards.
+
+    Raises:
+        FetchError: When keys are read: a remote shard has no index.
+    """
+
+    def __init__(self, shards: KeyedShards, positions: Positions) -> None:
+        self._shards = shards
+        self._positions = positions
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: Any) -> Keys: ...
+    def __getitem__(self, index: Any) -> str | Keys:
+        try:
+            index = as_index(index)
+        except TypeError:
+            return Keys(self._shards, select(self._positions, index))
+        position = int(self._positions[from_start(index, len(self))])
+        number, local_index = self._shards.locate(position)
+        return self._shards.key_index(number).key(local_index)
+
+    def __iter__(self) -> Iterator[str]:
+        positions = self._positions
+        listed = positions if isinstance(positions, range) else positions.tolist()
+        places = map(self._shards.locate, listed)
+        for number, run in groupby(places, operator.itemgetter(0)):
+            shard_index, local_indices = self._shards.key_index(number), [i for _, i in run]
+            if len(local_indices) * _PART < len(shard_index):
+                yield from map(shard_index.key, local_indices)
+            else:
+                stored = shard_index.stored_keys()
+                yield from (to_text(stored[local_index]) for local_index in local_indices)
+
+    def __reversed__(self) -> Iterator[str]:
+        return iter(self[::-1])
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self._find(key) >= 0
+
+    def index(self, key: str, start: int = 0, stop: int | None = None) -> int:
+        """Return the index of the first sample with a key.
+
+        Raises:
+            ValueError: No sample has the key.
+        """
+        if start == 0 and stop is None:
+            index = self._find(key)
+            if index < 0:
+                raise ValueError(f"{key!r} is not among these {len(self)} keys")
+            return index
+        start, stop, _ = slice(start, stop).indices(len(self))
+        return start + self[start:stop].index(key)
+
+    def _find(self, key: str) -> int:
+        return first_index_of(self._positions, self._shards.find(key))
+
+    def __repr__(self) -> str:
+        text = f"<Keys of {len(self)} samples"
+        try:
+            shown = [repr(self[index]) for index in range(min(len(self), 2))]
+        except WidsError:  # an index that is not available, or damaged
+            shown = []
+        more = ", …" if len(self) > len(shown) > 0 else ""
+        return printable(f"{text}: {', '.join(shown)}{more}>" if shown else f"{text}>")

@@ -1,0 +1,174 @@
+"""A dataset or view, and paths → one `pyarrow.Table`, read shard by shard on any executor.
+
+Rows follow the view; two columns are always there, the position in the whole dataset and the key.
+Which bytes are read, and how they become values, is known to `column_reader` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import closing
+from difflib import get_close_matches
+from functools import partial
+from typing import TYPE_CHECKING, Final, get_args
+
+import numpy as np
+
+from wids.errors import TableError
+from wids.publish.results import results_of
+from wids.shards.positions import Positions
+from wids.shards.reader import ShardReader
+from wids.storage.array_types import IntArray
+from wids.storage.progress import Bar
+from wids.storage.transport import urls
+from wids.tables.column_parts import Errors, column_of, names_of
+from wids.tables.column_paths import INDEX, KEY, ColumnPath, Columns, parse_columns
+from wids.tables.column_reader import ColumnReader, PickledOnce, Rows, ShardColumns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_MAX_TASKS: Final = 256
+"""Most tasks of an executor, each of which receives the reader of all shards."""
+
+_SMALL_CHUNK: Final = 10_000
+"""Columns whose chunks have fewer rows on average become one chunk each."""
+
+
+def check_arrow() -> None:
+    """Raise `ModuleNotFoundError` with the extra that installs pyarrow, if it is missing."""
+    try:
+        import pyarrow  # noqa: F401, ICN001 - only whether it can be imported
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "tables need the package pyarrow, which is not installed: pip install 'wids[table]'",
+            name="pyarrow",
+        ) from error
+
+
+def read_table(
+    shards: ShardReader,
+    positions: Positions,
+    columns: Columns,
+    *,
+    errors: Errors = "raise",
+    executor: Executor | None = None,
+    progress: bool | None = None,
+) -> pa.Table:
+    """Read columns of the samples at some positions; see `ShardListDataset.table`."""
+    check_arrow()
+    import pyarrow as pa
+
+    if errors not in get_args(Errors):
+        raise ValueError(f'errors: expected "raise" or "null", found {errors!r}')
+    paths = parse_columns(columns)
+    reader = ColumnReader(shards, paths, errors)
+    ascending = _ascending(positions)
+    tasks = list(_rows_of_shards(ascending, shards.edges))
+    read: list[ShardColumns] = []
+    with Bar("reading columns", len(tasks), "shard", wanted=progress) as bar:
+        for group in _results(reader, tasks, executor):
+            read += group
+            bar.reach(len(read))
+    if read:
+        _check_exist(paths, read)
+    index = [pa.array(part.positions) for part in read]
+    table = pa.table(
+        {
+            INDEX: pa.chunked_array(index, pa.int64()),
+            KEY: pa.chunked_array([part.keys for part in read], pa.string()),
+            **{
+                path.name: column_of(path.name, [part.parts[at] for part in read], errors)
+                for at, path in enumerate(paths)
+            },
+        }
+    )
+    if len(read) > 1 and len(table) < _SMALL_CHUNK * len(read):
+        table = table.combine_chunks()
+    return _in_order(table, ascending, positions)
+
+
+def _ascending(positions: Positions) -> Positions | IntArray:
+    """Return each position once, in ascending order."""
+    if isinstance(positions, range):
+        return positions if positions.step > 0 else positions[::-1]
+    return np.unique(np.asarray(positions))
+
+
+def _in_order(table: pa.Table, ascending: Positions | IntArray, positions: Positions) -> pa.Table:
+    """Return the rows of ascending positions in the order of positions."""
+    import pyarrow as pa
+
+    if isinstance(positions, range):
+        reversed_ = np.arange(len(positions))[::-1]
+        return table if positions.step > 0 else table.take(pa.array(reversed_))
+    if len(ascending) == len(positions) and positions.is_ascending:
+        return table
+    return table.take(pa.array(np.searchsorted(ascending, np.asarray(positions))))
+
+
+def _rows_of_shards(ascending: Positions | IntArray, edges: IntArray) -> Iterator[tuple[int, Rows]]:
+    """Yield the shards that have some of the positions, each with its rows."""
+    if isinstance(ascending, range) and ascending.step == 1:
+        firsts = np.clip(edges, ascending.start, max(ascending.start, ascending.stop))
+        for number in np.flatnonzero(np.diff(firsts)).tolist():
+            start = int(edges[number])
+            yield number, range(int(firsts[number]) - start, int(firsts[number + 1]) - start)
+        return
+    positions = np.asarray(ascending, np.int64)
+    cuts = np.searchsorted(positions, edges)
+    for number in np.flatnonzero(np.diff(cuts)).tolist():
+        rows = positions[cuts[number] : cuts[number + 1]] - edges[number]
+        first, last = int(rows[0]), int(rows[-1])
+        yield number, range(first, last + 1) if last - first == len(rows) - 1 else rows
+
+
+def _results(
+    reader: ColumnReader, tasks: Sequence[tuple[int, Rows]], executor: Executor | None
+) -> Iterator[list[ShardColumns]]:
+    """Yield the columns of the shards, in order."""
+    if executor is None:
+        for task in tasks:
+            yield _read_group(reader, [task])
+        return
+    shared = PickledOnce(reader)
+    size = -(-len(tasks) // _MAX_TASKS) or 1
+    groups = [tasks[at : at + size] for at in range(0, len(tasks), size)]
+    shards = reader.shards.shards
+    results = results_of(
+        *(executor, partial(_read_shared, shared), groups),
+        lambda group: urls.redact(shards[group[0][0]].url),
+        in_order=True,
+    )
+    with closing(results):
+        for _, columns in results:
+            yield columns
+
+
+def _read_shared(shared: PickledOnce, tasks: Sequence[tuple[int, Rows]]) -> list[ShardColumns]:
+    """Read a group of shards. Runs on the workers of an executor."""
+    try:
+        return _read_group(shared.value, tasks)
+    finally:
+        # A worker may live long, and an open copy cannot be evicted (CACHE-7).
+        if shared.is_restored:
+            shared.value.shards.close()
+
+
+def _read_group(reader: ColumnReader, tasks: Sequence[tuple[int, Rows]]) -> list[ShardColumns]:
+    return [reader.read(number, rows) for number, rows in tasks]
+
+
+def _check_exist(paths: Sequence[ColumnPath], read: Sequence[ShardColumns]) -> None:
+    """Raise `TableError` for a path that no sample has."""
+    for at, path in enumerate(paths):
+        parts = [part.parts[at] for part in read]
+        if not any(part.exists for part in parts):
+            names = names_of(parts)
+            near = get_close_matches(f"{path.text}", names, n=3, cutoff=0.5)
+            listed = ", ".join(near or names[:12]) or "no fields at all"
+            raise TableError(
+                f'column "{path.name}": expected a path that a sample has, found {path.text}, '
+                f"which no sample has; {'near it' if near else 'the samples have'}: {listed}"
+            )
