@@ -1,7 +1,7 @@
-"""A published dataset + described shards → the same dataset with these shards at its end.
+"""Append described shards to a published dataset.
 
-The old shards are not read: their entries in the spec and their indexes in the pack are taken over
-as they are. The new pack begins like the old one, so a reader with the old spec can use it; it is
+The old shards are not read: their entries in the spec and their indexes in the pack are copied as
+they are. The new pack begins like the old one, so a reader with the old spec can use it; it is
 published first, and the spec, which names the new shards, last.
 """
 
@@ -33,7 +33,7 @@ from wids.storage.transport import urls
 
 _MAX_ATTEMPTS: Final = 5
 _WAIT_S: Final = 600.0
-"""How long to wait for another process that appends: it copies a pack, a gigabyte perhaps."""
+"""How long to wait for another appending process, which may have to copy a pack of a gigabyte."""
 
 
 def append_shards(
@@ -53,15 +53,15 @@ def append_shards(
     """Add shards to the end of a published dataset, without reading its shards again.
 
     Spec and pack are replaced, the pack first: at any moment readers see the old dataset or the new
-    one. Several processes may append to a local spec at once; they wait for one another. States of
-    samplers that were saved before belong to the old order: they fit a dataset of the first shards,
-    as the example shows.
+    one. Several processes may append to a local spec at once; they wait for one another. Sampler
+    states saved earlier belong to the old order: they fit a dataset of the first shards, as the
+    example shows.
 
     Args:
         spec: Path or URL of the spec.
         shards: The new shards, in any form that a dataset takes.
         base: Where the new shards will be, if they are elsewhere now: the ``base`` of the spec.
-        key_split: As for `build_spec`; None for the rule of the dataset, which it must be.
+        key_split: As for `build_spec`, but it must be the rule of the dataset; None for that rule.
         executor: As for `build_spec`, for the new shards.
         journal: The same.
         digests: The same.
@@ -105,7 +105,7 @@ def append_shards(
         )
     new = load_spec(shards, storage_options=storage_options)
     check_rules(old, new)
-    entries(old, new.shards, base)  # a mistake, before the shards are read
+    entries(old, new.shards, base)  # report mistakes before the shards are read
     options: dict[str, Any] = {} if on_cost is None else {"on_cost": on_cost}
     with tempfile.TemporaryDirectory(prefix="wids-") as folder:
         path = os.path.join(folder, "new.index")
@@ -162,7 +162,7 @@ def publish_appended(
             spec = load_spec(target, read=partial(_bytes, data))
             try:
                 _publish(old, document, spec, pack, on_problem, storage_options)
-            except upload.ReplacedError:  # another one was faster: begin again from what it wrote
+            except upload.ReplacedError:  # another process was faster: start again from its result
                 continue
             return spec
     raise OSError(f"{urls.redact(target)}: others replaced it {_MAX_ATTEMPTS} times meanwhile")
@@ -206,10 +206,10 @@ def _publish(
 def _old_packs(
     old: Published, storage_options: upload.Options
 ) -> Iterator[list[tuple[LocalPack, int]]]:
-    """Yield the packs with the indexes of the old shards, and how many to take of each.
+    """Yield the packs with the indexes of the old shards, and how many to take from each.
 
-    The pack may have more than the old shards, where an append was interrupted before it published
-    its spec; or fewer that fit, where two appends to a URL met. Those that it lacks are read again.
+    The pack may have more than the old shards if an append was interrupted before it published its
+    spec, or fewer that fit if two appends to a URL collided. Missing ones are read again.
     """
     shards, target = old.spec.shards, old.pack or ""
     with (
@@ -253,7 +253,7 @@ def _wrong_pack(old: Published, target: str, found: str) -> SpecError:
 def _one_at_a_time(target: str) -> Iterator[None]:
     """Wait until no other process of this machine appends to a local spec.
 
-    Servers compare versions instead; the lock saves work and the comparison is made anyway.
+    Servers compare versions instead. Versions are always compared; the lock only saves work.
 
     Raises:
         OSError: Another process did not finish.
@@ -279,9 +279,9 @@ def _loaded(path: str, num_shards: int) -> LocalPack:
 
 
 def _bytes(data: bytes, _: str, __: int) -> bytes:
-    """Return the bytes of a document that is not there yet."""
+    """Return the bytes of a document that is not published yet."""
     return data
 
 
 def _ignore(_: Problem) -> None:
-    """Leave to the end what is wrong with a part of the dataset."""
+    """Ignore problems of a part of the dataset; the whole is checked at the end."""

@@ -1,6 +1,6 @@
-"""A part of the shards → its journal; the journals of all parts → that of `build_spec`.
+"""Describe a part of the shards into its own journal, and merge the journals of all parts.
 
-What a part describes, and how, is up to `build`; what is published, too.
+`new_spec` describes the shards and publishes the result.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def build_part(
     storage_options: Mapping[str, Any] | None = None,
     progress: bool | None = None,
 ) -> list[ShardRecord]:
-    """Describe a part of the shards, and return what was found; resumed after an interruption.
+    """Describe a part of the shards, resuming after an interruption; return the descriptions.
 
     Args:
         spec: All shards.
         part: The part.
         journal: Path of the journal of all parts.
-        key_split: As for `build_spec`, and so are all others.
+        key_split: As for `build_spec`, like the arguments below.
         digests: Whether every shard must have a digest.
         on_cost: Called with what reading remote shards costs.
         executor: Where to do the work.
@@ -66,7 +66,7 @@ def shards_of(spec: DatasetSpec, part: Part, key_split: KeySplit | None) -> set[
 def merge_parts(
     spec: DatasetSpec, journal: str, *, key_split: KeySplit | None, digests: bool
 ) -> None:
-    """Copy what all parts have found into the journal, for `build_spec`.
+    """Copy the descriptions of all parts into the journal, for `build_spec`.
 
     Raises:
         FileNotFoundError: A part is missing.

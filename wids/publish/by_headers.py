@@ -1,8 +1,9 @@
-"""Remote shards → their descriptions by headers alone, where that costs less than all their bytes.
+"""Describe remote shards by their headers alone, where that costs less than reading all bytes.
 
 A tar is a chain: each header says where the next one is. Where members are large, a request for
-each header costs less than the body. The first megabyte of a shard decides (INDEX-21): it has all
-of a small shard, or shows how far its headers are apart. What is read whole is left to `build`.
+each header costs less than the body. The first megabyte of a shard decides (INDEX-21): it contains
+all of a small shard, or shows how far apart its headers are. `new_spec` reads the other shards
+whole.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from wids.storage.transport import urls
 from wids.storage.transport.retry import CancelledError
 
 FIRST_NBYTES: Final = 1 << 20
-"""Bytes that decide how to read the rest; a shard that is not longer needs no more."""
+"""Bytes that decide how to read the rest; a shard of at most this length needs no more."""
 
 _NUM_THREADS: Final = 16
-"""Shards at a time: reading headers is waiting for a server."""
+"""Shards at a time; reading headers mostly waits for a server."""
 
-_KEEP_NBYTES: Final = 4 << 20  # no byte is wanted twice
+_KEEP_NBYTES: Final = 4 << 20  # no byte is needed twice
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class ShardCost:
 
 @dataclass(frozen=True)
 class IndexingCost:
-    """What reading remote shards costs to describe them; ``str`` says it, with the alternatives.
+    """The cost of reading remote shards to describe them; ``str`` states it, with alternatives.
 
     Attributes:
         shards: The cost of each shard.
@@ -70,7 +71,7 @@ class IndexingCost:
 
     @property
     def unread(self) -> DownloadCost:
-        """What is still to be downloaded: the shards that have to be read whole."""
+        """What remains to be downloaded: the shards that have to be read whole."""
         whole = {cost.url: cost.whole for cost in self.shards if cost.way == "whole"}
         return DownloadCost({url: cost and cost.nbytes for url, cost in whole.items()})
 
@@ -90,7 +91,7 @@ class IndexingCost:
         return "; ".join(texts)
 
     def _whole_text(self, *, has_ranges: bool) -> list[str]:
-        """Return what is said of shards that are read whole, as a list of at most one text."""
+        """Return the text on shards that are read whole, as a list of at most one."""
         whole = [cost for cost in self.shards if cost.way == "whole"]
         some = [cost for cost in whole if (cost.headers is not None) == has_ranges]
         if not some:
@@ -112,18 +113,18 @@ def describe_by_headers(fetcher: Fetcher, tasks: Sequence[Task]) -> Generator[At
     """Describe remote shards by their headers where that costs less, several at a time.
 
     Yields:
-        The description and the cost of each shard, as they are finished.
+        The description and the cost of each shard, as they finish.
 
     Raises:
         FetchError: A shard cannot be read.
         ShardFormatError: A shard is not a complete, plain tar.
-        MismatchError: A shard was replaced again and again while it was read.
+        MismatchError: A shard was replaced repeatedly while it was read.
     """
     is_over, waiting = threading.Event(), iter(tasks)
     with ReadingThreads(_NUM_THREADS, "wids-headers") as threads:
         try:
-            # A few more than there are threads, and not all: the indexes of a large dataset would
-            # not fit into memory.
+            # A few more than there are threads, not all: the indexes of a large dataset would not
+            # fit into memory.
             running = {
                 threads.submit(_retried, fetcher, task, is_over)
                 for task in islice(waiting, 2 * _NUM_THREADS)
@@ -135,11 +136,11 @@ def describe_by_headers(fetcher: Fetcher, tasks: Sequence[Task]) -> Generator[At
                 while done:
                     yield done.pop().result()
         finally:
-            is_over.set()  # nobody wants what is under way after an error or Ctrl-C
+            is_over.set()  # stop requests in flight after an error or Ctrl-C
 
 
 def first_look(cost: DownloadCost) -> DownloadCost:
-    """Return what looking at the first megabyte of shards costs, of what all of them cost."""
+    """Return the cost of reading the first megabyte of each shard, from that of whole shards."""
     lengths = cost.nbytes_of.items()
     return DownloadCost({url: nbytes and min(nbytes, FIRST_NBYTES) for url, nbytes in lengths})
 
@@ -153,12 +154,12 @@ def _retried(fetcher: Fetcher, task: Task, is_over: threading.Event) -> Attempt:
     try:
         return _attempt(fetcher, task, is_over)
     except MismatchError:
-        # CACHE-30: replaced between two requests. Now all of them are for the new version.
+        # CACHE-30: replaced between two requests. All requests now get the new version.
         return _attempt(fetcher, task, is_over)
 
 
 def _attempt(fetcher: Fetcher, task: Task, is_over: threading.Event) -> Attempt:
-    """Describe a remote shard by its headers, if that costs less than to read all of it."""
+    """Describe a remote shard by its headers, if that costs less than reading all of it."""
     url, key_split = task
     parts = open_parts(fetcher, url, FIRST_NBYTES, keep_nbytes=_KEEP_NBYTES)
     is_known = parts.nbytes != ENDLESS_NBYTES
@@ -183,7 +184,7 @@ def _attempt(fetcher: Fetcher, task: Task, is_over: threading.Event) -> Attempt:
 
 
 def _described(task: Task, data: bytes) -> ShardRecord:
-    """Describe a shard whose bytes are all at hand, with digest and checksums."""
+    """Describe a shard whose bytes are all in memory, with digest and checksums."""
     url, key_split = task
     shard_index = index_tar(data, key_split, urls.redact(url), checksums=True)
     blob = index_file.dump(shard_index, TarIdentity(len(data)))

@@ -1,6 +1,6 @@
-"""The copies of a dataset in a cache folder, compared with what is known of them.
+"""Compare the copies of a dataset in a cache folder with the spec and their checksums.
 
-No shard is fetched.
+Fetches no shard.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CheckedCopies:
 
 
 def check_copies(spec: DatasetSpec, folder: str, share: float | None) -> CheckedCopies:
-    """Compare the copies of a dataset with what is known of them.
+    """Compare the copies of a dataset with the spec and their checksums.
 
     Args:
         spec: The dataset.
@@ -41,7 +41,7 @@ def check_copies(spec: DatasetSpec, folder: str, share: float | None) -> Checked
             them with the digests that the spec states, or else with the checksums.
     """
     cache = Cache(folder, Fetcher())
-    # Found once: what is checked and what is counted below are the same copies, even if another
+    # Looked up once, so that the same copies are checked and counted below, even if another
     # process evicts some meanwhile.
     copies = {shard.url: cache.find(remote_file(shard)) for shard in spec.shards}
     problems: list[Problem] = []

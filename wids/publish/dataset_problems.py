@@ -1,6 +1,6 @@
-"""A pack and its shards → what is wrong with a dataset as a whole, and remarks on it.
+"""Find errors in a dataset as a whole, and remarks on it, from its pack.
 
-Nothing here reads a shard.
+Reads no shard.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One local shard → its description: sample count, length, digest, and index with checksums.
+"""Describe one local shard: sample count, length, digest, and index with checksums.
 
-Reads the tar from the first byte to the last. Does not know specs, or where the file came from.
+Reads the tar from the first byte to the last.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class ShardRecord:
     Attributes:
         url: Absolute path or URL.
         key_split: The rule that groups its members into samples.
-        identity: Of a local file when it was read; None for a remote one.
+        identity: Identity of a local file when it was read; None for a remote one.
         num_samples: Number of samples.
         nbytes: Length of the tar in bytes.
         sha256: Digest of the tar, in hexadecimal digits; None if only its headers were read.
         blob: Its index with checksums, serialized as in a pack; those of members only if these
             were read.
-        source: Digest of what the shard was made from; ``""`` for one that was found.
+        source: Digest of what the shard was made from; ``""`` for an existing one.
     """
 
     url: str
@@ -53,7 +53,7 @@ def describe_shard(path: str, key_split: KeySplit = "first") -> ShardRecord:
         return ShardRecord(
             path,
             key_split,
-            # Of the file that was opened, so that a change while it is read shows later.
+            # Of the opened file, so that a change during reading is noticed later.
             shard.identity,
             len(shard),
             shard.nbytes,

@@ -1,7 +1,7 @@
-"""A pack and its shards → remarks on their fields: which samples lack one, and mixed formats.
+"""Remark on fields that only some samples have, and on mixed formats.
 
-Reads the indexes one after another, and keeps a few numbers for each field. What is in the members
-does not matter here.
+Reads the indexes one after another, and keeps a few numbers for each field. The contents of members
+do not matter.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Names and lengths of many members → their tar headers, in a few passes of numpy.
+"""Make the tar headers of many members from their names and lengths, in a few passes of numpy.
 
-The same bytes as the headers that `tar_writer` makes one by one, which takes ten times as long.
+The bytes equal the headers that `tar_writer` makes one by one, which takes ten times as long.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Journals: files that only grow, from which interrupted work is resumed.
 
-All work on the shards of a dataset leaves the same journal: what it is the journal of, and the
-descriptions of the shards that are complete. Work may be done in parts, by processes that do not
-know of each other, on any machines. Each part has a journal of its own. The journal of all parts is
-the one that an undivided run has when all shards are described, so that publishing is the same for
-both.
+All work on the shards of a dataset keeps a journal of the same form: the plan of the work, and the
+descriptions of complete shards. Work may be done in parts, by independent processes on any
+machines. Each part has its own journal. The journal of all parts equals that of an undivided run
+whose shards are all described, so publishing is the same for both.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ Task = tuple[str, KeySplit]
 
 
 class Journal:
-    """What work is made from, and descriptions of shards, in a file that only grows.
+    """The plan of some work and the descriptions of its shards, in a file that only grows.
 
     A record is the lengths and the checksum of its two parts, then the parts: a JSON object and an
-    index. The object has the plan, or describes a shard. An incomplete record at the end, as an
-    interruption leaves it, is cut off. Indexes stay in the file, so that a dataset may have any
+    index. The object has the plan, or describes a shard. An incomplete record at the end, left by
+    an interruption, is cut off. Indexes stay in the file, so that a dataset may have any
     number of shards. Use it as a context manager.
 
     Args:
@@ -104,7 +103,7 @@ class Journal:
         self._file.truncate()
 
     def _note(self, fields: dict[str, Any], start: int, stop: int) -> None:
-        """Take what was read of a record, unless it describes a shard that has changed."""
+        """Take a record that was read, unless it describes a shard that has changed."""
         # Earlier versions stored a plan as the description of a shard whose digest is empty.
         if "plan" in fields or fields["sha256"] == "":
             self.plan = fields.get("plan", fields.get("source"))
@@ -132,7 +131,7 @@ class Journal:
         self.plan = None
 
     def is_of(self, plan: str) -> bool:
-        """Whether the journal has a plan.
+        """Whether the journal has a plan, which must be this one.
 
         Raises:
             FileExistsError: It has another one.
@@ -200,7 +199,7 @@ class Journal:
     def rename(self, path: str) -> None:
         """Give the file its final name, after the last record."""
         # Windows does not rename or delete a file that is open. The lock is held by another
-        # descriptor: nobody may open the file between its last record and its new name.
+        # descriptor: no process may open the file between its last record and its new name.
         self._file.close()
         os.replace(self._path or "", path)
 
@@ -252,7 +251,7 @@ def _locked(path: str, mode: int) -> Iterator[IO[bytes]]:
 
 
 def _lock(stack: ExitStack, file: IO[bytes], path: str) -> bool:
-    """Lock a journal; return False if its last owner has renamed or deleted it before."""
+    """Lock a journal; return False if its previous owner has renamed or deleted it."""
     try:
         if stack.enter_context(locks.holding(path)) is False:
             raise OSError(f"{path}: another process is describing these shards")
@@ -309,9 +308,9 @@ class Part:
 
 
 def path_of_part(path: str, part: Part) -> str:
-    """Return the path of the journal of a part as it is: complete, or unfinished if at all.
+    """Return the path of the journal of a part: the complete one if it exists, else the unfinished.
 
-    A part that is complete is opened again, since shards may have changed.
+    A complete part is opened again, since shards may have changed.
     """
     complete = part.path(path)
     return complete if os.path.exists(complete) else complete + _UNFINISHED
@@ -319,7 +318,7 @@ def path_of_part(path: str, part: Part) -> str:
 
 @contextmanager
 def part_journal(path: str, part: Part, plan: str, mode: int = 0o666) -> Iterator[Journal]:
-    """Open the journal of a part; when the block ends, it is complete under its name.
+    """Open the journal of a part; it gets its final name when the block ends.
 
     Args:
         path: Path of the journal of all parts.
@@ -335,7 +334,7 @@ def part_journal(path: str, part: Part, plan: str, mode: int = 0o666) -> Iterato
         if not log.is_of(plan):
             log.begin(plan)
         yield log
-        # Under its lock, or another process of this part would write to it by its old name.
+        # Under its lock, or another process of this part would write to it under its old name.
         log.rename(part.path(path))
 
 
@@ -349,12 +348,12 @@ def _opened_part(path: str, part: Part, mode: int) -> Journal:
 
 
 def has_parts(path: str) -> bool:
-    """Whether there is the journal of all parts, or of any complete one."""
+    """Whether the journal of all parts, or of any complete part, exists."""
     return os.path.exists(path) or bool(_complete_parts(path))
 
 
 def collect_parts(path: str, plan: str, tasks: Sequence[Task], mode: int = 0o666) -> None:
-    """Copy what the parts have described into the journal of all parts, and delete theirs.
+    """Copy the descriptions of all parts into the journal of all parts, and delete theirs.
 
     Args:
         path: Path of the journal of all parts.

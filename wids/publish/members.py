@@ -1,7 +1,6 @@
-"""Sample → its key and its encoded members, by their names in a tar.
+"""Turn a sample into its key and its encoded members, by their names in a tar.
 
-Refuses a sample that a reader would split into another key or other fields. Knows nothing of how
-members are stored.
+Refuses a sample that a reader would split into another key or other fields.
 """
 
 from __future__ import annotations
@@ -81,14 +80,14 @@ def _only_bytes(field: str, value: Any) -> bytes:
 
 
 def _is_storable_key(key: str) -> bool:
-    """Whether the key of a member that is read back can be this one."""
+    """Whether a member that is read back can have this key."""
     base = key.rpartition("/")[2]
     return bool(base) and "." not in base and _is_storable(key)
 
 
 @lru_cache(maxsize=1024)  # there are few fields, and many samples
 def _is_storable_field(field: str) -> bool:
-    """Whether the field of a member that is read back can be this one."""
+    """Whether a member that is read back can have this field."""
     return len(field) > 1 and "/" not in field and _is_storable(field)
 
 

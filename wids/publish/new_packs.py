@@ -1,7 +1,4 @@
-"""The indexes of shards → a pack, published under a name or temporary, to be looked at in between.
-
-Knows nothing of how the shards were read, or what is looked for in the pack.
-"""
+"""Write the indexes of shards to a published or temporary pack, readable before it is published."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ def new_pack(
     """Yield a pack, which is published when the block ends.
 
     Args:
-        target: Path or URL; None for a pack that ends with the block.
+        target: Path or URL; None for a temporary pack, deleted when the block ends.
         shards: As for `write_pack`.
         storage_options: As for `ShardListDataset`.
     """

@@ -1,6 +1,6 @@
-"""Samples of a task → its shard, published once, and its description.
+"""Write the samples of a task to its shard, publish it once, and describe it.
 
-Runs on the workers of an executor. Does not know what is written.
+Runs on the workers of an executor.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ShardTask(Protocol):
 
     Attributes:
         path: Its absolute path, or its URL.
-        nbytes: About its length in bytes.
+        nbytes: Approximate length in bytes.
         source: Digest of what it is made from.
     """
 
@@ -50,7 +50,7 @@ class Publishing:
         is_new: Whether another file of that name is an error; a file of the same bytes, which an
             interrupted run published, is not.
         storage_options: As for `ShardListDataset`, for a URL.
-        advance: Called with the number of bytes that were written so far, from time to time.
+        advance: Called from time to time with the number of bytes written so far.
     """
 
     is_new: bool = True
@@ -101,7 +101,7 @@ def _published_once(writer: TarWriter, url: str, storage_options: upload.Options
     except FileExistsError as error:
         if _is_same_file(writer, url, storage_options):
             return
-        if error.errno is None:  # it says already what to do
+        if error.errno is None:  # it already says what to do
             raise
         raise FileExistsError(
             f"{urls.redact(url)}: expected no file, or the shard that an interrupted run wrote, "

@@ -1,6 +1,6 @@
-"""Existing shards → what is published beside them: the spec, and the pack of their indexes.
+"""Describe existing shards, and publish their spec and the pack of their indexes.
 
-Every shard is read once, on any executor. What was found goes into a journal, so that an
+Every shard is read once, on any executor. The descriptions go into a journal, so that an
 interrupted run can be resumed.
 """
 
@@ -58,8 +58,8 @@ def build_spec(
     shards are downloaded to a temporary file, one at a time for each worker.
 
     Args:
-        shards: The shards, in any form that a dataset takes. What a document says of them is kept,
-            except for counts, lengths and digests, which are computed.
+        shards: The shards, in any form that a dataset takes. What a document states about them is
+            kept, except for counts, lengths and digests, which are computed.
         base: Folder or URL that relative references start from.
         name: Name of the dataset; None for the name in the document.
         key_split: Where member names are split, at the ``"first"`` or the ``"last"`` dot; None for
@@ -73,9 +73,9 @@ def build_spec(
             the spec is saved. Local shards that have changed since are read again.
         digests: Whether every shard must have a digest, and its members checksums, so that all
             bytes of remote shards are read.
-        on_cost: Called with what reading remote shards costs, after their headers were read and
-            before some are read whole: ``str(cost)`` says it, ``cost.unread`` is what is still to
-            be downloaded. What it raises ends the work, which the journal can resume.
+        on_cost: Called with the cost of reading remote shards, after their headers were read and
+            before some are read whole: ``str(cost)`` states it, ``cost.unread`` is what remains to
+            be downloaded. An exception from it ends the work, which the journal can resume.
         on_problem: Called with what is wrong with the dataset as a whole, before the pack is
             published: keys that occur in several shards, and as remarks fields that only some
             samples have, and formats that are mixed. By default it is logged as a warning.
@@ -131,7 +131,7 @@ def build_spec(
 
 
 def tasks_of(spec: DatasetSpec, key_split: KeySplit | None) -> list[Task]:
-    """Return what is described for the shards of a spec."""
+    """Return the tasks of describing the shards of a spec."""
     return [(shard.url, key_split or shard.key_split or "first") for shard in spec.shards]
 
 
@@ -162,7 +162,7 @@ def describe_all(
         if costs:
             on_cost(IndexingCost(tuple(costs)))
         missing = _missing(missing, log, digests=digests)
-        # Workers report a shard when it is finished; this thread also while it arrives.
+        # Workers report finished shards; this thread also reports progress within a shard.
         describe = partial(described, fetcher, report=None if executor else bar.move)
         results = results_of(
             *(executor, describe, missing),
@@ -176,7 +176,7 @@ def describe_all(
 
 
 def _missing(tasks: Sequence[Task], log: Journal, *, digests: bool) -> list[Task]:
-    """Return the shards that the journal does not describe, or not as far as they are wanted."""
+    """Return the shards that the journal does not describe, or not as fully as needed."""
     return [
         task
         for task in dict.fromkeys(tasks)

@@ -1,7 +1,7 @@
-"""The names of shards → a lock that keeps other writers of them away.
+"""Lock the names of shards, so that only one writer of them is open.
 
-What killed writers left unfinished is deleted, at the beginning and at the end, since an executor
-may have had another worker do the work of a killed one. Knows nothing of what is written.
+Unfinished files of killed writers are deleted, at the beginning and at the end, since an executor
+may have had another worker do the work of a killed one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from wids.storage.transport import urls
 
 @contextmanager
 def only_writer(names: ShardNames, *others: str) -> Iterator[None]:
-    """Keep other writers of these shards away, and delete what a killed one left.
+    """Lock out other writers of these shards, and delete what a killed one left.
 
     Args:
         names: The names of the shards.

@@ -1,6 +1,6 @@
-"""The beginning of the output's names → paths, and what may not be there yet.
+"""Derive the paths of an output from the beginning of their names, and check what exists there.
 
-Looks at names alone; opens no shard.
+Looks only at names; opens no shard.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Output:
         prefix: The beginning of all names, as the caller wrote it: ``out/train``.
         name: Name of the dataset.
         work: What is done, ``"packing"``: the ending of the journal.
-        if_exists: What to do with what exists.
+        if_exists: What to do with existing files.
         storage_options: For the server of a URL.
     """
 
@@ -58,7 +58,7 @@ class Output:
             output: ``out/train``, or ``out/train.json``, or a URL.
             work: What is done.
             name: Name of the dataset; None for the last part of ``output``.
-            if_exists: What to do with what exists.
+            if_exists: What to do with existing files.
             storage_options: For the server of a URL.
 
         Raises:
@@ -105,7 +105,7 @@ class Output:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a path."""
+        """Whether it is a path, not a URL."""
         return upload.is_local(self.prefix)
 
     @property
@@ -120,7 +120,7 @@ class Output:
 
     @property
     def journal_path(self) -> str:
-        """Absolute path of the journal of an unfinished run; of a URL, in the current folder."""
+        """Absolute path of the journal of an unfinished run; for a URL, in the current folder."""
         prefix = self.prefix
         if not self.is_local:  # outputs in several folders may have the same last part
             digest = hashlib.sha256(prefix.encode("utf-8", "surrogatepass")).hexdigest()
@@ -128,7 +128,7 @@ class Output:
         return os.path.abspath(f"{prefix}.{self.work}")
 
     def replaced(self) -> Replaced:
-        """Return the dataset that may be there, to be replaced."""
+        """Return the names of the dataset that is replaced, if it exists."""
         return Replaced(self.names, self.spec_path, self.storage_options)
 
     def existing_shards(self) -> list[str]:

@@ -1,6 +1,6 @@
-"""Shard tasks → the shards of one part of them; all parts → what an undivided run publishes.
+"""Write the shards of one part, and publish the dataset when all parts are written.
 
-Parts are written by processes that do not know of each other. Does not know how a shard is written.
+Parts are written by independent processes.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ def merge_parts(
 ) -> DatasetSpec:
     """Publish the pack and the spec of the shards that all parts have written.
 
-    A merge that was killed after it had deleted the journals is done.
+    A merge that was killed after it deleted the journals counts as complete.
 
     Args:
         tasks: All shards.
-        counts: The number of samples of each; None where it is not known.
+        counts: The number of samples of each; None where unknown.
         output: Where they are written.
-        write: Writes one of them, if it is gone since.
+        write: Writes one of them, if it is missing by now.
         extras: Further entries of the spec.
 
     Raises:

@@ -1,7 +1,4 @@
-"""What is wrong, or worth knowing, of shards and datasets: one line each.
-
-Knows nothing of how it was found.
-"""
+"""Problems of shards and datasets, and remarks on them: one line each."""
 
 from __future__ import annotations
 

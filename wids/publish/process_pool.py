@@ -1,4 +1,4 @@
-"""`ProcessPoolExecutor` → one whose own thread survives cancelled futures.
+"""A `ProcessPoolExecutor` whose own thread survives cancelled futures.
 
 Up to Python 3.12, that thread ends with a traceback if a future was cancelled and a worker ends: it
 neither ends the other workers nor releases its semaphores.
@@ -16,9 +16,9 @@ class Pool(ProcessPoolExecutor):
     """Processes that call functions."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Have a function called."""
+        """Start a call of a function and return its future."""
         future = super().submit(fn, *args, **kwargs)
-        # The executor makes it, and cannot be asked for another class (decision 0086).
+        # The executor makes the future, and has no option for its class (decision 0086).
         future.__class__ = _Future
         return future
 

@@ -1,7 +1,7 @@
-"""Processes that share work, and end at once when their parent is interrupted or killed.
+"""Worker processes that end at once when their parent is interrupted or killed.
 
-`concurrent.futures` waits for tasks that have begun, and a task may read or download a large shard
-for minutes; and workers of a killed parent wait for tasks for ever. Does not know what the work is.
+`concurrent.futures` waits for running tasks, and a task may read or download a large shard for
+minutes; workers of a killed parent wait for tasks indefinitely.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def process_pool(num_processes: int | None, num_tasks: int) -> Iterator[Executor
         return
     from wids.publish.process_pool import Pool
 
-    # Never a fork of this process: the threads of a driver of fsspec are not in it, and what waits
-    # for them, waits for ever. Workers start when the first task comes, after the driver has.
+    # Never fork this process: a fork lacks the threads of an fsspec driver, and code that waits for
+    # them hangs. Workers start with the first task, which comes after the driver has started.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)  # once, and not in each worker
     executor = Pool(num_processes, context, initializer=_prepare_worker)
@@ -80,7 +80,7 @@ def _end_workers(executor: ProcessPoolExecutor, others: Sequence[BaseProcess]) -
 
     Args:
         executor: The executor.
-        others: Processes of this one that are no workers.
+        others: Child processes that are not workers.
     """
     for child in multiprocessing.active_children():
         if child not in others:
@@ -106,8 +106,8 @@ def _prepare_worker() -> None:
 def _end_in_time(told: int) -> None:
     """Wait until this process is told to end or its parent is gone, and see that it ends.
 
-    The main thread may never get as far as the handler of a signal: it may wait for a lock that a
-    worker held when it ended, or be in a call that no signal interrupts. And the executor takes the
+    The main thread may never reach the handler of a signal: it may wait for a lock that a worker
+    held when it ended, or be in a call that no signal interrupts. And the executor takes the
     handler's exception for the result of a task, and starts the next one.
 
     Args:

@@ -1,4 +1,4 @@
-"""The spec of a published dataset → what shards that are appended to it have to fit.
+"""Read a published dataset, and check that shards fit to be appended to it.
 
 Reads the spec and looks at the pack; opens no shard and writes nothing.
 """

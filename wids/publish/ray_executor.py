@@ -1,6 +1,6 @@
-"""Ray → a `concurrent.futures.Executor`, as every function with ``executor=`` takes.
+"""Run tasks on Ray through the `concurrent.futures.Executor` interface.
 
-Ray has tasks and references; what is missing is the interface. Imports ray when one is made.
+Ray has tasks and references, but not this interface. Ray is imported when an executor is made.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class RayExecutor(Executor):
     """Runs tasks on a Ray cluster: ``wids.rewrite(…, executor=wids.RayExecutor())``.
 
     Workers have to see the same files, under the same paths. A task whose worker dies is started
-    again by Ray, by default three times. To cancel a future also interrupts a task that runs.
+    again by Ray, by default three times. Cancelling a future also interrupts a running task.
 
     Use it as a context manager; at the end it waits for its tasks. It neither starts nor ends Ray,
     except that Ray starts by itself on this machine if `ray.init` was not called.
@@ -88,7 +88,7 @@ class RayExecutor(Executor):
         _move(self._running.pop(done), self._ray.exceptions, done)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more tasks; wait for those that were started, also if they were cancelled.
+        """Take no more tasks; wait for those that were started, even if they were cancelled.
 
         Args:
             wait: Whether to wait.
@@ -112,7 +112,7 @@ def _called(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def _move(future: Future[Any], exceptions: Any, done: Future[Any]) -> None:
-    """Set the result of a future to that of Ray's own one."""
+    """Set the result of a future to that of Ray's future."""
     if not future.set_running_or_notify_cancel():
         return
     try:

@@ -1,8 +1,7 @@
-"""A pack and its shards → the keys that occur in several shards.
+"""Find the keys that occur in several shards of a pack.
 
 A lookup finds only the first sample of such a key. The hashes in a pack find the candidates without
-reading an index, and the keys themselves are compared for those that are named. Knows nothing of
-how the shards were read.
+reading an index; for those that are named, the keys themselves are compared.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ class RepeatedKeys:
 def find_repeated_keys(pack: LocalPack, shards: Sequence[ShardSpec]) -> RepeatedKeys | None:
     """Return the keys that occur in several shards of a pack, or None if there are none.
 
-    What shards of different datasets have in common does not count, nor what a shard that is listed
-    twice has in common with itself.
+    Keys that shards of different datasets share do not count, nor do those of a shard that is
+    listed twice.
 
     Args:
         pack: The pack.
@@ -80,7 +79,7 @@ def find_repeated_keys(pack: LocalPack, shards: Sequence[ShardSpec]) -> Repeated
         numbers, in_order = numbers[order], positions[order]
         groups = _groups_with_two(hashes[order], datasets[numbers], tars[numbers])
         num_keys += len(groups)
-        # By their first sample, so that what is named is what a reader meets first.
+        # Sorted by first sample, so that the named keys are those that a reader meets first.
         groups = groups[np.argsort(in_order[groups[:, 0]])]
         found = ((int(in_order[a]), _first_repeated(samples(in_order[a:b]))) for a, b in groups)
         first = islice(((at, pair) for at, pair in found if pair is not None), _MAX_NAMED)
@@ -105,13 +104,13 @@ def _groups_with_two(hashes: WordArray, datasets: IntArray, tars: IntArray) -> I
 
 
 def _key(pack: LocalPack, number: int, local_index: int, shard: ShardSpec) -> str:
-    """Return the key of a sample; one that nothing equals if its index is damaged."""
+    """Return the key of a sample; one that equals no other if its index is damaged."""
     shard_index = pack.index(number, pack.tar_nbytes(number), shard.key_split or "first")
     return f"\0{number} {local_index}" if shard_index is None else shard_index.key(local_index)
 
 
 def _first_repeated(samples: Iterable[tuple[str, ShardSpec]]) -> Named | None:
-    """Return the first key that two shards have, and the two: equal hashes are not equal keys."""
+    """Return the first key that two shards share, with both; keys of one hash may differ."""
     first_shards: dict[str, ShardSpec] = {}
     for key, shard in samples:
         first = first_shards.setdefault(key, shard)

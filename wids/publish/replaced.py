@@ -1,8 +1,7 @@
-"""Replace a dataset: its spec is moved aside meanwhile, and its other shards are deleted.
+"""Replace a dataset: move its spec aside meanwhile, and delete its remaining shards at the end.
 
-Nobody reads shards of both as one dataset: there is no spec between the first new shard and the
-last. Only shards that the earlier spec lists under the names of the new ones are deleted. Knows
-nothing of how shards are written.
+No reader mixes shards of both datasets: there is no spec between the first new shard and the last.
+Only shards that the previous spec lists under the names of the new ones are deleted.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _logger = logging.getLogger("wids")
 
 @dataclass(frozen=True)
 class Replaced:
-    """The names under which an earlier dataset may be.
+    """The names under which a previous dataset may exist.
 
     Attributes:
         names: Names of the shards.
@@ -94,7 +93,7 @@ class Replaced:
         upload.remove(self.aside_path, self.storage_options)
 
     def remark_on_others(self, kept: Collection[str]) -> str | None:
-        """Return a remark on shards that are there and not in the new dataset, if there are any."""
+        """Return a remark on existing shards that are not in the new dataset, if there are any."""
         others = self._others(kept)
         if not others:
             return None
@@ -115,7 +114,7 @@ class Replaced:
 
         try:
             data, _ = upload.read(spec_path, self.storage_options)
-            # References start from where it was.
+            # References are relative to its original place.
             spec = load_spec(self.spec_path, read=read)
         except (WidsError, OSError) as error:
             _logger.warning(

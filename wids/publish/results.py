@@ -1,7 +1,7 @@
-"""Tasks and an executor → their results; a task that the executor loses is an error with its name.
+"""Yield the results of tasks from an executor; report a task that it loses by name.
 
-A worker returns what a task raises as a value, so that everything else that a future raises is the
-executor's own: a worker that was killed, a scheduler that is gone. Does not know what the work is.
+A worker returns the exception of a task as a value, so anything else that a future raises is from
+the executor itself: a worker that was killed, a scheduler that is gone.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _POLL_S: Final = 0.5
 """How often running tasks are looked at."""
 
 _MAX_SUBMITTED: Final = 512
-"""Most tasks at a time: a task with the names of 10,000 shards is 800 kB when it is pickled, and
-the schedulers of clusters have all that wait in memory."""
+"""Most tasks at a time: a pickled task with the names of 10,000 shards takes 800 kB, and cluster
+schedulers keep all waiting tasks in memory."""
 
 
 def results_of(
@@ -39,10 +39,10 @@ def results_of(
     in_order: bool = False,
     watch: Callable[[list[Task]], object] | None = None,
 ) -> Generator[tuple[Task, Result], None, None]:
-    """Yield tasks with their results, as they are finished.
+    """Yield tasks with their results, as they finish.
 
-    A result is forgotten once it was passed on, so that memory does not grow with the tasks. After
-    an error, and if the caller stops, tasks that have not begun are cancelled.
+    A result is dropped once it is yielded, so that memory does not grow with the tasks. After an
+    error, and if the caller stops, tasks that have not started are cancelled.
 
     Args:
         executor: Where to call the function; None for this thread.
@@ -55,15 +55,15 @@ def results_of(
 
     Raises:
         LostTaskError: The executor lost a task.
-        Exception: Whatever a task raised, with the worker's traceback as its cause. What finished
-            together with it was yielded first. Also what ``submit`` raised for another reason.
+        Exception: Whatever a task raised, with the worker's traceback as its cause. Results that
+            finished together with it are yielded first. Also other exceptions of ``submit``.
     """
     if executor is None:
         for task in tasks:
             yield task, function(task)
         return
     _check_executor(executor)
-    # Dask takes equal calls for one task, and would return what an earlier run has found or failed.
+    # Dask treats equal calls as one task, and would return the result or error of an earlier run.
     call, waiting = partial(_attempt, uuid4().hex, function), iter(tasks)
     pending: dict[Future[Any], Task] = {}
     finished: SimpleQueue[Future[Any]] = SimpleQueue()
@@ -84,7 +84,7 @@ def results_of(
         submit(_MAX_SUBMITTED)
         watched = time.monotonic()
         while pending:
-            # What has failed comes last, so that it loses nothing else.
+            # Failed futures come last, so that no other result is lost.
             found = (
                 [next(iter(pending))] if in_order else sorted(_drained(finished), key=_has_failed)
             )
@@ -94,7 +94,7 @@ def results_of(
                 submit(1)
             if watch is not None and time.monotonic() - watched >= _POLL_S:
                 watched = time.monotonic()
-                # Executors begin tasks in order, so the first that waits ends the search.
+                # Executors start tasks in order, so the first waiting one ends the search.
                 begun = takewhile(_has_begun, pending)
                 watch([pending[future] for future in begun if future.running()])
     finally:

@@ -1,6 +1,6 @@
-"""A pattern such as ``train-%06d.tar`` ↔ the paths or URLs of numbered shards.
+"""Convert numbers to shard names by a pattern such as ``train-%06d.tar``, and back.
 
-Lists folders and nothing more: no shard is opened here.
+Lists folders; opens no shard.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ShardNames:
         """Whether this is the name of a temporary file that is written for one of these shards."""
         stem = complete_files.stem_of_temporary(name) or ""
         head, _, tail = re.split(f"({_NUMBER})", self.file_name)
-        # A stem may end in any of the three parts of a name.
+        # A stem may end within any of the three parts of a name.
         rest = stem[len(head) :].lstrip("0123456789")
         return (
             bool(stem)

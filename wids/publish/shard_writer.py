@@ -1,7 +1,7 @@
-"""Samples → numbered tar shards, and at the end the spec and the pack that describe them.
+"""Write samples to numbered tar shards, then the spec and the pack that describe them.
 
-Decides which shard a sample goes to, and what happens to shards that exist already. How a shard is
-written is up to `tar_writer`, how shards are named to `shard_names`.
+Decides which shard gets a sample, and what happens to existing shards. `tar_writer` writes a shard,
+and `shard_names` names it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ShardWriter:
     """Writes samples into numbered shards, and at the end their spec and their pack.
 
     Use it as a context manager. A shard appears under its name when it is complete. If the block
-    ends with an exception, or the process is killed, complete shards stay and nothing else. To
+    ends with an exception, or the process is killed, only complete shards stay. To
     resume, run the program again with ``if_exists="resume"`` and skip the first
     ``writer.num_samples`` samples, as in the example.
 
@@ -62,17 +62,17 @@ class ShardWriter:
         if_exists: What to do if shards or the spec exist already: ``"error"``, ``"resume"`` to keep
             the shards and continue after them, ``"append"`` to add shards to a published dataset,
             or ``"replace"`` to overwrite them: from the first new shard to the last there is no
-            spec, and at the end the other shards of the earlier one are deleted. Resuming finishes
+            spec, and at the end the other shards of the previous one are deleted. Resuming finishes
             an interrupted run of the same program: it reads the shards that exist, and writes a
             spec of all shards. Appending begins new shards after the last number, and does not read
             the earlier ones, which another program may have written; see `append_shards`. The
-            dataset is as it was until the writer is closed.
+            dataset is unchanged until the writer is closed.
         encoder, mode, user, group, mtime, compress, storage_options: As for `TarWriter`.
 
     Attributes:
         num_samples: Samples in all shards so far, including those that were resumed, but not
             those of a dataset that is appended to.
-        shards: The complete shards, as the spec will describe them; the same holds.
+        shards: The complete shards, as the spec will describe them, with the same exception.
 
     Raises:
         FileExistsError: A shard or the spec exists already.
@@ -152,7 +152,7 @@ class ShardWriter:
             raise
 
     def write(self, sample: Mapping[str, Any]) -> int:
-        """Append a sample, to the next shard if this one is full; as `TarWriter.write` does."""
+        """Append a sample as `TarWriter.write` does, to the next shard if this one is full."""
         if not self._is_open:
             raise ValueError("a sample: expected an open writer, found one that was closed")
         self._check_not_failed()
@@ -200,8 +200,8 @@ class ShardWriter:
             )
 
     def _finish_shard(self, writer: TarWriter) -> None:
-        # Until all that belongs to the shard is done: after an error in between, the next shard
-        # would take the place of a published one.
+        # Until everything for the shard is done: after an error in between, the next shard would
+        # overwrite a published one.
         self._has_failed = True
         if self._if_exists == "replace" and self._spec_path and not self.shards:
             self._stack.enter_context(self._replaced.aside())
@@ -236,7 +236,7 @@ class ShardWriter:
                 "dataset that an interrupted run was replacing, so that shards may be of both; "
                 'run again with if_exists="replace"'
             )
-        from wids.publish.new_spec import described  # what only resuming needs
+        from wids.publish.new_spec import described  # needed only to resume
 
         fetcher = fetch.Fetcher(self._storage_options)
         numbers = self._names.existing(self._number, self._storage_options)
@@ -341,7 +341,7 @@ class ShardWriter:
 
 
 class _NumberedTar(TarWriter):
-    """A shard of a `ShardWriter`, which has swept for all of them: a folder may have 100,000."""
+    """A shard of a `ShardWriter`, which swept the folder once: it may have 100,000 shards."""
 
     _sweeps: ClassVar[bool] = False
 

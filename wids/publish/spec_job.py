@@ -1,6 +1,7 @@
-"""A spec to be made of shards, with its pack: by one run, in parts, or appended to another.
+"""Make the spec and the pack of shards: in one run, in parts, or appended to another dataset.
 
-What was found is in a journal until the spec is saved, so that an interrupted run can be resumed.
+The descriptions stay in a journal until the spec is saved, so that an interrupted run can be
+resumed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class SpecJob:
         named: The shards.
         output: Absolute path or URL of the spec.
         base: Folder or URL where the shards will be published; None if they stay where they are.
-        key_split: As for `build_spec`, as are all others.
+        key_split: As for `build_spec`, like the attributes below.
         digests: Whether every shard must have a digest.
         on_cost: Called with what reading remote shards costs.
         storage_options: For servers.
@@ -56,7 +57,7 @@ class SpecJob:
     def journal(self) -> str:
         """Path of the journal of an unfinished run."""
         stem = os.path.splitext(self.output)[0]
-        # It grows in small steps, so that of a remote spec is in the current folder.
+        # It grows in small steps, so for a remote spec it is in the current folder.
         is_local = urls.is_local(self.output)
         return (stem if is_local else os.path.abspath(os.path.basename(stem))) + ".partial"
 
@@ -71,8 +72,8 @@ class SpecJob:
         """Return the same job with the lengths of its shards, after servers were asked for them.
 
         Args:
-            ask: Called with what will be downloaded at first; what it raises ends the work. What a
-                journal has of an interrupted run costs nothing.
+            ask: Called with what will be downloaded at first; an exception from it ends the work.
+                Shards in the journal of an interrupted run cost nothing.
             part: The part whose shards are measured; None for all.
         """
         shards = self.shards(part)
@@ -90,7 +91,7 @@ class SpecJob:
         return replace(self, named=replace(self.named, shards=tuple(measured)))
 
     def _known_to(self, journal: str, shards: Sequence[ShardSpec]) -> set[str]:
-        """Return the shards that a journal describes as far as they are wanted."""
+        """Return the shards that a journal describes as fully as needed."""
         if not os.path.exists(journal):
             return set()
         with Journal(journal) as log:
@@ -118,7 +119,7 @@ class SpecJob:
         """
         pack = os.path.splitext(self.output)[0] + ".index"
         for path in (self.output, pack) if urls.is_local(self.output) else ():
-            # Whatever its age: the journal lets one process at a time come so far.
+            # Whatever their age: the journal lets only one process at a time get here.
             abandoned.sweep_beside(path, min_age_s=0)
         default = self.named.name or dataset_name(self.named.shards[0].url)
         with self._journalled() as options:
@@ -161,7 +162,7 @@ class SpecJob:
             "on_cost": self.on_cost,
             "storage_options": self.storage_options,
         }
-        # Last of all: until the spec is saved, it is what an interrupted run resumes from.
+        # Last of all: until the spec is saved, an interrupted run resumes from it.
         with suppress(FileNotFoundError):
             os.unlink(self.journal)
 
@@ -188,7 +189,7 @@ class SpecJob:
         )
 
     def merge(self) -> None:
-        """Take what all parts have found, so that `run` describes nothing again."""
+        """Take over the descriptions of all parts, so that `run` describes nothing again."""
         merge_parts(self.named, self.journal, key_split=self.key_split, digests=self.digests)
 
 
@@ -203,13 +204,13 @@ def prepare_spec(
     on_cost: Callable[[IndexingCost], None],
     storage_options: Mapping[str, Any],
 ) -> SpecJob:
-    """Return the job of describing shards; refuse what would fail after all of them were read.
+    """Return the job of describing shards; reject now what would fail after reading all of them.
 
     Args:
         names: Shards, patterns, URLs or folders, each shard once; or one document, for its shards
             in order.
         output: Path or URL of the spec.
-        base: See `SpecJob`, as for all others.
+        base: See `SpecJob`.
         is_new: Whether the output is a new spec, and not one to append to.
         key_split: See `SpecJob`.
         digests: See `SpecJob`.

@@ -1,7 +1,8 @@
-"""Some samples of copies in the cache → the damaged ones, by the checksums made when they came.
+"""Find damaged copies in the cache by reading some of their samples.
 
-Reads only the samples that it draws, so a large cache is checked in little time: a disk that
-damages files is noticed after a few of them. Nothing here fetches or mends a shard.
+Samples are compared with the checksums made when the copies arrived. Only drawn samples are read,
+so a large cache is checked in little time: a disk that damages files is noticed after a few of
+them. Nothing is fetched or repaired.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def parse_share(text: str, name: str) -> float:
 
 
 def check_copy(path: str, index_path: str, share: float) -> tuple[int, list[Problem]]:
-    """Compare some samples of a copy with the checksums in its index, whenever it was modified.
+    """Compare some samples of a copy with the checksums in its index, even if it was modified.
 
     Args:
         path: The copy, as the cache fetched it.
@@ -57,7 +58,7 @@ def check_copy(path: str, index_path: str, share: float) -> tuple[int, list[Prob
         if shard.nbytes != identity.nbytes:
             text = f"expected {identity.nbytes} bytes as when it was fetched, found {shard.nbytes}"
             return 0, [Problem(path, text)]
-        # Other samples each time, so that checks that are repeated come to see all of them.
+        # Other samples each time, so that repeated checks reach all of them.
         count = min(len(shard), max(1, round(share * len(shard))))
         draw = random.sample(range(len(shard)), count)
         for local_index in sorted(draw):  # ascending, as a disk reads fastest

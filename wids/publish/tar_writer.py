@@ -1,7 +1,7 @@
-"""Samples → one tar shard, published when it is complete, with its digest and its index.
+"""Write samples to one tar shard, published when complete, with its digest and its index.
 
-The same samples give the same bytes: every member has the same owner, mode and time. What is in a
-field is up to `members`.
+The same samples give the same bytes: every member has the same owner, mode and time. `members`
+encodes the fields.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class TarWriter:
     """Writes samples into one tar shard.
 
     Use it as a context manager. The file appears under its path when the block ends normally; after
-    an exception nothing is left behind. What a killed writer left is deleted by the next one of the
-    same path, once it is a minute old. Not safe to share between threads.
+    an exception nothing is left behind. The next writer of the same path deletes what a killed one
+    left, once it is a minute old. Not safe to share between threads.
 
     Args:
         target: Path of the shard; its URL, of a scheme that fsspec can write, to which the complete
@@ -156,7 +156,7 @@ class TarWriter:
             parts += header, data, _ZEROS[: -len(data) % _BLOCK]
             self._members.add(to_bytes(name), at, header, len(data), self._crc32(data))
             at += len(header) + padded(len(data))
-        # A call for each small part would take longer than to join them.
+        # A call for each small part would take longer than joining them.
         for part in [b"".join(parts)] if at - self.nbytes < _JOINED_NBYTES else parts:
             self._put(part)
         self._has_partial_sample = False
@@ -176,7 +176,7 @@ class TarWriter:
         self.nbytes += len(data)
 
     def _drain(self) -> None:
-        """Wait until the stream and the digest have all that was put."""
+        """Wait until the stream and the digest have received everything that was put."""
         self._stream.flush()
 
     def close(self) -> None:
@@ -196,7 +196,7 @@ class TarWriter:
 
     def _make_index(self) -> ShardIndex:
         """Return the index of the tar that was finished."""
-        if len(self._header("", 0)) > _BLOCK:  # headers of which readers skip a part
+        if len(self._header("", 0)) > _BLOCK:  # readers skip a part of such headers
             return _index_of(self._stream.fileno())
         return self._members.index()
 

@@ -1,8 +1,7 @@
-"""Shard tasks → the shards, their pack and their spec; resumed after an interruption.
+"""Write the shards of tasks, then their pack and their spec; resume after an interruption.
 
-A journal has the shards that are complete, each with a digest of what it was made from. A shard is
-written under a free name, or over its own bytes; another file is overwritten on request only. Knows
-nothing of how samples were found, or how a shard is written.
+A journal has the complete shards, each with a digest of what it was made from. A shard is written
+under a free name, or over its own bytes; another file is overwritten on request only.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ def _full_disk_explained(output: Output) -> Iterator[None]:
 
 
 def journal_mode(output: Output) -> int:
-    """Return the permissions of journals: of a URL they have the passwords that are in the URL."""
+    """Return the permissions of journals, which for a URL contain the passwords in it."""
     return 0o666 if output.is_local else 0o600
 
 
@@ -134,7 +133,7 @@ def plan_of(tasks: Sequence[ShardTask]) -> str:
 
 
 def place_of(task: ShardTask) -> Task:
-    """Return where a shard is in a journal."""
+    """Return the key of a shard in a journal."""
     return task.path, _KEY_SPLIT
 
 
@@ -153,7 +152,7 @@ def unfinished_run(
         plan: Digest of what the dataset is made from.
         unwanted: Takes the journal of an interrupted run; returns the shards of that run to delete,
             or None to resume it.
-        is_alone: Whether nobody writes shards after an error, as tasks on an executor do.
+        is_alone: Whether no task still writes shards after an error, as one on an executor may.
 
     Yields:
         The journal, and the output, which overwrites what an interrupted run has left if it is not
@@ -178,7 +177,7 @@ def unfinished_run(
                 if is_alone and not output.existing_shards():
                     log.delete()
             raise
-        # Last of all: until then, it is what an interrupted run resumes from.
+        # Last of all: until then, an interrupted run resumes from it.
         log.delete()
 
 
@@ -314,7 +313,7 @@ def _check_same_spec(spec: DatasetSpec, output: Output) -> None:
 
 
 def published(output: Output) -> DatasetSpec | None:
-    """Return the dataset whose spec is there; None if it is another document."""
+    """Return the dataset whose spec exists; None if it is another document."""
     from wids.shards.specs.loader import load_spec
     from wids.storage.fetch import Fetcher
 

@@ -1,6 +1,6 @@
-"""Samples → one tar shard, which a thread writes and hashes while the next samples are prepared.
+"""Write one tar shard in a thread that stores and hashes while the next samples are prepared.
 
-What is in the shard is what `tar_writer` writes.
+The bytes are those that `tar_writer` writes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ for the interpreter, small enough to stay in the processor's cache."""
 class ThreadedTar(TarWriter):
     """A shard of which a thread stores one piece while the next one is filled.
 
-    Two buffers take turns. The folder is not swept: the caller has, for all shards.
+    Two buffers take turns. The caller sweeps the folder, once for all shards.
 
     Args:
         target: Path or URL.
-        thread: The thread, of this shard alone.
-        advance: Called with the number of bytes that were written so far, after each piece.
+        thread: The thread, for this shard only.
+        advance: Called with the number of bytes written so far, after each piece.
         is_new: As for `TarWriter`.
         storage_options: As for `TarWriter`.
     """

@@ -1,6 +1,6 @@
-"""A spec and its shards → the list of what is wrong, one problem a line.
+"""List what is wrong with a spec and its shards, one problem a line.
 
-Every shard is read from the first byte to the last, remote ones too. Nothing is repaired here.
+Every shard is read from the first byte to the last, including remote ones. Repairs nothing.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def verify_spec(
     storage_options: Mapping[str, Any] | None = None,
     progress: bool | None = None,
 ) -> list[Problem]:
-    """Compare shards with what a spec and its pack say of them.
+    """Compare shards with what a spec and its pack state.
 
     Checks lengths, digests and counts, the checksums of headers, names that belong to no sample or
     occur twice, bytes after the end of the archive, the index in the pack, and keys that occur in
@@ -133,11 +133,11 @@ def verify_spec(
             pack_problems += found
             if opened is not None:
                 packs.update(dict.fromkeys(range(shared.start, shared.stop), (shared, opened)))
-        # That of all shards has all their keys, unlike those of parts.
+        # The pack of all shards has all their keys, unlike packs of parts.
         pack = None if spec.index is None or 0 not in packs else packs[0][1]
         log = stack.enter_context(Journal(None))
         wants_index = locate is None and pack is None
-        # Workers report a shard when it is finished; this thread also while it arrives.
+        # Workers report finished shards; this thread also reports progress within a shard.
         report = None if executor else bar.move
         examine = partial(
             _examined, fetcher, locate, decode, wants_index=wants_index, report=report
@@ -208,7 +208,7 @@ def _findings(
         reason = _without(path, error)
         try:
             mismatch = _mismatch(shard_spec, path, nbytes)
-        except OSError:  # a folder, or a file that is gone: which is the reason already
+        except OSError:  # a folder, or a missing file: the reason already says so
             mismatch = ""
         return [Problem(name, f"{mismatch}; {reason}" if mismatch else reason)], None
     with shard:
@@ -228,7 +228,7 @@ def _findings(
         digests = _digest(blob), _digest(plain)
         fingerprint = _Fingerprint(nbytes, digests, record if wants_index else None)
     if mismatch:
-        # The file is another one than the spec describes: one problem, with the rest as details.
+        # The file is not the one that the spec describes: one problem, with the rest as details.
         return [Problem(name, "; ".join([mismatch, *texts]))], None
     return [Problem(name, text) for text in texts], fingerprint
 
@@ -296,7 +296,7 @@ def _opened_pack(
     shared: PackedShards,
     on_remark: Callable[[Problem], None],
 ) -> tuple[LocalPack | None, list[Problem]]:
-    """Open a pack until the stack ends; return it, and what is wrong with all of it."""
+    """Open a pack until the stack closes; return it, and problems of the pack as a whole."""
     name, num_shards = urls.redact(shared.url), shared.stop - shared.start
     try:
         path = stack.enter_context(fetch.downloaded(fetcher, shared.url))
