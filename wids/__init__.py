@@ -1,6 +1,6 @@
 """wids: indexed random access to datasets stored as tar shards, and exact distributed epochs.
 
-The names in ``__all__`` and ``_ALSO`` are the promise; everything else may change. Each is imported
+Only the names in ``__all__`` and ``_ALSO`` are stable; everything else may change. Each is imported
 when it is first used, so that ``import wids`` is instant and only the samplers import torch.
 """
 
@@ -114,8 +114,8 @@ _ALSO = (
     "SamplerTrainer",
     "SamplingCost",
 )
-"""Names that work as those of ``__all__`` do, but that nobody types often: what functions return,
-what executors raise, a former name, and what imports a trainer."""
+"""Names that work as those of ``__all__`` do, but are rarely typed: what functions return, what
+executors raise, a former name, and what imports a trainer."""
 
 _MODULES = {
     "tables.table_file": ("load_table", "save_table"),

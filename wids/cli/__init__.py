@@ -1,7 +1,7 @@
 """The `wids` command: parse arguments, call the library, print results.
 
-Each command has a module. No command imports another one, and nothing here does work that a Python
-program could not call for itself.
+Each command has a module. No command imports another one, and none does work that a Python
+program could not call itself.
 
 Read first: `main` (the commands), `options` (what commands share), and `create_command` (one of
 them).

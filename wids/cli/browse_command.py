@@ -1,4 +1,4 @@
-"""``wids browse``: a dataset → a page in the browser of this machine, until Ctrl-C."""
+"""``wids browse``: show a dataset as a page in the browser of this machine, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
             browser = Browser(stack.enter_context(dataset), options.port, python)
         else:
             browser = Browser(PeekPages(shards, _python_name(options.spec)), options.port)
-        # Flushed, because a program that started this one waits for the line while the server runs.
+        # Flushed, since a program that started this one waits for the line while the server runs.
         print(browser.url, flush=True)
         print(
             "Anyone with this address can look at the dataset; press Ctrl-C to stop.",

@@ -100,7 +100,7 @@ def _show(folder: str, options: argparse.Namespace) -> int:
 
 
 def _table_of_datasets(files: Iterable[CacheFile]) -> str:
-    """Return a line for the copies of each dataset, as far as names tell: `train-*.tar`."""
+    """Return a line for the copies of each dataset, grouped by name: `train-*.tar`."""
     from wids.look.text import table
     from wids.storage.cache.cache_names import dataset_pattern
 
@@ -114,7 +114,7 @@ def _table_of_datasets(files: Iterable[CacheFile]) -> str:
             time.strftime("%Y-%m-%d %H:%M", time.localtime(max(f.used_ns for f in group) / 1e9)),
             pattern,
         )
-        # The one that was used last comes last, beside the prompt.
+        # The most recently used comes last, next to the prompt.
         for pattern, group in sorted(
             groups.items(), key=lambda item: max(file.used_ns for file in item[1])
         )

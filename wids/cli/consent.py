@@ -1,6 +1,6 @@
 """State what a command would download or delete, and ask a person for consent if needed.
 
-Knows no command. Nothing is downloaded or deleted here.
+Downloads and deletes nothing itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def ask_consent(cost: DownloadCost, options: argparse.Namespace, purpose: str) -
     Args:
         cost: What will be downloaded.
         options: Arguments, with that of `add_yes`.
-        purpose: What it is for, and what may make it less; a part of a sentence.
+        purpose: What it is for, and what may reduce it; a part of a sentence.
 
     Raises:
         SystemExit: There is no consent: status 1 after the answer no, and status 2 where nobody can
@@ -66,9 +66,9 @@ def ask(text: str, options: argparse.Namespace, refused: str) -> None:
 
 
 def ask_to_fetch(dataset: ShardListDataset, options: argparse.Namespace, purpose: str) -> None:
-    """Ask before the shards are fetched that nothing can be read of otherwise.
+    """Ask before fetching shards that cannot be read in any other way.
 
-    They are remote, have no copy here, and no index by which parts of them could be read.
+    They are remote, and have neither a local copy nor an index by which parts could be read.
     """
     from wids.shards.download_cost import DownloadCost
 

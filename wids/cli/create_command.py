@@ -1,4 +1,4 @@
-"""``wids create``: shards → a JSON spec and the pack of their indexes."""
+"""``wids create``: write a JSON spec of shards and the pack of their indexes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
         on_cost=partial(_state_cost, options),
         storage_options=storage_options(options),
     )
-    info = _text_of(options.info)  # an error now, and not after all shards were read
+    info = _text_of(options.info)  # an error now, not after all shards were read
     _check_options(options)
     if options.merge:
         job.merge()
@@ -124,7 +124,7 @@ def _check_options(options: argparse.Namespace) -> None:
 
 
 def _names(names: list[str]) -> list[str]:
-    """Return the names that the arguments are, or that standard input has."""
+    """Return the names in the arguments, or those on standard input."""
     if names == ["-"]:
         names = [line.strip() for line in sys.stdin if line.strip()]
         if not names:
@@ -155,7 +155,7 @@ def _ask_consent(options: argparse.Namespace, cost: DownloadCost) -> None:
 
 
 def _state_cost(options: argparse.Namespace, cost: IndexingCost) -> None:
-    """Print what reading remote shards costs, and ask before many bytes of whole ones are read."""
+    """Print the cost of reading remote shards, and ask before many bytes of whole ones are read."""
     print(f"wids: {cost}", file=sys.stderr)
     if cost.unread.is_large:
         ask_consent(cost.unread, options, "reading remote shards whole")

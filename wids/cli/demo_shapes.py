@@ -1,7 +1,7 @@
 """A small dataset made on the spot, and a report on one epoch over it in two processes.
 
 The library itself writes, describes and reads the dataset. The report is computed from the
-``__index__`` values that the DataLoaders returned, so that a wrong sampler shows. Prints nothing.
+``__index__`` values that the DataLoaders returned, so that a wrong sampler is noticed.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def _run_rank(spec_path: str, sampler: str, report_path: str) -> None:
             sampler=getattr(import_module(module), name)(dataset),
             num_workers=2,
         )
-        # What the loader returned, and not what the sampler says: a lost batch has to show.
+        # What the loader returned, not what the sampler says, so that a lost batch is noticed.
         batches = [batch["__index__"].tolist() for batch in loader]
         is_first = dist.get_rank() == 0
         gathered: list[Any] | None = [None] * dist.get_world_size() if is_first else None
@@ -203,7 +203,7 @@ def _run_rank(spec_path: str, sampler: str, report_path: str) -> None:
         if is_first:
             with open(report_path, "w", encoding="utf-8") as file:
                 json.dump({"num_samples": len(dataset), "batches": gathered}, file)
-        # With torch 2.2 a rank whose peer has left already may wait in `destroy_process_group`.
+        # With torch 2.2 a rank whose peer has left already may hang in `destroy_process_group`.
         dist.barrier()
     finally:
         dist.destroy_process_group()

@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
 
     if options.columns is not None and (options.json or options.table):
         raise ValueError("--columns: expected neither --json nor --table, found both")
-    # All are loaded before anything is printed: after an error there is no half of a table.
+    # All are loaded before anything is printed, so that an error leaves no half of a table.
     specs = [(path, loaded_spec(path, options)) for path in options.specs]
     found = [(urls.redact(path), spec_rows(spec)) for path, spec in specs]
     if options.json:
@@ -91,10 +91,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _fields_text(spec: DatasetSpec) -> str:
-    """Return the fields of a dataset as a table if a local pack tells them, else ``""``."""
+    """Return the fields of a dataset as a table if a local pack has them, else ``""``."""
     from wids.storage.transport import urls
 
-    # A remote pack is not fetched for this: `info` shows what the spec says and stays quick.
+    # A remote pack is not fetched for this: `info` shows what the spec says and stays fast.
     packs = spec.all_packs()
     if not (packs and all(urls.is_local(pack.url) for pack in packs)):
         return ""
@@ -104,7 +104,7 @@ def _fields_text(spec: DatasetSpec) -> str:
     try:
         with ShardListDataset(spec, access="range") as dataset:
             stats = preview.field_stats(dataset)
-    except WidsError:  # a damaged pack; what the spec says is shown all the same
+    except WidsError:  # a damaged pack; what the spec says is shown anyway
         return ""
     return _table(stats)
 
@@ -127,7 +127,7 @@ def _glimpse_text(path: str, spec: DatasetSpec, options: argparse.Namespace) -> 
     from wids.look.notebook import known_text
     from wids.shards.specs.naming import is_document
 
-    # What a document says is shown at once; its servers may be far or gone.
+    # What a document says is shown at once; its servers may be slow or down.
     if is_document(path) or spec.all_packs():
         return ""
     shards = peek(spec, storage_options=storage_options(options))
@@ -147,7 +147,7 @@ def _saved_columns_text(spec: DatasetSpec) -> str:
     from wids.storage.transport import urls
 
     place = spec.table.url if spec.table else ""
-    # Shown without being asked for, so neither a server nor a second is spent on it.
+    # Shown unasked, so it may cost neither a request nor a second.
     if not place or not urls.is_local(place) or not find_spec("pyarrow"):
         return ""
     from wids.look.distributions import columns_text
@@ -158,13 +158,13 @@ def _saved_columns_text(spec: DatasetSpec) -> str:
         if os.path.getsize(path) > _MAX_TABLE_NBYTES:
             return ""
         text = columns_text(load_table(spec), output_width())
-    except (OSError, WidsError):  # gone or stale; what the spec says is shown all the same
+    except (OSError, WidsError):  # missing or stale; what the spec says is shown anyway
         return ""
     return f"\n\n{text}\n(--columns shows more)"
 
 
 def _columns_text(spec: DatasetSpec, options: argparse.Namespace) -> str:
-    """Return the distributions of columns, if they are asked for: of the saved table, else read."""
+    """Return the distributions of columns if requested, from the saved table or else read."""
     if options.columns is None:
         return _saved_columns_text(spec)
     from wids.look.distributions import distributions_text

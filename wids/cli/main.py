@@ -59,14 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal cannot show
     try:
         status: int = options.run(options)
-        # Here, so that a reader that has closed the pipe is an error inside the `try`.
+        # Flushed here, so that a pipe that the reader closed is an error inside the `try`.
         sys.stdout.flush()
     except _EXPECTED as error:
         return _failed(error)
     except KeyboardInterrupt:
         print("wids: interrupted", file=sys.stderr, flush=True)
         others = set(threading.enumerate()) - {threading.current_thread()}
-        if not all(thread.daemon for thread in others):  # a server that hangs would be waited for
+        if not all(thread.daemon for thread in others):  # exit would wait for a server that hangs
             os._exit(_INTERRUPTED)
         return _INTERRUPTED
     return status

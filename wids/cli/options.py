@@ -1,6 +1,6 @@
 """What commands share: their parsers and arguments, loading a spec, and the form of output.
 
-Knows no command. Imported at every start, so it imports little itself.
+Imported at every start, so it imports little itself.
 """
 
 from __future__ import annotations
@@ -169,12 +169,12 @@ def named_columns(texts: list[str]) -> dict[str, str]:
 
 
 def positive(text: str) -> int:
-    """Return the number in an argument; it has to be at least 1."""
+    """Return the number in an argument; it must be at least 1."""
     return _at_least(1, text)
 
 
 def not_negative(text: str) -> int:
-    """Return the number in an argument; it has to be at least 0."""
+    """Return the number in an argument; it must be at least 0."""
     return _at_least(0, text)
 
 
@@ -220,7 +220,7 @@ def spec_and_peek(
     from wids.dataset.peeking import create_command, peek
 
     spec = loaded_spec(options.spec, options)
-    # Packs are believed in, so that the command opens them once.
+    # Packs are trusted, so that the command opens them only once.
     num_packed = sum(pack.stop - pack.start for pack in spec.all_packs())
     if num_packed == len(spec.shards) and not wanted:
         return spec, None
@@ -235,7 +235,7 @@ def spec_and_peek(
 
 
 def output_width() -> int:
-    """Return the columns of the window; output that another program reads is not cut."""
+    """Return the width of the terminal in columns; output to another program is not cut."""
     return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 10_000
 
 

@@ -1,4 +1,4 @@
-"""``wids pack``: a folder of files → shards, a spec and their index."""
+"""``wids pack``: pack a folder of files into shards, with a spec and their index."""
 
 from __future__ import annotations
 

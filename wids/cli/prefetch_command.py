@@ -1,4 +1,4 @@
-"""``wids prefetch``: the shards of a dataset, or of one rank → copies in the cache."""
+"""``wids prefetch``: fetch the shards of a dataset, or of one rank, into the cache."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("expected --rank and --num-replicas together")
     limit_nbytes = parse_nbytes(options.limit, "--limit")
     spec = loaded_spec(options.spec, options)
-    # Before the dataset is made, which would fetch such shards to count them.
+    # Checked before the dataset is opened, which would fetch such shards to count them.
     if any(shard.num_samples is None for shard in spec.shards):
         raise ValueError(
             f"{urls.redact(options.spec)}: expected the number of samples of each shard; to count "

@@ -1,4 +1,4 @@
-"""``wids rewrite``: a dataset → new shards: shuffled, filtered, cut or mapped, with their spec."""
+"""``wids rewrite``: write a dataset to new shards, shuffled, filtered, cut or mapped."""
 
 from __future__ import annotations
 

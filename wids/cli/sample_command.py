@@ -1,4 +1,4 @@
-"""``wids sample``: one sample of a dataset → text, or the bytes of one field."""
+"""``wids sample``: print one sample of a dataset as text, or write the bytes of one field."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     if field is None:
         print(_text(sample, options, unread))
     elif field in sample:
-        # Past the text layer, which would encode the bytes, and on Windows change line ends.
+        # Bypasses the text layer, which would encode the bytes, and on Windows change line ends.
         sys.stdout.buffer.write(sample[field])
     else:
         from wids.storage.transport import urls
@@ -93,7 +93,7 @@ def _index_or_key(options: argparse.Namespace) -> tuple[int, str | None]:
         if text is not None:
             raise ValueError("expected an index or --key, found both")
         return 0, options.key
-    # As Python writes integers: "000123" is the key of many a dataset.
+    # As Python writes integers: "000123" is a key in many datasets.
     if text is None or re.fullmatch(r"0|-?[1-9][0-9]*", text):
         return int(text or 0), None
     return 0, text

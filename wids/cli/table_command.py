@@ -1,4 +1,4 @@
-"""``wids table``: fields of all samples → a Parquet file, named in the spec."""
+"""``wids table``: save fields of all samples in a Parquet file, and name it in the spec."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
 
     check_arrow()
     columns = named_columns(options.columns)
-    parse_columns(columns)  # before a spec is fetched, or a folder looked for
+    parse_columns(columns)  # before fetching a spec or looking for a folder
     output = _checked_output(options.output)
     with opened(options.spec, options) as dataset:
         ask_to_fetch(dataset, options, "reading columns of shards without an index")
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _checked_output(output: str) -> str:
-    """Return the absolute path of the output; refuse what would fail after all was read."""
+    """Return the absolute path of the output; reject now what would fail after reading."""
     from wids.storage.transport import urls
 
     if not urls.is_local(output):

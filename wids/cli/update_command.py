@@ -1,4 +1,4 @@
-"""``wids update``: a JSON spec → the same with another name, description or base."""
+"""``wids update``: change the name, description or base in a JSON spec."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``wids verify``: a spec and its shards → a line for each problem."""
+"""``wids verify``: compare shards with their spec, and print a line for each problem."""
 
 from __future__ import annotations
 

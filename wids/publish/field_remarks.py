@@ -110,7 +110,7 @@ class _Fields:
         return [*_first(mixed), *_first(partial)]
 
     def _alternatives(self) -> list[list[str]]:
-        """Return groups of fields of one role of which no sample has two, most frequent first."""
+        """Return groups of fields of one role that never occur together, most frequent first."""
         groups: dict[Role, list[list[str]]] = {}
         for field, _ in self._counts.most_common():
             of_role = groups.setdefault(_role(field), [])

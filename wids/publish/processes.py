@@ -111,7 +111,7 @@ def _end_in_time(told: int) -> None:
     handler's exception for the result of a task, and starts the next one.
 
     Args:
-        told: Where the numbers of signals arrive.
+        told: File descriptor that receives the numbers of signals.
     """
     parent = multiprocessing.parent_process()
     if parent is None:  # not a worker

@@ -1,4 +1,4 @@
-"""Yield the results of tasks from an executor; report a task that it loses by name.
+"""Yield the results of tasks on an executor; raise an error that names a lost task.
 
 A worker returns the exception of a task as a value, so anything else that a future raises is from
 the executor itself: a worker that was killed, a scheduler that is gone.

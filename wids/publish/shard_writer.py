@@ -332,7 +332,7 @@ class ShardWriter:
             self.close()
             return
         self._is_open = False
-        with suppress(OSError):  # a full disk: nobody needs what could not be written
+        with suppress(OSError):  # a full disk: what could not be written is not needed
             try:
                 if self._writer is not None:
                     self._writer.__exit__(kind, error, trace)

@@ -19,7 +19,7 @@ for the interpreter, small enough to stay in the processor's cache."""
 
 
 class ThreadedTar(TarWriter):
-    """A shard of which a thread stores one piece while the next one is filled.
+    """A shard whose pieces are stored by a thread while the next one is filled.
 
     Two buffers take turns. The caller sweeps the folder, once for all shards.
 

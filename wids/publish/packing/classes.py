@@ -1,7 +1,7 @@
-"""Samples in folders → the classes that the folders stand for, as torchvision's ImageFolder has it.
+"""Decide whether folders stand for classes, as in torchvision's ImageFolder, and number them.
 
 A class is a folder directly in the packed one, with all that is in it; its number is its place
-among their sorted names. Reads no file.
+among the sorted names. Reads no file.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def class_of(stem: str) -> str:
 def reason_against(table: SampleTable) -> str | None:
     """Return why the folders of samples do not look like classes; None if they do.
 
-    ``""`` where there are fewer than two. They do if there are two or more, all mainly with files
-    for the same role, and neither files of that role beside them, nor labels or rows of metadata in
+    ``""`` if there are fewer than two. They do if there are two or more, all mainly with files of
+    the same role, and neither files of that role beside them, nor labels or rows of metadata in
     them.
 
     Raises:
@@ -64,7 +64,7 @@ def reason_against(table: SampleTable) -> str | None:
 
 
 def main_role(counter: Counter[str]) -> str:
-    """Return the role that most samples have; of several that of images, or the first by name."""
+    """Return the role that most samples have; in a tie that of images, or the first by name."""
     return min(counter, key=lambda role: (-counter[role], role != IMAGE_ROLE, role))
 
 

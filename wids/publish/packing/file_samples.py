@@ -1,7 +1,7 @@
-"""Paths and rows → samples: which files and values become which fields of which key.
+"""Group files and metadata rows into samples: a key, and the source of each field.
 
-Files of one stem in one folder are a sample. What would become the same member twice, or merge two
-samples into one key, is collected as a collision. Reads no file.
+Files of one stem in one folder are a sample. Two sources of one member, or two samples with one
+key, are collected as collisions. Reads no file.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def stem_and_field(path: str, key_split: KeySplit = "last") -> tuple[str, str] |
         stem, _, end = name.partition(".")
     else:
         stem, _, end = name.rpartition(".")
-        if end in ("gz", "GZ"):  # says nothing of what is inside
+        if end in ("gz", "GZ"):  # says nothing about the content
             inner, dot, inner_end = stem.rpartition(".")
             if inner:
                 stem, end = inner, inner_end + dot + end
@@ -83,13 +83,13 @@ def role(field: str) -> str:
 
 
 class SampleTable:
-    """Samples that are put together, by stem.
+    """Collects the fields of samples, by stem.
 
     Args:
         key_split: Where the names of files are split into stem and field.
 
     Attributes:
-        fields: Field → source, by stem.
+        fields: The source of each field, by stem.
         collisions: Pairs of sources that become one member.
         without_extension: Files that belong to no sample.
         with_row: Stems of samples that have a row.

@@ -1,6 +1,6 @@
-"""A folder → the files in it that can be packed, and what was left out and why.
+"""List the files in a folder that can be packed, and what was left out and why.
 
-Looks at names, types and permissions alone; knows no samples, and opens no file.
+Looks only at names, types and permissions; opens no file.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class Listing:
 def list_folder(folder: str | os.PathLike[str]) -> Listing:
     """Return the files in a folder and its subfolders, in an order that depends on names alone.
 
-    Links to files and folders are followed. Hidden files and folders are left out, and what is not
-    a regular file or cannot be read.
+    Links to files and folders are followed. Hidden files and folders are left out, as is what is
+    not a regular file or cannot be read.
 
     Raises:
         NotFoundError: There is no such folder.
@@ -136,7 +136,7 @@ def list_folder(folder: str | os.PathLike[str]) -> Listing:
 
 
 def _list_plain_file(found: Listing, entry: os.DirEntry[str], prefix: str) -> bool:
-    """Take an entry into the listing if it is a file without further questions, as nearly all."""
+    """Add an entry to the listing if it is plainly a readable file, as nearly all are."""
     name = entry.name
     if name[0] == "." or name in _OF_SYSTEMS or not entry.is_file(follow_symlinks=False):
         return False
@@ -144,7 +144,7 @@ def _list_plain_file(found: Listing, entry: os.DirEntry[str], prefix: str) -> bo
         status = entry.stat()
     except OSError:
         return False
-    # Asking the system what this user may read takes as long as all else.
+    # Asking the system what this user may read takes as long as everything else.
     if status.st_mode & _FOR_ALL != _FOR_ALL:
         return False
     found.files.append(ListedFile(prefix + name, status.st_size, status.st_mtime_ns))
@@ -158,7 +158,7 @@ def _list_entry(
     ancestors: tuple[_Identity, ...],
     pending: _Pending,
 ) -> None:
-    """Take one entry of a folder into the listing, or a subfolder into what is to be listed."""
+    """Add a file to the listing, or a subfolder to those still to be listed."""
     if entry.name.startswith(".") or entry.name in _OF_SYSTEMS:
         found.leave_out(path, "hidden")
         return
@@ -187,7 +187,7 @@ def _list_entry(
 
 
 def is_inside(path: str, folder: str) -> bool:
-    """Whether a path leads into a folder, or to it, also through links."""
+    """Whether a path leads into a folder, or to it, directly or through links."""
     folder = os.path.realpath(folder)
     return os.path.commonpath([folder, os.path.realpath(path)]) == folder
 

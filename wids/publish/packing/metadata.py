@@ -1,7 +1,7 @@
-"""``metadata.csv`` and ``metadata.jsonl``, as Hugging Face's folders have them → rows.
+"""Read the rows of ``metadata.csv`` and ``metadata.jsonl``, as Hugging Face's folders have them.
 
 A row names files in the columns ``file_name`` and ``…_file_name``, lists of them in ``file_names``
-and ``…_file_names``; its other columns are values. Knows nothing of which files exist.
+and ``…_file_names``; its other columns are values. Does not check whether the files exist.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NamedFile(NamedTuple):
     """A file that a row names.
 
     Attributes:
-        role: What the name of the column says of it: ``"mask"`` for ``mask_file_name``, ``""`` for
+        role: What the column name says of it: ``"mask"`` for ``mask_file_name``, ``""`` for
             ``file_name``, with a number for each of several: ``"frame.0"``.
         path: Path in the folder that is packed, its parts separated by ``/``.
     """

@@ -1,4 +1,4 @@
-"""A folder → the plan of what to pack: samples, classes, what is left out, and remarks.
+"""Plan what to pack of a folder: samples, classes, what is left out, and remarks.
 
 Reads names, and the metadata files; opens no other file and writes nothing.
 """
@@ -128,7 +128,7 @@ def _without_tables(files: list[ListedFile]) -> tuple[list[ListedFile], list[str
 
 
 def _leave_out_documents(table: SampleTable, listing: Listing) -> None:
-    """Take texts such as ``README.md`` out of the samples, unless most samples are such a text."""
+    """Take texts such as ``README.md`` out of the samples, unless most samples are such texts."""
     roles = {stem: roles_of(fields) for stem, fields in table.fields.items()}
     documents = {
         stem: own

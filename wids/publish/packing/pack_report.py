@@ -1,4 +1,4 @@
-"""What was packed → a report for people and programs. Prints nothing."""
+"""The report on what was packed, for people and programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PackReport:
     Attributes:
         spec_path: Path of the spec, or its URL.
         spec: The spec.
-        fields: In how many samples each field is, the most frequent first.
+        fields: The number of samples that have each field, the most frequent first.
         skipped: What was left out and why.
         remarks: What a person should know before training, one sentence each.
 

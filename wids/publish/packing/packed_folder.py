@@ -1,7 +1,6 @@
-"""`pack_folder`: a folder → its shards, with their spec and pack, on any executor.
+"""Pack a folder into shards, with their spec and pack, on any executor.
 
-Plans first, so that what is wrong with the folder is an error before anything is written. Knows
-what to do in which order; how each step is done is up to the other modules.
+Plans first, so that what is wrong with the folder is an error before anything is written.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A shard task → the shard, published when it is complete, and its description.
+"""Write the files of a task to a shard, published when complete, and describe it.
 
-Files are read once, in pieces, and have to be as they were listed. The shard is not read again: its
+Files are read once, in pieces, and must be as they were listed. The shard is not read again: its
 digest, its checksums and its index are made while it is written.
 """
 

@@ -1,4 +1,4 @@
-"""Samples → their order, and the shards that they are cut into.
+"""Order samples and cut them into shards.
 
 A pure function of keys, lengths, limits and seed: a sample is never in two shards, and the same
 samples make the same shards. Reads nothing.
@@ -53,8 +53,8 @@ def ordered(samples: list[Sample], seed: int | None) -> list[Sample]:
     """Return samples in the order of a seed; None for the order of their keys."""
     if seed is None:
         return samples
-    # Not `random.shuffle`, whose order may change between versions of Python. Sorted by digest, a
-    # sample that is added or removed leaves the order of all others as it is.
+    # Not `random.shuffle`, whose order may change between versions of Python. When sorted by
+    # digest, adding or removing a sample does not change the order of the others.
     start = hashlib.blake2b(str(seed).encode("ascii"), digest_size=16)
 
     def digest(sample: Sample) -> bytes:

@@ -1,4 +1,4 @@
-"""Samples of a dataset → new shards: concatenated, split, sorted, shuffled, filtered, mapped.
+"""Write samples of a dataset to new shards: concatenate, split, sort, shuffle, filter or map them.
 
-The order is that of the dataset or view. How samples are found and read is up to the dataset.
+The order is that of the dataset or view, which also finds and reads the samples.
 """

@@ -1,4 +1,4 @@
-"""Members as they are stored → one new tar shard, many members at a time.
+"""Copy stored members to one new tar shard, many members at a time.
 
 The bytes are those that `TarWriter.append` writes.
 """
@@ -18,7 +18,7 @@ from wids.shards.tars.member_names import to_text
 from wids.storage.array_types import IntArray
 
 _JOINED_NBYTES: Final = 16 << 10
-"""To copy longer members twice would take more time than a call for each."""
+"""Copying longer members twice would take more time than a call for each."""
 
 _PADDINGS: Final = [bytes(-size % BLOCK_NBYTES) for size in range(BLOCK_NBYTES)]
 
@@ -29,7 +29,7 @@ class CopyingTar(ThreadedTar):
     def append_stored(self, stored: StoredMembers) -> bool:
         """Append samples; return whether that was possible.
 
-        It is not where a header takes several blocks, or a key is repeated; nothing is written.
+        It is not if a header takes several blocks or a key is repeated; then nothing is written.
         """
         keys = set(map(to_text, stored.keys))
         is_new = len(keys) == len(stored.keys) and self._keys.isdisjoint(keys)

@@ -1,7 +1,7 @@
-"""A map → the same map, whose results are samples with the labels of their input, or an error.
+"""Check that a map returns samples, and give them the labels of their input.
 
 Called where the dataset calls its transformations, so that the error names the sample and its
-shard, and ``on_error`` decides about it. Does not know what is written.
+shard, and ``on_error`` decides about it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _LABELS: Final = ("__index__", "__shard__")
 class CheckedMap:
     """Calls a map, and returns its samples as a list.
 
-    Samples have the index and the shard of the sample that they were made of, unless they have
-    others already, so that later errors can name it.
+    Results get the index and the shard of the sample that they were made from, unless they have
+    their own, so that later errors can name it.
 
     Args:
         function: Takes a sample; returns a sample, None or several samples.
-        needs_key: Whether samples have to have a key.
+        needs_key: Whether samples must have a key.
     """
 
     def __init__(self, function: Callable[[Any], Any], *, needs_key: bool) -> None:

@@ -1,8 +1,8 @@
-"""A file of samples without random access → its samples, one after another.
+"""Read the samples of a file without random access, one after another.
 
-Such files are compressed tars, and maps in MessagePack or CBOR, a sample each, one after another in
-a file. What is compressed is decompressed into a temporary file first, so that an incomplete file
-is an error and not a shorter one. Nothing here writes samples.
+Such files are compressed tars, and files of consecutive maps in MessagePack or CBOR, one for each
+sample. What is compressed is decompressed into a temporary file first, so that an incomplete file
+is an error and not a shorter one.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def stream_samples(
 
 
 def _kind(name: str) -> tuple[str, str] | None:
-    """Return form and compression of a file; None if it has random access, or is another."""
+    """Return form and compression of a file; None if it has random access or another kind."""
     match = _NAME.fullmatch(urls.path_of(name))
     if match is None:
         return None
@@ -105,7 +105,7 @@ def _decompress(path: str, file: IO[bytes], packed: str, label: str) -> None:
 
 
 class _ZstdDataError(ValueError):
-    """What a zstd file has is damaged, or ends too early."""
+    """The data of a zstd file is damaged, or ends too early."""
 
 
 def _decompress_zstd(path: str, file: IO[bytes]) -> None:
@@ -140,14 +140,14 @@ def _msgpack_values(stream: IO[bytes]) -> Iterator[Any]:
     for value in unpacker:
         end = unpacker.tell()
         yield value
-    # The end of the file inside a value is no error for it.
+    # msgpack does not report that the file ends inside a value.
     if end < os.fstat(stream.fileno()).st_size:
         raise EOFError(f"the last sample, from byte {end} on, is incomplete")
 
 
 def _cbor_values(stream: io.BufferedReader) -> Iterator[Any]:
     cbor2 = _imported("cbor2")
-    # From a stream that cannot seek it reads no more than a value.
+    # From a stream that cannot seek, cbor2 reads no more than a value.
     decoder = cbor2.CBORDecoder(_OnlyRead(stream))
     while stream.peek(1):
         yield decoder.decode()

@@ -1,7 +1,7 @@
-"""A view, and a seed or none → the positions of any stretch of its samples, and those samples.
+"""Compute the positions of any range of samples, in the order of a view or a random one.
 
 A shuffled order is computed where it is needed: the driver holds none of it, and each task has the
-seed. Nothing here reads a sample.
+seed. Reads no sample.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Order:
 
     Attributes:
         view: The view.
-        seed: That of a random order; None for the view's own.
+        seed: Seed of a random order; None for that of the view.
     """
 
     view: Any
@@ -42,7 +42,7 @@ class Order:
         return Shuffle(len(self.view), self.seed).between(start, stop)
 
     def samples(self, start: int, stop: int) -> SomeSamples:
-        """Return some samples, in as few bytes as a pickle needs."""
+        """Return some samples, in a form with a small pickle."""
         if self.seed is None:
             return SomeSamples(Order(self.view[start:stop]), 0, stop - start)
         return SomeSamples(self, start, stop)
@@ -52,7 +52,7 @@ def order_of(view: Any, seed: int | None) -> Order:
     """Return the order of a view, or a random one."""
     if seed is None or isinstance(view.positions, range):
         return Order(view, seed)
-    # Each task would have all positions of the view.
+    # Otherwise each task would have all positions of the view.
     return Order(view[Shuffle(len(view), seed).between(0, len(view))])
 
 

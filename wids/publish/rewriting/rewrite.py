@@ -1,7 +1,7 @@
-"""`rewrite`: a dataset or view → new shards in its order, with their spec and pack.
+"""Write a dataset or view to new shards in its order, with their spec and pack.
 
-Plans first, from the indexes alone, so that what is wrong is an error before anything is written.
-Then each output shard is a task of its own, on any executor.
+Plans first, from the indexes alone, so that mistakes are errors before anything is written. Then
+each output shard is its own task, on any executor.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from wids.storage.sizes import parse_nbytes
 from wids.storage.transport import urls
 
 Map: TypeAlias = Callable[[Any], Any]
-"""From a sample to a sample, None or several samples."""
+"""Takes a sample; returns a sample, None or several samples."""
 
 
 class Rewritable(Protocol):
-    """What is asked of a dataset."""
+    """What `rewrite` needs of a dataset."""
 
     spec: DatasetSpec
 
@@ -84,12 +84,12 @@ def rewrite(
             beside them, ``train.json`` for ``train-%06d.tar``, and the pack, ``train.index``.
         maxcount: Maximum number of samples in a shard; None for 100,000.
         maxsize: Maximum length of a shard, in bytes or as ``"1GB"``, unless a single sample is
-            larger; None for 1 GB if ``maxcount`` is None too, or else any.
+            larger; None for 1 GB if ``maxcount`` is None too, or else for no limit.
         map: Takes a sample as the dataset returns it; returns a sample, None to leave it out, or
             several samples. It has to return the same for the same sample. Values that are not
-            bytes are encoded as `ShardWriter` does. With it ``maxcount`` and ``maxsize`` count what
-            goes in, and a shard without samples is left out. The dataset's ``on_error`` decides
-            about samples for which it raises or returns something else.
+            bytes are encoded as `ShardWriter` does. With it ``maxcount`` and ``maxsize`` apply
+            to the input, and a shard without samples is left out. The dataset's ``on_error``
+            decides about samples for which it raises or returns something else.
         rename: Takes the labels of a sample (``__key__``, ``__index__``, ``__shard__``,
             ``__shardindex__``, ``__dataset__``), returns its new key. None to keep the keys.
         version: The version of all functions that samples pass through: ``map``, ``rename``, the
@@ -194,7 +194,7 @@ def prepare_rewrite(
     """Decide what to write.
 
     The arguments are those of `wids.rewrite`, and the seed of a random order, or None. That order
-    is computed and not kept, so that it takes no memory for each sample.
+    is computed and not stored, so that it takes no memory for each sample.
     """
     count, limit = limits(maxcount, maxsize)
     if version is not None and not (isinstance(version, str) and version):
@@ -213,7 +213,7 @@ def prepare_rewrite(
         order,
         maxcount=count,
         maxsize=limit,
-        # What a map returns has keys of its own, which are compared when they are known.
+        # A map may return other keys, which are compared once they are known.
         rename=rename,
         dataset_name=access.dataset_name,
         checks_keys=map is None,
@@ -240,7 +240,7 @@ def prepare_rewrite(
 
 
 def limits(maxcount: int | None, maxsize: int | str | None) -> tuple[int, int | None]:
-    """Return the most samples and bytes of a shard; bytes are None for any.
+    """Return the maximum samples and bytes of a shard; bytes are None for no limit.
 
     Raises:
         ValueError: One of them is no size of a shard.
@@ -266,12 +266,12 @@ def _check_not_input(spec: DatasetSpec, output: Output) -> None:
 
 
 def _real(folder: str) -> str:
-    """Return the name that a folder has whatever links lead to it; a URL as it is."""
+    """Return the path of a folder with links resolved; a URL as it is."""
     return os.path.realpath(folder) if urls.is_local(folder) else folder
 
 
 def _check_stored(dataset: Rewritable) -> None:
-    """Raise PackError if what the dataset returns is more than stored bytes, decoded."""
+    """Raise PackError if the dataset does more than decode stored bytes."""
     access: SampleAccess = access_of(dataset)
     steps = (*access.reader.transformations, *access.transformations)
     others = [step for step in steps if not isinstance(step, Decoder)]
@@ -286,7 +286,7 @@ def _check_stored(dataset: Rewritable) -> None:
 class _Sources:
     """What shards are made from: identities of the shards that are read, positions and settings.
 
-    Functions are not included: only their authors know whether they do what they did before.
+    Functions are not included: only their authors know whether these still do the same.
 
     Args:
         reader: Reads the samples.

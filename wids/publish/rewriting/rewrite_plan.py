@@ -1,7 +1,7 @@
-"""A view and limits → the samples of each output shard, by the indexes of its shards alone.
+"""Plan the samples of each output shard, from a view, limits and the indexes of its shards.
 
 A pure function of keys and lengths: the same view and limits cut the same shards. No member is
-read. Samples are looked at some at a time, so that memory does not grow with their number.
+read. Samples are planned in windows, so that memory does not grow with their number.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Place: TypeAlias = tuple[str, int]
 """The URL of the shard that a sample is in, and its index in the dataset."""
 
 _WINDOW: Final = 1 << 20
-"""Samples that are looked at together, about 60 B each. In a shuffled order each window has samples
+"""Samples that are planned together, about 60 B each. In a shuffled order each window has samples
 of all shards, whose indexes are looked up once for each window."""
 
 _SPARSE: Final = 4
-"""Where fewer than one of so many samples of a shard are wanted, its other keys are not hashed."""
+"""Where fewer than one in this many samples of a shard is needed, other keys are not hashed."""
 
 _RELEASED_AFTER: Final = 16
-"""Indexes that are read before the memory is returned that the system keeps of their pack."""
+"""Indexes that are read before the memory that the system keeps for their pack is released."""
 
 _MAX_NAME_NBYTES: Final = 100
 """Longer names, and those that are not ASCII, have a header of their own before the member's."""
@@ -78,10 +78,10 @@ def plan_shards(
         reader: The shards of the dataset.
         order: The samples, in the order in which they are written.
         maxcount: Maximum number of samples in a shard.
-        maxsize: Maximum length of a shard in bytes, unless a single sample is larger; None for any.
+        maxsize: Maximum length of a shard in bytes, unless one sample is larger; None for no limit.
         rename: Returns the new key of a sample, from its labels; None to keep the keys.
         dataset_name: The label of samples whose shard belongs to no dataset of its own.
-        checks_keys: Whether the keys of a shard have to differ already.
+        checks_keys: Whether to check now that the keys of a shard differ.
 
     Raises:
         PackError: Two samples of one output shard have the same key, and would become one.
@@ -157,7 +157,7 @@ def _only(index: ShardIndex, local: IntArray) -> ShardIndex:
 def _stretches(
     values: npt.NDArray[Any], edges: npt.NDArray[Any], numbers: IntArray
 ) -> tuple[npt.NDArray[Any], IntArray]:
-    """Return some stretches of values, one after another, and where each begins; and the end."""
+    """Return ranges of values, concatenated, and where each begins; and the end."""
     starts = edges[numbers].astype(np.int64)
     lengths = edges[numbers + 1].astype(np.int64) - starts
     ends = np.cumsum(lengths)
@@ -195,7 +195,7 @@ def _tar_nbytes(index: ShardIndex, wanted: frozenset[str] | None) -> IntArray:
 
 
 def _name_headers(index: ShardIndex) -> IntArray:
-    """Return what long names of members take in a tar, in bytes; shape ``(num_members,)``."""
+    """Return the bytes that long names of members take in a tar; shape ``(num_members,)``."""
     starts = index.key_starts.astype(np.int64)
     nbytes = index.text_stop - index.text_start
     text = np.frombuffer(index.text, np.uint8, nbytes, index.text_start)

@@ -1,6 +1,6 @@
-"""Files of samples without random access → new shards of their samples, with spec and pack.
+"""Write the samples of files without random access to new shards, with spec and pack.
 
-The files are read one after another, each once. What is in a file is up to `old_streams`.
+The files are read one after another, each once, by `old_streams`.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _encoded(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def _identity(name: str) -> tuple[Any, ...]:
-    """Return what changes when a local file does; of a remote one its URL."""
+    """Return what changes when a local file does; for a remote one its URL."""
     if not urls.is_local(name):
         return (name,)
     path = os.path.abspath(urls.local_path(name))

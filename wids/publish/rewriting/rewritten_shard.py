@@ -1,4 +1,4 @@
-"""A part of a view → one new shard, published when it is complete, and its description.
+"""Write a part of a view to one new shard, published when complete, and describe it.
 
 Runs on the workers of an executor. Samples are read a few at a time, in the order in which they are
 written, so that memory does not grow with the shard.
@@ -36,7 +36,7 @@ _stored_members = member_encoder(False)  # noqa: FBT003 - as for TarWriter: byte
 
 
 class Readable(StoredView, Protocol):
-    """What is asked of a view: its samples, and where they are stored."""
+    """What rewriting needs of a view: its samples, and where they are stored."""
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -153,7 +153,7 @@ def _renamed(
             )
         if first.setdefault(key, place) is not place:
             raise repeated_key_error(key, first[key], place)
-        # The bytes of a field that nobody decoded, and any other value as it is.
+        # The bytes of a field that was not decoded, and any other value as it is.
         fields = {
             name: value.getvalue() if isinstance(value, BytesIO) else value
             for name, value in sample.items()
@@ -168,7 +168,7 @@ def _renamed(
 
 
 def _batches(task: RewriteTask, length: int) -> Iterator[range]:
-    """Yield the samples of a shard, some at a time."""
+    """Yield the samples of a shard in batches."""
     mean_nbytes = max(task.nbytes // max(length, 1), 1)
     width = max(1, min(_MAX_BATCH, _BATCH_NBYTES // mean_nbytes))
     for start in range(0, length, width):

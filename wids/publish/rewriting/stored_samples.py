@@ -1,7 +1,7 @@
-"""Samples of a view → their members as they are stored, in local shards; nothing is copied.
+"""Find the stored members of samples of a view in local shards, without copying them.
 
 What is read is compared with the checksums of its index. Samples that are stored elsewhere, or that
-a tar of this library would not have, are not its business. Nothing here writes.
+a tar of this library would not have, are left to the caller.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from wids.storage.checksums import fastest_crc32
 
 
 class StoredView(Protocol):
-    """What is asked of a view: where its samples are."""
+    """What copying needs of a view: where its samples are."""
 
     reader: Any
 
