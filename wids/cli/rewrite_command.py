@@ -1,4 +1,4 @@
-"""``wids rewrite``: write a dataset to new shards, shuffled, filtered, cut or mapped."""
+"""``wids rewrite``: write new shards and a spec of a dataset: shuffled, filtered, cut or mapped."""
 
 from __future__ import annotations
 

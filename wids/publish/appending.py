@@ -253,7 +253,7 @@ def _wrong_pack(old: Published, target: str, found: str) -> SpecError:
 def _one_at_a_time(target: str) -> Iterator[None]:
     """Wait until no other process of this machine appends to a local spec.
 
-    Servers compare versions instead. Versions are always compared; the lock only saves work.
+    Servers compare versions instead. With a pack, the spec is compared before it is replaced, too.
 
     Raises:
         OSError: Another process did not finish.
