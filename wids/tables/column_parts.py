@@ -1,7 +1,7 @@
-"""The values of one column in parts of a dataset → one Arrow array of one type.
+"""Combine the values of one column in parts of a dataset into one Arrow array of one type.
 
-Each part has arrays by kind. The type of a column is known when all parts are: it is the one that
-all values fit, or else an error that names a sample of each type. Nothing is read here.
+Each part has arrays by kind. Once all parts are known, the column gets the type that all values
+fit; if there is none, the error names a sample of each type. Nothing is read here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Errors = Literal["raise", "null"]
-"""What becomes of a value that cannot be read or has another type: an error, or null."""
+"""How to treat a value that cannot be read or has another type: raise an error, or use null."""
 
 _MAX_NAMES: Final = 100
 """Names of other parts of fields to keep for a message."""
@@ -48,7 +48,7 @@ class ColumnPart:
     """The values of one column in some samples.
 
     Attributes:
-        length: How many samples these are.
+        length: The number of samples.
         layers: Arrays by kind, each of this length, with nulls where the value is of another kind.
         examples: The first sample of each kind.
         exists: Whether any sample has the part of the field that the path leads to.
@@ -63,7 +63,7 @@ class ColumnPart:
 
 
 def joined(parts: Sequence[ColumnPart]) -> ColumnPart:
-    """Return the part of all samples of some parts, in their order."""
+    """Concatenate parts in their order."""
     import pyarrow as pa
 
     if len(parts) == 1:

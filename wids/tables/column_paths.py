@@ -1,4 +1,4 @@
-"""What a caller names as columns → checked paths: a field, and steps into its value.
+"""Parse the columns that a caller names into checked paths: a field, and steps into its value.
 
 ``.json/size/0`` is the field ``.json``, its entry ``size`` and the first item of that. In a step,
 ``~1`` stands for ``/`` and ``~0`` for ``~``, as in JSON pointers. Nothing is read here.
@@ -44,8 +44,8 @@ def parse_columns(columns: Columns) -> tuple[ColumnPath, ...]:
     """Return the paths of columns, in order.
 
     Raises:
-        TypeError: ``columns`` is one text or no list, or has something else than texts in it.
-        ValueError: A name is taken, or repeated; or a path leads to no value of a column.
+        TypeError: ``columns`` is a single text, is no list, or has an item that is not a text.
+        ValueError: A name is taken, or repeated; or a path leads to values that no column can have.
     """
     if isinstance(columns, str) or not isinstance(columns, Iterable):
         kind = "the text" if isinstance(columns, str) else type(columns).__name__

@@ -1,8 +1,8 @@
-"""One shard and some columns → their values in the shard's samples, as arrays by kind.
+"""Read some columns of one shard as arrays by kind.
 
 Only the members of the wanted fields are read, in bulk, by the arrays of the index; no sample is
-made. A reader travels to the workers of any executor. What types the columns have in the end is not
-decided here, since no shard knows the others.
+made. A reader can be pickled for the workers of any executor. It does not choose the final types of
+columns, since they depend on all shards.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Rows: TypeAlias = "range | IntArray"
 
 _MAX_MEMBERS: Final = 4096
 _MAX_NBYTES: Final = 8 << 20
-"""Most members, and most bytes of them, that are read at a time."""
+"""The maximum number of members, and of their bytes, to read at a time."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class ColumnReader:
     Attributes:
         shards: The shards of the dataset.
         paths: The columns.
-        errors: What becomes of a value that cannot be read.
+        errors: How to treat a value that cannot be read.
     """
 
     shards: ShardReader
@@ -89,7 +89,7 @@ class ColumnReader:
             return self.read(number, rows)
 
     def _opened(self, number: int, rows: Rows) -> ReadableShard:
-        """Open a shard: a remote one by range, where that takes less than to fetch it."""
+        """Open a shard, a remote one by range where that is cheaper than fetching it."""
         reader = self.shards
         shard = reader.open(number, local=reader.fetches_for_one)
         if isinstance(shard, RemoteShard) and reader.fetches_for_many:
@@ -138,7 +138,7 @@ class _FieldReader:
         batches: list[list[ColumnPart]] = []
         start = 0
         for first, last in _batches(self._shard.index, members):
-            # Samples without the field belong to the batch before them.
+            # Samples without the field belong to the previous batch.
             stop = len(self._rows) if last == len(members) else int(at[last])
             values = self._values(members[first:last])
             places = at[first:last] - start
@@ -150,7 +150,7 @@ class _FieldReader:
         return [joined(parts) for parts in zip(*batches, strict=True)]
 
     def _values(self, members: IntArray) -> list[Any]:
-        """Return the decoded values of members; the error of one that cannot be read."""
+        """Return the decoded values of members, or the error of each that cannot be read."""
         return read_or_errors(self._read, members, ShardFormatError, self._on_damage)
 
     def _read(self, members: IntArray) -> list[Any]:
@@ -197,7 +197,7 @@ class _FieldReader:
         return self._shard.index.key(row), self._reader.starts[self._number] + row, url
 
     def _located(self, place: int, path: ColumnPath, error: Exception) -> Exception:
-        """Return the error of a value with its sample."""
+        """Return the error of a value, with its sample."""
         key, index, shard = self._place(place)
         text = f'{shard}: sample "{key}" (index {index}): {error}'
         if isinstance(error, DecodeError):
@@ -220,7 +220,7 @@ class ValuedShard(Protocol):
     """A shard of which some fields are values, as those of rows that were joined to it."""
 
     def read_values(self, members: IntArray, decode: DecodeMany) -> list[Any]:
-        """Return the values of members of one field, at least one; `decode` has those of bytes."""
+        """Return the values of at least one member of a field; `decode` decodes those in bytes."""
 
 
 def values_in(
@@ -280,7 +280,7 @@ def _keys(index: ShardIndex, rows: Rows) -> pa.Array:
     text = bytes(index.text[index.text_start : index.text_stop])
     try:
         text.decode("utf-8")
-    except UnicodeDecodeError:  # names of members need not be UTF-8, as the texts of a table are
+    except UnicodeDecodeError:  # member names need not be UTF-8, while strings of a table are
         keys = [index.key(row).encode("utf-8", "backslashreplace").decode() for row in rows]
         return pa.array(keys, pa.string())
     # Key i stands after i + 1 NULs, which are left out here.
@@ -298,7 +298,7 @@ class PickledOnce:
 
     Attributes:
         value: The value.
-        is_restored: Whether it came by pickle, so that nobody else uses it in this process.
+        is_restored: Whether it was unpickled, so that nothing else uses it in this process.
     """
 
     def __init__(self, value: Any, *, is_restored: bool = False) -> None:

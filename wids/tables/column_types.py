@@ -1,8 +1,8 @@
-"""Python values of unknown types → Arrow arrays of one type.
+"""Convert Python values of unknown types to Arrow arrays of one type.
 
 The values of a column are collected by kind: integers, texts, lists of numbers, and so on, each in
 an array with nulls where the value is of another kind. At the end one type holds them all, or the
-kinds contradict each other. Nothing here knows where values come from.
+kinds are incompatible.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _LEAVES: Final = {bool: "bool", int: "int64", float: "float64", str: "string", bytes: "binary"}
 _NUMBERS: Final = frozenset(("int64", "uint64", "float64"))
 _MAX_EXACT: Final = 1 << 53
-"""Integers from here on are not all numbers of float64."""
+"""float64 does not have all integers from here on."""
 
 
 class Kind(NamedTuple):
@@ -87,7 +87,7 @@ def _layers_of_type(kind: type, values: list[Any], on_problem: OnProblem) -> dic
 
 
 def _are_wide(integers: Iterable[int | None]) -> bool:
-    """Whether integers need the type of a hash of 64 bits."""
+    """Whether integers need uint64, as 64-bit hashes do."""
     return 1 << 63 <= max(filter(None, integers), default=0) < 1 << 64
 
 
@@ -99,7 +99,7 @@ def _array(values: list[Any], kind: Kind, on_problem: OnProblem) -> pa.Array:
     try:
         return pa.array(values, arrow_type, from_pandas=False)
     except (ValueError, TypeError, OverflowError):
-        pass  # one by one, to find the value that is to blame
+        pass  # one by one, to find the value that fails
     fitting = list(values)
     for at, value in enumerate(values):
         try:
@@ -142,10 +142,10 @@ def _layers_of_lists(values: list[Any], on_problem: OnProblem) -> dict[Kind, pa.
 
 
 def _kind_of_all(values: list[Any]) -> Kind | None:
-    """Return the kind that all lists have, found quickly; None where they have to be asked."""
+    """Return the kind that all lists have, found quickly; None where each must be checked."""
     lists = [value for value in values if value is not None]
     types = set(map(type, chain.from_iterable(lists))) - {type(None)}
-    # Empty lists fit into any kind, so that none of them has to be looked at.
+    # Empty lists fit into any kind, so none of them has to be checked.
     leaf = "float64" if types == {int, float} else None
     if len(types) == 1:
         leaf = _LEAVES.get(types.pop())

@@ -1,7 +1,6 @@
-"""The bytes of a field in many samples → their values, and the parts that a path leads to.
+"""Decode the bytes of a field in many samples, and extract the parts that a path leads to.
 
-A value that cannot be decoded is its error, in place of the value. Nothing here knows shards,
-samples or types of columns.
+A value that cannot be decoded is replaced by its error.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ DecodeMany = Callable[[Sequence[bytes]], list[Any]]
 
 
 def decoder_of(field: str, max_nbytes: int | None = None) -> DecodeMany:
-    """Return what decodes the bytes of a field, as `Decoder` does, for many samples at once."""
+    """Return a function that decodes a field of many samples at once, as `Decoder` does."""
     codec = codec_of(field)
     decoder = Decoder(max_nbytes=max_nbytes)
 

@@ -2,7 +2,7 @@
 
 People type comparisons with numbers or texts, joined by ``and``: ``height >= 256 and .cls == 3``. A
 page sends a JSON list, in which a column has a value, or a number in a range. There is no other
-language, so that nothing has to be executed.
+language, so nothing is ever executed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Comparison:
     value: Any
 
     def accepts(self, value: Any) -> bool:
-        """Return whether a value is what is wanted."""
+        """Return whether a value meets the comparison."""
         if self.sign == "is":
             return bool(label_of(value) == self.value)
         if self.sign == "in":

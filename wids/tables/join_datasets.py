@@ -1,6 +1,6 @@
-"""A second dataset as the other side of a join: its samples, by the shards of the first one.
+"""Use a second dataset as the other side of a join, by the shards of the first one.
 
-Which of its samples belong to those of the first dataset is known from `join_store.PositionMap`.
+`join_store.PositionMap` maps the samples of the first dataset to those of the second.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class DatasetPart:
         if target < 0:
             return None
         reader = self.side.reader
-        # Its own settings count: where it must not fetch, it reads by range.
+        # Its own settings apply: where it must not fetch, it reads by range.
         local = reader.fetches_for_one or (local and reader.fetches_for_many)
         other, local_index = reader.locate(target)
         stored, sample = self.side.read_one(reader.open, other, local_index, local=local)
@@ -97,8 +97,8 @@ class DatasetPart:
         latest: tuple[Any, ...] = ()
         pairs: list[tuple[Any, Any]] = []
         for key, sample in zip(keys, samples, strict=True):
-            # Nearly all samples have the names of the one before, and to look at each name again
-            # would take longer than to join the sample.
+            # Nearly all samples have the names of the previous one, and looking at each name again
+            # would take longer than joining the sample.
             names = tuple(sample)
             if names != latest:
                 latest, pairs = names, self.names.pairs(names)
@@ -227,7 +227,7 @@ class DatasetPart:
 
     @property
     def transformations(self) -> Sequence[Any]:
-        """What the samples of the second dataset pass through."""
+        """The transformations of the second dataset."""
         return self.side.transformations
 
     def undecoded(self) -> DatasetPart:
@@ -247,7 +247,7 @@ def _gathered(index: ShardIndex, samples: IntArray, local: IntArray, ids: IntArr
     """Return samples, sizes, field numbers and checksums of members of some samples."""
     starts = index.member_starts.astype(np.int64)
     counts = starts[local + 1] - starts[local]
-    # The members of each sample are consecutive: where they start, less how many came before.
+    # The members of each sample are consecutive: where they start, less how many precede.
     firsts = np.repeat(starts[local] - np.cumsum(counts) + counts, counts)
     members = firsts + np.arange(len(firsts))
     sizes = index.sizes[members].astype(np.int64)

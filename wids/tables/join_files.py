@@ -1,7 +1,7 @@
-"""A pattern such as ``{shard}.captions.json`` → fields for the samples of each shard.
+"""Read fields for the samples of each shard from files such as ``{shard}.captions.json``.
 
 The file of a shard is read when a sample of the shard is first joined, and the last few files stay
-in memory. A remote file is stored in the cache. Nothing is known here of positions.
+in memory. A remote file is stored in the cache.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class ShardFiles:
         return [own_value(entries[key]) if key in entries else None for key in keys]
 
     def fields(self, number: int | None) -> Sequence[str]:
-        """Return all fields that the entries of one shard's file have; none of all files."""
+        """Return all fields that the entries of one shard's file have; none without a number."""
         if number is None:
             return ()
         return list(
@@ -131,7 +131,7 @@ class ShardFiles:
         return number in self._fetched or urls.is_local(self.url(number))
 
     def fetch(self, number: int) -> None:
-        """Read the file of a shard, and so store a remote one in the cache."""
+        """Read the file of a shard, which stores a remote one in the cache."""
         self.entries(number)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -185,6 +185,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) == len(pairs):
         return found
     repeated, seen = _Repeated(found), set[str]()
-    # The class and not an error, since nested objects may repeat what they like.
+    # Marked, and no error yet, since nested objects may repeat keys.
     repeated.key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
     return repeated

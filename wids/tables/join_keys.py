@@ -1,7 +1,7 @@
-"""The keys of two sides → for each sample of one, the entry of the other that has its key.
+"""Match the keys of two sides: for each entry of one, find the entry of the other with its key.
 
-Keys are compared by their hashes, all at once. Whoever reads two samples by the result compares
-their keys again. Nothing is known here of fields, or of what belongs to a key.
+Keys are compared by their hashes, all at once. Code that reads two samples by the result must
+compare their keys again.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Keyed(Protocol):
     """
 
     def digest(self) -> bytes:
-        """Return what changes whenever a key or its entry does."""
+        """Return a digest that changes whenever a key or its entry does."""
 
     def hashes(self, *, robust: bool) -> tuple[WordArray, IntArray | None]:
         """Return the hashes of all keys, and the entries that they belong to, ascending.
 
         Args:
-            robust: Whether to use hashes that nobody can make equal on purpose, and that take ten
+            robust: Whether to use hashes that cannot be made equal on purpose, and that take ten
                 times as long.
 
         Returns:
@@ -58,7 +58,7 @@ class Keyed(Protocol):
 
     @property
     def fields(self) -> list[str]:
-        """The fields that are stored for the entries, as far as `hashes` has seen them."""
+        """The fields that are stored for the entries, of those that `hashes` has seen."""
 
 
 class _EqualHashesError(Exception):
@@ -138,7 +138,7 @@ class DatasetKeys:
 
     @property
     def fields(self) -> list[str]:
-        """The fields that the shards store, as far as `hashes` has seen them."""
+        """The fields that the shards store, of those that `hashes` has seen."""
         return list(self._fields)
 
     def __str__(self) -> str:
@@ -210,7 +210,7 @@ class RowKeys:
 
 
 def digest_of(*parts: Any) -> bytes:
-    """Return a digest of several runs of bytes."""
+    """Return a digest of several byte strings."""
     import hashlib
 
     digest = hashlib.sha256()
@@ -283,7 +283,7 @@ def _check_unique(ascending: WordArray, entry_at: Callable[[int], int], side: Ke
     repeats = np.flatnonzero(ascending[1:] == ascending[:-1]).tolist()
     if not repeats:
         return
-    # By the first of the two, so that what is named is what a reader meets first.
+    # The first of the pairs, so that the error names what a reader meets first.
     first, second = min((entry_at(at), entry_at(at + 1)) for at in repeats)
     key = side.key(first)
     if side.key(second) != key:

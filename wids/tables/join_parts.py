@@ -1,7 +1,7 @@
-"""What every kind of other side of a join offers: fields for the samples of a dataset.
+"""Define the interface of the other side of a join: fields for the samples of a dataset.
 
-`wids.tables.join_datasets` has the part that is a second dataset, `value_part` that of values,
-which are rows in memory or files beside the shards.
+`wids.tables.join_datasets` implements it for a second dataset, and `value_part` for values, which
+are rows in memory or files beside the shards.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Part(Protocol):
     def fields(self, number: int | None = None) -> Sequence[str]:
         """Return the fields that samples of one shard can have, or those of all with None.
 
-        Only as far as they are known: before transformations, and without reading samples.
+        They are those known before transformations, and without reading samples.
         """
 
     def members(self, number: int, index: ShardIndex) -> Members | None:
@@ -105,7 +105,7 @@ class Part(Protocol):
         """
 
     def content(self, number: int, index: ShardIndex) -> tuple[Any, ...]:
-        """Return what changes when the fields for the samples of one shard do.
+        """Return values that change when the fields for the samples of one shard do.
 
         Args:
             number: The shard of the dataset.
@@ -115,7 +115,7 @@ class Part(Protocol):
     def read_part(
         self, number: int, position: int, key: str, field: str
     ) -> tuple[str, Callable[..., bytes]]:
-        """Return the key that a field came with, and what returns its bytes, from start to stop.
+        """Return the key stored with a field, and what returns its bytes from start to stop.
 
         Raises:
             KeyError: The sample does not have the field.
@@ -133,8 +133,8 @@ class Part(Protocol):
     def stored_nbytes(self, folder: str) -> npt.NDArray[np.float64] | float:
         """Return the bytes that the cache in a folder stores for the samples of each shard.
 
-        NaN where they are not known. What several shards need counts for each of them in part, so
-        that the sum is right.
+        NaN where they are not known. Bytes that several shards need are divided among them, so that
+        the sum is right.
         """
 
     def fetch(self, number: int, background: BackgroundFetch | None) -> None:
@@ -145,7 +145,7 @@ class Part(Protocol):
 
     @property
     def transformations(self) -> Sequence[Any]:
-        """What its samples pass through."""
+        """The transformations of its samples."""
 
     def undecoded(self) -> Part:
         """Return the part whose samples are as they are stored."""

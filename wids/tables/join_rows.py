@@ -1,4 +1,4 @@
-"""A table, a frame or a mapping → rows with keys, whose fields a join takes.
+"""Turn a table, a frame or a mapping into rows with keys, whose fields a join takes.
 
 Values are joined as they are, which Arrow could not do for all of them (decision 0085). pyarrow and
 pandas are used by their methods, and imported only where a caller's object needs it.
@@ -21,10 +21,10 @@ from wids.tables.join_values import PLAIN, columns_by_field, own_value, value_fi
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows with keys, whatever they are in.
+    """Rows with keys, from any kind of source.
 
     Attributes:
-        name: What they are in, for messages.
+        name: The name of their source, for messages.
         fields: The fields that a row can have, with their leading dots.
         keys: Returns the keys, in order.
         take: Returns the fields of rows, in new dicts, each with its key as ``__key__``.
@@ -47,7 +47,7 @@ def table_rows(table: Any) -> Rows:
             cast = table.column(number).cast(wide[str(column.type)])
             table = table.set_column(number, column.name, cast)
     columns = columns_by_field("the table", table.column_names)
-    # Partials and no closures: a joined dataset travels to workers by pickle.
+    # Partials and no closures: a joined dataset is pickled for workers.
     keys, take = partial(_table_keys, table), partial(_take_of_table, table, columns)
     return Rows("the table", list(columns), keys, take)
 

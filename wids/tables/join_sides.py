@@ -1,7 +1,4 @@
-"""A dataset → its samples as a join needs them: with their stored keys, labelled and transformed.
-
-Nothing here puts two samples together, or knows which of them belong together.
-"""
+"""Read the samples of a dataset for a join: with their stored keys, labelled and transformed."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ Fields: TypeAlias = dict[str, Any]
 
 
 class Names(dict[Any, Any]):
-    """The field names of the other side → those in joined samples, with a prefix.
+    """Maps the field names of the other side to those in joined samples, with a prefix.
 
     With ``"b"``, ``.txt`` becomes ``.b.txt`` and ``txt`` becomes ``b.txt``. The empty name, that of
     a value alone, becomes ``.b``, or ``.value`` without a prefix. Labels, ``__…__``, become None.
@@ -104,8 +101,8 @@ class Side:
     ) -> tuple[list[str], list[Any]]:
         """Return the keys of samples of one shard as they are stored, and the samples.
 
-        Those of a plain dataset are dicts of the caller's own, with the key. Others have been
-        labelled and transformed, and may be anything.
+        Those of a plain dataset are new dicts, with the key. Others have been labelled and
+        transformed, and may be anything.
 
         Args:
             open_shard: Opens the shards of the dataset: its reader's, or that of a batch.
@@ -181,14 +178,14 @@ class Side:
         return list(map(index.key, local_indices.tolist())), places, found
 
     def _labels(self, number: int) -> Labels | None:
-        """Return what transformations find in samples; None where there are none."""
+        """Return the labels that transformations see; None if there are none."""
         access = self.access
         return self.reader.labels(number, access.dataset_name) if access.transformations else None
 
     def check(self, samples: list[Any]) -> None:
-        """Raise `JoinError` if transformations have made something else than dicts of samples."""
+        """Raise `JoinError` if transformations returned anything but dicts."""
         for sample in samples:
-            # The first question answers nearly always, and takes a tenth of the second.
+            # The first check nearly always decides, and takes a tenth of the second.
             if type(sample) is not dict and not isinstance(sample, Mapping):
                 raise JoinError(
                     f"{self}: expected samples that are dicts, to join their fields, found "
@@ -198,7 +195,7 @@ class Side:
 
     @property
     def transformations(self) -> Sequence[Any]:
-        """What its samples pass through, also in a class of its own and in joins of its own."""
+        """Its transformations, those of joins, and its class if that overrides samples."""
         access = self.access
         own = [type(self.dataset)] if access.is_overridden else []
         return *access.reader.transformations, *access.transformations, *own

@@ -1,8 +1,7 @@
-"""Which entries belong together ↔ a file in the cache folder, under a name made of both sides.
+"""Store which entries belong together in the cache folder, under a name made of both sides.
 
-The file is complete or not there, and checked when it is loaded: a file that is damaged, of another
-version or of other keys counts as missing. specs/joins.md describes it byte by byte. Nothing here
-knows what the entries are.
+The file is complete or absent, and checked when it is loaded: a file that is damaged, of another
+version or of other keys counts as missing. specs/joins.md describes it byte by byte.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class PositionMap:
         start: The first position that `targets` has.
         targets: The entries; -1 where the other side does not have the key.
         fields: All fields that the shards of the entries store. Which of them are read is not part
-            of the digest, and so decided by who reads.
+            of the digest; the reader decides.
     """
 
     start: int
@@ -45,7 +44,7 @@ class PositionMap:
     def one(self, position: int) -> int:
         """Return the entry of a position, -1 where there is none."""
         local = position - self.start
-        # A hundred times as fast as to ask for an array of one.
+        # A hundred times as fast as asking for an array of one.
         return int(self.targets[local]) if 0 <= local < len(self.targets) else -1
 
     def at(self, positions: npt.NDArray[np.integer]) -> IntArray:
@@ -65,7 +64,7 @@ def map_path(cache_folder: str, digest: bytes) -> str:
 
 
 def save(path: str, digest: bytes, positions: PositionMap) -> None:
-    """Store a map, if that is possible."""
+    """Store a map if possible."""
     fields = b"\0".join(name.encode("utf-8", "surrogateescape") for name in positions.fields)
     targets = positions.targets
     body = targets.astype(targets.dtype.newbyteorder("<")).tobytes() + fields
@@ -76,11 +75,11 @@ def save(path: str, digest: bytes, positions: PositionMap) -> None:
 
 
 def load(path: str, digest: bytes) -> PositionMap | None:
-    """Return the map that this user stored for two sides; None if there is none that is sound."""
+    """Return the map that this user stored for two sides; None if there is no valid one."""
     data = read_or_map(path, is_own=True)
     if data is None or len(data) < _HEADER.size:
         return None
-    # Copied, since a mapped file that somebody cuts later would end the process.
+    # Copied, since a mapped file that is truncated later would kill the process.
     blob = data[:]
     magic, version, crc, nbytes, start, count, width, _, found = _HEADER.unpack_from(blob, 0)
     if (magic, version, nbytes, found) != (_MAGIC, _VERSION, len(blob), digest):

@@ -1,7 +1,4 @@
-"""A value that belongs to a key → fields of the caller's own, bytes to show, or items of a column.
-
-Nothing here knows where the values are, or which sample has them.
-"""
+"""Convert values that belong to keys into fields, bytes to show, or items of a column."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from wids.tables.column_values import DecodeMany
 from wids.tables.join_sides import Fields
 
 PLAIN: Final = frozenset({str, int, float, bool, bytes, type(None)})
-"""Types whose values are nobody's own."""
+"""Types whose values cannot change, and need no copy."""
 
 _CONTAINERS: Final = (list, dict, set, tuple, bytearray, np.ndarray)
 _NULLS: Final = frozenset(("NAType", "NaTType"))
@@ -25,7 +22,7 @@ _NULLS: Final = frozenset(("NAType", "NaTType"))
 
 
 def value_fields(value: Any, what: str = "the mapping") -> Fields:
-    """Return a value that belongs to a key as fields, with containers of their own.
+    """Return a value that belongs to a key as fields, with copies of its containers.
 
     A value that is not a mapping has no name.
     """
@@ -42,9 +39,9 @@ def value_fields(value: Any, what: str = "the mapping") -> Fields:
 
 
 def own_value(value: Any) -> Any:
-    """Return a value that a transformation can change without changing what is read next.
+    """Copy a value, so that a transformation can change it without changing the next read.
 
-    Lists, dicts, tuples, sets, bytearrays and arrays are copied, with those that they have inside.
+    Lists, dicts, tuples, sets, bytearrays and arrays are copied, with those inside them.
     Other objects are returned as they are.
     """
     if not isinstance(value, _CONTAINERS):
@@ -83,7 +80,7 @@ def plain_values(values: list[Any], decode: DecodeMany) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in the types of JSON and bytes; what has no such type is its text."""
+    """Return a value in the types of JSON and bytes; values of other types become text."""
     if type(value) in PLAIN:
         return value
     if type(value).__name__ in _NULLS:

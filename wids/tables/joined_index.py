@@ -1,8 +1,8 @@
-"""The index of a shard + fields joined to its samples → an index that has them all.
+"""Add the fields that are joined to the samples of a shard to its index.
 
-It says which fields the samples have, how long they are and which checksums they have, as far as
-these are known, for notebooks and pages. It does not say where in a file they are, since they are
-in several.
+The result says which fields the samples have, how long they are and which checksums they have,
+where these are known, for notebooks and pages. It does not say where in a file they are, since they
+are in several.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The reader of a joined dataset, around the reader of the dataset that `join` was called on.
 
-Positions, shards and keys are those of that reader; each question about a shard is asked of both
-sides. A joined dataset differs from others in its reader alone.
+Positions, shards and keys are those of that reader; each query about a shard goes to both sides. A
+joined dataset differs from others in its reader alone.
 """
 
 from __future__ import annotations
@@ -120,16 +120,16 @@ class JoinedReader(ShardReader):
         return self._inner.key_index(number)
 
     def field_names(self, stored: Sequence[str]) -> Sequence[str]:
-        """Return the fields of shards, and those joined to them as far as they are known."""
+        """Return the fields of shards, and those joined to them, where these are known."""
         names = (*self._inner.field_names(stored), *self._part.fields())
         return list(dict.fromkeys(names))  # `stored` may have those that are joined
 
     def identity(self, number: int) -> tuple[Any, ...]:
-        """Return what changes when the keys of a shard do."""
+        """Return values that change when the keys of a shard do."""
         return self._inner.identity(number)
 
     def content(self, number: int) -> tuple[Any, ...]:
-        """Return what changes when the samples of a shard, or what is joined to them, do."""
+        """Return values that change when the samples of a shard, or what is joined to them, do."""
         reader = self._inner
         return reader.content(number), self._part.content(number, reader.key_index(number))
 
@@ -145,7 +145,7 @@ class JoinedReader(ShardReader):
 
     @property
     def transformations(self) -> Sequence[Any]:
-        """What the samples of both sides pass through before they are joined."""
+        """The transformations of both sides, which run before the join."""
         return *self._side.transformations, *self._part.transformations
 
     def undecoded(self) -> JoinedReader:
@@ -159,7 +159,7 @@ class JoinedReader(ShardReader):
 
     @property
     def cache_nbytes(self) -> int | None:
-        """Most bytes in the cache of either side; see `ShardReader.cache_nbytes`."""
+        """The limit of the cache of either side; see `ShardReader.cache_nbytes`."""
         limits = self._inner.cache_nbytes, self._part.cache_nbytes(self.cache_folder)
         return min((limit for limit in limits if limit is not None), default=None)
 
@@ -168,7 +168,7 @@ class JoinedReader(ShardReader):
         return self._inner.stored_nbytes() + self._part.stored_nbytes(self.cache_folder)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process makes the indexes that it shows.
+        # Without the indexes: another process makes those that it shows.
         return partial(type(self), fills=self._fills), (self._side, self._part)
 
     def close(self) -> None:

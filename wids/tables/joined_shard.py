@@ -1,7 +1,7 @@
-"""The number of a shard of a joined dataset → its samples, with the fields of the other side.
+"""Read the samples of one shard of a joined dataset, with the fields of the other side.
 
-A `JoinedShard` is what other shards are to a dataset (`wids.shards.tars.readable_shard`), so that
-the way of a sample stays the same. It holds nothing open: the readers of both sides do.
+A `JoinedShard` is a `wids.shards.tars.readable_shard.ReadableShard`, so that samples are
+read as from any other shard. It holds nothing open: the readers of both sides do.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class JoinedShard:
         number: The number of the shard.
         local: As for `ShardPool.get`.
         fills: Whether a sample that is missing on the other side has its fields as None.
-        batch: The fields of the samples that will be read, if they were read already, with those
-            of other shards.
+        batch: The fields of the samples that will be read, if they were already read together
+            with those of other shards.
     """
 
     is_spent: ClassVar[bool] = False
@@ -147,8 +147,8 @@ class JoinedShard:
     ) -> list[RawSample]:
         """Return samples with the fields that were found for them, and with labels."""
         side, others = self._side, self._others(found, keys)
-        # In a few steps for all samples together: a batch should cost little more than the two that
-        # it is made of.
+        # In a few steps for all samples together: a batch should cost little more than the two
+        # batches that it is made of.
         stored = [fields.pop("__key__", key) for fields, key in zip(others, keys, strict=True)]
         if stored != keys:  # never a row beside the wrong sample, whatever was stored or replaced
             raise _mismatch_error(self.name, keys, stored)
@@ -159,7 +159,7 @@ class JoinedShard:
             for sample, fields in zip(samples, others, strict=True):
                 sample.update(fields)
             joined = samples
-        else:  # what a transformation returns may be its own, to be returned again
+        else:  # a transformation may keep what it returns, and return it again
             joined = [{**s, **fields} for s, fields in zip(samples, others, strict=True)]
         if sum(map(len, joined)) != num_fields:
             raise self._collision(local_indices, others)

@@ -1,7 +1,7 @@
-"""A dataset and anything with its keys → the reader of the joined dataset, and who is in it.
+"""Make the reader of a joined dataset, and find which samples it contains.
 
-This module decides what the other side is, and what happens to keys that it does not have. Which
-entries belong together comes from `join_keys`, and is stored by `join_store`.
+This module decides what the other side is, and what happens to keys that it does not have.
+`join_keys` matches entries, and `join_store` stores the result.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ def joined_reader(
     Args:
         view: The dataset.
         other: A second dataset as a `JoinableView`, a table, a frame, a mapping, or a pattern.
-        missing: What becomes of samples whose key the other side does not have.
+        missing: How to treat samples whose key the other side does not have.
         prefix: Comes before the names of the other side's fields.
 
     Raises:
         JoinError: Keys are missing or not unique, or the other side has no keys.
         FetchError: A remote shard has no index.
-        TypeError, ValueError: An argument has no meaning.
+        TypeError, ValueError: An argument is invalid.
     """
     if missing not in get_args(Missing):
         raise ValueError(f'missing: expected "error", "skip" or "none", found {missing!r}')
@@ -114,7 +114,7 @@ def _part(view: JoinableView, other: Any, missing: Missing, names: Names) -> tup
 
 
 def _rows(other: Any, missing: Missing) -> Rows:
-    """Return rows with keys, whatever they are in."""
+    """Return rows with keys, from any kind of source."""
     if isinstance(other, Mapping):
         return mapping_rows(other, with_fields=missing == "none")
     if hasattr(other, "iloc") and hasattr(other, "columns"):
@@ -146,7 +146,7 @@ def _not_joinable(other: Any) -> TypeError:
 
 
 def _positions(view: JoinableView, other: Keyed) -> PositionMap:
-    """Return which entries belong to the samples of a view, as it was stored or from the keys."""
+    """Return which entries belong to the samples of a view, as stored before or from the keys."""
     keys = view.keys()
     digest = digest_of(keys.digest(), other.digest())
     path = join_store.map_path(view.reader.cache_folder, digest)
@@ -160,7 +160,7 @@ def _positions(view: JoinableView, other: Keyed) -> PositionMap:
 
 
 def _present_in_files(view: JoinableView, files: ShardFiles, missing: Missing) -> BoolArray:
-    """Return which samples of a view have their keys in the files; all, where that is not asked."""
+    """Return which samples of a view have their keys in the files; all but with ``"skip"``."""
     positions = as_int_array(view.positions)
     is_present = np.ones(len(positions), bool)
     if missing != "skip":
@@ -189,7 +189,7 @@ def _missing_error(view: JoinableView, other: Keyed, is_present: BoolArray) -> J
 
 
 def _examples(other: Keyed) -> str:
-    """Return the first keys of the other side, for a caller whose keys are all others."""
+    """Return the first keys of the other side as text, for the error of a caller with others."""
     found: Sequence[str] = []
     with suppress(IndexError, StopIteration):  # there is none, or one
         found = [repr(other.key(entry)) for entry in range(2)]

@@ -1,4 +1,4 @@
-"""The indexes of shards → the keys of a dataset or view, as a sequence.
+"""Read the keys of a dataset or view from the indexes of its shards, as a sequence.
 
 Keys are read from indexes when they are asked for, a shard at a time. No sample is read, and no
 shard is fetched.
@@ -19,7 +19,7 @@ from wids.shards.tars.member_names import to_text
 from wids.storage.array_types import IntArray
 
 _PART: Final = 8
-"""Where less than this part of a shard's keys is wanted, they are decoded one by one."""
+"""If less than one in this many of a shard's keys is wanted, they are decoded one by one."""
 
 
 class KeyedShards(Protocol):

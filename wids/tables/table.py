@@ -1,7 +1,7 @@
-"""A dataset or view, and paths → one `pyarrow.Table`, read shard by shard on any executor.
+"""Read columns of a dataset or view into one `pyarrow.Table`, shard by shard on any executor.
 
-Rows follow the view; two columns are always there, the position in the whole dataset and the key.
-Which bytes are read, and how they become values, is known to `column_reader` alone.
+Rows follow the view. Two columns are always there: the position in the whole dataset, and the key.
+`column_reader` decides which bytes are read, and how they become values.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _PIECE_NBYTES: Final = 1 << 20
 
 
 def footer_checksum(source: Any) -> int:
-    """Return the checksum of the footer of an open file, with what follows it."""
+    """Return the checksum of the footer of an open file, and of what follows it."""
     nbytes = source.seek(0, os.SEEK_END)
     start = max(nbytes - _TRAILER_NBYTES, 0)
     source.seek(start)
@@ -27,7 +27,7 @@ def footer_checksum(source: Any) -> int:
 
 
 def column_checksums(source: Any, metadata: Any) -> list[int]:
-    """Return the checksums of all columns of an open file, by what its footer says."""
+    """Return the checksums of all columns of an open file, located by its footer."""
     return [_of_column(source, metadata, number) for number in range(metadata.num_columns)]
 
 
@@ -38,7 +38,7 @@ def damaged_column(
 
     Args:
         source: The open file.
-        metadata: What its footer says.
+        metadata: Its parsed footer.
         expected: What `column_checksums` returned for it.
         names: The columns to look at.
     """

@@ -1,7 +1,7 @@
-"""A table of all samples ↔ a Parquet file beside the spec, bound to the shards it was made from.
+"""Save a table of all samples as a Parquet file beside the spec, and load it for the same shards.
 
-A saved table is a cache that is checked, never an authority: one of other shards is refused. What
-the columns are is not known here. specs/tables.md specifies the file.
+A saved table is a cache that is checked, never an authority: one of other shards is refused.
+specs/tables.md specifies the file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _MIN_GROUP: Final = 1 << 16
 _MAX_GROUP: Final = 1 << 20
-"""Rows of a row group: those of whole shards, joined from the least number on, cut at the most."""
+"""Limits for rows of a row group: small shards share one, and a group is cut at the maximum."""
 
 _METADATA: Final = b"wids"
 
@@ -60,7 +60,7 @@ class Tabular(Protocol):
 
 
 class _Place(NamedTuple):
-    """Where a saved table is looked for, and which rows of it are wanted; None for all."""
+    """Where to look for a saved table, and which of its rows are wanted; None for all."""
 
     spec: DatasetSpec
     store: Cache
@@ -263,7 +263,7 @@ def load_table(
             table = file.read(columns)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise _damaged(name, error) from error
-    # Whoever sorts a table with pyarrow and saves it again keeps the fingerprint.
+    # A table that is sorted with pyarrow and saved again keeps its fingerprint.
     if not np.array_equal(table[INDEX].to_numpy(), np.arange(len(table))):
         raise _damaged(name, "its rows are in another order than the samples")
     positions = place.positions

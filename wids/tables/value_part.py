@@ -1,7 +1,6 @@
-"""Values of the caller's own as the other side of a join: rows in memory, or files beside shards.
+"""Use the caller's values as the other side of a join: rows in memory, or files beside shards.
 
-Values are no bytes: they are joined as they are, and only what is shown or saved as bytes is
-encoded.
+Values are joined as they are, and encoded only to be shown or saved as bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Source(Protocol):
-    """Where the values are. Names of fields are its own, with their leading dots."""
+    """Where the values are. Names of fields are those stored there, with their leading dots."""
 
     @property
     def spans_shards(self) -> bool:
@@ -150,7 +149,7 @@ class ValuePart:
         return self.source.is_local(number)
 
     def nbytes(self, number: int) -> int | None:  # noqa: ARG002 - for every shard
-        """Return 0: nothing is counted beside shards."""
+        """Return 0, as only shards are counted."""
         return 0
 
     def cache_nbytes(self, folder: str) -> int | None:  # noqa: ARG002 - of every cache
