@@ -1,6 +1,6 @@
-"""The bytes of a sample that is shown + the index of its shard → which fields are damaged, as text.
+"""Find the damaged fields of a sample by the checksums in its index, and describe them as text.
 
-Nothing is read here: only bytes that are at hand are compared, with checksums that are at hand.
+Nothing is read here: only bytes in memory are compared, with checksums in memory.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from wids.storage.checksums import fastest_crc32
 
 
 def damaged_fields(index: ShardIndex, local_index: int, sample: Mapping[str, Any]) -> list[str]:
-    """Return the fields of a sample whose bytes have another checksum than the index states.
+    """Return the fields of a sample whose bytes do not have the checksum in the index.
 
     Args:
-        index: The index of the shard; one without checksums of members knows of no damage. A
-            negative number in a joined index is none.
+        index: The index of the shard; without checksums of members, no damage is found. A negative
+            number in a joined index is no checksum.
         local_index: The position of the sample in the shard.
         sample: Its fields, undecoded; those that it lacks are not compared.
     """
@@ -35,7 +35,7 @@ def damaged_fields(index: ShardIndex, local_index: int, sample: Mapping[str, Any
 
 
 def damage_text(fields: list[str]) -> str:
-    """Return in a sentence that fields of a sample are damaged; ``""`` if there are none."""
+    """Return a sentence that names the damaged fields of a sample; ``""`` if there are none."""
     if not fields:
         return ""
     return printable(

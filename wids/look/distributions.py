@@ -1,4 +1,4 @@
-"""A column of a table → how its values are distributed, as text.
+"""Describe as text how the values of a column of a table are distributed.
 
 Numbers: quantiles and a histogram. Few different values: how often each occurs. Texts and lists:
 also how long they are. Nothing is read here; whatever the values are, the text has no character
@@ -64,7 +64,7 @@ def columns_text(columns: pa.Table, width: int = 80) -> str:
 
 
 def _ends_and_bar(values: pa.ChunkedArray) -> tuple[str, str, str]:
-    """Return what stands left of a bar, the bar, and what stands right of it."""
+    """Return the text left of a bar, the bar, and the text right of it."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -175,7 +175,7 @@ def _numbers(what: str, values: npt.NDArray[Any]) -> Iterator[str]:
         yield f"  {label}{len(values) - len(finite):,} not finite"
     if not len(finite):
         return
-    # Of values that occur, and so exact for integers of any size.
+    # Quantiles are values that occur, and so exact for integers of any size.
     quantiles = np.quantile(finite, _QUANTILES, method="inverted_cdf")
     # Divided first: the sum of extreme values exceeds any float.
     mean = float((finite.astype(np.float64) / len(finite)).sum())

@@ -1,6 +1,6 @@
-"""Indexes of shards → which fields the samples have, and how large the fields are.
+"""Compute from indexes which fields the samples have, and how large the fields are.
 
-No sample is read. This module knows nothing but indexes; the caller decides which shards to open.
+No sample is read. The caller decides which shards to open.
 """
 
 from __future__ import annotations

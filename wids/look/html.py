@@ -1,4 +1,4 @@
-"""Samples, fields and datasets → HTML for a person, in a notebook or on a page.
+"""Render samples, fields and datasets as HTML for a person, in a notebook or on a page.
 
 Nothing is read here: bytes and values go in, text comes out. All text from a dataset passes through
 `escaped`, so that no browser runs it, and pictures are re-encoded as thumbnails. Colours are
@@ -125,7 +125,7 @@ def _card_texts(fields: Mapping[str, Any], classes: Sequence[str]) -> list[str]:
 
 
 def _larger_picture(fields: Mapping[str, int]) -> str:
-    """Return what stands for a picture that was not read, if there is one; else nothing."""
+    """Return the placeholder of a picture that was not read, if there is one; else nothing."""
     for name, size in fields.items():
         if extension(name) in IMAGE_EXTENSIONS:
             return no_picture_html(f"{name}, {nbytes_text(size)}: too large to show here")
@@ -184,7 +184,7 @@ def dataset_html(
 
 
 def escaped(text: Any) -> str:
-    """Return text as HTML that shows it, without anything that a browser would run."""
+    """Return text as HTML that shows it, with nothing that a browser would run."""
     # Quotes too, since some of the text stands in attributes (SEC-13).
     safe = html.escape(str(text), quote=True)
     return safe.encode("utf-8", "backslashreplace").decode("utf-8")  # lone surrogates
@@ -237,7 +237,7 @@ def _picture_html(
 
 
 def no_picture_html(text: str, reason: str = "") -> str:
-    """Return what stands in the place of a picture that cannot be shown, with the reason."""
+    """Return the placeholder of a picture that cannot be shown, with the reason."""
     why = f"<br><small>{escaped(shortened(reason, 200))}</small>" if reason else ""
     return f'<div class="bad none"><span>{escaped(text)}{why}</span></div>'
 

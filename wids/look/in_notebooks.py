@@ -1,4 +1,4 @@
-"""A dict that is a sample → HTML, wherever IPython shows one.
+"""Show a dict that is a sample as HTML, wherever IPython displays one.
 
 IPython is never imported here; it is used only if the process already runs it.
 """
@@ -22,7 +22,7 @@ def show_samples_in_notebooks() -> None:
     if shell is not None:
         formatter = shell.display_formatter.formatters["text/html"]
         previous = formatter.lookup_by_type(dict) if dict in formatter else None
-        # Each dataset calls this; formatters must not wrap each other again and again.
+        # Each dataset calls this; formatters must not wrap each other repeatedly.
         if not isinstance(previous, _SampleFormatter):
             formatter.for_type(dict, _SampleFormatter(previous))
 

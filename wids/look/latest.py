@@ -1,4 +1,4 @@
-"""Things that are made when they are first wanted, of which the latest are kept."""
+"""Cache the latest results of a function."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Thing = TypeVar("Thing")
 
 
 def latest(make: Callable[[Name], Thing], count: int) -> Callable[[Name], Thing]:
-    """Return `make` with its last results kept, so many. Any number of threads may call it."""
+    """Return `make` with its last `count` results cached. Any number of threads may call it."""
     kept, lock = lru_cache(count)(make), threading.Lock()
 
     def get(name: Name) -> Thing:

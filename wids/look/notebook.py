@@ -1,6 +1,6 @@
-"""A dataset → its summary, a gallery and its samples, as a notebook shows them.
+"""Show the summary, a gallery and the samples of a dataset in a notebook.
 
-What is worth showing comes from `preview`, what it looks like from `html`.
+`preview` chooses what is worth showing, and `html` renders it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Gallery:
         return self._page.gallery(self._page.stop, self)
 
     def previous(self) -> Gallery:
-        """Return the gallery before this one; the first one returns itself.
+        """Return the previous gallery; the first one returns itself.
 
         Example:
             >>> dataset.show(2).next().previous().indices
@@ -87,9 +87,9 @@ class _Page:
     Attributes:
         dataset: The dataset or view.
         num_samples: Most samples of a page.
-        shuffle: The order of the candidates; None for theirs.
+        shuffle: The order of the candidates; None for that of the dataset.
         where: Whether to show a sample; None for all.
-        stop: How many candidates this page and those before it have used.
+        stop: How many candidates this page and the previous ones have used.
     """
 
     dataset: Browsable
@@ -104,7 +104,7 @@ class _Page:
         return positions if self.shuffle is None else self.shuffle.indices(positions)
 
     def gallery(self, start: int, previous: Gallery | None = None) -> Gallery:
-        """Return the gallery of the candidates from a start on."""
+        """Return the gallery of the candidates from a position on."""
         dataset, total = self.dataset, len(self.dataset)
         if self.where is None:
             indices = list(self.candidates(start, self.num_samples))
@@ -125,7 +125,7 @@ class _Page:
             note += "; next() shows more"
         shown = [index for index in indices if _has_index(dataset, index)]
         if len(shown) < len(indices):
-            # One sentence, and not the same error on each card.
+            # One sentence instead of the same error on each card.
             unread = count_text(len(indices) - len(shown), "sample")
             missing = f"{unread} not shown: no index of the shard is available; {_WITHOUT_INDEX}"
             note = f"{note}; {missing}" if self.where is not None else missing
@@ -209,7 +209,7 @@ def summary_html(dataset: Browsable) -> str:
 def _distributions(dataset: Browsable) -> str:
     """Return how the columns of the saved table are distributed, or why they are not shown."""
     table = dataset.spec.table
-    # A table is not fetched for this, since nobody asked for it.
+    # A table is not fetched for this, since no user asked for it.
     if table is None or not urls.is_local(table.url):
         return ""
     # Imported here, as they need a table, which few datasets have, and pyarrow.

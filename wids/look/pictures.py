@@ -1,4 +1,4 @@
-"""A picture of a dataset → a smaller one that a browser can show.
+"""Make a smaller picture, which a browser can show, from a picture of a dataset.
 
 No browser decodes the bytes of a dataset: every picture is decoded here, within limits of memory,
 and encoded again.
@@ -21,7 +21,7 @@ _TINY_PIXELS: Final = 128
 """Pictures that are not wider or higher are encoded without loss, and shown pixel by pixel."""
 
 _DECODING: Final = BoundedSemaphore(2)
-"""A page asks for many pictures at once; so many are in memory at full size (SEC-53)."""
+"""Limits the pictures in memory at full size, since a page requests many at once (SEC-53)."""
 
 
 class Thumbnail(NamedTuple):

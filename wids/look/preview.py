@@ -1,7 +1,7 @@
-"""A dataset → statistics of its fields, and cards of its samples, for notebooks and pages alike.
+"""Compute statistics of fields, and cards of samples, for notebooks and pages alike.
 
 Fields and their sizes come from indexes. Of a sample only small pictures and texts are read, by
-byte range if the shard is remote. Nothing here downloads a whole shard.
+byte range if the shard is remote. No whole shard is downloaded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_SHARDS: Final = 16
 MAX_PAGE_NBYTES: Final = 8_000_000
 """Bytes to read for a page of a shard that may have no index."""
 _MAX_MEMBERS: Final = 20_000
-"""Members that are enough for statistics, since each further index may have to be downloaded."""
+"""Members that suffice for statistics, since each further index may have to be downloaded."""
 
 
 class Shards(Protocol):
@@ -119,7 +119,7 @@ class Peekable(Browsable, Protocol):
 
     @property
     def glimpse(self) -> Glimpse | None:
-        """What was found of the shard; None if it has an index."""
+        """What was found in the shard; None if it has an index."""
 
     @property
     def num_read_nbytes(self) -> int:
@@ -138,7 +138,7 @@ class Peekable(Browsable, Protocol):
 def num_affordable(
     peek: Peekable, start: int, count: int, limit_nbytes: int = MAX_PAGE_NBYTES
 ) -> int:
-    """Return how many samples from a start on can be shown by reading so many bytes for them.
+    """Return how many samples from a start on can be shown within a limit of bytes to read.
 
     It is at least one, if there is one.
     """
@@ -254,7 +254,7 @@ def cards(
 
 
 def damage_of(dataset: Browsable, index: int, sample: Any) -> list[str]:
-    """Return the fields of an undecoded sample that are not as the index of its shard states."""
+    """Return the fields of an undecoded sample that do not match the index of its shard."""
     _, local_index, shard_index = located(dataset, index)
     return [] if shard_index is None else damaged_fields(shard_index, local_index, sample)
 

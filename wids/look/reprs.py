@@ -1,4 +1,4 @@
-"""A dataset → one line that says what it is, for an interpreter, a debugger or a log.
+"""Describe a dataset in one line, for an interpreter, a debugger or a log.
 
 Reads nothing that is not at hand: fields are those of a shard that is open, or of a local pack.
 """
@@ -18,7 +18,7 @@ _MAX_FIELDS: Final = 12
 
 
 def dataset_repr(dataset: Any) -> str:
-    """Return what a dataset or view is: its name, samples, shards, fields and transformations."""
+    """Describe a dataset or view: its name, samples, shards, fields and transformations."""
     name = f" {dataset.dataset_name!r}" if dataset.dataset_name else ""
     total = f"of {len(dataset.reader):,} " if dataset.is_view else ""
     samples = count_text(len(dataset), "sample").replace(" ", f" {total}", 1)
@@ -36,7 +36,7 @@ def _known_fields(dataset: Any) -> list[str]:
     reader, spec = dataset.reader, dataset.spec
     if reader.fields is not None:
         return list(reader.field_names(sorted(reader.fields)))
-    # Whatever is wrong with a shard is reported when it is read.
+    # An error of a shard is reported when it is read.
     with suppress(WidsError, OSError):
         for number in range(min(len(spec.shards), _MAX_SHARDS)):
             if reader.pool.peek(number) is not None:
@@ -48,6 +48,6 @@ def _known_fields(dataset: Any) -> list[str]:
 
 
 def _name(function: Any) -> str:
-    """Return a callable as text: its own, or the name of a function."""
+    """Return a callable as text: its name, its ``repr``, or the name of its type."""
     name = getattr(function, "__qualname__", None) or repr(function)
     return printable(type(function).__name__ if " at 0x" in name else name)

@@ -1,4 +1,4 @@
-"""Values of fields, samples and specs → text for a person at a terminal.
+"""Describe values of fields, samples and specs as text for a person at a terminal.
 
 Nothing is read here: bytes go in, text comes out. Whatever the bytes are, the text has no character
 that a terminal would interpret as a command.

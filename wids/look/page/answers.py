@@ -1,7 +1,4 @@
-"""What a server sends: a status, a media type and a body; and how errors become answers.
-
-This module knows nothing of datasets, connections or headers.
-"""
+"""Make what a server sends (a status, a media type and a body), and turn errors into answers."""
 
 from __future__ import annotations
 
@@ -66,7 +63,7 @@ def parsed_number(text: str, name: str) -> int:
     """Return a number in an address.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: It is not a number.
     """
     if re.fullmatch("-?[0-9]{1,18}", text) is None:
         raise ValueError(f"{name}: expected an integer, found {text!r:.40}")
@@ -100,11 +97,11 @@ STATIC_ROUTES: Final[dict[str, Route]] = {
 
 
 class Site:
-    """What is behind the paths of a server: the page, and answers. Safe to use from any thread.
+    """The page and the answers at the paths of a server. Safe to use from any thread.
 
     Args:
-        routes: What answers, by the beginning of a path; nothing changes by it.
-        actions: What does something that a path stands for.
+        routes: Functions that answer without changing anything, by the beginning of a path.
+        actions: Functions that change something, likewise.
     """
 
     def __init__(self, routes: Mapping[str, Route], actions: Mapping[str, Route]) -> None:
@@ -116,7 +113,7 @@ class Site:
         return _routed(self._routes, path, query)
 
     def act(self, path: str, query: Query) -> Answer:
-        """Do what a path stands for, and return the answer."""
+        """Perform the action of a path, and return the answer."""
         return _routed(self._actions, path, query)
 
     def close(self) -> None:

@@ -1,7 +1,4 @@
-"""A Range header → the bytes of a body that it requests, after RFC 9110, section 14.
-
-Nothing here knows what the body is, or how an answer is sent.
-"""
+"""Parse a Range header into the bytes of a body that it requests (RFC 9110, section 14)."""
 
 from __future__ import annotations
 

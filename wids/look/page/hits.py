@@ -1,4 +1,4 @@
-"""The samples of a dataset that satisfy the conditions of a page, as far as a scan has come.
+"""Find the samples of a dataset that satisfy the conditions of a page, during a scan.
 
 A condition is a text in key or captions, a field, or the value of a column. Those on columns of the
 saved table are applied first: a scan reads only what they leave.
@@ -22,7 +22,7 @@ from wids.tables.column_paths import ColumnPath
 from wids.tables.conditions import Comparison, mask, parsed
 
 MAX_HITS: Final = 1_000_000
-"""Samples that a search finds; more are not looked for."""
+"""Found samples after which a search stops."""
 _WORD: Final = re.compile(r'"([^"]+)"|(\S+)')
 _MAX_WORDS: Final = 20
 _MAX_FILTERS: Final = 20
@@ -98,7 +98,7 @@ class Hits:
         return rows if self._mask is None else rows[self._mask[start + rows]]
 
     def visit(self, start: int, shard: ShardRows, rows: Rows) -> bool:
-        """Add the samples that satisfy the conditions; return whether these are too many."""
+        """Add the samples that satisfy the conditions; return whether there are too many."""
         found = _matching(self._conditions, self._paths, shard, rows)
         self.found.extend((found + start).tolist())
         return len(self.found) >= MAX_HITS

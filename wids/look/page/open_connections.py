@@ -1,7 +1,4 @@
-"""The connections of a server: how many there may be, and how long one may take for its request.
-
-This module knows nothing of HTTP.
-"""
+"""Limit the connections of a server, and how long each may take for its request."""
 
 from __future__ import annotations
 
@@ -32,13 +29,13 @@ class Connections:
         """Add a connection; return whether there is room for it.
 
         If there is none, the oldest connection without a whole request is closed, so that clients
-        that only connect keep nobody out.
+        that only connect do not keep others out.
         """
         with self._lock:
             if len(self._open) >= MAX_CONNECTIONS and self._waiting:
                 oldest = next(iter(self._waiting))
                 self._forget(oldest)
-                with suppress(OSError):  # the client is gone already
+                with suppress(OSError):  # the client is already gone
                     oldest.shutdown(socket.SHUT_RDWR)  # its thread finds the end, and closes it
             has_room = len(self._open) < MAX_CONNECTIONS
             if has_room:
@@ -62,7 +59,7 @@ class Connections:
 
 
 class RequestBytes(io.RawIOBase):
-    """The request of a client, until a deadline for all of it.
+    """The request of a client, with a deadline for all of it.
 
     Args:
         connection: The connection.
@@ -74,7 +71,7 @@ class RequestBytes(io.RawIOBase):
         self._deadline_s = time.monotonic() + seconds
 
     def readable(self) -> bool:
-        """Return that bytes can be read."""
+        """Return True: bytes can be read."""
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:

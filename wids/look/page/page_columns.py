@@ -1,4 +1,4 @@
-"""A dataset → the columns that its page can filter by: of its saved table, or seen in its samples.
+"""Find the columns that a page can filter by: those of a saved table, or those seen in samples.
 
 A saved table on this machine answers at once, without a shard. Other columns are numbers, texts and
 flags in the small structures of the first samples; their values have to be read by a scan.
@@ -35,7 +35,7 @@ _MAX_KEPT: Final = 4
 
 @dataclass(frozen=True)
 class SavedTable:
-    """What is known of the saved table of a dataset.
+    """The saved table of a dataset.
 
     Attributes:
         columns: The names of its columns.
@@ -71,7 +71,7 @@ class PageColumns:
 
     @property
     def seen(self) -> tuple[str, ...]:
-        """Paths of columns in the first samples, which are read once; and all that were asked for.
+        """Paths of columns in the first samples, which are read once; and all that were requested.
 
         Raises:
             WidsError: The samples cannot be read.

@@ -1,7 +1,7 @@
-"""A path and a query → the answer of the pages of `wids browse`, for a dataset.
+"""Answer the requests of the pages of `wids browse`, by path and query, for a dataset.
 
 It reads only what is shown: the small fields of the samples on a page, the fields of one sample, or
-the one field that is requested. A scan reads more, once somebody has asked for it.
+the one field that is requested. A scan reads more, but only after a user has started it.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Pages(Site):
     Args:
         dataset: The dataset, which is not a view.
         prefix: What the paths of its fields begin with, in links.
-        python: What opens the dataset in Python, for people to copy.
+        python: Code that opens the dataset in Python, for people to copy.
         questions: The searches and counts that were started; None for none so far.
-        actions: What else can be done.
+        actions: Further actions.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Pages(Site):
         super().__init__(routes, all_actions)
 
     def close(self) -> None:
-        """Stop what was started."""
+        """Stop all scans."""
         self._questions.close()
 
     @property

@@ -1,8 +1,8 @@
-"""The pages of shards that need not have an index, for a path and a query.
+"""Answer the requests of the pages of shards that need not have an index, by path and query.
 
-Samples are addressed by the number of a shard and the position in it, since nothing is known of the
-shards before. Each shard is shown like a dataset of its own, by the same code. A request to a shard
-reads its beginning, or as much more as one look may cost.
+Samples are addressed by the number of a shard and the position in it, since the lengths of the
+previous shards are unknown. Each shard is shown like a dataset, by the same code. A request to a
+shard reads its beginning, or as much more as one look may cost.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class PeekPages(Site):
     """The answers for shards of which some have no index. Safe to use from any thread.
 
     Args:
-        peek: Any shard of them.
-        python: What names the shards in Python, for people to copy.
+        peek: Any of the shards.
+        python: Code that names the shards in Python, for people to copy.
     """
 
     def __init__(self, peek: Peekable, python: str = "shards") -> None:
@@ -54,7 +54,7 @@ class PeekPages(Site):
         self._scans.close()
 
     def _about(self, _: str, __: Query) -> Answer:
-        """Answer with what is known of all shards, from which nothing is read."""
+        """Answer with what is known of all shards, without reading any."""
         peek = self._peek
         return json_answer(
             {
@@ -69,7 +69,7 @@ class PeekPages(Site):
         )
 
     def _pages(self, rest: str) -> _ShardPages:
-        """Return the pages of the shard that a path begins with."""
+        """Return the pages of the shard whose number a path begins with."""
         digits = rest.partition("/")[0]
         if not digits.isdecimal() or len(digits) > 9 or int(digits) >= self._peek.num_shards:
             raise IndexError(
@@ -116,7 +116,7 @@ class _ShardPages(Pages):
         )
 
     def sample(self, rest: str, query: Query) -> dict[str, Any]:
-        """Return a sample, after which others may follow that are not known yet."""
+        """Return a sample; others that are not known yet may follow it."""
         peek, index = self._peek, parsed_number(rest, "sample")
         peek.read_on(index + 1)
         answer = super().sample(rest, query)

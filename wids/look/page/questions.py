@@ -1,4 +1,4 @@
-"""The query of a page → its selection of samples; a column → how its values are distributed.
+"""Select the samples that the query of a page asks for, and count the values of a column.
 
 What has to be read for that is read by scans, which a person starts and can stop. The saved table
 of a dataset, and a small dataset on this machine, answer at once.
@@ -23,7 +23,7 @@ from wids.look.preview import Browsable
 from wids.look.text import class_name, class_names
 
 _MAX_UNASKED: Final = 10_000
-"""Samples of a dataset on this machine whose values are counted without being asked for."""
+"""Samples of a dataset on this machine whose values are counted without a request."""
 _WAIT_S: Final = 2.0
 """How long an answer waits for that count; then it states how far the count is."""
 
@@ -35,7 +35,7 @@ class PageScans:
     Attributes:
         searches: Of samples.
         counts: Of the values of columns.
-        unasked: Held while values are counted that nobody has asked for.
+        unasked: Lock, held while values are counted without a request.
     """
 
     searches: Scans[Hits] = field(default_factory=Scans)
@@ -43,7 +43,7 @@ class PageScans:
     unasked: threading.Lock = field(default_factory=threading.Lock)
 
     def close(self) -> None:
-        """Stop what runs."""
+        """Stop the scans that run."""
         self.searches.stop()
         self.counts.stop()
 
@@ -53,7 +53,7 @@ class Questions:
 
     Args:
         dataset: The dataset, which may grow.
-        scans: Where its scans run, which others may share; None for its own.
+        scans: Its scans, which others may share; None for new ones.
     """
 
     def __init__(self, dataset: Browsable, scans: PageScans | None = None) -> None:
@@ -62,13 +62,13 @@ class Questions:
         self._columns = PageColumns(dataset)
 
     def close(self) -> None:
-        """Stop what runs."""
+        """Stop the scans that run."""
         self._scans.close()
 
-    # Which samples.
+    # Samples.
 
     def selection(self, query: dict[str, str]) -> Selection:
-        """Return the samples that a query asks for, as far as they are found, in its order."""
+        """Return the samples found so far that a query asks for, in its order."""
         conditions, seed = parse_conditions(query), query.get("seed", "")
         scan = self._scans.searches.get((self, conditions))
         found = None if not conditions else [] if scan is None else scan.visitor.found
@@ -104,7 +104,7 @@ class Questions:
         (self._scans.searches if kind == "hits" else self._scans.counts).stop()
         return {}
 
-    # Which values.
+    # Values.
 
     def column_names(self) -> dict[str, Any]:
         """Return the columns to filter by: of the saved table, and those seen in samples."""
@@ -125,7 +125,7 @@ class Questions:
         }
 
     def column(self, name: str) -> dict[str, Any]:
-        """Return how the values of a column are distributed, as far as that is known."""
+        """Return how the values of a column that were counted so far are distributed."""
         total = len(self._dataset)
         if self._columns.is_saved(name):
             tally = Tally()
@@ -145,7 +145,7 @@ class Questions:
         return self.column(name)
 
     def _counted_unasked(self, name: str) -> Scan[Tally] | None:
-        """Return the count of a column that is counted without being asked for, or None."""
+        """Return the count of a column that is counted without a request, or None."""
         if not self._is_free():
             return None
         with self._scans.unasked:  # pages that open together must not stop each other's counts
@@ -159,7 +159,7 @@ class Questions:
         return Scan(self._dataset, Tally(path_of(name)))
 
     def _is_free(self) -> bool:
-        """Return whether all samples are near, and few."""
+        """Return whether all samples are local, and few."""
         is_local: Callable[[int], bool] = self._dataset.reader.is_local
         lengths = self._dataset.lengths
         return sum(lengths) <= _MAX_UNASKED and all(map(is_local, range(len(lengths))))

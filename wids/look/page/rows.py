@@ -1,7 +1,6 @@
-"""One open shard → the bytes and values of small fields of some of its samples.
+"""Read the bytes and values of small fields of some samples of one open shard.
 
-Members that are damaged or too long are left out and counted. What is wanted of the others is not
-known here.
+Members that are damaged or too long are left out and counted.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ class ShardRows:
         return rows[: max(count, 1)]
 
     def values(self, path: ColumnPath, rows: Rows) -> Iterator[list[Any]]:
-        """Yield what a path leads to in samples, a few at a time; None where that is nothing.
+        """Yield the values at a path in samples, a few at a time; None where there is none.
 
         Args:
             path: The path.
@@ -115,7 +114,7 @@ class ShardRows:
         """
         read = self.read([path.field], rows, MAX_VALUE_NBYTES)
         found = {row: data for row, _, data in read}
-        # All are read at once, since each reading of a remote shard is a request.
+        # All are read at once, since each read of a remote shard is a request.
         count = 1 if is_compressed(path.field) else max(len(rows), 1)
         for start in range(0, len(rows), count):
             few = rows[start : start + count].tolist()

@@ -1,4 +1,4 @@
-"""A field of one sample → a row of the table that shows the sample, and its picture.
+"""Render a field of one sample as a row of the table that shows the sample, and its picture.
 
 Nothing is read here; all text of the dataset is escaped.
 """
@@ -64,7 +64,7 @@ def _body(field: str, data: bytes | None, link: str, classes: Sequence[str]) -> 
     if data is None:
         return "<small>too large to show</small>"
     try:
-        if extension(field) in IMAGE_EXTENSIONS:  # which has a place of its own
+        if extension(field) in IMAGE_EXTENSIONS:  # which is shown elsewhere
             return f"<small>{escaped(value_text(field, data))}</small>"
         name = class_name(field, value_text(field, data), classes) if len(data) < 10 else ""
         return field_html(field, data) + (f" · {escaped(name)}" if name else "")

@@ -1,7 +1,7 @@
-"""Passes through all samples of a dataset, which can be watched and stopped.
+"""Run passes through all samples of a dataset, which can be watched and stopped.
 
 A pass runs block by block, because each block may have to be read from far away. It ends by itself
-when nobody asks for its progress any more. What a block is searched for is not known here.
+when no page requests its progress any more.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from wids.look.page.rows import OpenRows, Rows, ShardRows
 from wids.look.preview import Browsable
 
 _BLOCK: Final = 512
-"""Samples after which progress is stated, and a pass can be stopped; or fewer large ones."""
+"""Samples after which progress is updated, and a pass can be stopped; fewer if large."""
 _PATIENCE_S: Final = 120.0
-"""Browsers ask for the progress of a hidden page once in a minute."""
+"""Browsers request the progress of a hidden page once a minute."""
 _MAX_KEPT: Final = 8
 _STOP_S: Final = 5.0
 """How long to wait for the end of a block that is being read."""
@@ -41,7 +41,7 @@ class Visitor(Protocol):
         """Return those samples of a shard that are to be read; the shard begins at ``start``."""
 
     def visit(self, start: int, shard: ShardRows, rows: Rows) -> bool:
-        """Look at samples of a shard that begins at ``start``; return whether that is enough."""
+        """Visit samples of a shard that begins at ``start``; return whether that is enough."""
 
 
 AnyVisitor = TypeVar("AnyVisitor", bound=Visitor)
@@ -89,7 +89,7 @@ class Scan(Generic[AnyVisitor]):
         self._asked_s = 0.0
 
     def progress(self, *, is_running: bool) -> Progress:
-        """Return how far the pass is; the caller knows whether it runs."""
+        """Return how far the pass is; the caller says whether it runs."""
         self._asked_s = time.monotonic()
         total = len(self._dataset)
         searched = min(self._next, total)
@@ -176,7 +176,7 @@ class Scans(Generic[AnyVisitor]):
         return scan
 
     def wait(self, scan: Scan[AnyVisitor], seconds: float) -> None:
-        """Wait until a scan has ended, or this time has passed."""
+        """Wait until a scan has ended, or for at most this time."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_running(scan), seconds)
 

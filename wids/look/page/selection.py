@@ -1,7 +1,7 @@
-"""Samples that were found, and a seed → the order in which a page shows them.
+"""Order the samples that a page shows: those that were found, in the order of a seed or ascending.
 
-With a seed the order is that of all samples, of which those that were not found are left out: what
-else is searched for does not change it. Nothing is read here.
+With a seed the order is that of all samples, without those that were not found: a further search
+condition does not change it. Nothing is read here.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A dataset → a server on this machine, with pages for a browser.
+"""Serve a dataset on this machine, as pages for a browser.
 
 The server listens on loopback only. Its address contains a random token, so that other users of the
 machine cannot read along, and it answers only to its own names, so that no page from elsewhere can
-reach it by rebinding a name. What the answers are is the business of `pages`; their headers forbid
-the browser to run anything that comes from the dataset.
+reach it by rebinding a name. `pages` makes the answers; their headers forbid the browser to run
+anything that comes from the dataset.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Browser:
     """A dataset behind a loopback address.
 
     Args:
-        dataset: The dataset, which is not a view; or pages of another kind. It has to stay open.
+        dataset: The dataset, which is not a view; or pages of another kind. It must stay open.
         port: The port to listen on; 0 for a free one.
-        python: What opens the dataset in Python, for people to copy.
+        python: Code that opens the dataset in Python, for people to copy.
 
     Attributes:
         url: The address of the page, with the token.
@@ -136,7 +136,7 @@ class _Server(ThreadingHTTPServer):
 
     def is_allowed(self, token: str, host: str | None) -> bool:
         """Return whether a request has the token and names this machine."""
-        # In constant time, so that the time of an answer tells nothing about the token. A page from
+        # In constant time, so that the time of an answer reveals nothing of the token. A page from
         # elsewhere can point a name of its own at 127.0.0.1, but its requests state that name as
         # host.
         return secrets.compare_digest(token.encode(), self._token) and host in self._hosts
@@ -146,7 +146,7 @@ class _Server(ThreadingHTTPServer):
         return origin.removeprefix("http://") in self._hosts
 
     def handle_error(self, *_: Any) -> None:
-        """Log the error of a request; most often somebody has closed the page meanwhile."""
+        """Log the error of a request; most often the page was closed meanwhile."""
         _logger.info("a request ended early", exc_info=True)  # noqa: LOG014 - called in a handler
 
 
@@ -171,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile = io.BufferedReader(RequestBytes(self.connection, self.timeout))
 
     def do_POST(self) -> None:
-        # What is sent along has no meaning here, and is not read: it ends with the connection.
+        # A request body has no meaning here and is not read: it ends with the connection.
         self.close_connection = True
         self.do_GET()
 
@@ -221,7 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> Answer:
         path, _, query = self.path.partition("?")
         token, _, rest = path.removeprefix("/").partition("/")
-        # 404 for both flaws, so that an answer does not tell which of them was wrong.
+        # 404 for both flaws, so that an answer does not reveal which of them was wrong.
         if not self.server.is_allowed(token, self.headers.get("Host")):
             return HTTPStatus.NOT_FOUND, "text/plain", b"not found\n"
         values = {name: parts[0] for name, parts in parse_qs(query).items()}

@@ -1,7 +1,7 @@
-"""How often each value of a column occurs, and how numbers are distributed.
+"""Count how often each value of a column occurs, and how numbers are distributed.
 
-Values arrive in parts, in any order, while others look at them: of a column of a table, or of
-samples that a scan visits.
+Values arrive in parts, in any order, while other threads read the counts: from a column of a table,
+or from samples that a scan visits.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _MAX_DISTINCT: Final = 20_000
 _MAX_LISTED: Final = 60
 """Values to list, the most frequent ones."""
 _MAX_CHIPS_OF_NUMBERS: Final = 24
-"""More different numbers than these are shown as a histogram."""
+"""More different numbers than this are shown as a histogram."""
 _NUM_BINS: Final = 32
 MAX_TALLIED: Final = 2_000_000
 """Samples whose values are counted by a scan."""
 
 
 class Tally:
-    """The values of a column, as far as they are known. Safe to use from any thread.
+    """The values of a column that are known so far. Safe to use from any thread.
 
     Args:
-        path: Where a scan finds the values; None if it is not read by one.
+        path: Where a scan finds the values; None if no scan reads them.
 
     Attributes:
         fields: The field whose values a scan decodes.
