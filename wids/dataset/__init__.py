@@ -1,4 +1,4 @@
-"""Turn the other wings into `ShardListDataset`, and into what is made of it.
+"""Combine the other wings in `ShardListDataset`, and in what is made of it.
 
 In go a spec and the arguments of the constructor. Out come samples by index, views, batches,
 streams, and shards that are fetched ahead of a sampler.

@@ -1,7 +1,7 @@
-"""`Access`: the samples of a dataset or view by index, read, labelled, transformed or replaced.
+"""Read, label, transform or replace the samples of a dataset or view, by index.
 
-A dataset is an `Access` with methods for its users. Other packages of wids ask for the `Access`.
-Files, caches and shards are the reader's.
+A dataset wraps an `Access` in methods for its users. Other packages of wids ask for the `Access`.
+Files, caches and shards belong to the reader.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Access:
     Attributes:
         positions: Positions of the samples in the whole dataset.
         reader: The shards.
-        dataset_name: The label of samples whose shard belongs to no dataset of its own.
-        transformations: What a sample passes through.
-        on_error: What to do where a sample cannot be produced, as the caller passed it.
+        dataset_name: The label of samples whose shard names no dataset.
+        transformations: The callables that a sample passes through.
+        on_error: What to do if a sample cannot be produced, as the caller passed it.
         failures: The same for ``"skip"`` and ``"next"``, with their count; otherwise None.
         is_overridden: Whether a subclass of the dataset decides what a sample is, so that its
             samples are not those that are read here.
@@ -60,11 +60,11 @@ class Access:
         """Return the number of the shard that a sample is in, and its position in the shard."""
         return self.reader.locate(position_at(self.positions, index))
 
-    # Others that are derived from it.
+    # Derived accesses.
 
     def selected(self, indices: Any) -> Access:
         """Return the samples that a slice, indices or a mask select."""
-        return Access(  # `replace` takes as long again as all else
+        return Access(  # `replace` would double the time
             select(self.positions, indices),
             self.reader,
             self.dataset_name,
@@ -79,7 +79,7 @@ class Access:
         return replace(self, transformations=[*self.transformations, *transformations])
 
     def with_on_error(self, on_error: OnError | Policy | None) -> Access:
-        """Return the same samples, with another treatment of those that cannot be produced.
+        """Return the same samples, with another policy for those that cannot be produced.
 
         Raises:
             ValueError: ``on_error`` is neither a policy, a callable nor None.
@@ -113,7 +113,7 @@ class Access:
             number = bisect_right(reader.ends, position)
             local = reader.fetches_for_many if in_batch.get() is reader else reader.fetches_for_one
         start, spec = reader.starts[number], reader.shards[number]
-        # As `reader.labels`, of which the call would cost more than they do.
+        # As `reader.labels`, whose call would cost more than the labels.
         labels = (start, spec.url, spec.dataset or self.dataset_name)
         verify = reader.verifies_decoded if transformations else reader.verifies_raw
         shard = None
@@ -149,8 +149,7 @@ class Access:
         positions, reader, latest, local = self.positions, self.reader, -1, False
         for position in positions if isinstance(positions, range) else positions.tolist():
             number = bisect_right(reader.ends, position)
-            # Asked once for each shard, since the answer depends on how much of the shard the view
-            # has.
+            # Asked once for each shard, since the answer depends on how much of it the view has.
             if number != latest:
                 latest, local = number, reader.fetches_for_view(number, positions)
             yield self.sample(position, number, local)
@@ -188,8 +187,7 @@ class Access:
 
     def transformed(self, sample: Any) -> Any:
         """Return what the transformations make of a labelled sample."""
-        # Kept before the first call: a transformation may return something that has no such
-        # entries.
+        # Read before the first call: a transformation may return something without them.
         shard, key, position = sample["__shard__"], sample["__key__"], sample["__index__"]
         try:
             for transform in self.transformations:
@@ -203,12 +201,12 @@ class Access:
         return sample
 
     def _stand_in(self, error: WidsError, position: int, *, opened: bool = True) -> Any:
-        """Return what ``on_error`` has for a sample that cannot be produced, or raise.
+        """Return what ``on_error`` returns for a sample that cannot be produced, or raise.
 
         Args:
             error: The reason.
             position: The position of the sample.
-            opened: Whether its shard could be opened, so that the sample itself may be to blame.
+            opened: Whether its shard could be opened, so that the sample itself may be at fault.
         """
         failures, on_error = self.failures, self.on_error
         if not opened and (failures is not None or on_error is Failed):

@@ -1,7 +1,7 @@
-"""A function of a sample and a random generator → a transformation that can be repeated.
+"""Make a transformation that can be repeated from a function of a sample and a random generator.
 
-The generator follows from a seed, the epoch and the sample's index, so that neither the number of
-workers nor a resumed epoch changes what a sample becomes.
+The generator is derived from a seed, the epoch and the sample's index, so that neither the number
+of workers nor a resumed epoch changes what a sample becomes.
 """
 
 from __future__ import annotations

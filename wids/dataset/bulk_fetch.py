@@ -1,6 +1,6 @@
-"""The shards of a dataset, or the share of one rank → those to fetch before training begins.
+"""Choose the shards to fetch before training begins, of a dataset or of the share of one rank.
 
-`fetch_all` fetches them. Nothing here reads a sample.
+`wids.shards.fetch_all` fetches them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Samples of a batch → tensors, as torch collates them; with errors that name the field.
+"""Collate the samples of a batch into tensors as torch does, with errors that name the field.
 
-Copes with a batch from which all samples were left out, and keeps the memory order of pictures.
-How a batch crosses to another process is not known here.
+Accepts a batch from which all samples were left out, and keeps the memory order of pictures.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ def collate(samples: Sequence[Any]) -> Any:
     """Collate samples as torch's ``default_collate`` does; an empty batch becomes ``{}``.
 
     With ``on_error="skip"`` a batch may have lost all of its samples, which torch's function
-    refuses. A training loop passes over it: ``if not batch: continue``.
+    refuses. A training loop skips it: ``if not batch: continue``.
 
     Pictures that are decoded to tensors are views of rows of pixels. Torch's function copies them
     pixel by pixel into planes of one color, which takes almost three times as long. Here their
@@ -29,7 +28,7 @@ def collate(samples: Sequence[Any]) -> Any:
 
     In a worker of a DataLoader on Linux, large tensors are in shared memory that is used again once
     nothing reads it. A batch that is kept keeps its values, and the worker takes other memory. A
-    program may do with a batch, in a worker or after it has arrived, what torch allows.
+    program may use a batch, in a worker or after it has arrived, as torch allows.
 
     Args:
         samples: The samples of a batch.
@@ -60,7 +59,7 @@ def collate(samples: Sequence[Any]) -> Any:
     if are_dicts and any(sample.keys() != samples[0].keys() for sample in samples):
         raise _error_of_field(samples)
     try:
-        # Torch's table, with what programs added to it.
+        # Torch's table, with the functions that programs added.
         functions = {**default_collate_fn_map, torch.Tensor: _stack}
         batch = collate_by(list(samples), collate_fn_map=functions)
     except (TypeError, RuntimeError, KeyError, AttributeError) as error:

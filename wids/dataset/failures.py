@@ -1,7 +1,7 @@
-"""Samples that cannot be produced → left out of their batch, or replaced by the next good ones.
+"""Leave samples that cannot be produced out of their batch, or replace them by the next good ones.
 
-`Failures` is what ``on_error="skip"`` and ``"next"`` stand for. It has samples read as usual,
-with a `Failed` in the place of each such sample. How samples are read is not known here.
+`Failures` implements ``on_error="skip"`` and ``"next"``. Samples are read as usual, with a `Failed`
+in the place of each such sample.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Policy = Literal["skip", "next"]
 Indices: TypeAlias = "Sequence[int] | npt.NDArray[Any]"
 
 _MAX_STEPS: Final = 100
-"""Samples that are tried in place of one that failed. More in a row are no accident."""
+"""Samples to try in place of one that failed. More in a row suggest a systematic failure."""
 
 
 class Collectable(Protocol):
-    """What is asked of an `Access`: samples, with a `Failed` in place of one that has none."""
+    """The part of an `Access` that `Failures` uses: samples, with a `Failed` for each failure."""
 
     def __len__(self) -> int:
         """Return the number of samples."""
 
     def with_on_error(self, on_error: Any) -> Collectable:
-        """Return the same samples, with another treatment of those that cannot be produced."""
+        """Return the same samples, with another policy for those that cannot be produced."""
 
     def one(self, index: int) -> Any:
         """Read one sample."""
@@ -43,7 +43,7 @@ class Collectable(Protocol):
 
 
 class Indexed(Protocol):
-    """What is asked of a dataset whose class decides what a sample is."""
+    """A dataset whose class decides what a sample is."""
 
     def __getitem__(self, index: int) -> Any:
         """Return one sample."""
@@ -65,7 +65,7 @@ class Failures:
 
     Only samples that are damaged, or that a transformation refuses, are passed over. A shard that
     cannot be fetched or opened raises: an epoch without the shards of a server that is down, or
-    that answers with another file, would be a mistake that nobody sees.
+    that answers with another file, would be a silent error.
 
     Views and the workers of a DataLoader share the count.
 
@@ -149,7 +149,7 @@ class Failures:
         """Count a sample that failed, and return True; return False for any other.
 
         Raises:
-            WidsError: It failed for a reason that is not its own.
+            WidsError: It failed for a reason outside the sample.
         """
         if not (isinstance(sample, Failed) and _is_to_blame(sample)):
             return False
@@ -165,7 +165,7 @@ class Failures:
 
 
 def _is_to_blame(failed: Failed) -> bool:
-    """Return whether the sample itself is to blame; otherwise raise."""
+    """Return whether the sample itself is at fault; otherwise raise."""
     if isinstance(failed.error, SampleError | ShardFormatError):
         return True
     raise failed.error

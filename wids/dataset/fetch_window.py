@@ -1,8 +1,8 @@
-"""The shards that will be read, in order → those of them that are remote, fetched ahead.
+"""Fetch the remote shards that will be read, in order, ahead of the reader.
 
 A few threads of this process fetch, within a limit of bytes that are fetched and not yet read. They
-begin when a reader opens a shard: what passes before, for example while a trainer skips the batches
-of a finished part of an epoch, is not fetched (decision 0037). Nothing here sees a sample.
+begin when a reader opens a shard: what passes earlier, for example while a trainer skips the
+batches of a finished part of an epoch, is not fetched (decision 0037).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FIRST_LOOK: Final = 50_000
 
 _LOOK_FASTER: Final = 10
 """Indices to look at for each one returned: a pass over local shards starts at once, and the next
-remote shard is found when a tenth of the current one was read."""
+remote shard is found when a tenth of the current one has been read."""
 
 _LOOK_EVERY: Final = 1024
 """Indices returned between two looks ahead."""
@@ -48,14 +48,14 @@ class FetchWindow:
     """The shards of one pass that are fetched, or being fetched, and not yet read.
 
     ``reach``, ``fill`` and ``close`` are called from one thread. The threads of the window fetch;
-    the first of them also finds out when to begin.
+    the first of them also decides when to begin.
 
     Args:
         shards: The shards of the dataset.
         ahead: The indices of the pass, for the window alone.
         limit_nbytes: Most bytes of shards in the window.
         num_threads: Shards to fetch at a time.
-        lock: Held while ``ahead`` is read, by whichever thread, and what is known of it changes.
+        lock: Held while any thread reads ``ahead``, or changes what is known of it.
     """
 
     def __init__(
@@ -109,23 +109,23 @@ class FetchWindow:
             fetch.begun.wait()
 
     def close(self) -> None:
-        """Cancel all fetches, and end the threads; again, do nothing."""
+        """Cancel all fetches, and end the threads; a second call does nothing."""
         # The end of the interpreter closes the window, and then collects the pass that has it, when
         # the names of this module are gone.
         if self._closed.is_set():
             return
         if threading.current_thread() in self._threads:
             # This thread has collected the pass, perhaps while it held a lock that this needs. It
-            # would then wait for itself, and nothing would be collected in this process any more.
+            # would then wait for itself, and the process would never collect garbage again.
             threading.Thread(target=self.close, name="wids-prefetch-end", daemon=True).start()
             return
-        # Or each pass of a long program would stay alive through this reference.
+        # Otherwise this reference would keep each pass of a long program alive.
         atexit.unregister(self.close)
         with self._lock:  # after this no fetch is ordered, and no thread started
             self._closed.set()
         # One deadline for all threads, so that several servers that hang do not add up.
         until_s = time.monotonic() + _PATIENCE_S
-        # Cancelled before the threads are told to end: the Nones queue up behind the waiting
+        # Cancelled before the threads are asked to end: the Nones queue up behind the waiting
         # orders, which each thread then drops at once.
         for fetch in self._fetches:
             fetch.cancelled.set()
@@ -219,12 +219,12 @@ class FetchWindow:
         return sum(number.value for number in self._openings)
 
     def _is_read(self) -> bool:
-        """Wait until a reader opens a shard; return False if the pass ends before."""
+        """Wait until a reader opens a shard; return False if the pass ends first."""
         num_reached, since_s = -1, 0.0
         while not self._closed.wait(_POLL_S):
             if self._count_openings() != self._num_opened:
                 return True
-            # A reader that is not noticed has a dataset of its own, or had all its shards open.
+            # A reader that is not noticed has another dataset object, or had all its shards open.
             # While batches are skipped, there is no pause.
             if num_reached != self._num_reached:
                 num_reached, since_s = self._num_reached, time.monotonic()
@@ -260,10 +260,10 @@ class FetchWindow:
                     reader, number_there = self._shards.locate(number)
                     reader.fetch(number_there, fetch)
             except Exception as error:  # noqa: BLE001 - the pass waits for this thread
-                # The reader of the shard tries again and raises; an error here would reach nobody.
+                # The reader of the shard tries again and raises; an error here would go unseen.
                 _logger.info("shard %d could not be fetched ahead: %r", number, str(error))
             finally:
                 # Also after an error or a cancellation: `reach` waits for one of these events
-                # without a limit.
+                # indefinitely.
                 fetch.begun.set()
                 fetch.done.set()

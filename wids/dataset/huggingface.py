@@ -1,8 +1,7 @@
-"""A wids sampler → a ``transformers.Trainer`` that trains in its order, and resumes in it.
+"""Train with a ``transformers.Trainer`` in the order of a wids sampler, and resume in it.
 
-The trainer makes a sampler of its own, has accelerate deal its batches to ranks, and, after it was
-resumed in the middle of an epoch, sets no epoch. `SamplerTrainer` replaces the loader and sets each
-epoch. How a model is trained is left to ``transformers``.
+The trainer makes its own sampler, has accelerate deal its batches to ranks, and sets no epoch after
+it was resumed in the middle of one. `SamplerTrainer` replaces the loader and sets each epoch.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ except ImportError as error:
 class SamplerTrainer(Trainer):
     """A ``transformers.Trainer`` whose ranks read what a wids sampler yields.
 
-    Resumed from a checkpoint, at any step of any epoch, it reads exactly the samples that were
-    left, and decodes none of those that it skips. The DataLoader is not prepared by accelerate: the
-    sampler has the share of each rank already, and the trainer moves batches to their device.
+    Resumed from a checkpoint, at any step of any epoch, it reads exactly the remaining samples, and
+    decodes none of those that it skips. accelerate does not prepare the DataLoader: the sampler has
+    the share of each rank already, and the trainer moves batches to their device.
 
     Args:
         *args: As for ``transformers.Trainer``.

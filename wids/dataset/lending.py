@@ -1,13 +1,13 @@
-"""Shared memory for the large tensors of a worker, used again once nothing reads it.
+"""Lend shared memory to the large tensors of a worker, and reuse it once nothing reads it.
 
 torch makes new shared memory for each tensor that a worker sends, and the system has to make its
 pages, which can take a third of an epoch of pictures. Here a worker keeps buffers and *lends* them.
 A lent tensor is one of torch's shared tensors, which torch sends, moves and releases as any other.
 
 The system counts the readers. A loan opens the file of a buffer once more, and locks it. Such a
-lock belongs to what was opened: each descriptor and each mapping that is made of it, in any
-process, holds the lock, and the last one that ends releases it, in a process that is killed too. A
-buffer that can be locked is free. Nothing here knows what a batch is.
+lock belongs to the open file: each descriptor and each mapping that is made of it, in any process,
+holds the lock, and the last one that ends releases it, even when its process is killed. A buffer
+that can be locked is free.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 LARGE_NBYTES: Final = 64 << 10
-"""Tensors beyond this length are worth a buffer."""
+"""Longer tensors are worth a buffer."""
 
 _MAX_SLACK: Final = 2
 """A buffer is lent for tensors of at least half of its length."""
@@ -50,7 +50,7 @@ class _Buffer:
     Attributes:
         nbytes: Its length.
         memory: The worker's own map, for writing: its pages stay mapped between loans.
-        file: A descriptor that is never sent, so that it has no part in the lock of a loan.
+        file: A descriptor that is never sent, so that it does not hold the lock of a loan.
         last_loan: The number of the loan that it was last used for.
     """
 
@@ -59,7 +59,7 @@ class _Buffer:
 
         self.nbytes = nbytes
         self.last_loan = 0
-        # Without a name: it is gone with the last process that has mapped it, however that ends.
+        # Without a name: it disappears with the last process that maps it, however that ends.
         self.file = os.memfd_create("wids-batch")
         try:
             os.ftruncate(self.file, nbytes)
@@ -90,7 +90,7 @@ class _Buffer:
 
 
 def _shared(file: int, nbytes: int) -> torch.UntypedStorage:
-    """Return the first bytes of a file as torch's shared memory, with a descriptor of its own."""
+    """Return the first bytes of a file as torch's shared memory, with its own descriptor."""
     import torch
 
     # torch's function for it looks into a cache first, by the number of the file. That is the same

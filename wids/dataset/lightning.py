@@ -1,4 +1,4 @@
-"""A callback that keeps the position of a wids sampler in Lightning's checkpoints.
+"""Keep the position of a wids sampler in Lightning's checkpoints.
 
 Lightning restores the state of a loader only into an epoch that it believes unfinished, and loses
 count of epochs in a run that it resumed at the end of one. The sampler's own state says where
@@ -47,7 +47,7 @@ class SamplerCallback(Callback):
 
     Each checkpoint has the sampler's state, whether it was saved after a step, a validation or an
     epoch. Resumed from it, any number of times, training uses each sample of an epoch exactly once.
-    It needs no loader with a state: torch's own will do.
+    It needs no stateful loader: torch's own will do.
 
     Args:
         sampler: The sampler of the trainer's only training loader: a `DistributedChunkedSampler` or
@@ -78,7 +78,7 @@ class SamplerCallback(Callback):
         self._epoch, self._position = epoch, self._sampler.resume_position(epoch)
 
     def on_fit_start(self, *_: Any) -> None:
-        """Silence a warning about loaders without a state, which need none here."""
+        """Silence a warning about stateless loaders, which suffice here."""
         warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before")
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
@@ -103,7 +103,7 @@ class SamplerCallback(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         """Count the epoch, if Lightning has not."""
-        # It does not count the epoch that follows a resume from the last step of the one before.
+        # It does not count the epoch after a resume from the last step of the previous one.
         # In checkpoints of later steps that epoch would be over.
         progress: Any = trainer.fit_loop.epoch_progress
         if progress.current.ready == progress.current.processed:
@@ -117,7 +117,7 @@ class SamplerCallback(Callback):
             self._begin(trainer.current_epoch + 1)
 
     def on_train_epoch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Be at the beginning of the next epoch, also after one that was stopped."""
+        """Move to the beginning of the next epoch, also after one that was stopped."""
         self._begin(trainer.current_epoch + 1)
 
     def state_dict(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def _sampler_of(loader: Any) -> Any:
 
 
 def _end_at_last_step(loops: dict[str, Any]) -> None:
-    """Have a checkpoint that was saved after an epoch look as though its last step had saved it.
+    """Make a checkpoint saved after an epoch look as though its last step had saved it.
 
     With ``max_steps``, Lightning resumes such a checkpoint inside the finished epoch and trains one
     more step there. From the last step it resumes correctly.

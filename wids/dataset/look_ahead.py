@@ -1,7 +1,7 @@
-"""A sampler → the indices that it will yield, before it yields them, and its state meanwhile.
+"""Return the indices that a sampler will yield before it yields them, and keep its state exact.
 
-A sampler can be of this package, of torch, or a user's own, of indices or of batches. What is asked
-of it is described in docs/prefetching.md. Nothing here knows about shards.
+A sampler can be of this package, of torch, or a user's own, of indices or of batches.
+docs/prefetching.md describes what it has to provide.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _END: Final = object()
 
 def indices_of(item: Any) -> Iterable[int]:
     """Return the indices of a batch, or an index as a batch of one."""
-    # A tensor without dimensions is an index, and has `__iter__` all the same.
+    # A tensor without dimensions is an index, although it has `__iter__`.
     is_batch = isinstance(item, Iterable) and getattr(item, "ndim", None) != 0
     return item if is_batch else (item,)
 
@@ -52,7 +52,7 @@ def look_ahead(sampler: Any, lock: Lock) -> tuple[Iterator[int], Iterator[Any]]:
     if _is_stateful(sampler):
         twin = _Twin(sampler, lock)
         return twin.ahead(), twin.now()
-    # An order of its own cannot be asked for twice, so it is read once, a little ahead.
+    # Another sampler's order cannot be requested twice, so it is read once, a little ahead.
     future, now = tee(sampler)
     return _flat(future), _locked(now, lock)
 
@@ -69,7 +69,7 @@ def _is_stateful(sampler: Any) -> bool:
 
 
 def _flat(items: Iterable[Any]) -> Iterator[int]:
-    # All items are of the kind of the first; to ask each would take as long as the rest.
+    # All items are of the kind of the first; checking each would take as long as the rest.
     rest = iter(items)
     for first in rest:
         if type(first) is int:
@@ -128,7 +128,7 @@ class _Twin:
             yield item
 
     def _agrees(self, index: int, others: deque[int], own: deque[int]) -> bool:
-        """Compare an index with that of the other one, if it has come so far."""
+        """Compare an index with that of the other iterator, if that has come so far."""
         if others:
             self._is_same = self._is_same and others.popleft() == index
         else:

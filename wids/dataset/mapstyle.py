@@ -1,6 +1,6 @@
 """The base of `wids.ShardListDataset`, which becomes torch's ``Dataset`` without importing torch.
 
-Decision 0078 has the reason for the assignment to ``__bases__``.
+Decision 0078 gives the reason for the assignment to ``__bases__``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`peek`: the samples at the beginning of a shard that need not have an index.
+"""Look at the samples at the beginning of a shard that need not have an index.
 
 A `Peek` is what notebooks, pages and commands need of a dataset, for one shard at a time, since
-positions in the dataset are not known before its shards are counted. What is read of a shard, and
-when, is decided in `wids.shards.glimpse`.
+positions in the dataset are not known before its shards are counted. `wids.shards.glimpse` decides
+what is read of a shard, and when.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from wids.storage.transport import urls
 from wids.storage.transport.local import Opener
 
 _MAX_KEPT: Final = 8
-"""Shards of which is kept what was read, of those that were looked at last."""
+"""The number of recently used shards for which to keep what was read."""
 _MAX_SEARCHED_NBYTES: Final = 100_000_000
-"""Bytes to read for one sample; it is far inside the dataset then, and an index is worth making."""
+"""Bytes to read to find one sample; for one farther into the dataset, an index is worth making."""
 
 
 def peek(
@@ -111,7 +111,7 @@ def _shard_number(number: int, count: int) -> int:
 
 
 def create_command(shards: Shards, spec: DatasetSpec) -> str:
-    """Return the command that makes an index of what was named, without secrets."""
+    """Return the command that makes an index of these shards, without secrets."""
     name = spec.name or dataset_name(spec.shards[0].url)
     if isinstance(shards, str | os.PathLike):
         named = os.fspath(shards)
@@ -132,7 +132,7 @@ class Peek:
         options: How to read samples.
         number: The number of the shard.
         transformations: The callables that a sample passes through.
-        create_command: What makes an index of all shards, for people to run.
+        create_command: The command that makes an index of all shards, for people to run.
 
     Attributes:
         create_command: As passed.
@@ -223,11 +223,11 @@ class Peek:
         """
         self.reader.make_index()
 
-    # What is known of this one.
+    # This shard.
 
     @property
     def glimpse(self) -> Glimpse | None:
-        """What was found of the shard; None if it has an index."""
+        """What was found in the shard; None if it has an index."""
         return self.reader.glimpse
 
     @property
@@ -246,7 +246,7 @@ class Peek:
         """Find more samples of the shard, and return how many are known.
 
         Args:
-            num_samples: How many are wanted. After 24 requests or about 6 MB it stops before; the
+            num_samples: How many are wanted. It stops early after 24 requests or about 6 MB; the
                 next call continues.
 
         Raises:
@@ -277,7 +277,7 @@ class Peek:
 
     def _transformed(self, index: int, sample: dict[str, Any]) -> Any:
         url, key = self.url, sample["__key__"]
-        del sample["__index__"]  # the samples of the shards before this one are not counted
+        del sample["__index__"]  # the samples of previous shards are not counted
         try:
             for transform in self.transformations:
                 sample = transform(sample)
@@ -301,7 +301,7 @@ class Peek:
             raise KeyError(f"{self!r}: no sample{known} has the key {key!r}")
         return found
 
-    # What pages and notebooks ask of a dataset.
+    # For pages and notebooks.
 
     @property
     def reader(self) -> ShardLook:

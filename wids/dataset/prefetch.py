@@ -1,8 +1,8 @@
-"""A sampler and a dataset → the same sampler, while the remote shards that it needs are fetched.
+"""Yield the items of a sampler while the remote shards that they need are fetched ahead.
 
-A sampler knows its future, so the next shards are fetched while the current one is read: by a few
+A sampler's future is known, so the next shards are fetched while the current one is read: by a few
 threads of the process that runs the sampler, whatever the number of DataLoader workers. Readers
-find the shard in the cache, or wait for it there. Nothing here sees a sample.
+find the shard in the cache, or wait for it there.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Prefetcher(Sampler[T]):
     Not safe to share between threads.
 
     The state is exact around wids' samplers, a ``BatchSampler`` of one, and any sampler that has
-    ``state_dict`` and ``load_state_dict`` itself; docs/prefetching.md says what is asked of one.
+    ``state_dict`` and ``load_state_dict`` itself; docs/prefetching.md says what it has to provide.
 
     Args:
         sampler: Any sampler of indices or of batches.
@@ -84,7 +84,7 @@ class Prefetcher(Sampler[T]):
         kind: type[Prefetcher[Any]] = DistributedPrefetcher if is_distributed else cls
         return super().__new__(kind)
 
-    # What trainers, and wids' callbacks for them, read of a sampler, if it has it.
+    # Attributes that trainers, and wids' callbacks for them, read if a sampler has them.
     batch_size = _OfSampler()
     drop_last = _OfSampler()
     generator = _OfSampler()
@@ -110,7 +110,7 @@ class Prefetcher(Sampler[T]):
     ) -> None:
         self.num_threads = at_least(1, num_threads, "num_threads")
         shards = ShardMap(dataset)
-        # Now, so that workers which are started later share the numbers.
+        # Now, so that workers that are started later share the numbers.
         shards.count_openings()
         self.sampler = sampler
         self.dataset = dataset
@@ -122,7 +122,7 @@ class Prefetcher(Sampler[T]):
 
     @property
     def yields_indices(self) -> bool:
-        """Whether an item is an index, as far as is known; otherwise it is a batch."""
+        """Whether an item is an index and not a batch, judged by the sampler's attributes."""
         is_torchs = isinstance(self.sampler, BatchSampler)
         return bool(getattr(self.sampler, "yields_indices", not is_torchs))
 
@@ -134,7 +134,7 @@ class Prefetcher(Sampler[T]):
         return len(self.sampler)  # type: ignore[arg-type]  # a sampler without a length raises
 
     def __iter__(self) -> Iterator[T]:
-        # Also the epoch of the pass is that of this call (ORDER-8).
+        # The epoch of the pass too is that of this call (ORDER-8).
         lock = Lock()
         ahead, now = look_ahead(self.sampler, lock)
         return self.fetching(ahead, now, lock)
@@ -153,8 +153,8 @@ class Prefetcher(Sampler[T]):
         return self._items(ahead, now, lock)
 
     def _items(self, ahead: Iterator[int], now: Iterator[Any], lock: Lock) -> Iterator[Any]:
-        # A generator starts at the first index, when the loader has forked its workers: no thread
-        # of ours runs during a fork.
+        # A generator starts at the first index, after the loader has forked its workers, so none of
+        # these threads runs during a fork.
         window = FetchWindow(
             ShardMap(self.dataset), ahead, self.ahead_nbytes, self.num_threads, lock
         )
@@ -197,4 +197,4 @@ class Prefetcher(Sampler[T]):
 
 
 class DistributedPrefetcher(Prefetcher[int], DistributedSampler[int]):
-    """A prefetcher around a distributed sampler, as trainers ask by ``isinstance``."""
+    """A prefetcher around a distributed sampler, which trainers check with ``isinstance``."""

@@ -1,7 +1,7 @@
-"""`ShardListDataset`: samples by index, and what users make of them.
+"""Define `ShardListDataset`: samples by index, and what users make of them.
 
-Each method is a docstring and a call of the package that does the work, imported when it is first
-needed. How a sample is read is in `wids.dataset.access`.
+Each method calls the package that does the work, which is imported when it is first needed.
+`wids.dataset.access` reads samples.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ShardListDataset(TorchDataset):
         keep: True never deletes a copy, whatever ``cache_size`` says.
         localname: Returns the path of a file for the URL of a remote shard, which is used in place
             or fetched to, instead of a file in ``cache_dir``; or None for the latter. It is called
-            with the paths of local shards too; these are never copied, so that what it returns is
+            with the paths of local shards too; these are never copied: the path that it returns is
             read if it exists, and otherwise the shard itself.
         lru_size: Most shards to keep open; None for 256 or a quarter of the process's file
             descriptors, whichever is less.
@@ -107,7 +107,7 @@ class ShardListDataset(TorchDataset):
             fetching would be needed to know.
         key_split: Where member names are split into key and field, at the ``"first"`` or the
             ``"last"`` dot; None for what the spec says, or else the first.
-        on_error: What to do where a sample cannot be produced. None raises the error. ``"skip"``
+        on_error: What to do if a sample cannot be produced. None raises the error. ``"skip"``
             leaves damaged samples out of batches and iterations; `wids.collate` copes with an empty
             batch. ``"next"`` takes the next good sample of the view, of at most 100. Both count in
             ``num_failed`` and warn once, and raise if a shard cannot be fetched. A callable is
@@ -200,7 +200,7 @@ class ShardListDataset(TorchDataset):
             fetcher,
             limits=cache_limits(cache_size, keep=keep, shards=self.spec.shards),
             localname=localname,
-            # Nobody placed a file in the default folder for this dataset.
+            # No user placed a file in the default folder for this dataset.
             offered=frozenset() if cache_dir is None else placed_names(self.spec.shards),
             wants_progress=progress,
         )
@@ -216,7 +216,7 @@ class ShardListDataset(TorchDataset):
             is_overridden=type(self).__getitem__ is not ShardListDataset.__getitem__,
         )
         self._epoch = SharedEpoch()
-        # A notebook that has a dataset has samples to show, and importing wids changes nothing.
+        # Not at import, which changes nothing: a notebook with a dataset has samples to show.
         show_samples_in_notebooks()
 
     @property
@@ -241,7 +241,7 @@ class ShardListDataset(TorchDataset):
 
     @property
     def dataset_name(self) -> str:
-        """The ``__dataset__`` of samples whose shard belongs to no dataset of its own."""
+        """The ``__dataset__`` of samples whose shard names no dataset."""
         return self._access.dataset_name
 
     @dataset_name.setter
@@ -259,7 +259,7 @@ class ShardListDataset(TorchDataset):
 
     @property
     def on_error(self) -> OnError | Policy | None:
-        """What to do where a sample cannot be produced, as passed; may be assigned."""
+        """What to do if a sample cannot be produced, as passed; may be assigned."""
         return self._access.on_error
 
     @on_error.setter
@@ -310,7 +310,7 @@ class ShardListDataset(TorchDataset):
         return self._access.in_turn()
 
     def __contains__(self, item: object) -> bool:
-        # Without this method Python would read sample after sample, and compare each of them.
+        # Without this method Python would read and compare sample after sample.
         raise TypeError(
             f"{self!r}: expected `key in dataset.keys()`, found `item in dataset`, which would "
             "read every sample to compare it"
@@ -321,12 +321,12 @@ class ShardListDataset(TorchDataset):
 
         return dataset_repr(self)
 
-    # A class that others inherit from.
+    # Subclasses.
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Have batches and iteration call the ``__getitem__`` of a subclass that has its own."""
+        """Make batches and iteration call the ``__getitem__`` of a subclass that defines one."""
         super().__init_subclass__(**kwargs)
-        # Here, once for each class: a question for each sample would cost everyone.
+        # Here, once for each class: a check for each sample would slow down every dataset.
         if overrides(cls, "__getitem__", "__getitems__"):
             cls.__getitems__ = ShardListDataset._getitems_one_by_one  # type: ignore[method-assign]
         if overrides(cls, "__getitem__", "__iter__"):
@@ -365,13 +365,13 @@ class ShardListDataset(TorchDataset):
         failures = self._access.failures
         return map(self.__getitem__, indices) if failures is None else failures.each(self, indices)
 
-    # What is in it.
+    # Contents.
 
     @property
     def fields(self) -> list[str]:
-        """Names of the fields of the samples, those that most samples have first.
+        """Names of the fields of the samples, most frequent first.
 
-        As the indexes of some shards state them, spread over the dataset. No sample is read and no
+        They come from the indexes of some shards spread over the dataset. No sample is read and no
         shard is fetched; the list is empty if all shards are remote and have no index.
 
         Example:
@@ -465,7 +465,7 @@ class ShardListDataset(TorchDataset):
         return self._find(key, None)
 
     def keys(self) -> Keys:
-        """Return the keys of the samples, as a sequence that reads indexes when it is asked.
+        """Return the keys of the samples, as a sequence that reads indexes when it is used.
 
         ``key in dataset.keys()`` takes constant time, as `find_key` does. A dataset is a sequence
         and not a mapping: ``key in dataset`` and ``dict(dataset)`` are errors.
@@ -486,7 +486,7 @@ class ShardListDataset(TorchDataset):
         index = first_index_of(self.positions, self.reader.find(key, number))
         if index >= 0:  # the view has the sample
             return index
-        # No `repr`, which looks for fields: a key that no sample has must cost little.
+        # No `repr`, which looks for fields: a missing key must cost little.
         own = f"{type(self).__name__} {self.dataset_name!r}"
         name = own if number is None else urls.redact(self.spec.shards[number].url)
         raise KeyError(f"{name}: no sample has the key {key!r}")
@@ -506,7 +506,7 @@ class ShardListDataset(TorchDataset):
         raise KeyError(f"{urls.redact(shard)}: no such shard in {self!r}")
 
     def _found(self, index: int) -> Any:
-        """Return a sample whose shard was opened to find it, so that nothing has to be fetched."""
+        """Return a sample whose shard was opened to find it, so nothing has to be fetched."""
         access = self._access
         if access.failures is not None:  # the next sample has another key
             access = access.with_on_error(None)
@@ -582,7 +582,7 @@ class ShardListDataset(TorchDataset):
     def only(self, fields: Collection[str] | None) -> ShardListDataset:
         """Return a view that fetches no whole shards, and raises instead of calling ``on_error``.
 
-        The view has open shards of its own: close it.
+        The view opens its own shards: close it.
 
         Args:
             fields: The only fields to read, as undecoded bytes; None for whole samples, transformed
@@ -656,16 +656,16 @@ class ShardListDataset(TorchDataset):
     def join(self, other: Any, *, missing: Missing = "error", prefix: str = "") -> ShardListDataset:
         """Return a view whose samples have further fields: those that another side has for a key.
 
-        Which samples belong together is found out once, from indexes, and stored in the cache
-        folder. Entries of the other side whose keys no sample has are ignored. ``__key__`` and the
-        other labels are those of this dataset.
+        Keys are matched once, from indexes, and the result is stored in the cache folder. Entries
+        of the other side whose keys no sample has are ignored. ``__key__`` and the other labels are
+        those of this dataset.
 
         Args:
             other: A dataset or view, in shards of any kind; a ``pyarrow.Table`` (or what becomes
                 one) with a column ``__key__``; a pandas frame with a column or an index
                 ``__key__``; a mapping from keys to values, or to mappings of fields; or a pattern
                 such as ``"{shard}.captions.json"``, for a file of JSON beside each shard.
-            missing: What becomes of a sample whose key the other side does not have: ``"error"``,
+            missing: How to treat a sample whose key the other side does not have: ``"error"``,
                 ``"skip"`` to leave it out, or ``"none"`` for None as the other side's fields.
             prefix: Comes before the names of the other side's fields: with ``"b"``, ``.txt``
                 becomes ``.b.txt``.
@@ -692,7 +692,7 @@ class ShardListDataset(TorchDataset):
         from wids.tables.join_sides import Side
         from wids.tables.joins import JoinableView
 
-        # Of all samples, with transformations of its own; an error is the joined dataset's.
+        # Of all samples, with its own transformations; the joined dataset handles errors.
         access = self._access.with_on_error(None).followed_by()
         whole = replace(access, positions=range(len(access.reader)))
         return JoinableView(Side(self._view(whole)), self.positions)
@@ -754,7 +754,7 @@ class ShardListDataset(TorchDataset):
             progress=progress,
         )
 
-    # What people look at.
+    # Galleries.
 
     def show(
         self,

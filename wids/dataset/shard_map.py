@@ -1,6 +1,6 @@
-"""A dataset, also inside torch's wrappers → the shards that a sample of each index is read from.
+"""Map each index of a dataset, also inside torch's wrappers, to the shards of its sample.
 
-Shards of several datasets are numbered together. Nothing here fetches or opens a shard.
+Shards of several datasets are numbered together. No shard is fetched or opened.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from wids.shards.sample_access import SampleAccess, access_of
 from wids.storage.shared_number import SharedNumber
 
 Numbers: TypeAlias = int | tuple[int, ...]
-"""The shards of an index, by their numbers among the shards of all datasets. Nearly always it is
-one, and not worth a tuple for each sample."""
+"""The shards of an index, by their numbers among the shards of all datasets. Nearly always there is
+one, which is not worth a tuple for each sample."""
 
 NumbersOf: TypeAlias = Callable[[int], Numbers]
 
@@ -25,7 +25,7 @@ class ShardMap:
 
     Args:
         dataset: A `ShardListDataset` or view; or torch's ``Subset``, ``ConcatDataset`` or
-            ``StackDataset`` around some. Parts that are no datasets of shards need none.
+            ``StackDataset`` around some. Parts that are no datasets of shards have none.
 
     Raises:
         TypeError: No dataset of shards is found in it.

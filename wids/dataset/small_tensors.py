@@ -1,9 +1,9 @@
-"""The small tensors of a worker's batch, which are sent by value.
+"""Send the small tensors of a worker's batch by value.
 
 torch sends the memory of each tensor as a file descriptor, whatever its length. That takes 0.3 to
 0.5 ms of processor time, so that a batch of 64 small samples takes longer to send than to read. The
-memory of the smallest tensors that `collate` makes is sent as bytes instead. All else that a tensor
-is, and any other memory, is sent by torch.
+memory of the smallest tensors that `collate` makes is sent as bytes instead. torch sends the rest of
+a tensor, and any other memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _MAX_NBYTES: Final = 8 << 10
 """Maximum number of bytes that wait to be sent by value. A pipe holds several such messages."""
 _SENDER: Final = "QueueFeederThread"
-"""The name of threads that send what was put into a queue between processes, as a loader has."""
+"""The name of threads that send the items of a queue between processes, such as a loader's."""
 
 
 # In the worker.
@@ -62,13 +62,13 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 def _register() -> bool:
     from multiprocessing.util import Finalize
 
-    # After queues were told to end, and before they are waited for.
+    # After queues were asked to end, and before they are waited for.
     Finalize(None, _leave_unread, (os.getpid(), _parent()), exitpriority=0)
     return send_storages_by(_reduced)
 
 
 def _parent() -> int:
-    """Return the process that is this worker's parent for as long as the main process lives.
+    """Return the process that stays this worker's parent as long as the main process lives.
 
     That is the main process itself, which may be gone already, since a first batch can take
     minutes. Where a fork server has started the worker, it is that server.
@@ -82,7 +82,7 @@ def _parent() -> int:
 
 
 def _leave_unread(worker: int, parent: int) -> None:
-    """End a worker whose main process was killed, if it waits for a full pipe that nobody reads.
+    """End a worker whose main process was killed, if it waits for a full pipe that is never read.
 
     Its siblings hold the reading end of the pipe as well, so that it would wait forever.
     """
@@ -98,7 +98,7 @@ def _leave_unread(worker: int, parent: int) -> None:
 def _reduced(storage: torch.UntypedStorage, before: Callable[[Any], Reduced]) -> Reduced:
     import torch
 
-    # A thread that writes to a pipe of its own has another name. A second queue finds no entry.
+    # A thread that writes to another pipe has another name. A second queue finds no entry.
     if threading.current_thread().name != _SENDER:
         return before(storage)
     nbytes = _waiting.pop(storage)
@@ -112,7 +112,7 @@ def _reduced(storage: torch.UntypedStorage, before: Callable[[Any], Reduced]) ->
 # In the process where it arrives.
 
 _received: StorageTable[bytearray] = StorageTable()
-"""The bytes below each storage."""
+"""The bytes behind each storage."""
 
 
 def _arrived(values: bytearray) -> torch.UntypedStorage:

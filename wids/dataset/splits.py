@@ -1,7 +1,4 @@
-"""Fractions or counts → which samples belong to each part of a dataset.
-
-Knows the number of samples in each shard, and nothing else of them.
-"""
+"""Compute which samples belong to each part of a dataset, from fractions or counts."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ def split_indices(
             nearly as shards allow.
 
     Raises:
-        ValueError: The parts do not add up, or an argument has no meaning.
+        ValueError: The parts do not add up, or an argument is invalid.
     """
     at_least(0, seed, "seed")
     if by not in get_args(By):

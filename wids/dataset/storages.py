@@ -1,6 +1,6 @@
-"""What a worker knows of the memory below tensors, and how that memory is sent.
+"""Keep values for the memory behind a worker's tensors, and change how that memory is sent.
 
-torch calls it a *storage*: several tensors may be over one, and torch may move a storage to other
+torch calls it a *storage*: several tensors may share one, and torch may move a storage to other
 memory while it lives.
 """
 
@@ -18,7 +18,7 @@ _MIN_SWEEP: Final = 128
 
 
 class StorageTable(Generic[Value]):
-    """Values of storages, for at least as long as any tensor or array is over them.
+    """Values of storages, kept at least as long as any tensor or array uses them.
 
     Values of storages that are gone are removed when the size of the table has doubled.
     """
@@ -52,7 +52,7 @@ class StorageTable(Generic[Value]):
 
 
 def _reference(storage: torch.UntypedStorage) -> Any:
-    """Return what is equal for the same storage, and for no later one at its address."""
+    """Return a key that is equal for the same storage, but not for a later one at its address."""
     from torch.multiprocessing.reductions import StorageWeakRef
 
     return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
@@ -65,10 +65,10 @@ Reduced: TypeAlias = str | tuple[Any, ...]
 def send_storages_by(
     reduce: Callable[[torch.UntypedStorage, Callable[[torch.UntypedStorage], Reduced]], Reduced],
 ) -> bool:
-    """Make queues and pipes of this process ask a function how to send a storage.
+    """Make queues and pipes of this process call a function to send a storage.
 
     Args:
-        reduce: Is called with the storage, and with the function that was asked before.
+        reduce: Takes the storage, and the function that was called before.
 
     Returns:
         Whether torch sends storages in a way that can be changed.

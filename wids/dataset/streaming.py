@@ -1,7 +1,6 @@
-"""A dataset and a sampler → the rank's samples in order, as a torch ``IterableDataset``.
+"""Return a rank's samples in the order of a sampler, as a torch ``IterableDataset``.
 
-The workers of a DataLoader share the order among themselves, batch by batch. What an order is, and
-how samples are read, is up to the sampler and the dataset.
+The workers of a DataLoader share the order among themselves, batch by batch.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _READ_AHEAD: Final = 64
 
 
 class Batches(Protocol):
-    """What a stream asks of a dataset."""
+    """What a stream needs of a dataset."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """Read several samples."""
@@ -50,9 +49,9 @@ def stream(
     Args:
         dataset: A `ShardListDataset` or a view.
         sampler: One of wids' samplers of indices, over the dataset; or a `Prefetcher` around one.
-            Each worker then fetches the shards of its share ahead; what another one fetches, it
-            waits for.
-        batch_size: Number of consecutive samples that one worker reads; that of the DataLoader.
+            Each worker then fetches the shards of its share ahead; it waits for what another one
+            fetches.
+        batch_size: Number of consecutive samples that one worker reads: that of the DataLoader.
         webdataset: True to return samples as webdataset's stages expect them: names without their
             leading dot, and ``__url__``. The dataset should leave fields undecoded,
             ``transformations=[]`` and ``raw="bytes"``.
@@ -192,7 +191,7 @@ class SampleStream(IterableDataset[Any]):
         epoch, share, start = restored.epoch, restored.share, restored.start
         resume = self._resume
         if epoch < self.epochs.latest_restored:
-            # Others had begun the pass that follows, of which it had not returned a sample.
+            # Others had begun the next pass, of which this one had not returned a sample.
             epoch, share = self.epochs.latest_restored, restored.next_share
             start, resume = 0, (0, 0)
         num_batches = self._num_batches(epoch, start)
@@ -200,7 +199,7 @@ class SampleStream(IterableDataset[Any]):
         next_epoch = epoch + is_complete
         if restored.set_number is not None and restored.set_number != next_epoch:
             next_epoch, is_complete = restored.set_number, True
-        # The loader asks the worker for the next batch first that follows the one asked last.
+        # The loader first asks the worker that follows the one that it asked last.
         if is_complete:
             return next_epoch, (share - num_batches) % worker()[1], (0, 0)
         return epoch, share, resume
@@ -278,8 +277,8 @@ class SampleStream(IterableDataset[Any]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state, of the stream or of its sampler: the next pass is the rest.
 
-        In a worker, an epoch that ``set_epoch`` set before wins over that of the state: torchdata's
-        loader restores when iteration starts.
+        In a worker, an epoch that ``set_epoch`` set earlier overrides that of the state, since
+        torchdata's loader restores when iteration starts.
 
         Raises:
             StateError: The state is damaged, or belongs to another dataset, other settings or
@@ -329,7 +328,7 @@ class SampleStream(IterableDataset[Any]):
         self._restored = _Restored(state, epoch, start, self._own_share, next_share, set_number)
         next_epoch = epoch + is_complete
         if set_number is not None and set_number != epoch:
-            # As ORDER-11 has it for samplers: a state's epoch does not win over one that was set.
+            # As ORDER-11 says for samplers: a state's epoch does not override one that was set.
             self.epochs.restore(set_number, is_fixed=True)
             self.sampler.note_skipping()
             next_epoch = set_number

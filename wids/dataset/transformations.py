@@ -1,7 +1,4 @@
-"""What a caller wants done to each sample → callables; their exceptions → errors that name it.
-
-Nothing here reads a sample or calls a transformation; `wids.dataset.shard_list` does.
-"""
+"""Turn the transformations of a caller into callables, and their exceptions into located errors."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ def as_transformations(given: Any, *, allow_pickle: bool) -> list[Transformation
     if given is not None and not isinstance(given, str | Iterable) and not callable(given):
         raise TypeError(f"transformations: expected a list of callables, found {given!r:.80}")
     steps = [given] if isinstance(given, str) or callable(given) else list(given or ())
-    # Silently ignored, the option would let the caller believe that pickles are decoded.
+    # If it were ignored silently, the caller would believe that pickles are decoded.
     if allow_pickle and not any(isinstance(step, str) for step in steps):
         raise ValueError(
             "allow_pickle: expected transformations by name, found callables; put "
@@ -49,7 +46,7 @@ def checked(function: Any, name: str) -> Transformation:
     """Return an argument that has to be a callable of a sample.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: It is not callable.
     """
     if not callable(function):
         raise TypeError(f"{name}: expected a callable that takes a sample, found {function!r:.80}")

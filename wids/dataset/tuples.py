@@ -1,7 +1,4 @@
-"""Names of fields, with alternatives → a transformation from a sample to a tuple.
-
-Knows the names in samples, and nothing of their values.
-"""
+"""Turn samples into tuples of fields, by names with alternatives."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ class ToTuple:
 
         Raises:
             KeyError: The sample has none of the alternatives.
-            TypeError: An earlier transformation returned something else than a dict.
+            TypeError: An earlier transformation did not return a dict.
         """
         if not isinstance(sample, Mapping):
             raise TypeError(
