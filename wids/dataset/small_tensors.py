@@ -2,8 +2,8 @@
 
 torch sends the memory of each tensor as a file descriptor, whatever its length. That takes 0.3 to
 0.5 ms of processor time, so that a batch of 64 small samples takes longer to send than to read. The
-memory of the smallest tensors that `collate` makes is sent as bytes instead. torch sends the rest of
-a tensor, and any other memory.
+memory of the smallest tensors that `collate` makes is sent as bytes instead. torch sends the rest
+of a tensor, and any other memory.
 """
 
 from __future__ import annotations
