@@ -1,4 +1,4 @@
-"""Cache the latest results of a function."""
+"""Cache the latest results of a function that any number of threads may call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Thing = TypeVar("Thing")
 
 
 def latest(make: Callable[[Name], Thing], count: int) -> Callable[[Name], Thing]:
-    """Return `make` with its last `count` results cached. Any number of threads may call it."""
+    """Return `make` with its last `count` results cached, for any number of threads."""
     kept, lock = lru_cache(count)(make), threading.Lock()
 
     def get(name: Name) -> Thing:
