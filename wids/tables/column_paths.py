@@ -44,7 +44,7 @@ def parse_columns(columns: Columns) -> tuple[ColumnPath, ...]:
     """Return the paths of columns, in order.
 
     Raises:
-        TypeError: ``columns`` is a single text, is no list, or has an item that is not a text.
+        TypeError: ``columns`` is a single text or not iterable, or has an item that is no text.
         ValueError: A name is taken, or repeated; or a path leads to values that no column can have.
     """
     if isinstance(columns, str) or not isinstance(columns, Iterable):

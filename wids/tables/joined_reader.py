@@ -159,7 +159,7 @@ class JoinedReader(ShardReader):
 
     @property
     def cache_nbytes(self) -> int | None:
-        """The limit of the cache of either side; see `ShardReader.cache_nbytes`."""
+        """The lower of the cache limits of both sides; see `ShardReader.cache_nbytes`."""
         limits = self._inner.cache_nbytes, self._part.cache_nbytes(self.cache_folder)
         return min((limit for limit in limits if limit is not None), default=None)
 

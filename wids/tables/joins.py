@@ -160,7 +160,7 @@ def _positions(view: JoinableView, other: Keyed) -> PositionMap:
 
 
 def _present_in_files(view: JoinableView, files: ShardFiles, missing: Missing) -> BoolArray:
-    """Return which samples of a view have their keys in the files; all but with ``"skip"``."""
+    """Return which samples of a view have their keys in the files; all unless ``"skip"``."""
     positions = as_int_array(view.positions)
     is_present = np.ones(len(positions), bool)
     if missing != "skip":
