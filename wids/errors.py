@@ -1,4 +1,4 @@
-"""The errors that wids raises on purpose, and nothing else.
+"""The errors that wids raises on purpose, and helpers for their messages.
 
 ::
 
@@ -9,6 +9,7 @@
     ├── FetchError          (OSError)            a URL or path that could not be read
     │   └── NotFoundError   (FileNotFoundError)  a URL or path that does not exist
     ├── UploadError         (OSError)            a URL that could not be written
+    ├── JoinError           (ValueError)         samples that cannot be joined by their keys
     ├── StateError          (ValueError)         a state that does not fit the sampler
     ├── PackError           (ValueError)         files or samples that new shards cannot have
     ├── TableError          (ValueError)         a column that cannot be made, a stale table
@@ -28,17 +29,17 @@ import re
 
 
 def message_of(error: BaseException) -> str:
-    """Return what an error says, without what Python adds to it: quotes, the number of an error."""
+    """Return the message of an error without what Python adds to it: quotes, an error number."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename or repr('')}: {error.strerror}"
     # str() of a KeyError is the repr() of its message.
     text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
-    # A name alone, as that of a key which a dict lacks, would say nothing.
+    # A bare name, such as that of a missing key, would explain nothing.
     return text if " " in text else f"an unexpected error: {type(error).__name__} {text!r}"
 
 
 def printable(text: str) -> str:
-    """Return text on one line, with escapes for the characters that a terminal would obey."""
+    """Return text on one line, with control characters escaped."""
     if text.isprintable():
         return text
     return "".join(
@@ -49,8 +50,8 @@ def printable(text: str) -> str:
 
 def without_quoted_secrets(text: str) -> str:
     """Return text without the users, passwords and queries of the URLs that it quotes (SEC-4)."""
-    # Word by word, which takes linear time: a server may have written the text. Of `://`, a path
-    # that was normalized has one slash.
+    # Word by word, which takes linear time: a server may have written the text. In a normalized
+    # path, `://` has only one slash.
     return re.sub(r"[^\s'\"]+", _without_secrets, text) if ":/" in text else text
 
 
@@ -123,7 +124,7 @@ class PackError(WidsError, ValueError):
 
 
 RewriteError = PackError
-"""The former name for errors of `rewrite`, which nobody has to catch apart."""
+"""The former name of `PackError` for errors of `rewrite`."""
 
 
 class TableError(WidsError, ValueError):

@@ -1,7 +1,7 @@
-"""A name of the old library → the error that says what replaces it.
+"""Explain a failed import of a module of the old library, and name its replacement.
 
 The old ``wids`` had modules such as ``wids.wids_mmtar``, which programs imported from. They are
-gone; an import of one fails, and the message names the replacement and docs/migration.md.
+gone; importing one fails, and the message names the replacement and docs/migration.md.
 """
 
 from __future__ import annotations

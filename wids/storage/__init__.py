@@ -2,7 +2,7 @@
 
 In goes a URL, with what a spec states of the file (its length and digests). Out comes a stream, a
 range of bytes, a local copy that all processes share, or a file published at the URL. A file under
-its final name is complete. What the bytes mean is unknown here.
+its final name is complete. No module here parses a tar.
 
 Read first: `fetch` (every read of a URL begins there), `transport.schemes` (which module reads
 which scheme), and `cache.store` (how a copy is found or made).

@@ -1,7 +1,6 @@
-"""Temporary files that killed processes left → their deletion, once their writer is dead.
+"""Delete the temporary files that killed processes left, once their writers are dead.
 
-A writer locks its temporary file, so a file that nobody has locked has no writer. This module knows
-nothing of what is in the files, or which names are temporary.
+A writer locks its temporary file, so an unlocked one has no writer.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Final
 from wids.storage import complete_files, locks
 
 _ABANDONED_S: Final = 60.0
-"""Age from which a temporary file that nobody has locked is deleted."""
+"""Age from which an unlocked temporary file is deleted."""
 _ABANDONED_UNLOCKED_S: Final = 86_400.0
 """The same where locks do not work, and for folders, which are not locked."""
 
@@ -24,13 +23,13 @@ _ABANDONED_UNLOCKED_S: Final = 86_400.0
 def sweep(
     folder: str, is_temporary: Callable[[str], bool], *, min_age_s: float | None = None
 ) -> None:
-    """Delete what killed processes left unfinished in a folder.
+    """Delete the temporary files that killed processes left in a folder.
 
     Args:
         folder: The folder.
-        is_temporary: Whether a name is that of a file, or folder, of which this may be true.
-        min_age_s: Age from which a file that nobody has locked is deleted; None for a minute. A
-            writer makes its file and then locks it, so 0 is for a caller that has no other writer.
+        is_temporary: Returns whether a name is that of a temporary file or folder.
+        min_age_s: Age from which an unlocked file is deleted; None for a minute. A writer creates
+            its file before it locks it, so pass 0 only where there is no other writer.
     """
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -39,7 +38,7 @@ def sweep(
 
 
 def sweep_beside(path: str | os.PathLike[str], *, min_age_s: float | None = None) -> None:
-    """Delete what killed processes left unfinished of this file; see `sweep`."""
+    """Delete the temporary files that killed processes left for this path; see `sweep`."""
     folder, name = os.path.split(os.path.abspath(os.fspath(path)))
     sweep(folder, lambda found: complete_files.is_temporary_of(found, name), min_age_s=min_age_s)
 
@@ -58,9 +57,9 @@ def temporary_files(path: str) -> list[tuple[str, int, int]]:
 
 
 def delete_if_abandoned(path: str, min_age_s: float | None = None) -> bool:
-    """Delete a temporary file or folder if it is old and nobody writes to it; return whether."""
+    """Delete an old temporary file or folder that has no writer; return whether it did so."""
     with suppress(OSError):
-        # A time in the future is as far from now: a clock was wrong, and may have been set right.
+        # `abs`, since a time may be in the future if a clock was wrong and was corrected since.
         age_s = abs(time.time() - os.stat(path).st_mtime)
         min_age_s = _ABANDONED_S if min_age_s is None else min_age_s
         if os.path.isdir(path):

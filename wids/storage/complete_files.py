@@ -1,7 +1,7 @@
-"""Bytes → a file that appears under its name complete, or not at all.
+"""Write a file that appears under its name complete, or not at all.
 
 A reader of the path sees the old file or the new one, never a part, and a process that has the old
-one mapped keeps it. This module knows nothing of what the bytes are.
+one mapped keeps it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import IO, Final
 from wids.storage import locks
 
 STEM_LENGTH: Final = 40
-"""Characters of a name that are in those of its temporary files and lock: at most 255 bytes."""
+"""Characters of a name that its temporary files and lock repeat, to stay within 255 bytes."""
 _TEMPORARY: Final = re.compile(rf"\.(.{{1,{STEM_LENGTH}}})\.[0-9a-f]{{16}}\.tmp", re.DOTALL)
 _NO_FOLDER_SYNC: Final = frozenset((errno.EINVAL, errno.ENOTSUP, errno.EBADF))
 """Errors of file systems on which a folder cannot be flushed, unlike those of a disk."""
@@ -30,15 +30,15 @@ def replacing(
 ) -> Iterator[IO[bytes]]:
     """Yield a file to write, and rename it to its final name when the block succeeds.
 
-    If the block fails, also by Ctrl-C, the old file stays and the new one is deleted.
+    If the block fails, also because of Ctrl-C, the old file stays and the new one is deleted.
 
     Args:
         path: The final name.
         mode: Permissions of the file, less those that the process's umask removes.
         sync: Whether to wait until the disk has the file and its name, which takes milliseconds.
             Without it, a power failure can leave an empty file under the name, or none. With it,
-            the file is also locked while it is written, so that what a killed process left can be
-            told from what a live one writes slowly.
+            the file is also locked while it is written, which distinguishes a file that a killed
+            process left from one that is written slowly.
         is_new: Whether to raise FileExistsError, rather than replace a file of that name.
     """
     folder, name = os.path.split(os.path.abspath(os.fspath(path)))
@@ -67,7 +67,7 @@ def replacing(
             os.replace(temporary, target)
         if sync:
             _sync_folder(folder)
-    # KeyboardInterrupt is no Exception, and must not leave the file either (CACHE-10).
+    # KeyboardInterrupt is not an Exception, and must not leave the file either (CACHE-10).
     except BaseException:
         with suppress(OSError):
             os.unlink(temporary)
@@ -104,12 +104,12 @@ def _rename_to_free_name(temporary: str, path: str) -> None:
 
 
 def temporary_name(name: str) -> str:
-    """Return a new name for a file that gets another one when it is complete."""
+    """Return a unique name for a file that is renamed when it is complete."""
     return f".{name[:STEM_LENGTH]}.{secrets.token_hex(8)}.tmp"
 
 
 def lock_name(name: str) -> str:
-    """Return the name of a file to lock while what has this name, or this pattern, is written."""
+    """Return the name of the file to lock while files of this name or pattern are written."""
     digest = hashlib.sha256(os.fsencode(name)).hexdigest()  # names may begin alike
     return f".{name[:STEM_LENGTH]}.{digest[:16]}.lock"
 
@@ -124,5 +124,5 @@ def stem_of_temporary(temporary: str) -> str | None:
 
 
 def is_temporary_of(temporary: str, name: str) -> bool:
-    """Whether this is the name of a temporary file that is written for a file of a name."""
+    """Return whether this may be the name of a temporary file for a file called ``name``."""
     return stem_of_temporary(temporary) == name[:STEM_LENGTH]

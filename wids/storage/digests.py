@@ -1,4 +1,4 @@
-"""The bytes of a local file → its digest; knows nothing of what the digest is compared with."""
+"""Compute the digests of local files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Streams of one URL → one file: resumed after a cut, and compared with what is known of it.
+"""Write the streams of one URL to one file, resume after a cut, and verify the result.
 
-Nothing here opens a URL or waits: `fetch` makes the attempts, `retry` counts them.
+This module neither opens URLs nor waits: `fetch` makes the attempts, `retry` counts them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from wids.storage.transport.retry import CancelledError
 from wids.storage.transport.stream import Stream, TransientError
 
 Report: TypeAlias = Callable[[int, "int | None"], None]
-"""``report(received_nbytes, total_nbytes)``; the total is None as long as it is unknown."""
+"""``report(received_nbytes, total_nbytes)``; the total is None while it is unknown."""
 
 
 class Expected(NamedTuple):
-    """What is known of a file before it is fetched.
+    """What is known about a file before it is fetched.
 
     Attributes:
         nbytes: Its length, or None.
@@ -35,7 +35,7 @@ class Expected(NamedTuple):
 
 
 class Download:
-    """What has arrived of one file, over any number of attempts.
+    """The part of one file that has arrived, over any number of attempts.
 
     Attributes:
         tag: The version of the file that is arriving, or None if the server does not say.
@@ -131,7 +131,7 @@ class Download:
     def _check_version(self, stream: Stream) -> None:
         """Refuse to append to what has arrived if the file at the URL has changed."""
         pairs = ((self.tag, stream.tag), (self.total_nbytes, stream.total_nbytes))
-        # A side that states nothing is no contradiction: a chunked response has no length.
+        # A missing value is no contradiction: a chunked response has no length.
         if stream.start and any(None not in pair and pair[0] != pair[1] for pair in pairs):
             self.start_over()
             message = f"{urls.redact(self.url)}: it changed while it was being fetched"

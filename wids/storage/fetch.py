@@ -1,7 +1,7 @@
-"""A URL → its document, a byte range, a file, or its length: all of the bytes, or an error.
+"""Read a document, a byte range, a file or its length from a URL: all of the bytes, or an error.
 
-What a `Fetcher` returns is complete if the server says how long the file is, and is the right file
-if the caller says how to recognise it. Nothing here knows shards, specs or caches.
+What a `Fetcher` returns is complete if the server states the length of the file, and is the right
+file if the caller states how to recognise it.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Fetcher:
                             f"{urls.redact(url)}: expected at most {limit_nbytes} bytes, found "
                             "more; check that this is the URL of the document"
                         )
-            # A cut is tried again from here; a parser would call the document malformed.
+            # A cut is retried here; a parser would report a malformed document.
             check_complete(url, len(data), stream.total_nbytes)
             return bytes(data)
 
@@ -103,16 +103,16 @@ class Fetcher:
         self._transports.bind_options(url)
 
     def read_start(self, url: str, nbytes: int, nbytes_of_whole: int = 0) -> FileStart:
-        """Read the first bytes of a file, of its present version.
+        """Read the first bytes of the current version of a file.
 
-        A server that sends whole files only is cut off. The range readers of the URL expect the
+        A server that sends only whole files is cut off. The range readers of the URL expect the
         version that is read here.
 
         Args:
             url: Path or URL.
-            nbytes: Bytes to read; fewer are returned if the file ends before.
-            nbytes_of_whole: Bytes to read instead from a server that sends whole files only, if
-                they are more: it cannot be asked for the next ones.
+            nbytes: Bytes to read; fewer are returned if the file is shorter.
+            nbytes_of_whole: Bytes to read instead from a server that sends only whole files, if
+                that is more: it cannot be asked for the next ones.
 
         Raises:
             NotFoundError: There is no such file.
@@ -147,11 +147,11 @@ class Fetcher:
         return with_retries(attempt, self._transports.patience(url))
 
     def sends_parts(self, url: str) -> bool:
-        """Return whether the server of a URL may send parts of a file, as far as is known."""
+        """Return whether a URL's server may send parts; False once it has sent a whole file."""
         return self._transports.sends_parts(url)
 
     def range_reader(self, url: str, nbytes: int) -> RangeReader:
-        """Return the reader of parts of a remote file of this length.
+        """Return a reader of parts of a remote file of this length.
 
         All readers of a URL that this object has returned expect the same version of the file.
         """
@@ -173,7 +173,7 @@ class Fetcher:
         Args:
             url: Path or URL.
             file: An empty file that can seek.
-            expected: What is known of it.
+            expected: What is known about it.
             report: Called with the bytes received and the length of the whole file or None: once
                 before the first bytes, and then for each piece.
             cancel: Ends the fetch when it is set.
@@ -201,7 +201,7 @@ class Fetcher:
         download.verify()
 
     def entries(self, folder: str) -> list[Entry]:
-        """Return what is in a folder, which has to be the caller's own and not a document's.
+        """List a folder, which the caller must have named, and not a document.
 
         Raises:
             NotFoundError: There is no such folder.
@@ -217,7 +217,7 @@ class Fetcher:
 
         Raises:
             NotFoundError: There is no such file.
-            FetchError: It cannot be asked.
+            FetchError: The server cannot be asked.
         """
         patience = self._transports.patience(url)
         return with_retries(lambda: self._transports.nbytes(url), patience)

@@ -1,9 +1,9 @@
 """Advisory locks on files, which the kernel releases when the process ends.
 
-Locks save double work and nothing else: on some network file systems they fail, on others they
-succeed for everyone, so the code that takes one must be correct without it. Exclusive locks are
-those of `filelock`, imported when the first one is taken; it has no native shared lock, so shared
-ones are `flock` itself, and the two exclude each other. This module knows no folders and no names.
+Locks only save duplicate work: on some network file systems they fail, on others they succeed for
+everyone, so the code that takes one must be correct without it. Exclusive locks are those of
+`filelock`, imported when the first one is taken; it has no native shared lock, so shared ones are
+`flock` itself, and the two exclude each other.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def lock_file(
 ) -> Iterator[bool | None]:
     """Hold an exclusive lock on a file that exists only to be locked, while the block runs.
 
-    The file is created if it is missing, and never deleted or followed if it is a symbolic link;
-    where nobody waits for it, its holder may delete it. A process that is forked in the block does
+    The file is created if it is missing and never deleted here; a symbolic link is not followed.
+    Where nobody waits for it, its holder may delete it. A process that is forked in the block does
     not inherit the lock.
 
     Args:
         path: The lock file.
-        mode: Its permissions if it is created, whatever the umask.
+        mode: Its permissions if it is created, regardless of the umask.
         timeout_s: How long to wait for another process.
         give_up: Called between attempts; returns True to stop waiting earlier.
 
@@ -77,7 +77,7 @@ def holding(path: str) -> Iterator[bool | None]:
     """Try to lock an existing file exclusively, without waiting, while the block runs.
 
     A process that is forked in the block does not inherit the lock: it has the null device in place
-    of the file. Otherwise the lock would last as long as a child does whose parent was killed.
+    of the file. Otherwise a child would keep the lock after its parent was killed.
 
     Yields:
         As `acquire` returns.
@@ -101,16 +101,16 @@ def holding(path: str) -> Iterator[bool | None]:
 
 _held: Final[WeakSet[FileIO]] = WeakSet()
 _no_fork: Final = threading.RLock()
-"""Held while a file is open that is not yet in the set: a child would inherit its lock."""
+"""Held while an open file is not yet in the set: a child would inherit its lock."""
 
 
 def _drop_locks() -> None:
-    # The fork copied the lock in the held state, which no thread of the child would end.
+    # The fork copied the lock in the held state, and the child has no thread that would release it.
     _no_fork.release()
     for file in _held:
         if file.closed:  # the traceback of an interrupt keeps it
             continue
-        # The number stays taken: the child may close it later, when it could be another file's.
+        # The descriptor stays in use: the child may close it later, when it could be another file.
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, file.fileno(), inheritable=False)
         os.close(null)
@@ -178,7 +178,7 @@ def open_to_lock(path: str) -> FileIO:
 
 
 def probe(path: str) -> bool:
-    """Return whether nobody holds a lock on this file, and a lock on it would exclude others."""
+    """Return whether this file is unlocked, and a lock on it would exclude other processes."""
     try:
         # Two openings, because some network file systems grant every lock (CACHE-6).
         with open_to_lock(path) as one, open_to_lock(path) as other:

@@ -1,7 +1,7 @@
-"""Counts of finished units → a progress bar, for people only.
+"""Show progress bars to people.
 
 A bar goes to stderr if a person can see it: at a terminal or in a notebook, in the first process of
-a job, and not in a DataLoader's workers. This module knows nothing of what is in progress.
+a job, and not in a DataLoader's workers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Bar:
     """A bar that appears after two seconds, for people; use it in a ``with`` block.
 
     The delay also avoids a deadlock: tqdm starts a thread for the first bar of a process, shown or
-    not, and a process that is forked while that thread holds a lock waits for the lock for ever.
+    not, and a process that is forked while that thread holds a lock waits for the lock forever.
 
     Args:
         description: What is in progress.
@@ -43,12 +43,12 @@ class Bar:
         self._bar: Any = None
 
     def reach(self, number: int, total: int | None = None, note: str = "") -> None:
-        """Show that this many units are finished, of this many if the total is known by now.
+        """Show the number of finished units, and the total if it is known by now.
 
         Args:
             number: Finished units.
             total: All units, or None for what was known before.
-            note: Shown behind them.
+            note: Text shown after the numbers.
         """
         if not self._is_wanted or time.monotonic() < self._show_at_s:
             return
@@ -117,7 +117,7 @@ class PartsBar:
         self.move(0)
 
     def move(self, nbytes: int, _: int | None = None) -> None:
-        """Show that so many bytes of the part in progress are finished too."""
+        """Show how many bytes of the part in progress are finished."""
         if self._is_known:
             note = f"{self._num_done:,} of {self._num_parts:,} {self._noun}s"
             self._bar.reach(self._done_nbytes + nbytes, note=note)
@@ -141,7 +141,7 @@ def is_wanted(wanted: bool | None) -> bool:
     stated = os.environ.get("WIDS_PROGRESS")
     if stated:
         return stated.lower() not in ("0", "false", "no", "off")
-    import multiprocessing  # 7 ms, for those only who may see a bar
+    import multiprocessing  # 7 ms, only for those who may see a bar
 
     is_first = os.environ.get("LOCAL_RANK", "0") == "0"  # torchrun sets it
     is_worker = multiprocessing.parent_process() is not None
@@ -153,7 +153,7 @@ def _is_terminal() -> bool:
 
 
 def _is_notebook() -> bool:
-    # Asked of the loaded module only: importing IPython takes a second.
+    # Only if it is loaded already: importing IPython takes a second.
     python = sys.modules.get("IPython")
     shell = None if python is None else python.get_ipython()
     return "IPKernelApp" in (getattr(shell, "config", None) or ())

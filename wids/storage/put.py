@@ -1,4 +1,4 @@
-"""Upload a complete local file by a driver of fsspec, in one attempt that leaves no part of it.
+"""Upload a complete local file with an fsspec driver, in one attempt that leaves no partial file.
 
 Nothing is retried here: `upload` does that.
 """
@@ -21,13 +21,13 @@ _NUM_CONNECTIONS: Final = 4
 
 
 def is_refused_version(error: OSError) -> bool:
-    """Whether the server refuses to replace a file because it has another version."""
+    """Return whether the server refused to replace a file because its version differs."""
     response = getattr(error.__cause__, "response", None) or {}
     return response.get("Error", {}).get("Code") in ("PreconditionFailed", "412")
 
 
 def is_same(system: Any, target: str, path: str) -> bool:
-    """Whether a target has the bytes of a local file."""
+    """Return whether a target has the bytes of a local file."""
     return _num_held(system, target, path) == os.path.getsize(path)
 
 
@@ -56,7 +56,7 @@ def directly(system: Any, path: str, target: str, *, is_new: bool, **headers: st
         "max_concurrency": _NUM_CONNECTIONS,
         **({"mode": "create"} if is_new else {}),
     }
-    # Not all drivers have all of these, and some take any name for an option of the request.
+    # Not all drivers have all of these, and some pass any unknown name on to the request.
     known = inspect.signature(getattr(system, "_put_file", system.put_file)).parameters
     is_ours = is_new  # whether this upload wrote what is there after an error
     try:
@@ -118,13 +118,13 @@ def remove(system: Any, path: str) -> None:
 
 
 def check_absent(system: Any, path: str) -> None:
-    """Raise FileExistsError for a file that is there."""
+    """Raise FileExistsError if a file exists."""
     if has(system, path):
         raise FileExistsError
 
 
 def has(system: Any, path: str) -> bool:
-    """Whether a file is there."""
+    """Return whether a file exists."""
     system.invalidate_cache()  # listings are cached, and others write too
     try:
         system.info(path)

@@ -1,7 +1,7 @@
-"""The parts of one remote file, all from the version that was read first.
+"""Read parts of one remote file, all from the version that was read first.
 
 Each response states the length of the file, and most servers also state its tag. A response with
-another length or tag is an error, so that an index of one version never reads bytes of the next.
+another length or tag is an error, so an index of one version is never used to read the next.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from wids.storage.transport.stream import Stream
 
 
 class RangeError(FetchError):
-    """A server that sends whole files only."""
+    """A server that sends only whole files."""
 
 
 class RangeReader:

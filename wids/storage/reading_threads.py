@@ -1,7 +1,7 @@
-"""Run tasks that read remote files in threads that need not be waited for.
+"""Run tasks that read remote files in threads that do not keep the process from ending.
 
-The threads of `concurrent.futures` keep a process from ending, after Ctrl-C too, and a read may
-wait minutes for a server that is away.
+The threads of `concurrent.futures` do so, even after Ctrl-C, and a read may wait minutes for a
+server that is down.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from wids.storage.transport.retry import cancelled_by
 _T = TypeVar("_T")
 
 _PATIENCE_S: Final = 1.0
-"""How long to wait, after an error, for requests that are under way."""
+"""How long to wait, after an error, for requests in flight."""
 
 
 class ReadingThreads(Executor):
-    """Daemon threads, whose waits for servers end when their tasks are dropped.
+    """Daemon threads that stop waiting for servers when their tasks are dropped.
 
     As a context manager it waits for all tasks; after an error, Ctrl-C included, it drops those
-    that have not begun, and waits only a moment for the others.
+    that have not begun, and waits only a second for the others.
 
     Args:
         num_threads: Maximum number of tasks at a time.
@@ -52,7 +52,7 @@ class ReadingThreads(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more tasks.
+        """Accept no more tasks.
 
         Args:
             wait: Whether to wait for those that were submitted.

@@ -1,7 +1,6 @@
-"""URLs → the lengths of their files, many at a time, before any of them is read.
+"""Ask servers for the lengths of many files at a time, before any of them is read.
 
-A file that is missing is named together with those that exist, since a pattern may have a wrong
-bound. Nothing here knows what the lengths are for.
+The error for a missing file also names those that exist, since a pattern may have a wrong bound.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def known_lengths(fetcher: Fetcher, stated: Mapping[str, int | None]) -> dict[st
 
 
 def lengths_as_known(fetcher: Fetcher, stated: Mapping[str, int | None]) -> dict[str, int | None]:
-    """Return lengths as `known_lengths` does, for work that goes on without some of the files.
+    """Return lengths as `known_lengths` does, for work that continues if files are missing.
 
     A file that does not exist has no bytes; None stands for one that cannot be asked for.
     """
@@ -77,7 +76,7 @@ def ask_lengths(
         except FileNotFoundError as error:
             return NotFoundError(str(local_error(urls.local_path(url), error)))
         except OSError:
-            if is_tolerant or urls.is_local(url):  # opening it says what is wrong
+            if is_tolerant or urls.is_local(url):  # opening it reports what is wrong
                 return None
             raise
 
@@ -127,7 +126,7 @@ def _end(end: str) -> str:
 def _numbers(names: Sequence[str]) -> tuple[str, list[str], str] | None:
     """Return the common start of names, the numbers in which they differ, and their end.
 
-    None if they differ in something else than one ascending number.
+    Return None if they differ in anything but one ascending number.
     """
     start = re.sub(r"\d+$", "", _common_start(names))
     end = _common_start([name[len(start) :][::-1] for name in names])[::-1]

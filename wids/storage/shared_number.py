@@ -1,7 +1,4 @@
-"""A number that the workers of a DataLoader share with the process that started them.
-
-Does not know what is counted.
-"""
+"""A number that the workers of a DataLoader share with the process that started them."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ _NUM_SLOTS: Final = 509
 class SharedNumber:
     """A number that processes add to, forked and spawned ones alike.
 
-    Each process adds in a slot of its own, so that processes need no lock. A copy that is pickled
-    for another machine, or by hand, starts from the value of that moment and is on its own.
+    Each process adds in its own slot, so processes need no lock. A copy that is pickled for another
+    machine, or by hand, starts from the current value and is independent.
 
     Args:
         value: The first value.
@@ -59,7 +56,7 @@ class SharedNumber:
 def passes_to_process() -> bool:
     """Return whether what is pickled now goes to a process that is being started.
 
-    multiprocessing can pass shared memory on only then; any other pickle is a copy (decision 0086).
+    Only then can multiprocessing pass shared memory on; any other pickle is a copy (decision 0086).
     """
     from multiprocessing import context
 

@@ -1,7 +1,4 @@
-"""Numbers of bytes and shares ↔ text: ``"200GB"`` as people write it, ``1.6 kB``, ``99.95 %``.
-
-Knows nothing of what has that size.
-"""
+"""Parse sizes such as ``"200GB"``, and format bytes, counts and shares: ``1.6 kB``, ``99.95 %``."""
 
 from __future__ import annotations
 

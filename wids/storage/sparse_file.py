@@ -1,8 +1,7 @@
-"""One remote file → a sequence of bytes, of which the parts that are looked at are read and kept.
+"""Read parts of one remote file on demand, and keep them.
 
-Whoever walks through a file from header to header asks for a few hundred bytes at a time, near or
-far. This module turns that into requests: near parts are read together with what lies between them,
-far ones by themselves. Nothing here knows what the bytes mean.
+A reader that walks from header to header asks for a few hundred bytes at a time, near or far. Near
+parts are requested together with the bytes between them, far ones by themselves.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from wids.storage.range_reader import RangeError
 from wids.storage.transport import urls
 
 REQUEST_NBYTES: Final = 512 << 10
-"""Bytes that cost about as much as a request: parts that are nearer are read with what is between.
+"""Bytes that cost about as much as a request: nearer parts are read with the bytes in between.
 
 Measured on loopback with 16 requests at a time over 1 Gbit/s: reading and skipping take as long at
 0.4 MB where a request takes 20 ms, at 0.55 MB with 50 ms, at 1 MB with 100 ms."""
@@ -28,13 +27,13 @@ JUMP_NBYTES: Final = 32 << 10
 
 _FIRST_AHEAD_NBYTES: Final = 1 << 20
 MAX_AHEAD_NBYTES: Final = 2 << 20
-"""Longest request, where the next part is near again and again."""
+"""Longest request, where each next part is near the previous one."""
 
 ENDLESS_NBYTES: Final = sys.maxsize
 """Length of a file whose server does not state it."""
 
 KEEP_NBYTES: Final = 16 << 20
-"""Bytes of a file to keep in memory, if the caller does not say."""
+"""Bytes of a file to keep in memory by default."""
 
 ReadRange = Callable[[int, int], bytes]
 
@@ -96,11 +95,11 @@ class FileParts:
         with self._lock:
             self._add(first, part)
             data = self._known(start, stop)
-        # Another thread may have dropped the part before, which had the first of these bytes.
+        # Another thread may have dropped the previous part, which had the first of these bytes.
         return self.read(start, stop) if data is None else data
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return a part of the file; what is not known is requested alone, and not kept."""
+        """Return a part of the file; one that is not in memory is requested alone, and not kept."""
         with self._lock:
             data = self._known(start, stop)
             if data is not None:
@@ -110,7 +109,7 @@ class FileParts:
         return self._read_range(start, stop)
 
     def has(self, start: int, stop: int) -> bool:
-        """Whether a part of the file is at hand."""
+        """Return whether a part of the file is in memory."""
         with self._lock:
             return self._known(start, stop) is not None
 
@@ -165,11 +164,11 @@ def open_parts(
     nbytes_of_whole: int = 0,
     keep_nbytes: int = KEEP_NBYTES,
 ) -> FileParts:
-    """Open a remote file by reading its first bytes, of its present version.
+    """Open a remote file by reading the first bytes of its current version.
 
-    The arguments are those of `Fetcher.read_start` and `FileParts`. Of a server that sends whole
-    files only, no other bytes can be read later: they raise `RangeError`. If the server does not
-    state the length of the file, that is `ENDLESS_NBYTES`.
+    The arguments are those of `Fetcher.read_start` and `FileParts`. If the server sends only whole
+    files, reading other bytes later raises `RangeError`. If it does not state the length of the
+    file, that is `ENDLESS_NBYTES`.
 
     Raises:
         NotFoundError: There is no such file.

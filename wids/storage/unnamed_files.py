@@ -1,7 +1,4 @@
-"""A temporary file that ends with the block, or with the process that made it.
-
-Knows nothing of what is in it.
-"""
+"""Make a temporary file that is deleted when the block or the process ends."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import IO
 
 @contextmanager
 def unnamed_file(folder: str | None = None) -> Iterator[tuple[IO[bytes], str]]:
-    """Yield a temporary file and a path to it; without a name, where that is possible.
+    """Yield a temporary file and a path to it; the file has no name where that is possible.
 
     A file without a name is gone when its process is, even killed.
 

@@ -1,7 +1,6 @@
-"""A complete local file → a file at a path or URL, which appears there complete or not at all.
+"""Publish a local file at a path or URL, where it appears complete or not at all.
 
-The counterpart of `fetch`: paths, and every scheme of fsspec whose driver can write. Nothing here
-knows what is in a file, or which files belong together.
+The counterpart of `fetch`: paths, and every scheme of fsspec whose driver can write.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def publishing(
     """Yield a file to write, and publish it under a path or URL when the block succeeds.
 
     For a URL the file is a temporary one on the local disk (``TMPDIR``), which is uploaded at the
-    end. If the block or the upload fails, also by Ctrl-C, what was there before stays.
+    end. If the block or the upload fails, also because of Ctrl-C, a previous file stays.
 
     Args:
         target: Path, or URL of a scheme that fsspec can write.
@@ -86,7 +85,7 @@ def publishing(
 
 
 def is_local(target: str) -> bool:
-    """Whether a target is a path; raise ValueError for ``file:``, which no writer takes."""
+    """Return whether a target is a path; raise ValueError for ``file:``, which no writer takes."""
     if urls.scheme(target) == "file":
         raise ValueError(
             f"{urls.redact(target)}: expected a path or a remote URL, found file:; pass the path"
@@ -123,7 +122,7 @@ def check_writable(url: str) -> None:
 
 
 def exists(target: str, storage_options: Options = None) -> bool:
-    """Return whether something has a path or URL.
+    """Return whether something exists at a path or URL.
 
     Raises:
         UploadError: The server does not say.
@@ -188,9 +187,9 @@ class ReplacedError(UploadError):
 
 
 def read(target: str, storage_options: Options = None) -> tuple[bytes, str | None]:
-    """Return the bytes at a path or URL, as they are there and not where rewriting leads.
+    """Return the bytes at a path or URL, which is not rewritten.
 
-    Also returns their version if the server can compare it when it writes; else None.
+    Also return their version if the server can compare it when it writes; else None.
 
     Raises:
         OSError: It cannot be read; FileNotFoundError if there is none.
@@ -253,15 +252,15 @@ def upload(
     Args:
         path: The file.
         url: Where it appears.
-        is_new: Whether to raise FileExistsError if something has the URL. Two programs that upload
-            at the same time are told apart by servers that can compare (S3, Google); on others a
-            small race remains.
+        is_new: Whether to raise FileExistsError if the URL exists. If two programs upload at the
+            same time, servers that can compare (S3, Google) refuse one of them; on others a small
+            race remains.
         replaces: As for `publishing`.
         storage_options: As for `ShardListDataset`.
 
     Raises:
-        FileExistsError: Something has the URL.
-        ReplacedError: It is another version than the one to replace.
+        FileExistsError: The URL exists.
+        ReplacedError: The URL has another version than the one to replace.
         ValueError: The URL cannot be written.
         UploadError: The upload failed, and was retried if that could help.
     """
@@ -314,7 +313,7 @@ def _change(
     change: Callable[[Any, str], None],
     is_done: Callable[[Any, str], bool],
 ) -> None:
-    """Change a file on a server, which may have done so although its answer was lost."""
+    """Change a file on a server, which may have made the change although its answer was lost."""
     has_tried = False
 
     def attempt(system: Any, path: str) -> None:
@@ -330,7 +329,7 @@ def _change(
 
 
 def _asked(url: str, storage_options: Options, attempt: Callable[[Any, str], _T]) -> _T:
-    """Return what an attempt returns, retried; its errors name the URL without its secrets.
+    """Make an attempt, with retries; its errors name the URL without its secrets.
 
     The attempt is called with the file system of the URL, and the path there.
     """
@@ -373,7 +372,7 @@ def _write_error(url: str, error: Exception) -> FetchError:
 
 
 def _with_folder(error: OSError, url: str) -> OSError:
-    """Return the error about a full disk, with the folder that a person can change."""
+    """Add the folder, which the user can change, to an error about a full disk."""
     if error.errno != errno.ENOSPC or error.filename is not None:
         return error
     return OSError(

@@ -1,7 +1,7 @@
-"""What is known of a remote file or a local shard → paths in the cache folder.
+"""Compute paths in the cache folder from what is known about a remote file or a local shard.
 
-Pure strings and hashes: nothing here touches the disk. The names are shared by all versions of this
-library that use one folder, so they never change.
+These are pure functions of strings, and never touch the disk. All versions of this library that use
+one folder share the names, so they never change.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TEMPORARY_NAME: Final = re.compile(r"\.([0-9a-f]{32}-.*\.[0-9a-f]{16}|pipe-.*)\
 
 
 class RemoteFile(NamedTuple):
-    """A remote file, and what is known of it.
+    """A remote file, and what is known about it.
 
     Attributes:
         url: Its URL.
@@ -100,19 +100,19 @@ def eviction_lock_path(folder: str) -> str:
 
 
 def is_own_name(name: str) -> bool:
-    """Whether this is the name of a copy or of an index, so that the cache may delete the file."""
+    """Return whether this is the name of a copy or an index, which the cache may delete."""
     return _OWN_NAME.fullmatch(name) is not None
 
 
 def is_temporary_name(name: str) -> bool:
-    """Whether this is the name of a file or folder that is being written, or was when killed."""
+    """Return whether this names a file or folder that is being written, or whose writer died."""
     return _TEMPORARY_NAME.fullmatch(name) is not None
 
 
 def dataset_pattern(name: str) -> str:
     """Return what the names of a dataset's files have in common: ``train-*.tar``, for people.
 
-    It is the end of a name, with a star for its last number, so two datasets may have the same.
+    It is the end of a name, with a star for its last number, so two datasets may share one.
     """
     tail = name.lstrip(".")[33:] if is_temporary_name(name) or is_own_name(name) else name
     tail = re.sub(r"(\.[0-9a-f]{16}\.tmp|\.index)+$", "", tail)

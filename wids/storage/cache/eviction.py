@@ -1,7 +1,6 @@
-"""The files of a cache folder, and a limit → the files to delete, least recently used first.
+"""Delete the least recently used files of a cache folder until its limit is kept.
 
-Knows nothing of what is in the files. Only files with the cache's own names are ever deleted, and
-none that a process uses.
+Only files with the cache's own names are ever deleted, and none that a process uses.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ def choose_victims(files: Iterable[CacheFile], limit_nbytes: int) -> list[CacheF
     """Return the files to delete, in this order, until those that count keep the limit.
 
     Some may turn out to be in use, so all that can be deleted are returned; none if the limit is
-    kept already. What counts are copies, files being written, and indexes whose copy is gone, which
-    serve reading by range and are worth a tenth of the limit. The index of a copy that is there, a
-    percent of it, does not count.
+    kept already. Copies, files being written, and indexes whose copy is gone count; such indexes
+    serve reads by range and may use a tenth of the limit. The index of an existing copy, a percent
+    of it, does not count.
     """
     held = _sort(files)
     if held.nbytes() <= limit_nbytes:
@@ -174,8 +173,8 @@ def _list_files(folder: str) -> list[CacheFile]:
 def _list_once(folder: str) -> tuple[list[CacheFile], bool]:
     """Return the files in a folder, and False if some may have been missed.
 
-    A temporary file that is gone when its length is read may have its final name by then, which the
-    listing does not have.
+    A temporary file that is gone when its length is read may have been renamed to its final name,
+    which the listing does not have.
     """
     files, is_complete = [], True
     with suppress(OSError), os.scandir(folder) as entries:

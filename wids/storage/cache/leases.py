@@ -1,4 +1,4 @@
-"""A path → an open copy that is not evicted while it is open; or a deleted file, if none is open.
+"""Open a copy so that it is not evicted while it is open, or delete one that nobody has open.
 
 The lock is on the copy itself, shared by its readers. Python's memory map duplicates the descriptor
 and a fork inherits it, so a lease ends when its last map does, without any bookkeeping.
@@ -29,7 +29,7 @@ def lease(path: str) -> int | None:
         for _ in range(_NUM_TRIES):
             if locks.acquire_shared(handle) is not False:
                 break
-            time.sleep(0.001)  # another process is trying to evict it, and is soon finished
+            time.sleep(0.001)  # another process is trying to evict it, which is quick
         status = os.fstat(handle)
         if status.st_nlink > 0:
             # The modification time stays, because it binds the copy to its index (INDEX-1).
@@ -38,7 +38,7 @@ def lease(path: str) -> int | None:
             return handle
     except FileNotFoundError:
         return None
-    except BaseException:  # Ctrl-C: a lease that nobody knows of would last as long as the process
+    except BaseException:  # Ctrl-C: a lease without an owner would last as long as the process
         if handle is not None:
             os.close(handle)
         raise

@@ -1,7 +1,4 @@
-"""Bytes → small files of the cache that can be made again, in folders as open as the cache folder.
-
-Knows nothing of what is saved.
-"""
+"""Save small files that can be recomputed, with the permissions of the cache folder."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ _logger = logging.getLogger("wids")
 
 
 def is_settled(mtime_ns: int) -> bool:
-    """Whether a file of this modification time will have another one when its content changes."""
+    """Return whether a file of this modification time will get a new one when it changes."""
     return time.time_ns() - mtime_ns > _SETTLED_NS
 
 
@@ -78,7 +75,7 @@ def _save(path: str, data: bytes) -> None:
 
 
 def make_folder(path: str) -> None:
-    """Make a folder in the cache folder, as open as that; make that private if it is missing."""
+    """Make a folder in the cache folder with its permissions; a new cache folder is private."""
     parent = os.path.dirname(path)
     os.makedirs(parent, mode=0o700, exist_ok=True)  # the mode applies to the last part only
     with suppress(FileExistsError):
@@ -101,8 +98,8 @@ def protect(handle: int, path: str) -> None:
         path: Its path.
     """
     with suppress(OSError):
-        # Opened again: `flock` belongs to the open file, so this asks what another process would be
-        # told.
+        # Opened again: `flock` belongs to the open file, so this gets the answer that another
+        # process would get.
         other = os.open(path, os.O_RDONLY)
         try:
             # On NFS a file that cannot be opened for writing cannot be locked exclusively, so no

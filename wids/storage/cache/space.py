@@ -1,8 +1,7 @@
-"""The growth of a file that is being fetched → space for it, reserved before its bytes arrive.
+"""Reserve space for a file that is being fetched, before its bytes arrive.
 
 A file of known length gets its space at once. One of unknown length gets it in steps, and no more
-than the limit of the cache and the disk allow, since nothing else ends a response without end.
-Does not know which files are evicted.
+than the limit of the cache and the disk allow, since nothing else stops an endless response.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Space:
         folder: Where the file is.
         stated_nbytes: Its length, if it is known.
         limit_nbytes: The limit of the cache, or None if it has none.
-        reserve: Called with a length, before the file has as many bytes.
+        reserve: Called with a length before the file reaches it.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Space:
         self._reserved_nbytes = nbytes
 
     def _next_step(self, received_nbytes: int) -> int:
-        """Return the length to reserve for a file of unknown length that has so many bytes."""
+        """Return the length to reserve for a file of unknown final length."""
         disk = shutil.disk_usage(self._folder)
         spare_nbytes = disk.free - min(_SPARE_NBYTES, disk.total // _SPARE_PART)
         if spare_nbytes < _LEAST_NBYTES:

@@ -1,7 +1,7 @@
-"""A remote file → its verified copy on this machine, found, opened or fetched.
+"""Find, open or fetch the verified copy of a remote file on this machine.
 
 A file under its final name is complete: it was fetched into a temporary file beside it, verified,
-indexed (by a callable of the caller's, since this package never parses a tar) and renamed. Locks
+indexed (by the caller's function, since this package never parses a tar) and renamed. Locks
 keep two processes from fetching the same file, and keep files in use from being evicted; where
 locks do not work, work is done twice and the result is the same. The cache never holds the only
 copy: a file that is missing, damaged or deleted is fetched again. specs/cache.md specifies it.
@@ -108,7 +108,7 @@ class Cache:
         folder: The folder; made when something is first stored.
         fetcher: Reads URLs.
         limits: What may stay.
-        localname: Returns the path of a file of the caller's own for a URL, or None.
+        localname: Returns the path of the caller's own file for a URL, or None.
         offered: Base names of files that the user may have placed in the folder.
         wants_progress: As in `progress.Bar`.
     """
@@ -136,7 +136,7 @@ class Cache:
         self._has_warned = False
 
     def find(self, remote_file: RemoteFile) -> str | None:
-        """Return the path of the copy of a file, if there is one that fits what is known."""
+        """Return the path of the copy of a file, if there is one that matches what is known."""
         for path, is_own in self._candidates(remote_file):
             try:
                 # A link in place of a copy could lead to another file; the user's own files may be
@@ -160,12 +160,12 @@ class Cache:
         prepare: Prepare | None = None,
         make_room: Callable[[], None] = lambda: None,
     ) -> CachedCopy:
-        """Open the copy of a file, fetched if there is none; while it is open it is not evicted.
+        """Open the copy of a file, or fetch it first; it is not evicted while it is open.
 
         Args:
-            remote_file: Its URL, and what is known of it.
-            prepare: Returns the bytes of its index, made from the complete file before that has its
-                name; if it raises, the file is not published.
+            remote_file: Its URL, and what is known about it.
+            prepare: Returns the bytes of its index, made from the complete file before it is
+                renamed; if it raises, the file is not published.
             make_room: Called if all that could be evicted is in use; closes what is not needed.
 
         Raises:
@@ -201,8 +201,8 @@ class Cache:
             is_own = path == cache_names.copy_path(self.folder, remote_file)
             if is_own and error.errno in _UNREADABLE:
                 self.discard(remote_file)
-                # Only if the deletion worked: without the right to delete, fetching again would
-                # fail for ever.
+                # Only if the deletion worked: without permission to delete, every later fetch would
+                # fail too.
                 if not os.path.lexists(path):
                     _logger.warning("%s: cannot be read: %s; fetching it again", path, reason)
                     return None
@@ -228,7 +228,7 @@ class Cache:
         return cache_names.local_index_path(self.folder, path, "first")
 
     def is_as_stated(self, remote_file: RemoteFile, path: str) -> bool:
-        """Whether a copy exists and has the stated digests; hashed if that is not known."""
+        """Return whether a copy exists and has the stated digests; hash it if that is not known."""
         try:
             status = os.stat(path)
         except OSError:  # another process has discarded it
@@ -244,7 +244,7 @@ class Cache:
                 os.unlink(path)
 
     def _candidates(self, remote_file: RemoteFile) -> list[tuple[str, bool]]:
-        """Return the paths that a copy can have, and whether it is the cache's own.
+        """Return the paths that a copy can have, each with whether it is the cache's own.
 
         A file is fetched to the last of them.
         """
@@ -306,13 +306,13 @@ class Cache:
         make_room: Callable[[], None],
         background: BackgroundFetch | None,
     ) -> None:
-        """Fetch a file to its final name; once more if it was not what was expected."""
+        """Fetch a file to its final name; retry once if it is not what was expected."""
         for is_last in (False, True):
             try:
                 self._download_once(remote_file, path, prepare, make_room, background)
             except (MismatchError, ShardFormatError, FileNotFoundError) as error:
-                # Cut or mixed up on the way, or the cache folder was deleted. A FetchError comes
-                # after enough tries already, or is final, such as status 404.
+                # Cut or corrupted in transit, or the cache folder was deleted. A FetchError was
+                # retried already, or is final, such as status 404.
                 if is_last or isinstance(error, FetchError):
                     raise
                 _logger.warning("%s; fetching it once more", str(error))
@@ -348,8 +348,8 @@ class Cache:
                 if background is not None:
                     background.received_nbytes = received_nbytes
 
-            # The lock tells a process that sweeps that the temporary file has a writer. It lasts
-            # until the disk has the file, since that can take longer than a sweeper waits.
+            # The lock shows a sweeping process that the temporary file has a writer. It lasts until
+            # the disk has the file, since that can take longer than a sweeper waits.
             with locks.holding(file.name):
                 expected = Expected(remote_file.nbytes, remote_file.md5sum, remote_file.sha256)
                 cancel = None if background is None else background.cancelled
@@ -368,7 +368,7 @@ class Cache:
     def _reserve(
         self, file: IO[bytes], limit: int | None, make_room: Callable[[], None], nbytes: int
     ) -> None:
-        """Evict the least recently used files, as far as a file that will be so long needs it."""
+        """Evict the least recently used files to make space for a file of this length."""
         if limit is None:
             return
         # A file beyond the limit evicts nothing: its length is only what a server claims.

@@ -1,4 +1,4 @@
-"""A cache folder → the deletion of the temporary files that killed processes left in it."""
+"""Sweep a cache folder."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from wids.storage.cache import cache_names
 
 
 def sweep(folder: str) -> None:
-    """Delete what killed processes left unfinished in a cache folder."""
+    """Delete the temporary files that killed processes left in a cache folder."""
     for part in (cache_names.shards_folder(folder), cache_names.indexes_folder(folder)):
         abandoned.sweep(part, cache_names.is_temporary_name)

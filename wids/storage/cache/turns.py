@@ -1,7 +1,7 @@
-"""A path that several processes want to fetch → one of them at a time.
+"""Let one process at a time fetch a file that several processes want.
 
-A process that is killed loses its turn at once; one that hangs is passed by after two minutes.
-Without working locks every process has its turn at once, and does the work again.
+A killed process loses its turn at once; the others stop waiting for one that hangs after two
+minutes. Without working locks no process waits, and each fetches the file itself.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Growth:
         self._look_at_s = 0.0
 
     def has_stalled(self) -> bool:
-        """Whether no temporary file has changed for the time of patience."""
+        """Return whether no temporary file has changed for `_PATIENCE_S`."""
         now_s = time.monotonic()
         if now_s >= self._look_at_s:  # not at each call, since the folder may be large
             self._look_at_s = now_s + _PATIENCE_S / 20

@@ -1,4 +1,4 @@
-"""A file that this user's cache did not fetch → whether it has the digests that its spec states.
+"""Verify the digests of files that this user's cache did not fetch.
 
 Users place files, and other users who share a cache folder fetch copies. Hashing takes a while, so
 each state of a file is hashed once, and a note of the result is saved, bound to the file's length
@@ -22,7 +22,7 @@ _logger = logging.getLogger("wids")
 
 
 class VerifiedFiles:
-    """The files that were compared with their digests, by this process or by one before it.
+    """The files that this process or an earlier one compared with their digests.
 
     Args:
         folder: The cache folder, for the notes.
@@ -65,7 +65,7 @@ class VerifiedFiles:
     def _save_note(self, path: str, proof: _Proof) -> None:
         for note_path in self._note_paths(path):
             # Read back: where every file belongs to one user, as on some network file systems, the
-            # note in the cache folder would never be believed.
+            # note in the cache folder would never be trusted.
             if save_quietly(note_path, _note(proof)) and _has_own_note(note_path, proof):
                 return
 
@@ -82,7 +82,7 @@ def note_path(folder: str, path: str) -> str:
 
 
 def is_own_file(status: os.stat_result) -> bool:
-    """Whether a file belongs to this user; True where files have no owners."""
+    """Return whether a file belongs to this user; True where files have no owners."""
     return not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
 
 
@@ -96,7 +96,7 @@ def _note(proof: _Proof) -> bytes:
 
 
 def _has_own_note(path: str, proof: _Proof) -> bool:
-    """Whether this user wrote this note; users who share a folder need not trust each other."""
+    """Return whether this user wrote this note; users of a folder need not trust each other."""
     with suppress(OSError), open(path, "rb") as file:
         return is_own_file(os.fstat(file.fileno())) and file.read() == _note(proof)
     return False

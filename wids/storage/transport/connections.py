@@ -1,8 +1,8 @@
 """Connections of urllib3 that end a transfer which is too slow or endless, and log no URL.
 
 Everything happens below urllib3, where the bytes of a connection are read: a time-out alone bounds
-only the wait for the next byte. Nothing here knows what is requested. `http` imports this module
-when it sends the first request, because urllib3 takes a while to import.
+only the wait for the next byte. `http` imports this module when it sends the first request, because
+urllib3 takes a while to import.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def new_pool(proxy: str | None, **options: Any) -> urllib3.PoolManager:
 
 
 class _Measured(io.RawIOBase):
-    """What a connection receives, as long as it is fast enough and not too much.
+    """The bytes that a connection receives; raises if they are too slow or too many.
 
     Only the time that is spent waiting for the server counts, and not that of a slow reader.
 
@@ -99,7 +99,7 @@ class _Response(HTTPResponse):
         super().__init__(sock, **options)
         self._host = host
         self._measured = _Measured(self.fp.detach(), sock.gettimeout())
-        # Detached above, so that no byte stays in a buffer that is not read any more.
+        # Detached above, so that no byte stays in a buffer that is no longer read.
         self.fp = io.BufferedReader(self._measured)
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""A URL of any scheme that fsspec knows (``s3:``, ``gs:``, ``az:``, ``hf:``, …) → a stream."""
+"""Open URLs of any scheme that fsspec knows: ``s3:``, ``gs:``, ``az:``, ``hf:`` and others."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Fsspec:
 
 
 def _entry(info: Mapping[str, Any], folder: str) -> Entry | None:
-    """Return an item of a driver's listing; None for the folder itself, or a name out of it."""
+    """Return an item of a driver's listing; None for the folder itself or a name outside of it."""
     path, is_folder = str(info["name"]).rstrip("/"), info.get("type") == "directory"
     parent, _, name = path.rpartition("/")
     if path.strip("/") == folder.strip("/") or name in ("", ".", "..") or "\0" in name:

@@ -1,4 +1,4 @@
-"""An ``http:`` or ``https:`` URL → a stream, over connections that are reused."""
+"""Open ``http:`` and ``https:`` URLs over connections that are reused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TIMEOUT_S: Final = 15.0
 """Longest silence of a server that is believed to answer; `connections` has the lowest speed."""
 
 MAX_CONNECTIONS: Final = 32
-"""To one server; as many requests as `lengths` sends at a time."""
+"""To one server; as many requests as `remote_lengths` sends at a time."""
 
 _MIN_AGE_S: Final = 60.0
 """Age from which a date of modification identifies a version, even if two clocks differ."""
@@ -70,8 +70,8 @@ class Http:
     def __call__(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:
         """Request a file from a position on; with ``tag``, only if it is still that version.
 
-        Nothing of the file, from 0 to 0, is requested with HEAD. A server that refuses HEAD, as for
-        URLs that are signed for GET, or does not state the length, is asked for the first byte.
+        The empty range from 0 to 0 is requested with HEAD. A server that refuses HEAD, as for URLs
+        that are signed for GET, or does not state the length, is asked for the first byte.
 
         Raises:
             NotFoundError: The server has no such file.
@@ -89,8 +89,7 @@ class Http:
         if start or stop is not None:
             headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
             if tag is not None:
-                # RFC 9110, 13.1.5: the server sends the whole file if it has changed, and not a
-                # part of it.
+                # RFC 9110, 13.1.5: the server sends the whole file, not a part, if it has changed.
                 headers["If-Range"] = tag
         response = self._final_response(url, headers)
         try:
@@ -100,7 +99,7 @@ class Http:
             raise
 
     def _head(self, url: str, headers: Mapping[str, str]) -> Stream | None:
-        """Return an empty stream with the length of a file, or None if HEAD does not tell it."""
+        """Return an empty stream with the length of a file, or None if HEAD does not state it."""
         response = self._final_response(url, headers, "HEAD")
         response.drain_conn()  # it has no body, and the connection is free again
         if response.status not in (200, 404, 410):
@@ -307,10 +306,10 @@ def _connection_error(url: str, error: Exception, *, has_begun: bool = False) ->
     # Another attempt cannot help a wrong certificate.
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
         return FetchError(f"{urls.redact(url)}: expected a response, found: {reason}")
-    # A server that accepts a connection and stays silent may have too much to do.
+    # A server that accepts a connection and stays silent may be overloaded.
     is_answer = isinstance(error, urllib3.exceptions.ReadTimeoutError)
     # If the server is away after a cut, the next attempt is refused, and that is an outage.
-    # One that becomes slow or silent may have too much to do.
+    # One that becomes slow or silent may be overloaded.
     cuts = (IncompleteRead, ConnectionResetError)
     is_outage = not (has_begun and any(isinstance(cause, cuts) for cause in causes))
     message = f"{urls.redact(url)}: the connection failed: {reason}"

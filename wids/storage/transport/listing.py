@@ -1,7 +1,7 @@
-"""A pattern or a folder, as a caller wrote it → the URLs of the files that it names, sorted.
+"""List the files that a caller's pattern or folder names.
 
-Only what the caller wrote is listed, and what is found is inside of it: a name that leads elsewhere
-is left out, whatever a server says. Nothing here knows what the files are, or reads a document.
+Only what the caller wrote is listed, and all results are inside it: a name that leads elsewhere is
+left out, whatever a server returns. No document is read.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Named(NamedTuple):
 
 
 def is_pattern(url: str) -> bool:
-    """Whether a path or URL has wildcards: ``*``, ``[…]``, and ``?`` in a path.
+    """Return whether a path or URL has wildcards: ``*``, ``[…]``, and ``?`` in a path.
 
-    In a URL ``?`` begins the query, and without a ``*`` the brackets of an HTTP URL are its own.
+    In a URL ``?`` begins the query; in an HTTP URL without a ``*``, brackets are literal.
     """
     if not ("*" in url or "[" in url or "?" in url):  # each of up to 100,000 names
         return False
@@ -54,7 +54,7 @@ def is_pattern(url: str) -> bool:
 
 
 def is_folder(url: str) -> bool:
-    """Whether a path or URL names a folder: one on this machine, or a URL that ends as one does.
+    """Return whether a path or URL names a folder.
 
     A URL does if its path is empty or ends with a slash, or is that of a repository of ``hf:``.
     """
@@ -70,12 +70,12 @@ def is_folder(url: str) -> bool:
 
 
 def matching(list_folder: List, pattern: str) -> list[Named]:
-    """Return the files that a pattern names, sorted; a part of a path that exists is itself.
+    """Return the files that a pattern names, sorted; a path component that exists is literal.
 
     Names that begin with a dot match only patterns that do.
 
     Raises:
-        NotFoundError: There is none; the error says what there is instead.
+        NotFoundError: There is none; the error lists what there is instead.
         FetchError: A folder cannot be listed.
     """
     if urls.is_local(pattern):
@@ -94,14 +94,14 @@ def matching(list_folder: List, pattern: str) -> list[Named]:
 
 
 def folder_of(url: str) -> str:
-    """Return the URL of a folder with a slash at its end; of a path on this machine the path."""
+    """Return the URL, or for a local folder its absolute path, with a slash at its end."""
     if urls.is_local(url):
         return os.path.join(os.path.abspath(urls.local_path(url)), "")
     return url if url.endswith("/") else url + "/"
 
 
 def files_in(entries: Sequence[Entry], folder: str, suffixes: tuple[str, ...]) -> list[Named]:
-    """Return the files of a listed folder whose names end so, in upper or lower case, sorted."""
+    """Return the files of a listed folder that have one of the suffixes, in any case, sorted."""
     return sorted(
         Named(folder + entry.name, entry.nbytes)
         for entry in entries
@@ -112,7 +112,7 @@ def files_in(entries: Sequence[Entry], folder: str, suffixes: tuple[str, ...]) -
 
 
 def content_text(entries: Sequence[Entry]) -> str:
-    """Return in words what is in a folder: how many files of which kinds, and its folders."""
+    """Describe what is in a folder: how many files of which kinds, and its folders."""
     kinds = Counter(
         os.path.splitext(entry.name)[1].lower() or "without extension"
         for entry in entries
@@ -182,7 +182,7 @@ def _is_hf_repository(url: str) -> bool:
 
 
 def not_listable(url: str) -> FetchError:
-    """Return the error for a pattern or folder whose server has no lists of files."""
+    """Return the error for a pattern or folder whose server cannot list files."""
     kind = urls.scheme(url)
     found = f"{kind}:" if kind else "a path"
     return FetchError(

@@ -1,4 +1,4 @@
-"""A path or a ``file:`` URL → a stream of a local file; and a caller's opener → a transport."""
+"""Open local files, and turn a caller's opener into a transport."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A ``pipe:`` URL → a stream of the output of its command.
+"""Stream the output of the command of a ``pipe:`` URL.
 
 This is the only module that starts a shell; specs/security.md says who may name a command.
 """
@@ -85,9 +85,9 @@ def _start(command: str, stdout: int) -> subprocess.Popen[bytes]:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a command that nobody waited for, with everything that it has started."""
-    # Before its output is closed, and whether or not the shell has ended: what it has started may
-    # still run. The system keeps the number of the group for as long as nobody waited.
+    """Kill a command that nobody waited for, and everything that it started."""
+    # Before its output is closed, and even if the shell has ended: what it started may still run.
+    # The system does not reuse the number of the group until somebody waits.
     if process.returncode is None:
         with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,7 +1,4 @@
-"""An attempt that may fail → its result: when to try again, how long to wait, when to give up.
-
-Nothing here knows what is attempted.
-"""
+"""Retry attempts that may fail: when to try again, how long to wait, when to give up."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ _SILENT_S: Final = 1.0
 """A read that waits longer is logged."""
 
 _PROGRESS_NBYTES: Final = 1 << 20
-"""Bytes after which a server counts as one that works."""
+"""Bytes after which a server counts as working."""
 
 _answered: Final[set[str]] = set()
 """The servers that have answered this process, or the one that it was forked from."""
@@ -62,7 +59,7 @@ class Patience:
 
 
 def has_answered(server: str) -> bool:
-    """Whether a server has ever answered this process."""
+    """Return whether a server has ever answered this process."""
     return server in _answered
 
 
@@ -112,8 +109,8 @@ def with_retries(
         try:
             result = attempt()
         except TransientError as error:
-            # An attempt that starts over makes progress where it gets further than any before it:
-            # otherwise a server could send the same megabytes again and again.
+            # An attempt that starts over makes progress only beyond what earlier ones reached:
+            # otherwise a server could send the same megabytes repeatedly.
             if position() - reached >= _PROGRESS_NBYTES:
                 failures, reached = _Failures(patience, failures.is_logged), position()
             wait_s = failures.wait_s(error, time.monotonic() - started_s)
@@ -143,10 +140,10 @@ class _Failures:
     waited_s: float = 0.0
 
     def wait_s(self, error: TransientError, spent_s: float) -> float:
-        """Return the seconds to wait after another failure, whose attempt took so long.
+        """Return the seconds to wait after another failed attempt, which took ``spent_s``.
 
         Raises:
-            FetchError: There is no point in waiting longer.
+            FetchError: Waiting longer is useless.
         """
         server = self.patience.server
         if error.is_answer:
@@ -190,7 +187,7 @@ class _Failures:
 
 
 def _pause(wait_s: float, cancel: threading.Event | None) -> bool:
-    """Wait; return whether that was cancelled. Tests replace it, so that nothing waits."""
+    """Wait; return whether the wait was cancelled. Tests replace this function to save time."""
     if cancel is not None:
         return cancel.wait(wait_s)
     time.sleep(wait_s)

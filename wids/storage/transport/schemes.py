@@ -1,4 +1,4 @@
-"""The scheme of a URL → its transport, with the caller's options for that URL.
+"""Find the transport for the scheme of a URL, with the caller's options for that URL.
 
 `TRANSPORTS` is the only table of schemes. To add ``mem://…``, write a module ``mem.py`` beside this
 one with a function ``transport_for(options, scratch) -> Transport``, and add one line to the table.
@@ -30,7 +30,7 @@ TRANSPORTS: Final[Mapping[str, str]] = {
     "https": "http",
 }
 """Schemes in lower case, ``""`` for a path, and the modules beside this one that have their
-transports: imported when a URL needs them, for a reader of local shards needs none. fsspec opens
+transports: imported when a URL needs them, since a reader of local shards needs none. fsspec opens
 all others. ``transport_for`` takes the caller's options for a URL, and the folder for temporary
 files (None for the system's)."""
 
@@ -103,7 +103,7 @@ class Transports:
         )
 
     def sends_parts(self, url: str) -> bool:
-        """Return whether a server may send parts of a file, as far as is known."""
+        """Return whether a URL's server may send parts; False once it has sent a whole file."""
         # Most datasets never meet such a server, and shards are opened often.
         return not self._whole_file_servers or urls.origin(url) not in self._whole_file_servers
 
@@ -112,7 +112,7 @@ class Transports:
 
         Raises:
             NotFoundError: There is no such file.
-            FetchError: It cannot be asked.
+            FetchError: The server cannot be asked.
         """
         scheme = urls.scheme(rewritten(url))
         # A command would run, and a caller's handler may fetch all of the file.
@@ -162,9 +162,9 @@ class Transports:
 
 
 def by_prefix(options: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """Return options, None for those of the environment, by the URL prefix that they are for.
+    """Return options by the URL prefix that they are for; ``""`` is for all URLs.
 
-    ``""`` is for all URLs.
+    None stands for the options of the environment.
     """
     options = from_environment() if options is None else options
     is_prefix = ["://" in name for name in options]
@@ -185,7 +185,7 @@ def options_for(url: str, options: Mapping[str, dict[str, Any]]) -> dict[str, An
 
 
 def matching_prefix(url: str, options: Mapping[str, Any]) -> str | None:
-    """Return the prefix among these whose options are for this URL, or None."""
+    """Return the longest prefix of this URL that has options, or None."""
     matching = (prefix for prefix in options if not prefix or urls.is_below(url, prefix))
     # The longest prefix is the narrowest, and so the one that the caller meant for this URL.
     return max(matching, key=len, default=None)

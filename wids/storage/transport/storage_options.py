@@ -1,7 +1,7 @@
-"""Text from the environment or a command line → ``storage_options``, as the library takes them.
+"""Parse ``storage_options`` from the environment or a command line.
 
-The values are secrets more often than not: no message here shows one. Nothing here knows which
-options exist; the transports and the drivers of fsspec do.
+The values are often secrets, so no message here shows one. Names of options are not checked here:
+the transports and the fsspec drivers define them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def from_environment() -> dict[str, Any]:
 
 
 def retry_s(options: Mapping[str, Any]) -> float:
-    """Return how long a read waits for a server: by these options, the environment or default.
+    """Return how long a read waits for a server: from the options, the environment or the default.
 
     Raises:
         ValueError: The value is not a number of seconds.

@@ -1,8 +1,8 @@
-"""The stream that every transport returns, the errors it raises, and an open file → such a stream.
+"""Define the stream that every transport returns, and the errors that transports raise.
 
-A transport is a callable ``(url, start, stop, tag) -> Stream`` that knows one protocol. It asks
-once: `retry` repeats, and `download` resumes and verifies. A transport that cannot begin at
-``start`` sends the whole file instead and says so in `Stream.start`; if it cannot end at ``stop``,
+A transport is a callable ``(url, start, stop, tag) -> Stream`` for one protocol. It asks once:
+`retry` repeats, and `download` resumes and verifies. A transport that cannot begin at ``start``
+sends the whole file instead and says so in `Stream.start`; if it cannot end at ``stop``,
 the reader closes the stream. From 0 to 0 only the length and the tag are wanted.
 """
 
@@ -27,8 +27,8 @@ class TransientError(FetchError):
 
     Attributes:
         wait_s: Seconds to wait first, as requested by the server, or None.
-        is_answer: Whether the server is there, although it failed.
-        is_outage: Whether the server may be away; otherwise only a few attempts are made.
+        is_answer: Whether the server responded, although it failed.
+        is_outage: Whether the server may be down; otherwise only a few attempts are made.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class TransientError(FetchError):
 
 
 class Entry(NamedTuple):
-    """What a listed folder has: a file or a folder.
+    """A file or folder in a listed folder.
 
     Attributes:
         name: Its name, without the folder.
@@ -112,7 +112,7 @@ def file_stream(url: str, file: IO[bytes], start: int, stop: int | None) -> Stre
         else:
             start = 0
     except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
-        with suppress(Exception):  # it may be no file
+        with suppress(Exception):  # it may not be a file
             file.close()
         raise driver_error(url, error) from None
     chunks = file_chunks(url, file)

@@ -1,7 +1,7 @@
-"""A URL as written in a spec → the URL to use on this machine, by two environment variables.
+"""Rewrite the URL in a spec to the one to use on this machine, by two environment variables.
 
 ``WDS_REWRITE`` holds rules ``regex=replacement;…``; ``AIS_ENDPOINT`` is the address of an AIStore
-cluster, for ``ais:`` URLs and for the schemes listed in ``USE_AIS_FOR``. Nothing here opens a URL.
+cluster, for ``ais:`` URLs and for the schemes listed in ``USE_AIS_FOR``.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _rule_error(rule: str, reason: str = "") -> SpecError:
 
 
 def _check_rewriting(url: str, result: str) -> None:
-    """Refuse a rewriting in which the URL, which a stranger may have written, gains power."""
+    """Refuse to let a URL, which a stranger may have written, run commands or leave a folder."""
     if urls.is_local(result) and not urls.is_local(url) and ".." in _components(url):
         raise SpecError(
             f"{urls.redact(url)}: expected a URL without .., because WDS_REWRITE turns it into a "

@@ -1,6 +1,6 @@
 """URLs as strings: split, resolve, compare and redact them.
 
-Nothing here opens, stats or fetches a file. A *URL* is any name of a file in a spec: a local path,
+No file is opened, stat'ed or fetched. A *URL* is any name of a file in a spec: a local path,
 ``file:…``, ``scheme://…`` or ``pipe:COMMAND``. Text without ``://`` and without one of the prefixes
 ``file:`` and ``pipe:`` is a path, so ``a:b.tar``, ``50%.tar`` and ``C#/0.tar`` are paths too.
 """
@@ -36,7 +36,7 @@ def scheme(url: str) -> str:
 
 
 def is_local(url: str) -> bool:
-    """Whether the URL names a local file."""
+    """Return whether the URL names a local file."""
     return scheme(url) in ("", "file")
 
 
@@ -171,7 +171,7 @@ def _without_dots(path: str) -> str:
 
 
 def is_within(path: str, folder: str) -> bool:
-    """Whether a local path is inside a local folder, judged by the two strings alone."""
+    """Return whether a local path is inside a local folder, judged by the two strings alone."""
     path, folder = os.path.abspath(path), os.path.abspath(folder)
     return path.startswith(folder.rstrip(os.sep) + os.sep)
 
@@ -216,7 +216,7 @@ def check_server(url: str) -> None:
 
 
 def is_below(url: str, prefix: str) -> bool:
-    """Whether a remote URL has the prefix's scheme (``s3://``), or its server and path.
+    """Return whether a remote URL has the prefix's scheme (``s3://``), or its server and path.
 
     Paths are compared by components after decoding: ``https://h/ab`` is not below ``https://h/a``.
     """
