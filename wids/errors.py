@@ -96,7 +96,7 @@ class ShardFormatError(WidsError, ValueError):
 
 
 class MismatchError(WidsError, ValueError):
-    """A shard that differs from what its spec says about it."""
+    """A shard that differs from its spec."""
 
 
 class FetchError(WidsError, OSError):
@@ -120,7 +120,7 @@ class StateError(WidsError, ValueError):
 
 
 class PackError(WidsError, ValueError):
-    """Files, or samples of other shards, that cannot become the samples of new shards as asked."""
+    """Files, or samples of other shards, that cannot become the samples of new shards."""
 
 
 RewriteError = PackError
@@ -172,7 +172,7 @@ class SampleError(WidsError, ValueError):
 
 
 class DecodeError(SampleError):
-    """A field whose bytes are not what its extension says."""
+    """A field whose bytes do not match its extension."""
 
 
 class TransformError(SampleError):

@@ -4,6 +4,6 @@ In go numbers: the length of each shard, a seed, an epoch, a rank. Out come indi
 them, as torch samplers that can be saved and resumed. The order is a pure function, specified in
 specs/sampler-order.md; no file is opened and no sample is read.
 
-Read first: `epoch_order` (the pure function), `passes` (what makes a torch sampler of it), and
-`chunked` (the sampler that users begin with).
+Read first: `epoch_order` (the pure function), `passes` (which makes a torch sampler of it), and
+`chunked` (the sampler that users start with).
 """

@@ -1,8 +1,7 @@
-"""The batches of every run → rounds in which all runs have the same bucket.
+"""Arrange the batches of all runs in rounds in which every run has the same bucket.
 
-Which bucket comes when follows from the order of all runs together. A run that has too few indices
+The order of all runs together determines the bucket of each round. A run that has too few indices
 of a bucket borrows from others at the end (ORDER-43 and ORDER-44 in specs/sampler-order.md).
-Nothing here knows about ranks or torch.
 """
 
 from __future__ import annotations
@@ -127,7 +126,7 @@ class AlignedRounds(Rounds):
             if stop > at:
                 yield stock.take(rounds[at:stop].tolist(), turns[at:stop].tolist())
                 at = stop
-        if at < len(rounds):  # all its indices have come: a run without any, or borrowed ones
+        if at < len(rounds):  # all its indices have arrived: a run without any, or borrowed ones
             yield stock.take(rounds[at:].tolist(), turns[at:].tolist())
 
     def _read(self, pieces: list[_Piece]) -> list[IntArray]:
@@ -149,7 +148,7 @@ class AlignedRounds(Rounds):
 
 
 class _Stock:
-    """What a run has read of each bucket, and not yet put into a batch.
+    """The indices of each bucket that a run has read, but not yet put into a batch.
 
     Args:
         pieces: What the run has of each bucket; the first piece is its own.
@@ -199,12 +198,12 @@ class _Stock:
         self._num_dropped[bucket] += drop
 
     def take(self, buckets: list[int], turns: list[int]) -> list[list[int]]:
-        """Return the batches of some rounds, each by its bucket and its number among those."""
+        """Return the batches of some rounds, by the bucket of each and its number within that."""
         sizes, num_own = self._buckets.sizes.tolist(), self.num_own.tolist()
         made = []
         for bucket, turn in zip(buckets, turns, strict=True):
             size = sizes[bucket]
-            # All its own indices have arrived then, and the others come behind them.
+            # All its own indices have arrived by then, and the borrowed ones follow them.
             if (turn + 1) * size > num_own[bucket] and bucket in self._borrowed:
                 self._hold(bucket, self._borrowed.pop(bucket))
             start = turn * size - self._num_dropped[bucket]
@@ -255,7 +254,7 @@ def _from(start: int, pieces: list[_Piece]) -> list[_Piece]:
 
 
 def _first_waiting(needed: IntArray, arrived: IntArray, rounds: npt.NDArray[Any], at: int) -> int:
-    """Return the first round from one on whose own indices have not all arrived."""
+    """Return the first round, from ``at`` on, whose own indices have not all arrived."""
     while at < len(rounds):
         part = slice(at, at + _LOOK_AHEAD)
         waiting = np.flatnonzero(needed[part] > arrived[rounds[part]])

@@ -1,7 +1,4 @@
-"""The arguments of a sampler → checked integers, shard lengths and index ranges.
-
-Knows nothing about orders or torch.
-"""
+"""Check the arguments of samplers: integers, shard lengths and index ranges."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from wids.storage.array_types import IntArray
 
 
 def at_least(least: int, value: Any, name: str) -> int:
-    """Return an argument as an int, whatever integer type it has.
+    """Return an argument of any integer type as an int.
 
     Raises:
         ValueError: It is not an integer, or below the least allowed value.
@@ -69,7 +66,7 @@ def warn_of_unsorted_view(dataset: Sized, num_lengths: int, name: str) -> None:
     """Warn that a sampler cannot follow the shards of a view whose indices do not ascend.
 
     Args:
-        dataset: The dataset. One of another kind than wids' own has no shards to follow.
+        dataset: The dataset. One that is not from wids has no shards to follow.
         num_lengths: Number of its ``lengths``; such a view has one, of all its samples.
         name: The sampler in the message.
     """

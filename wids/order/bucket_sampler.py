@@ -1,8 +1,7 @@
-"""A sampler of indices and the bucket of each index → a torch batch sampler for all ranks.
+"""Batch the indices of a sampler by bucket, as a torch batch sampler for any rank.
 
-Each batch has one bucket, and all ranks have equally many. `wids.order.rounds` and
-`wids.order.aligned` make the batches; nothing here knows about files, or sends anything to
-other ranks.
+Each batch has one bucket, and all ranks have equally many batches. `wids.order.rounds` and
+`wids.order.aligned` make them. Ranks do not communicate.
 """
 
 from __future__ import annotations
@@ -50,9 +49,9 @@ class BucketBatchSampler(EpochSampler[list[int]]):
 
     Pass it to a DataLoader as ``batch_sampler=``. Batches follow the order of the sampler that it
     wraps: a batch comes when its last sample does, and only the end of an epoch has incomplete
-    ones. All ranks yield equally many batches, which each rank computes for itself: it goes through
-    the orders of all ranks once in each epoch, about a second for ten million samples. ``len()`` is
-    the number of batches of the current epoch, which may differ from epoch to epoch.
+    ones. All ranks yield equally many batches. Each rank computes them by itself: it goes through
+    the orders of all ranks once per epoch, about a second for ten million samples. ``len()`` is the
+    number of batches of the current epoch, which may differ from epoch to epoch.
     specs/sampler-order.md specifies the batches (ORDER-40 to ORDER-46).
 
     Epochs, ``set_epoch``, ``state_dict`` and ``load_state_dict`` are those of `ChunkedSampler`,
@@ -63,7 +62,7 @@ class BucketBatchSampler(EpochSampler[list[int]]):
 
     Args:
         sampler: Any sampler of this package, for example a `DistributedChunkedSampler`, which
-            with ``even=False`` repeats and leaves out nothing of its own.
+            with ``even=False`` itself repeats and leaves out nothing.
         buckets: One integer for each sample of the dataset: array, list, Arrow array, or Series.
         batch_size: Samples in a batch; or a callable that returns it for a bucket, for example for
             a budget of tokens or pixels.
@@ -80,7 +79,7 @@ class BucketBatchSampler(EpochSampler[list[int]]):
         drop_last: As passed.
 
     Raises:
-        TypeError: ``sampler`` is none of wids' samplers.
+        TypeError: ``sampler`` is not one of wids' samplers.
         ValueError: ``buckets`` are not one integer for each sample, or a batch size is less than 1.
 
     Example:
@@ -106,7 +105,7 @@ class BucketBatchSampler(EpochSampler[list[int]]):
         aligned: bool = False,
         drop_last: bool = False,
     ) -> None:
-        # Of its class: a Prefetcher passes on the attributes of the sampler inside.
+        # Ask the class: a Prefetcher passes on the attributes of the sampler inside.
         if not hasattr(type(sampler), "run_blocks"):
             raise TypeError(
                 "sampler: expected one of wids' samplers, whose order is known for all ranks, "
@@ -175,7 +174,7 @@ class BucketBatchSampler(EpochSampler[list[int]]):
         return range(rank * width, (rank + 1) * width)
 
     def _rounds(self, epoch: int) -> Rounds:
-        """Return an epoch; the latest two are kept, with what was computed of them."""
+        """Return the batches of an epoch; the latest two epochs are cached."""
         key = (epoch, self.num_runs)
         if key not in self._epochs_made:
             for old in list(self._epochs_made)[:-1]:

@@ -1,7 +1,7 @@
-"""The order of a run and the bucket of each index → batches that have one bucket each.
+"""Cut the order of a run into batches that have one bucket each.
 
 Pure functions of arrays, a window of the order at a time. specs/sampler-order.md specifies them
-(ORDER-40). Nothing here knows other runs, epochs or torch.
+(ORDER-40).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WINDOW: Final = 1 << 15
 """Indices that are sorted by bucket at a time: enough for numpy, little for the first batch."""
 
 _MOST_SHOWN: Final = 32
-"""Batch sizes that a state shows one by one; of more it has a digest."""
+"""Maximum number of batch sizes that a state lists one by one; of more it has a digest."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ def checked_buckets(
 
 
 def _integers(buckets: Any) -> npt.NDArray[Any]:
-    """Return buckets as an array of integers, whatever holds them."""
+    """Return buckets of any supported type as an array of integers."""
     values = np.asarray(buckets)
     if values.ndim == 1 and values.dtype == object:  # pandas' integers that may be missing
         try:
@@ -156,7 +156,7 @@ def batches(
         partial: Whether to yield partial batches.
     """
     carried = np.empty(0, np.int64)
-    # Not shorter than what is carried over, which would be sorted again and again.
+    # Not shorter than what is carried over, which would be sorted repeatedly.
     for window in windows(blocks, int(buckets.sizes.sum())):
         indices = np.concatenate((carried, window))
         groups = Groups.of(buckets.numbers[indices], len(buckets.names))
@@ -196,7 +196,7 @@ def full_batches(
 
 
 def windows(blocks: Iterable[IntArray], least: int = 0) -> Iterator[IntArray]:
-    """Join blocks to arrays of 32,768 indices or more, and of at least as many as stated."""
+    """Join blocks into arrays of at least 32,768 indices, and of at least ``least``."""
     least = max(least, _WINDOW)
     waiting: list[IntArray] = []
     length = 0
@@ -235,7 +235,7 @@ class Groups:
 
         Args:
             sizes: Samples in a batch of each bucket.
-            begun: Number of indices that the current batch of each bucket has already; the batch
+            begun: Number of indices that the current batch of each bucket already has; the batch
                 then starts in front of its group.
         """
         num_full = (self.counts + begun) // sizes

@@ -1,8 +1,8 @@
-"""The call stack of a sampler → what the loader that calls it does with the indices.
+"""Inspect the call stack of a sampler for what the calling loader does with its indices.
 
-A trainer can wrap a sampler so that its indices are dealt out among the ranks once more, or skip
-batches after a restart. The sampler is passed nothing that says so: only the callers are different.
-Their frames are looked at once in a pass. Nothing here imports a trainer (decision 0044).
+A trainer can wrap a sampler so that its indices are dealt out among the ranks a second time, or
+skip batches after a restart. The sampler receives no sign of it: only its callers differ. Their
+frames are inspected once per pass. No trainer is imported (decision 0044).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 from torch.utils.data import DistributedSampler
 
 _NUM_FRAMES: Final = 200
-"""Callers to look at. A trainer is tens of calls above its loader."""
+"""Callers to inspect. A trainer is tens of calls above its loader."""
 
 _LEAVE: Final = (
     "leave the loader out of accelerator.prepare(), and use "
@@ -24,7 +24,7 @@ _LEAVE: Final = (
 
 
 def second_dealing(num_replicas: int, *, shuffle: bool) -> str | None:
-    """Return what a caller that deals indices out among ranks does to an order; None if none does.
+    """Return a remark on a caller that deals indices out among ranks, or None if none does harm.
 
     Args:
         num_replicas: Number of ranks that the sampler itself deals to.
@@ -53,7 +53,7 @@ def second_dealing(num_replicas: int, *, shuffle: bool) -> str | None:
 
 
 def skipped_by_torchdata() -> str | None:
-    """Return what torchdata's loader, if it restores a state now, leaves out of the next pass."""
+    """Return what torchdata's loader will skip in the next pass, if it is restoring a state."""
     for frame in _callers():
         if _module(frame).startswith("torchdata.") and "next_iter_state" in frame.f_locals:
             state = frame.f_locals["next_iter_state"]
@@ -64,7 +64,7 @@ def skipped_by_torchdata() -> str | None:
 def _skipped(state: dict[str, Any]) -> str | None:
     if state.get("_iterator_finished"):
         return None
-    # The state is that of a snapshot, and the loader passes over what was read after that.
+    # The state is that of a snapshot, and the loader skips what was read after it.
     if number := state.get("_steps_since_snapshot", 0):
         return f"the first {number} batch{'es' * (number > 1)}"
     # Without workers, the loader remembers that an iterable dataset came to its end.

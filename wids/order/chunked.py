@@ -1,7 +1,6 @@
-"""A dataset on one rank → shuffled chunks of shuffled indices, as torch samplers.
+"""Yield shuffled chunks of shuffled indices on one rank, as torch samplers.
 
-They make passes over the pure functions of `wids.order.epoch_order`. Nothing here knows about files
-or other ranks.
+They make passes over the pure functions of `wids.order.epoch_order`.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ class ChunkedSampler(EpochSampler[int]):
     """Yield shuffled chunks of shuffled indices: random enough to train, local enough to read.
 
     Chunks follow the shards of a dataset that has ``lengths``; otherwise they are plain ranges.
-    ``len()`` is the length of a full pass, also after a restore. A pass takes its epoch when
+    ``len()`` is the length of a full pass, even after a restore. A pass takes its epoch when
     ``iter()`` is called. ``set_epoch`` fixes the epoch, so call it before each pass; a second full
     pass without such a call repeats the order, and warns. Until ``set_epoch`` is called for the
-    first time, each pass that is read to its end advances the epoch by one, and a pass that is left
-    early begins again where it began. specs/sampler-order.md specifies the order. Samplers are not
-    safe to share between threads.
+    first time, each pass that is read to its end advances the epoch by one, and after a pass that
+    is left early the next one starts where it started. specs/sampler-order.md specifies the order.
+    Samplers are not safe to share between threads.
 
     Args:
         dataset: The dataset, or anything with ``len()``.
@@ -111,7 +110,7 @@ class ChunkedSampler(EpochSampler[int]):
         self._set_up_passes()
 
     def __repr__(self) -> str:
-        """Return the settings that are not those by default, the epoch and the rank."""
+        """Return the number of samples, the settings, the epoch and the rank."""
         rank, num_replicas = self.replica()
         start, stop = self._range
         parts = [
@@ -167,10 +166,10 @@ class ChunkedSampler(EpochSampler[int]):
         return epoch_order.rank_blocks(self.settings, self.seed, epoch, run, self.num_runs)
 
     def check_fit(self, dataset: Any, ahead_nbytes: int = 0) -> None:
-        """Warn, once, of what the order makes a dataset read again and again (ORDER-28).
+        """Warn once if the order does not fit the dataset, such as its cache (ORDER-28).
 
         Args:
-            dataset: The dataset; one of another kind than wids' own states no limits.
+            dataset: The dataset; one that is not from wids states no limits.
             ahead_nbytes: Bytes of shards that are fetched ahead.
         """
         if not self._is_fit_checked:

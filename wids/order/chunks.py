@@ -1,7 +1,7 @@
-"""The lengths of shards → chunks that follow them, and a permutation that no machine changes.
+"""Cut shards into chunks, and permute them alike on every machine.
 
 A chunk is a range of indices. Each chunk has its own generator, so any position in a sequence of
-chunks is computed without those in front of it. Knows nothing about runs, ranks or epochs.
+chunks is computed without the preceding ones.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def permutation(length: int, seed: int, *key: int) -> IntArray:
     # spawn_key, not seed + epoch: no two keys share a stream, whatever their sum.
     words = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)).random_raw(length)
     low = np.uint64((1 << max(length - 1, 0).bit_length()) - 1)
-    # ORDER-6: the position in the low bits makes the words distinct, and comes back out below.
+    # ORDER-6: the position in the low bits makes the words distinct, and is extracted below.
     words = (words & ~low) | np.arange(length, dtype=np.uint64)
     # In place and not stable, which is safe for distinct words (decision 0001).
     words.sort()

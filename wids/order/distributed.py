@@ -1,7 +1,7 @@
-"""A dataset on many ranks → the indices of this rank, as a torch ``DistributedSampler``.
+"""Yield the indices of one rank among many, as a torch ``DistributedSampler``.
 
-It finds out which rank it runs on; `wids.order.epoch_order` shares the indices among the ranks.
-Nothing here knows about files, or sends anything to other ranks.
+It looks up the rank; `wids.order.epoch_order` divides the indices among the ranks, which do not
+communicate.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
 
     _shown: tuple[str, ...] = ("seed", "shuffle", "drop_last", "even", "redeal")
 
-    # Without a call of DistributedSampler's own, which needs a process group at once.
+    # It does not call DistributedSampler's, which needs a process group at once.
     def __init__(
         self,
         dataset: Sized,

@@ -1,11 +1,11 @@
-"""Settings, seed, epoch and position → the indices that each rank reads, as pure functions.
+"""Compute the indices that each rank reads, from settings, seed, epoch and position.
 
 An epoch is cut into *runs*; a rank reads one run, or interleaves several. A run is a sequence of
 chunks, and a chunk is a range of indices that follows the shards. The order of the chunks is
 shuffled, and so are the indices inside each chunk. Each chunk has its own generator, so any
-position can be computed without the positions in front of it: memory and the time to reach a
-position are O(number of chunks + chunk size). This module knows only numbers: no files, no torch,
-no state. specs/sampler-order.md specifies the algorithm.
+position can be computed without the preceding ones: memory and the time to reach a position are
+O(number of chunks + chunk size). All functions are pure functions of numbers.
+specs/sampler-order.md specifies the algorithm.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class Order(Protocol):
     def chunk_shards(
         self, chunksize: int | None, lengths: IntArray
     ) -> list[tuple[IntArray, IntArray, IntArray]]:
-        """Return what the chunks of each sequence of shards touch, if they were of this size.
+        """Return what the chunks of each sequence of shards would touch with this chunksize.
 
         Returns:
-            For each sequence its shards, and for each chunk where in these its own start and stop.
+            For each sequence its shards, and the start and stop in these of each chunk's own.
         """
 
     def run_length(self, run: int) -> int:
@@ -94,8 +94,8 @@ class Settings:
         chunksize: Largest number of indices in a chunk; None for one chunk per shard.
         shuffle: Whether anything is shuffled.
         shufflefirst: Whether the order of the chunks is also shuffled in epoch 0.
-        num_runs: Number of runs that the epoch is cut into, ``C`` on the page: ``num_canonical`` of
-            the sampler, else the number of ranks.
+        num_runs: Number of runs that the epoch is cut into, ``C`` in the specification:
+            ``num_canonical`` of the sampler, else the number of ranks.
         redeal: Whether runs are slices of the epoch's shuffled chunks, instead of slices of the
             dataset that are the same in every epoch.
         ending: How runs are made equally long: ``"pad"`` repeats at most one index in each,
@@ -127,14 +127,13 @@ class Settings:
     def chunk_shards(
         self, chunksize: int | None, lengths: IntArray
     ) -> list[tuple[IntArray, IntArray, IntArray]]:
-        """Return what the chunks touch, as `Order` says; runs may cut them once more."""
+        """Return what the chunks touch, as in `Order`; runs may cut them once more."""
         edges = chunk_edges(self.lengths, self.start, self.stop, chunksize)
         return [(np.arange(len(lengths)), *touched(edges, lengths))]
 
     def run_length(self, run: int) -> int:
         """Return the number of indices that a run yields: all its own, or the same for all runs."""
-        # ORDER-3: all ranks need equal lengths, or a collective operation waits for ever at the
-        # end.
+        # ORDER-3: all ranks need equal lengths, or a collective operation hangs at the end.
         if self.ending == "pad":
             return -(-self.num_indices // self.num_runs)
         if self.ending == "drop":

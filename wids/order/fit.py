@@ -1,8 +1,8 @@
-"""An order and what a machine can hold → whether they fit, and the chunks that do.
+"""Check whether an order fits what a machine can hold, and find the chunks that do.
 
 A chunk is read in random order, so all shards that it touches are *in hand* at the same time. If
-the cache holds fewer, each of them is downloaded again and again. Everything here is computed from
-lengths and limits; nothing is opened or asked. ORDER-27 in specs/sampler-order.md specifies it.
+the cache holds fewer, each of them is downloaded repeatedly. Everything is computed from lengths
+and limits: no file is opened. ORDER-27 in specs/sampler-order.md specifies it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from wids.storage.sizes import count_text, nbytes_text
 
 DEFAULT_CHUNKSIZE: Final = 2000
 _UNEVEN: Final = 0.5
-"""Shares of a source in the batches of two ranks that differ by more are reported."""
+"""Largest difference between a source's shares on two ranks that is not reported."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def remarks(dataset: Any, order: Order, num_replicas: int, ahead_nbytes: int = 0
     """Yield what users of an order over a dataset should know, for warnings.
 
     Args:
-        dataset: The dataset; one that has no ``limits`` and no ``sources`` has nothing to say.
+        dataset: The dataset; ``limits``, ``sources`` and ``spec`` are used if it has them.
         order: The order.
         num_replicas: Number of ranks.
         ahead_nbytes: Bytes of shards that are fetched ahead.
@@ -106,8 +106,8 @@ def fitting_chunksize(order: Order, limits: Capacity, num_hands: int = 1) -> int
 
     A pure function, so that all ranks choose alike if their limits are alike. A quarter of the
     cache is for what is in hand: the rest is for shards that are fetched ahead or were just read.
-    Where the cache does not hold the whole dataset, no shard is cut, since each chunk of it would
-    download it again.
+    Where the cache does not hold the whole dataset, no shard is cut, even if it is longer than the
+    default: each chunk of it would download it again.
 
     Args:
         order: The order, with any chunks.
@@ -165,7 +165,7 @@ def misfit(order: Order, limits: Capacity, machine: Machine) -> str | None:
     chunks = "shards" if chunksize is None else f"chunks of {chunksize} samples"
     if cache_nbytes is not None and needed_nbytes > cache_nbytes:
         nbytes, longest = found.nbytes * machine.num_hands, int(limits.lengths.max(initial=0))
-        # Measured: from half of the cache on, shards are evicted before all of them was read.
+        # Measured: from half of the cache on, shards are evicted before they are read completely.
         if nbytes + machine.ahead_nbytes > cache_nbytes / 2:
             shards = count_text(found.num_shards * machine.num_hands, "shard")
             what = f"{chunks} have up to {shards} ({nbytes_text(nbytes)}) in hand at a time"
@@ -187,7 +187,7 @@ def misfit(order: Order, limits: Capacity, machine: Machine) -> str | None:
 
 
 def _cure(order: Order, limits: Capacity, machine: Machine) -> str:
-    """Return why that is bad, and the settings with which each shard is downloaded once."""
+    """Explain a misfit, with the settings with which each shard is downloaded once."""
     chunksize = order.chunksize
     fitting = None if chunksize is None else fitting_chunksize(order, limits, machine.num_hands)
     in_hand = hand(order, fitting, limits.lengths, limits.nbytes).nbytes * machine.num_hands
@@ -195,7 +195,7 @@ def _cure(order: Order, limits: Capacity, machine: Machine) -> str:
     settings = [] if fitting == chunksize else [f"chunksize={fitting}"]
     if 4 * in_hand > cache_nbytes:
         settings.append(f"cache_size={math.ceil(4 * in_hand)}")
-    # With space for shards that are being fetched when everything else is there.
+    # With space for shards that are being fetched when all others are cached.
     everything = math.ceil(limits.nbytes.sum() * machine.part + 3 * limits.nbytes.max(initial=0))
     cures = [" and ".join(settings)] * bool(settings)
     cures.append(f"cache_size={everything}, for all that is read")
@@ -208,7 +208,7 @@ def _cure(order: Order, limits: Capacity, machine: Machine) -> str:
 def uneven_source(
     settings: Settings, num_replicas: int, sources: Mapping[str, IntArray]
 ) -> str | None:
-    """Return which source is unevenly shared, if the slices of the ranks follow the sources.
+    """Return a remark on a source that the ranks share unevenly, or None.
 
     Args:
         settings: An order whose runs are slices of the dataset.
@@ -223,7 +223,7 @@ def uneven_source(
     )
     for name, ranges in sources.items():
         starts, stops = np.asarray(ranges, np.int64).reshape(-1, 2).T
-        # Samples of the source in front of each edge.
+        # Samples of the source that precede each edge.
         before = np.append(0, np.cumsum(stops - starts))
         place = np.searchsorted(starts, edges, side="right")
         counts = before[place] - np.maximum(0, np.append(0, stops)[place] - edges)

@@ -1,7 +1,7 @@
-"""Named datasets and their weights → the indices of this rank in exact proportions, as a sampler.
+"""Draw the indices of one rank from named datasets in exact proportions, as a torch sampler.
 
-It checks what the caller wants and makes passes over the pure functions of `wids.order.mixing`.
-Nothing here knows about files, or sends anything to other ranks.
+It checks the arguments and makes passes over the pure functions of `wids.order.mixing`. Ranks do
+not communicate.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class MixedSampler(DistributedChunkedSampler):
     each rank, after any number of draws, the count of each source differs from its share by less
     than 1 (from that of each of its runs, with ``num_canonical``). So a batch differs by less than
     2, and by at most 1 if there are two sources. The proportions continue across epochs. Each
-    source is shuffled as by `ChunkedSampler`, goes through all its samples before any of them comes
-    again, and continues in the next epoch where it was: a sample is never drawn more than twice
-    more often than another of its source, on any number of ranks.
+    source is shuffled as by `ChunkedSampler`, yields all its samples before it repeats any, and
+    continues in the next epoch where it stopped: on any number of ranks, the numbers of draws of
+    two samples of a source never differ by more than two.
 
     Ranks are equally long, and are looked up as by `DistributedChunkedSampler`; so are epochs and
     states, and trainers do not replace the sampler. ORDER-20 to ORDER-26 in specs/sampler-order.md
     specify the order.
 
     Args:
-        dataset: A `ShardListDataset` or a view of one; anything with ``sources``; or with ``len()``
-            alone, which is a single source.
+        dataset: A `ShardListDataset` or a view of one; anything with ``sources``; or anything with
+            ``len()``, which is a single source.
         weights: Positive numbers of any scale, by name or in the order of ``dataset.sources``. None
             for those that the spec states, and 1 where it states none.
         num_samples: Samples in an epoch, of all ranks together; rounded up to a multiple of the

@@ -1,9 +1,9 @@
-"""Several sources and their weights → the indices that each run of a mixed epoch reads.
+"""Compute the indices that each run of a mixed epoch reads from several weighted sources.
 
 Each run follows the pattern of `wids.order.pattern`, which says whose turn it is, and goes through
 its share of each source in passes, in the order of `wids.order.epoch_order`. Any position is
-computed without those in front of it. This module knows only numbers: no files, no torch, no state.
-ORDER-20 to ORDER-26 in specs/sampler-order.md specify it.
+computed without those in front of it. All functions are pure functions of numbers. ORDER-20 to
+ORDER-26 in specs/sampler-order.md specify them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Source:
 
     @cached_property
     def _pieces(self) -> tuple[IntArray, IntArray]:
-        """Where pieces without a gap end in the source, and what makes a place an index there."""
+        """Where pieces without a gap end in the source, and what to add to their places."""
         lengths = self.lengths
         filled = lengths > 0
         ends = np.cumsum(lengths)
@@ -84,7 +84,7 @@ class Mix:
         length: Number of indices that each run yields in an epoch.
         chunksize: Largest number of indices in a chunk.
         shuffle: Whether anything is shuffled.
-        num_runs: Number of runs that the epoch is cut into, ``C`` on the page.
+        num_runs: Number of runs that the epoch is cut into, ``C`` in the specification.
     """
 
     lengths: IntArray
@@ -115,7 +115,7 @@ class Mix:
     def chunk_shards(
         self, chunksize: int | None, lengths: IntArray
     ) -> list[tuple[IntArray, IntArray, IntArray]]:
-        """Return what the chunks of each source touch, as `epoch_order.Order` says."""
+        """Return what the chunks of each source touch, as in `epoch_order.Order`."""
         found = []
         for source in self.sources:
             filled = source.lengths > 0
@@ -203,7 +203,7 @@ class MixedRun:
         return [after - before for before, after in pairs]
 
     def _passes(self, source: int, draw: int) -> Iterator[IntArray]:
-        """Yield the indices of a source from a draw on, for ever."""
+        """Yield the indices of a source from a draw on; never ends."""
         indices = self.mix.sources[source].indices
         for chunks, size, offset, _ in self._shares(source, draw, None):
             for block in chunks.blocks(offset, size):
@@ -215,8 +215,8 @@ class MixedRun:
         """Yield what the run has of each pass of a source (ORDER-24), from a draw to another.
 
         Yields:
-            The chunks, their number of samples, how many of these were drawn before, and the number
-            of the first draw that is left.
+            The chunks, their number of samples, how many of these were already drawn, and the
+            number of the first draw that is left.
         """
         settings = self.mix.settings(source)
         n, num_runs, run = settings.num_indices, self.mix.num_runs, self.number
@@ -239,7 +239,7 @@ class MixedRun:
 
 
 def _in_earlier_runs(num_samples: int, num_runs: int, run: int) -> int:
-    """Return how many samples of a source the runs before one have.
+    """Return how many samples of a source all earlier runs have together.
 
     It is the sum of ``(num_samples + r) // num_runs`` for each ``r`` below ``run``, in closed form.
     """
@@ -248,7 +248,7 @@ def _in_earlier_runs(num_samples: int, num_runs: int, run: int) -> int:
 
 
 class _Stream:
-    """Arrays, of which any number of values is taken at a time."""
+    """A stream of arrays, from which any number of values can be taken at a time."""
 
     def __init__(self, blocks: Iterator[IntArray]) -> None:
         self._blocks = blocks

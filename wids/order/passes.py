@@ -1,7 +1,7 @@
-"""The order of each epoch → a torch sampler: passes, the next epoch, a state to resume from.
+"""Make the orders of epochs a torch sampler, with passes and a state to resume from.
 
-An item of an order is an index, or a batch of indices. Nothing here knows how an order is made, or
-computes one: a subclass yields the items of an epoch from a position on.
+An item of an order is an index, or a batch of indices. A subclass computes the order: it yields the
+items of an epoch from a position on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 class Epochs:
     """The epoch of a sampler. A sampler around another one shares the other's.
 
-    Trainers call ``set_epoch`` of either, and both have to notice.
+    Trainers call ``set_epoch`` of either, and it must apply to both.
 
     Attributes:
         number: The epoch of the next pass.
@@ -56,11 +56,11 @@ class Epochs:
         is_fixed: bool,
         position: int | None = None,  # noqa: ARG002 - for epochs that are shared with workers
     ) -> None:
-        """Take over the epoch of a state. Each sampler has its own position."""
+        """Restore the epoch of a state. Each sampler has its own position."""
         self.number, self.is_fixed, self.num_full_passes = number, is_fixed, 0
 
     def is_kept(self, number: int, since: int) -> bool:
-        """Whether no other epoch was set since ``num_set`` had this value (ORDER-11)."""
+        """Return whether no other epoch was set since ``num_set`` had this value (ORDER-11)."""
         same = self._latest == number and self._latest_since <= since + 1
         return self.num_set == since or same
 
@@ -89,7 +89,7 @@ class _Pass(Generic[T]):
         return self.epoch, self.start, self.num_set
 
     def is_waiting(self, epoch: int) -> bool:
-        """Whether it is of this epoch, and nothing was asked of it yet."""
+        """Return whether it is of this epoch, and nothing was read from it yet."""
         return self.epoch == epoch and not self.has_begun and not self.has_ended
 
     @property
@@ -105,30 +105,28 @@ class _Pass(Generic[T]):
 class EpochSampler(Sampler[T]):
     """Passes over the epochs of an order, with a state.
 
-    A subclass has `blocks`, `num_items`, `replica`, ``num_runs`` and `fingerprint`. Its order is a
-    pure function of these and the epoch.
-
-    Args:
-        epochs: The epoch that is shared with the sampler inside this one; None for its own.
+    A subclass defines `blocks`, `num_items`, `most_items`, `replica`, ``num_runs`` and
+    `fingerprint`. Its order is a pure function of these and the epoch.
     """
 
     shuffle: bool
     yields_indices = True
     """Whether an item is an index; otherwise it is a batch."""
     num_noticed: int = 1000
-    """Items after which a pass that is left is no mere look at the first samples (ORDER-48)."""
+    """Items after which a pass that ends early is more than a look at the data (ORDER-48)."""
     tell_epoch: Callable[[int], Any] | None = None
     """Called with the epoch when a pass begins: the dataset's ``set_epoch``, for augmentations."""
 
     def _set_up_passes(self, epochs: Epochs | None = None) -> None:
+        """Begin with new epochs, or with those of the sampler inside this one."""
         self.epochs = epochs or Epochs()
         self._warned: set[str] = set()
         self._num_left_passes = 0
-        # Where the next pass starts, in which epoch, and how often an epoch was set before.
+        # Where the next pass starts, in which epoch, and how often an epoch had been set.
         self._resume = (0, 0, 0)
         self._pass: _Pass[T] | None = None
 
-    # What a subclass is.
+    # What a subclass defines.
 
     def blocks(self, epoch: int, start: int) -> Iterator[list[T]]:
         """Yield the items of this rank in an epoch from a position on, many at a time."""
@@ -180,7 +178,7 @@ class EpochSampler(Sampler[T]):
         return chain.from_iterable(self._entered(self._pass))
 
     def ahead(self) -> Iterator[T]:
-        """Return the items that a pass would have which began now; this changes nothing."""
+        """Return the items of a pass that would begin now, without beginning one."""
         return chain.from_iterable(self.blocks(self.epoch, self._resume_at()))
 
     def _entered(self, this: _Pass[T]) -> Iterator[Iterator[T]]:
@@ -198,7 +196,7 @@ class EpochSampler(Sampler[T]):
 
     def _note_full_pass(self) -> None:
         """Warn at the end of a second full pass over an epoch that was set once (ORDER-14)."""
-        # At its end, since to look at a few samples of a finished epoch is no mistake.
+        # At its end, since looking at a few samples of a finished epoch is no mistake.
         self.epochs.num_full_passes += 1
         if self.epochs.num_full_passes == 2:
             self._warn_once(
@@ -209,7 +207,7 @@ class EpochSampler(Sampler[T]):
             )
 
     def _note_left_pass(self, latest: _Pass[T] | None, this: _Pass[T]) -> None:
-        """Warn when a third pass begins where two began that were left early (ORDER-48)."""
+        """Warn when a third pass begins where two that were left early began (ORDER-48)."""
         if latest is None or latest.place != this.place:
             self._num_left_passes = 0
             return
@@ -239,7 +237,7 @@ class EpochSampler(Sampler[T]):
             )
 
     def note_second_dealing(self) -> None:
-        """Warn where a caller deals the items of a pass out among ranks (ORDER-60, ORDER-61)."""
+        """Warn if a caller deals the items of a pass out among ranks (ORDER-60, ORDER-61)."""
         _, num_replicas = self.replica()
         remark = callers.second_dealing(num_replicas, shuffle=self.shuffle)
         if remark and "dealt" not in self._warned:
@@ -270,7 +268,7 @@ class EpochSampler(Sampler[T]):
         return position if epoch == of_epoch and self.epochs.is_kept(of_epoch, num_set) else 0
 
     def rewind(self) -> None:
-        """Have the next pass start at position 0."""
+        """Make the next pass start at position 0."""
         self._resume = (0, self.epoch, self.epochs.num_set)
 
     def _resume_at(self) -> int:

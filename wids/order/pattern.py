@@ -1,8 +1,7 @@
-"""The weights of sources → which source each draw of a run is from, in exact proportions.
+"""Compute which source each draw of a run is from, in the exact proportions of their weights.
 
-The pattern repeats after a period, which is tabulated once; any draw is looked up, and counts come
-from the table. ORDER-20 to ORDER-22 in specs/sampler-order.md specify it. Nothing here knows what a
-source contains.
+The pattern repeats after a period, which is tabulated once; draws and counts are looked up in the
+table. ORDER-20 to ORDER-22 in specs/sampler-order.md specify it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import numpy.typing as npt
 from wids.storage.array_types import IntArray
 
 MAX_PERIOD: Final = 1 << 20
-"""Longest period. It takes half a second to tabulate, and has six decimals exactly."""
+"""Longest period. It takes half a second to tabulate, and represents six decimals exactly."""
 
 
 def checked_weight(weight: Any, name: str) -> Fraction:
@@ -42,7 +41,7 @@ def checked_weight(weight: Any, name: str) -> Fraction:
         return Fraction(int(weight.numerator), int(weight.denominator))
     exact = Fraction(float(weight))
     simple = exact.limit_denominator(MAX_PERIOD)
-    # 0.1 means a tenth, and not the binary fraction nearest to it.
+    # 0.1 means a tenth, not the binary fraction nearest to it.
     return simple if float(simple) == float(weight) else exact
 
 
@@ -84,7 +83,7 @@ class Pattern:
         last = first + stop - start
         if last <= len(self.sources):
             return self.sources[first:last]
-        # Not `take(mode="wrap")`, which subtracts the length again and again.
+        # Not `take(mode="wrap")`, which subtracts the length repeatedly.
         return self.sources[np.arange(first, last) % len(self.sources)]
 
     def counts(self, num_draws: int) -> list[int]:
@@ -102,7 +101,7 @@ class Pattern:
 
 @lru_cache(maxsize=8)
 def pattern(draws: tuple[int, ...]) -> Pattern:
-    """Return the pattern of sources that each have so many draws of the period (ORDER-21)."""
+    """Return the pattern of sources with these numbers of draws per period (ORDER-21)."""
     sources = _tabulated(draws)
     return Pattern(sources, _possible_starts(sources, draws), len(draws))
 

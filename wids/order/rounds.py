@@ -1,7 +1,7 @@
-"""The batches of every run → rounds: one batch of each run, so that all runs end together.
+"""Arrange the batches of all runs in rounds, one batch of each run, so that they end together.
 
-`SeparateRounds` lets each run have its own buckets (ORDER-41); `wids.order.aligned` has another
-way to the same thing. Both compute orders of all runs, and know nothing about ranks or torch.
+`SeparateRounds` lets each run have its own buckets (ORDER-41); in `wids.order.aligned` all runs of
+a round have the same one. Both compute the orders of all runs.
 """
 
 from __future__ import annotations
@@ -126,12 +126,12 @@ class SeparateRounds(Rounds):
                 at += len(part)
                 if stop is not None and at >= stop:
                     return
-            # Read to its end: what follows repeats it, if another run has more.
+            # The run is read to its end; what follows repeats it, if another run has more.
             stop = self.num_rounds
             run = self._source(run) if stop else run
 
     def _source(self, run: int) -> int:
-        """Return the run whose batches a run has: its own, or those of the nearest with one."""
+        """Return the run whose batches a run yields: itself, or the nearest that has any."""
         return nearest(run, np.flatnonzero(self._num_batches))
 
 

@@ -1,8 +1,7 @@
-"""The order of a sampler and the sizes of shards → what each rank and node reads in an epoch.
+"""Compute what each rank and node reads in an epoch, from a sampler and the sizes of shards.
 
-Computed from the order alone: no shard is opened, and indices of samples are computed only in the
-chunks that two runs share. This module knows nothing about caches or files; it states the two
-numbers between which the downloads will be.
+No shard is opened, and indices of samples are computed only in the chunks that two runs share.
+Depending on the cache, the downloads lie between two of its numbers.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class SamplingCost:
         hand_shards: Most shards that one rank has in hand at a time: those of the chunks that its
             runs are reading, each of which is read in random order.
         hand_nbytes: Their bytes. A cache that holds fewer for all ranks of a node downloads shards
-            again and again.
+            repeatedly.
         num_mixed: Number of samples from which the next batch of the job is drawn: the chunks that
             all runs are reading at the same time, on average.
 
@@ -101,7 +100,7 @@ def sampling_cost(
     num_nodes: int = 1,
     epochs: Iterable[int] = range(2),
 ) -> SamplingCost:
-    """Compute what each rank and node reads, for choosing ``chunksize`` and ``redeal``.
+    """Compute what each rank and node reads, to help choose ``chunksize`` and ``redeal``.
 
     It takes seconds for an epoch of a billion samples on a thousand ranks. ORDER-13 in
     specs/sampler-order.md defines visits.

@@ -1,7 +1,7 @@
 """The epoch of a sampler, shared by the workers of a DataLoader and the process that started them.
 
-Workers that stay for several passes have copies of the sampler. They learn here of the epoch that
-the main process sets, and a pass is complete when each of them has read its share.
+Persistent workers have copies of the sampler. They see here the epoch that the main process sets,
+and a pass is complete when each of them has read its share.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _LENGTH = _SHARES + _NUM_SLOTS
 class SharedEpochs(Epochs):
     """The epoch of a sampler whose passes are read by workers.
 
-    Each worker notes the passes that it has completed. The slowest one counts, so that a pass which
-    a program left early is not complete, although some workers have read ahead to its end.
+    Each worker notes the passes that it has completed. The slowest one counts, so a pass that a
+    program left early is not complete, even if some workers have read ahead to its end.
 
     Args:
-        epochs: The epoch to begin with.
+        epochs: The epoch to start with.
         position: Where its next pass starts.
     """
 
@@ -47,9 +47,9 @@ class SharedEpochs(Epochs):
         self._note_position(epochs.number, position)
 
     def restore(self, number: int, *, is_fixed: bool, position: int | None = None) -> None:
-        """Take over the epoch of a state and its position; None if the epoch alone is set."""
+        """Restore the epoch of a state and its position; None if only the epoch is set."""
         super().restore(number, is_fixed=is_fixed)
-        # A restored position counts only in its own epoch, also for workers that stay (ORDER-11).
+        # A restored position counts only in its own epoch, also in persistent workers (ORDER-11).
         if position is not None or number != self._shared[_RESTORED]:
             self._note_position(number, position or 0)
 
@@ -69,7 +69,7 @@ class SharedEpochs(Epochs):
 
     @number.setter
     def number(self, number: int) -> None:
-        # A worker speaks for itself: when workers are restored, some may have ended their share.
+        # A worker sets only its own slots: when workers are restored, some may have ended theirs.
         for slot in _slots():
             self._shared[_EPOCHS + slot] = number
 
@@ -131,7 +131,7 @@ class SharedEpochs(Epochs):
         return int(max(self._shared[_OF_STATE:_COMPLETE]))
 
     def were_restored_complete(self, num_batches: int) -> bool:
-        """Whether nothing was left of the latest of these epochs for any worker.
+        """Return whether nothing was left of the latest of these epochs for any worker.
 
         Args:
             num_batches: Number of batches in it. Workers whose state is that of an earlier epoch
@@ -154,7 +154,7 @@ class SharedEpochs(Epochs):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         shared = state["_shared"]
-        if isinstance(shared, list):  # a copy, which is on its own
+        if isinstance(shared, list):  # an independent copy
             state = {**state, "_shared": RawArray("q", shared)}
         vars(self).update(state)
 
@@ -177,6 +177,6 @@ def worker() -> tuple[int, int]:
 
 
 def _slots() -> range:
-    """Return the slots of this worker; those of workers that do not exist are shared out."""
+    """Return the slots of this worker; workers divide those that are left over."""
     number, num_workers = worker()
     return range(number, _NUM_SLOTS, num_workers)

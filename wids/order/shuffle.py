@@ -1,8 +1,8 @@
-"""A number of samples and a seed → a random order of them, without memory for each.
+"""Compute a random order of any number of samples, without memory for each.
 
-Positions and indices are turned into each other by a Feistel network over the next power of four;
-results beyond the number of samples are passed through it again until they are inside. This order
-is for looking and rewriting: that of epochs is in `wids.order.epoch_order`.
+A Feistel network over the next power of four maps positions to indices and back; results beyond the
+number of samples are passed through it again until they are inside. This order is for looking at
+and rewriting datasets: that of epochs is in `wids.order.epoch_order`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Shuffle:
     """A random order of some samples. Equal seeds give equal orders on every machine.
 
     Args:
-        num_samples: How many there are, at most 2**62.
+        num_samples: Their number, at most 2**62.
         seed: Any integer.
 
     Raises:
-        ValueError: The seed is something else.
+        ValueError: The seed is not an integer.
     """
 
     def __init__(self, num_samples: int, seed: int) -> None:

@@ -1,6 +1,6 @@
-"""The position in an epoch ↔ a JSON object, which is checked before a sampler resumes from it.
+"""Check the state of a sampler, a JSON object, before the sampler resumes from it.
 
-ORDER-9 to ORDER-11 in specs/sampler-order.md specify it. Knows nothing about passes or torch.
+ORDER-9 to ORDER-11 in specs/sampler-order.md specify it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from wids.storage.array_types import IntArray
 
 @dataclass(frozen=True)
 class State:
-    """Where a sampler is. Its attributes are the keys of the JSON object.
+    """The position of a sampler. Its attributes are the keys of the JSON object.
 
     Attributes:
         epoch: The epoch.
@@ -47,9 +47,9 @@ def lengths_digest(lengths: IntArray) -> str:
 def stated(settings: Any, otherwise: Collection[str], always: Collection[str]) -> dict[str, Any]:
     """Return the settings of an order that are in its fingerprint, by their names.
 
-    A setting that this project adds later is in it only where it differs from its default, so that
-    the states of earlier versions stay valid, and those that earlier versions can follow too. A
-    later setting needs a default that keeps the order, which never changes.
+    A setting that is added after version 1.0 is in it only where it differs from its default, so
+    that versions can exchange states that use no setting that one of them lacks. A later setting
+    needs a default that keeps the order, and this default never changes.
 
     Args:
         settings: A dataclass of settings.
@@ -92,7 +92,7 @@ def checked_state(
     """Return a state that a sampler can resume from.
 
     Args:
-        state: What ``load_state_dict`` was given.
+        state: The argument of ``load_state_dict``.
         expected: The sampler's own fingerprint.
         num_runs: Its number of runs.
         most_items: A number that no position in its epochs exceeds.

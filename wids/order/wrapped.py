@@ -1,4 +1,4 @@
-"""A dataset inside torch's wrappers → the lengths of its shards, and who has to know the epoch.
+"""Find the shard lengths of datasets inside torch's wrappers, and pass the epoch on to them.
 
 ``ConcatDataset``, ``Subset`` and ``StackDataset`` have no ``lengths``, so a sampler over one would
 not follow shards. They are recognised by their attributes; torch is not imported here.
@@ -14,10 +14,10 @@ import numpy as np
 
 
 def lengths_of(dataset: Sized) -> Any:
-    """Return what a sampler takes for the number of samples in each shard.
+    """Return the number of samples in each shard, for a sampler.
 
-    ``dataset.lengths``, or those of the datasets that torch's wrappers hold; the length of the
-    dataset as a single shard if nothing else is known.
+    They are ``dataset.lengths``, or those of the datasets that torch's wrappers hold; if nothing is
+    known, the dataset is a single shard.
     """
     lengths = getattr(dataset, "lengths", None)
     if lengths is not None:
@@ -37,10 +37,10 @@ def lengths_of(dataset: Sized) -> Any:
 
 
 class EpochTeller:
-    """Tells the epoch to the datasets that have to know it, inside torch's wrappers too.
+    """Sets the epoch of the datasets that have ``set_epoch``, inside torch's wrappers too.
 
     Args:
-        dataset: What a sampler is over.
+        dataset: The dataset of a sampler.
     """
 
     def __init__(self, dataset: Any) -> None:

@@ -139,7 +139,7 @@ def acquire(handle: int) -> bool | None:
 
     try:
         return lock_descriptor(handle, blocking=False)
-    except OSError:  # ENOLCK, ENOSYS, EOPNOTSUPP, EBADF: whatever this file system reports
+    except OSError:  # ENOLCK, ENOSYS, EOPNOTSUPP, EBADF: it depends on the file system
         return None
 
 

@@ -58,7 +58,7 @@ def directly(system: Any, path: str, target: str, *, is_new: bool, **headers: st
     }
     # Not all drivers have all of these, and some pass any unknown name on to the request.
     known = inspect.signature(getattr(system, "_put_file", system.put_file)).parameters
-    is_ours = is_new  # whether this upload wrote what is there after an error
+    is_ours = is_new  # whether this upload wrote the file that exists after an error
     try:
         system.put_file(path, target, **{k: v for k, v in options.items() if k in known}, **headers)
         is_ours = True

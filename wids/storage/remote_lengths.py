@@ -87,7 +87,7 @@ def ask_lengths(
 
 
 def check_found(names: Sequence[str], answers: Sequence[Answer]) -> None:
-    """Raise an error for the files that are missing; it names those that exist too.
+    """Raise an error for the files that are missing; it also names those that exist.
 
     Raises:
         NotFoundError: There is no such file.

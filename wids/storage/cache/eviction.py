@@ -49,7 +49,7 @@ def choose_victims(files: Iterable[CacheFile], limit_nbytes: int) -> list[CacheF
     held = _sort(files)
     if held.nbytes() <= limit_nbytes:
         return []
-    # Orphans beyond their tenth go first, whatever their age; the rest of them goes last, since an
+    # Orphans beyond their tenth go first, regardless of age; the rest of them goes last, since an
     # index still saves a download by serving reads by range (CACHE-8, CACHE-15).
     excess = sum(file.nbytes for file in held.orphans) - limit_nbytes // 10
     num_first = 0
@@ -117,7 +117,7 @@ def clearable(folder: str) -> list[CacheFile]:
 
 
 def clear(files: Sequence[CacheFile]) -> tuple[int, int, int]:
-    """Delete those of the files that no process uses; the index of a copy in use stays too.
+    """Delete the files that no process uses; the index of a copy in use stays too.
 
     An unfinished file is in use until it is a minute old, since its writer may not have locked it.
 

@@ -281,7 +281,7 @@ class Cache:
                     background.begun.set()
                 if not is_ours:
                     return None
-                found = self.find(remote_file)  # another process may have fetched it meanwhile
+                found = self.find(remote_file)  # another process may have just fetched it
                 if found is not None:
                     return found
                 if not self._was_swept:
@@ -331,7 +331,7 @@ class Cache:
         is_own = path == cache_names.copy_path(self.folder, remote_file)
         _make_target_folder(path, is_own=is_own)
         name = os.path.basename(urls.path_of(remote_file.url)) or "a shard"
-        # Nobody waits for a background fetch, so nobody wants to see it.
+        # Nobody waits for a background fetch, so it shows no bar.
         wants_progress = self.wants_progress if background is None else False
         bar = Bar(f"fetching {name}", remote_file.nbytes, "B", wanted=wants_progress)
         # Not synced there, but below, while the lock is still held.

@@ -42,7 +42,7 @@ def new_pool(proxy: str | None, **options: Any) -> urllib3.PoolManager:
     pool = (
         urllib3.PoolManager(**options) if proxy is None else urllib3.ProxyManager(proxy, **options)
     )
-    # Of this pool only: the classes of urllib3 itself serve other libraries of the process too.
+    # Only for this pool: other libraries in the process use the classes of urllib3 itself.
     pool.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
     return pool
 
@@ -50,7 +50,7 @@ def new_pool(proxy: str | None, **options: Any) -> urllib3.PoolManager:
 class _Measured(io.RawIOBase):
     """The bytes that a connection receives; raises if they are too slow or too many.
 
-    Only the time that is spent waiting for the server counts, and not that of a slow reader.
+    Only the time spent waiting for the server counts, not that of a slow reader.
 
     Attributes:
         allowed_nbytes: Bytes that may still arrive.

@@ -63,7 +63,7 @@ def is_folder(url: str) -> bool:
     kind = urls.scheme(url)
     if kind in ("", "file"):
         return os.path.isdir(urls.local_path(url))
-    # With a query, a program on a server answers, and a slash says nothing.
+    # With a query, a program on a server answers, and a slash means nothing.
     if kind == "pipe" or "?" in url:
         return False
     return urls.path_of(url).endswith("/") or not urls.path_of(url) or _is_hf_repository(url)
