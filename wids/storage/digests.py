@@ -1,4 +1,4 @@
-"""Compute the digests of local files."""
+"""Compute the MD5 and SHA-256 digests of local files."""
 
 from __future__ import annotations
 

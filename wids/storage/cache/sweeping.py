@@ -1,4 +1,4 @@
-"""Sweep a cache folder."""
+"""Sweep a cache folder: delete what killed processes left there."""
 
 from __future__ import annotations
 
