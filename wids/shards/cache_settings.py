@@ -1,4 +1,4 @@
-"""A dataset's arguments about its cache + its shards → the `Cache` that it uses.
+"""Check the cache folder and the cache limits that a dataset was given.
 
 Limits that cannot work are reported here, before anything is fetched.
 """
@@ -40,7 +40,7 @@ def cache_limits(
         shards: The shards of the dataset.
 
     Raises:
-        ValueError: Two shards do not fit.
+        ValueError: The two largest shards do not fit.
     """
     if keep and cache_size is not None:
         warnings.warn(
@@ -75,7 +75,7 @@ def cache_limits(
 def placed_names(shards: Sequence[ShardSpec]) -> frozenset[str]:
     """Return the base names under which users can place copies in the cache folder themselves.
 
-    A name that two remote shards have in common says nothing about which of them a file is.
+    A name that two remote shards share is ambiguous, and left out.
     """
     remote = (urls.path_of(shard.url) for shard in shards if not urls.is_local(shard.url))
     counts = Counter(os.path.basename(path) for path in remote)

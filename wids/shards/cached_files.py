@@ -1,6 +1,6 @@
 """Find the files of a dataset in a cache folder: copies, indexes, notes, and unfinished files.
 
-No server is asked. Files that joins keep there belong to two datasets, and are not found.
+No server is asked. Files of joins are left out, since they belong to two datasets.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def cached_files(spec: DatasetSpec, folder: str) -> list[CacheFile]:
     if spec.table is not None:
         beside.append(spec.table.url)
     wanted = {url_digest(url) for url in beside if url is not None}
-    # Which versions of these files were fetched is known from their records alone.
+    # Only their records say which versions of these files were fetched.
     for file in files if wanted else ():
         if file.name.endswith(_INDEX) and file.nbytes <= _MAX_RECORD_NBYTES:
             record = CopyRecord.load(file.path)

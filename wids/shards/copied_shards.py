@@ -1,7 +1,7 @@
-"""Open the copies of remote shards, which are fetched into the cache first, with their indexes.
+"""Fetch remote shards into the cache, and open the copies with their indexes.
 
-A backup, ``rsync`` or ``cp`` changes the time of modification of a copy, and so does an edit. Its
-bytes are then compared with the checksums of the stored index, or, where that is lost, with the
+A backup, ``rsync`` or ``cp`` changes the modification time of a copy, and so does an edit. Its
+bytes are then compared with the checksums of the stored index, or, if that is lost, with the
 digest that the spec states.
 """
 
@@ -67,7 +67,7 @@ class CopiedShards:
             identity: What distinguishes it from other files.
 
         Raises:
-            ShardFormatError: It was changed in the cache.
+            ShardFormatError: The copy was changed in the cache.
         """
         store, key_split = self.facts.store, self.facts.key_split(number)
         identity = identity.of_copy(is_own=stored.is_own)
@@ -79,7 +79,7 @@ class CopiedShards:
         if recorded is not None:
             is_as_fetched = _is_recorded(built, identity, path, data, *recorded)
         elif stored.is_own:
-            # A process that discards a copy deletes the index first, which is not a lost index.
+            # A process that discards a copy deletes its index first: that index is not lost.
             is_as_fetched = _has_name(path, stored.inode) and store.is_as_stated(
                 remote_file(self.facts.shards[number]), path
             )
@@ -101,7 +101,7 @@ class CopiedShards:
         """Discard a copy that could not be read; return whether to open the shard again."""
         file = remote_file(self.facts.shards[number])
         if path != copy_path(self.facts.store.folder, file):
-            return False  # it is a file of the user's
+            return False  # the user's own file
         is_current = _has_name(path, inode)
         if is_current and number in self.facts.refetched:
             return False
@@ -118,7 +118,7 @@ class CopiedShards:
 
 
 def _dumped_index(name: str, key_split: KeySplit, file: IO[bytes]) -> bytes:
-    """Return the index of a complete file, as it is stored beside it: for maps and for ranges."""
+    """Index a complete file; return the stored form, which serves mapped and ranged reads."""
     status = os.fstat(file.fileno())
     if not status.st_size:
         raise ShardFormatError(f"{name}: expected a tar, found an empty file")
@@ -133,7 +133,7 @@ def _dumped_index(name: str, key_split: KeySplit, file: IO[bytes]) -> bytes:
 
 
 def _index_paths(store: Cache, stored: CachedCopy, key_split: KeySplit) -> Iterator[str]:
-    """Yield where the index of a copy can be: beside it, else in the user's own cache folder."""
+    """Yield the possible paths of a copy's index: beside it, or in the user's own cache folder."""
     yield stored.index_path
     yield from islice(index_paths(store.folder, stored.path, key_split), 1, None)
 
@@ -155,7 +155,7 @@ def _is_recorded(
     recorded: ShardIndex,
     recorded_identity: TarIdentity,
 ) -> bool:
-    """Whether a copy has the bytes of which an index was stored.
+    """Whether a copy still has the bytes from which the stored index was made.
 
     Args:
         built: The index of the copy.
@@ -163,15 +163,15 @@ def _is_recorded(
         path: The copy.
         data: Its bytes.
         recorded: The stored index.
-        recorded_identity: Length and time of the copy when that was stored.
+        recorded_identity: Length and time of the copy when that index was stored.
     """
-    if identity.fits(recorded_identity):  # it was indexed by another rule
+    if identity.fits(recorded_identity):  # indexed by another rule
         return True
     if identity.nbytes != recorded_identity.nbytes:
         return False
     if recorded.key_split != built.key_split:
         built = index_tar(data, recorded.key_split, path, checksums=True)
-    if not len(recorded.payload_crcs):  # it was made from the headers alone
+    if not len(recorded.payload_crcs):  # made from the headers alone
         built = built.without_payload_crcs()
     # The same bytes have the same index, bit for bit (INDEX-20).
     return index_file.dump(built, identity) == index_file.dump(recorded, identity)

@@ -1,6 +1,6 @@
 """Compare copies of packs, tables and joined files with what was recorded when they were fetched.
 
-Nothing states the digests of these files, so a record lies beside each copy, as an index lies
+No spec states the digests of these files, so a record is stored beside each copy, as an index is
 beside the copy of a shard.
 """
 
@@ -27,13 +27,13 @@ _logger = logging.getLogger("wids")
 
 @dataclass(frozen=True)
 class CopyRecord:
-    """What is recorded of a copy.
+    """What is recorded about a copy.
 
     Attributes:
-        url: A digest of the URL, which may have secrets.
+        url: A digest of the URL, which may contain secrets.
         nbytes: Length of the copy.
         mtime_ns: When it was last changed.
-        sha256: Its digest, which a copy with another time must have too.
+        sha256: Its digest, compared if the time differs.
     """
 
     url: str
@@ -49,7 +49,7 @@ class CopyRecord:
 
     @classmethod
     def load(cls, path: str) -> CopyRecord | None:
-        """Return the record that this user stored under a path; None if there is none."""
+        """Return the record that this user stored at a path; None if there is none."""
         data = read_or_map(path, is_own=True)
         with suppress(ValueError, TypeError):
             return None if data is None else cls(**json.loads(bytes(data)))
@@ -61,15 +61,15 @@ class CopyRecord:
 
 
 def url_digest(url: str) -> str:
-    """Return the digest by which records name a URL."""
+    """Return the digest that identifies a URL in records."""
     return hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def open_copy(store: Cache, remote_file: RemoteFile) -> CachedCopy:
-    """Open the copy of a file; see `Cache.open`. One that was changed in the cache is replaced.
+    """Open the copy of a file, and fetch it again if it was changed in the cache; see `Cache.open`.
 
     Raises:
-        FetchError: It cannot be fetched or stored.
+        FetchError: The file cannot be fetched or stored.
     """
     copy = store.open(remote_file, partial(_dumped_record, remote_file.url))
     if _is_as_recorded(copy, remote_file.url):
@@ -79,10 +79,10 @@ def open_copy(store: Cache, remote_file: RemoteFile) -> CachedCopy:
 
 
 def reopen_damaged(store: Cache, remote_file: RemoteFile) -> CachedCopy | None:
-    """Fetch and open a file again whose copy is damaged; None if it was fetched that way.
+    """Fetch and open a file again; return None if its damaged copy is as it was fetched.
 
     Raises:
-        FetchError: It cannot be fetched or stored.
+        FetchError: The file cannot be fetched or stored.
     """
     copy = store.open(remote_file, partial(_dumped_record, remote_file.url))
     is_as_fetched = _is_as_recorded(copy, remote_file.url, is_suspect=True)
@@ -104,13 +104,13 @@ def _is_as_recorded(copy: CachedCopy, url: str, *, is_suspect: bool = False) -> 
     """Whether a copy has the recorded bytes; if only its time differs, record the new time.
 
     Args:
-        copy: The copy, which is closed after an error.
+        copy: The copy; it is closed after an error.
         url: Its URL.
-        is_suspect: Whether to compare it even if it has the recorded time.
+        is_suspect: Whether to compare the bytes even if the time is the recorded one.
     """
     try:
         status = os.fstat(copy.handle)
-        # Users who share a folder believe only their own records (SEC-41).
+        # Users who share a folder trust only their own records (SEC-41).
         if not (copy.is_own and is_own_file(status)):
             return True
         recorded = CopyRecord.load(copy.index_path)

@@ -1,6 +1,7 @@
-"""`CountedShards`: the shards of a dataset, how they are opened, and how many samples each has.
+"""Bundle the shards of a dataset with the way to open them and their numbers of samples.
 
-Readers of the same shards share them. Shards without a stated count are counted here, once.
+Readers of the same shards share one `CountedShards`. Shards without a stated count are counted
+here, once.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class CountedShards:
     Attributes:
         specs: Their specs.
         store: Copies of remote files.
-        options: How they are opened, and samples are read.
-        opener: Opens them.
-        pool: Those that are open.
+        options: How shards are opened and samples are read.
+        opener: Opens the shards.
+        pool: The open shards.
         edges: Where shards begin, and the end of the last one; shape ``(num_shards + 1,)``.
     """
 
@@ -40,7 +41,7 @@ class CountedShards:
     edges: IntArray
 
     def only(self, fields: Collection[str] | None) -> CountedShards:
-        """Return the same shards, to be opened again, without fetching any; see `ReadOptions`."""
+        """Return the same shards with a new pool that never fetches; see `ReadOptions.only`."""
         options = self.options.only(fields)
         opener = self.opener.with_options(options)
         pool = ShardPool(opener, self.pool.size, self.pool.limit_nbytes)
@@ -73,11 +74,11 @@ def counted_shards(
     pool = ShardPool(open_shard, options.lru_size or default_size(), store.limits.share_nbytes)
     counts = [count for count in opener.counts if count is not None]
     if len(counts) < len(spec.shards):
-        from wids.shards.counting import count_samples  # with what asks servers: 1 ms
+        from wids.shards.counting import count_samples  # 1 ms, with the modules that ask servers
 
         counts = count_samples(
             opener,
-            # Through the pool, so that a dataset of few shards has them open afterwards.
+            # Through the pool, so that the shards of a small dataset stay open.
             lambda number: len(pool.get(number, local=options.access != "range")),
             store,
             options,

@@ -1,7 +1,7 @@
-"""Shards whose number of samples nobody states → their numbers, at a cost that is known before.
+"""Count the samples of shards without a stated count, and check first what that downloads.
 
-What an index says costs nothing. Local shards are scanned. Remote ones are downloaded, which takes
-consent if they are large. Nothing here knows how a shard is opened.
+An index has the count at no cost. Local shards are scanned. Remote shards are downloaded; large
+downloads need the caller's consent.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def count_samples(
     """Return the number of samples of each shard, after counting those that are not stated.
 
     Args:
-        opener: Knows what is stated, and which shards have an index or a copy; what is counted is
-            noted there.
-        open_length: Returns the number of samples of a shard that it opens.
+        opener: Has the stated counts, and knows which shards have an index or a copy. New counts
+            are stored in it.
+        open_length: Opens a shard, and returns its number of samples.
         store: Copies of remote shards.
         options: With ``access="download"`` the caller consents to any download.
         progress: Whether to show a bar, as in `progress.Bar`.
@@ -65,15 +65,15 @@ def count_samples(
 def _checked_cost(
     opener: ShardOpener, numbers: Sequence[int], store: Cache, options: ReadOptions
 ) -> dict[int, int | None]:
-    """Check that shards exist; return those to download, with their lengths, after consent."""
+    """Check that shards exist and consent is given; return the shards to download, with lengths."""
     local = [path for number in numbers if (path := opener.local_path(number)) is not None]
-    if len(numbers) > 1:  # opening a single one says as much
+    if len(numbers) > 1:  # opening a single shard reports the same
         check_found(local, ask_lengths(store.fetcher, local))
     if options.access == "range":
         return {}
     remote = [number for number in numbers if not opener.is_local(number)]
     named = [opener.shards[number] for number in numbers if opener.local_path(number) is None]
-    # With those that have copies, since an error names what exists.
+    # Includes shards with copies, since an error names those that exist.
     copied = {shard.url for shard in named}.difference(opener.shards[n].url for n in remote)
     cost = download_cost(named, store.fetcher, copied)
     if cost.is_large and options.access != "download":
@@ -93,12 +93,12 @@ def _fetch(
     """Download shards and count their samples."""
     largest_nbytes = max((nbytes or 0 for nbytes in nbytes_of.values()), default=0)
     limit_nbytes = store.limits.share_nbytes
-    # In a small cache, several at a time would evict each other before they are counted.
+    # In a small cache, concurrent downloads would evict each other before they are counted.
     is_small = limit_nbytes is not None and limit_nbytes < _NUM_THREADS * largest_nbytes
 
     def fetch(number: int, background: BackgroundFetch) -> None:
         opener.fetch(number, background)
-        # At once: later, a copy may have been evicted for the next ones.
+        # Now: the next downloads may evict the copy.
         opener.counts[number] = open_length(number)
 
     description = "downloading shards to count their samples"

@@ -1,7 +1,7 @@
-"""Shards that have to be downloaded → what that costs in bytes, before it is paid.
+"""Compute how many bytes have to be downloaded for some shards, before the download starts.
 
-Lengths come from the spec, else from the servers, which are asked for them without reading a shard.
-Decision 0025 has the reasons. Nothing here downloads, or knows why a shard is needed.
+Lengths come from the spec, or from the servers, without reading a shard. Decision 0025 has the
+reasons.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class DownloadCost:
 
     @property
     def is_large(self) -> bool:
-        """Whether it takes the caller's consent."""
+        """Whether the download needs the caller's consent."""
         return self.nbytes > LIMIT_NBYTES
 
     def __str__(self) -> str:
@@ -51,16 +51,16 @@ class DownloadCost:
 def download_cost(
     shards: Sequence[ShardSpec], fetcher: Fetcher, copied: Collection[str] = ()
 ) -> DownloadCost:
-    """Return what downloading shards costs. Those whose length is not stated are asked for.
+    """Return what downloading shards costs, and ask the servers for lengths that are not stated.
 
     Args:
         shards: The shards.
         fetcher: Asks for lengths.
-        copied: URLs of those that need not be downloaded.
+        copied: URLs of shards that need not be downloaded.
 
     Raises:
-        NotFoundError: One does not exist; the error names those that do.
-        FetchError: A server cannot be asked.
+        NotFoundError: A shard does not exist; the error names those that do.
+        FetchError: A server cannot be reached.
     """
     stated = {shard.url: 0 if shard.url in copied else shard.nbytes for shard in shards}
     lengths = known_lengths(fetcher, stated)
@@ -68,7 +68,7 @@ def download_cost(
 
 
 def too_large_error(cost: DownloadCost) -> SpecError:
-    """Return the error of a constructor that would have to download so much to count samples."""
+    """Return the error for a dataset that cannot count its samples without a large download."""
     first = urls.redact(next(iter(cost.nbytes_of)))
     return SpecError(
         f"{first}: expected the number of samples of each shard; to count them, {cost} would be "

@@ -1,7 +1,4 @@
-"""Several remote shards → copies in the cache, a few at a time, with one bar for all their bytes.
-
-Nothing here knows why they are fetched, or reads a sample.
-"""
+"""Fetch several remote shards into the cache concurrently, with one progress bar."""
 
 from __future__ import annotations
 
@@ -14,10 +11,10 @@ from wids.storage.progress import Bar
 from wids.storage.reading_threads import ReadingThreads
 
 _PATIENCE_S: Final = 3.0
-"""How long downloads have to notice that they are cancelled."""
+"""How long to wait for downloads to notice that they are cancelled."""
 
 _LOOK_S: Final = 0.2
-"""How often the bar is moved."""
+"""How often the bar is updated."""
 
 
 def fetch_all(
@@ -30,13 +27,13 @@ def fetch_all(
 ) -> None:
     """Fetch shards into the cache, several at a time.
 
-    An error, Ctrl-C included, cancels the other downloads. The ones that have ended stay.
+    An error, Ctrl-C included, cancels the other downloads. Completed copies stay.
 
     Args:
-        fetch: Fetches the shard of a number, as `ShardReader.fetch` does.
+        fetch: Fetches a shard by its number, as `ShardReader.fetch` does.
         nbytes_of: Numbers of shards, in the order to fetch them, with their lengths if known.
-        num_threads: Downloads at a time.
-        description: What the bar says.
+        num_threads: Number of concurrent downloads.
+        description: The label of the bar.
         progress: Whether to show a bar, as in `progress.Bar`.
 
     Raises:
@@ -45,14 +42,13 @@ def fetch_all(
     fetches = {number: BackgroundFetch() for number in nbytes_of}
 
     def fetch_one(number: int) -> None:
-        # A task that a thread had taken just before the cancellation would otherwise start a
-        # download.
+        # Otherwise a task that a thread took just before the cancellation would start a download.
         if not fetches[number].cancelled.is_set():
             fetch(number, fetches[number])
             fetches[number].done.set()
 
     def received(number: int) -> int:
-        # Another process may have fetched it, so that nothing was received here.
+        # If another process fetched it, nothing was received here.
         is_done = fetches[number].done.is_set()
         return (is_done and nbytes_of[number]) or fetches[number].received_nbytes
 
@@ -72,14 +68,13 @@ def fetch_all(
                 num_done = len(tasks) - len(pending)
                 note = f"{num_done:,} of {len(tasks):,} shards"
                 bar.reach(sum(map(received, nbytes_of)), note=note)
-        # Ctrl-C is no Exception, and downloads must end after it too.
+        # Ctrl-C is not an Exception, and must end the downloads too.
         except BaseException:
             for background_fetch in fetches.values():
                 background_fetch.cancelled.set()
-            # Without waiting: a server may hang, and the caller wants the error.
+            # No unlimited wait: a server may hang, and the caller wants the error.
             threads.shutdown(wait=False, cancel_futures=True)
-            # A short wait nevertheless: a download that notices its cancellation deletes its
-            # temporary file.
+            # But a short one: a download that notices its cancellation deletes its temporary file.
             wait(tasks, timeout=_PATIENCE_S)
             raise
     threads.shutdown()

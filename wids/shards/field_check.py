@@ -1,6 +1,6 @@
-"""The wanted fields + the first shard that is opened → an error if no shard has them.
+"""Check that the wanted fields exist, when the first shard is opened.
 
-A misspelt field would otherwise give samples without it, silently. Nothing here reads a sample.
+Otherwise samples would silently lack a field whose name is misspelt.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _MAX_SHOWN: Final = 12
 class FieldCheck:
     """An opener of shards that compares the wanted fields with the first shard that has samples.
 
-    Fields that this shard lacks are looked for in the indexes of other shards, and nothing is
-    fetched for it. After this one check it only passes on to the opener. Can be pickled, and used
-    by any number of threads.
+    Fields that this shard lacks are looked up in the indexes of other shards; nothing is fetched
+    for that. After this one check, calls only go to the opener. Can be pickled, and used by any
+    number of threads.
 
     Args:
         opener: Opens the shards.
@@ -43,14 +43,14 @@ class FieldCheck:
         self._is_done = False
 
     def __call__(self, number: int, *, local: bool, make_room: Callable[[], None]) -> ReadableShard:
-        """Open a shard; see `pool.OpenShard`.
+        """Open a shard; see `shard_pool.OpenShard`.
 
         Raises:
             ValueError: No shard has one of the fields.
         """
         shard = self._opener(number, local=local, make_room=make_room)
-        # Two threads may both check; that costs time once, and the result is the same. An empty
-        # shard has no fields and proves nothing.
+        # Two threads may both check, with the same result. An empty shard has no fields and proves
+        # nothing.
         if not self._is_done and len(shard):
             try:
                 self._check(number, frozenset(shard.index.fields))
@@ -74,8 +74,7 @@ class FieldCheck:
                 f"fields: expected fields of the dataset, found {names}, which no shard has; the "
                 f"shards have {known}"
             )
-        # Where the first shard has some of the fields, the others may just be rare, so nothing is
-        # said.
+        # If the first shard has some of the fields, the others may just be rare: no warning.
         if has_none:
             warnings.warn(
                 f"fields: no shard whose index is known has {names}; they have {known}",
@@ -91,18 +90,18 @@ class FieldCheck:
             The fields that are still missing, those that exist, and whether all shards were seen.
         """
         numbers = list(range(len(self._opener.shards)))
-        # A field is often in some of the joined datasets only, so neighbours tell little.
+        # In a concatenation, often only some datasets have a field, so neighbours say little.
         random.Random(0).shuffle(numbers)  # noqa: S311 - any order will do
         until_s, is_proven = time.monotonic() + _LOOK_S, True
         for number in numbers:
             if not missing or time.monotonic() > until_s:
-                # Out of time is no proof, so the caller warns at most: a rare field may be in the
-                # last shard.
+                # A timeout proves nothing, so the caller at most warns: the last shard may have a
+                # rare field.
                 return missing, existing, False
             if number == first:
                 continue
             found = None
-            with suppress(WidsError):  # it is reported when it is read
+            with suppress(WidsError):  # reported when the shard is read
                 found = self._fields(number)
             is_proven = is_proven and found is not None
             missing, existing = missing - (found or set()), existing | (found or set())
@@ -112,13 +111,13 @@ class FieldCheck:
         """Return the fields of a shard; None if it would have to be fetched."""
         if not self._opener.has_index(number):
             return None
-        # Opened beside the pool, so that the check evicts no shard that is being read.
+        # Not through the pool, so that the check evicts no shard that is being read.
         with self._opener(number, local=False) as shard:
             return set(shard.index.fields)
 
 
 def _nearest_first(names: Iterable[str], wanted: Iterable[str]) -> list[str]:
-    """Return names with those first that are most like one of the wanted ones."""
+    """Return names, those most similar to a wanted one first."""
 
     def distance(name: str) -> float:
         return -max(SequenceMatcher(None, name, other).ratio() for other in wanted)

@@ -1,9 +1,9 @@
-"""Looks at shards that may have no index, without downloading them.
+"""Look at shards that may have no index, without downloading them.
 
-Of a remote tar without an index, the first megabytes are read by range, and headers beyond them as
-far as somebody asks for more samples. What was found so far is an index like any other, so that
-samples are read by range as from a tar that was indexed. A shard whose index is known is opened as
-for a dataset. An index that is made is left in the cache folder, where datasets find it.
+Of a remote tar without an index, the first megabyte is read by range, and further headers only
+when more samples are requested. The samples found so far form an ordinary index, so they are read
+by range as from an indexed tar. A shard whose index is known is opened as for a dataset. A new
+index is left in the cache folder, where datasets find it.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ from wids.storage.transport import urls
 
 _FIRST_NBYTES: Final = 1 << 20
 _FIRST_NBYTES_OF_WHOLE: Final = 3 << 20
-"""Bytes to read from a server without ranges, which cannot be asked for more. About as many more go
-into the buffers of the connection before it is closed: on loopback up to 6 MB."""
+"""Bytes to read from a server without ranges, which cannot be asked for more later. The connection
+may buffer as much again before it is closed: up to 6 MB on loopback."""
 
 _MAX_LOOK_NBYTES: Final = 5 << 20
 _MAX_LOOK_REQUESTS: Final = 24
-"""Most bytes (and the rest of a request) and requests for one look: a page has to appear soon."""
+"""Most bytes (beyond which the last request may go) and requests for one look, so that a page
+appears soon."""
 
 
 class Glimpse:
     """What is known of one remote tar without an index. Safe to use from any number of threads.
 
-    Making one reads the first megabyte.
+    The constructor reads the first megabyte.
 
     Args:
         fetcher: Reads the tar.
@@ -59,8 +60,8 @@ class Glimpse:
         index: The complete samples that were found so far, with checksums of their headers.
         is_complete: Whether these are all samples of the tar.
         has_ranges: Whether more can be read; False if the server sends whole files only.
-        problem: What is wrong with the tar behind these samples, or None.
-        is_stale: Whether the tar was replaced since, so that nothing can be read any more.
+        problem: What is wrong with the tar after these samples, or None.
+        is_stale: Whether the tar was replaced, so that nothing more can be read.
         cost: What reading all headers is expected to cost.
 
     Raises:
@@ -104,7 +105,7 @@ class Glimpse:
         return not self._scan.is_complete and self.has_ranges and self.problem is None
 
     def reach(self, num_samples: int) -> None:
-        """Read on until so many samples are known, or as much was read as one look may cost.
+        """Continue reading until this many samples are known or the limits of one look are reached.
 
         Raises:
             FetchError: The tar cannot be read.
@@ -130,7 +131,7 @@ class Glimpse:
             ShardFormatError: It breaks a rule of specs/tar-shards.md.
         """
         while not self._scan.is_complete:
-            # The lock is free in between, so that pages of the shard are shown meanwhile.
+            # The lock is released after each part, so that pages of the shard can be shown.
             with self._lock, self._noting_staleness():
                 if not self._scan.is_complete:
                     self._scan_part()
@@ -138,11 +139,11 @@ class Glimpse:
             self.index = self._indexed()
 
     def has(self, start: int, stop: int) -> bool:
-        """Whether bytes of the tar are at hand."""
+        """Whether bytes of the tar were already read."""
         return self._parts.has(start, stop)
 
     def shard(self, *, fields: Collection[str] | None = None, raw: Raw = "bytes") -> RemoteShard:
-        """Return the samples that are known by now, to be read by range."""
+        """Return a shard of the samples known so far, which reads by range."""
         nbytes = self._parts.nbytes
         return RemoteShard(self.name, self.index, nbytes, self._read, fields=fields, raw=raw)
 
@@ -159,7 +160,7 @@ class Glimpse:
             raise
 
     def remark(self) -> str:
-        """Return in a sentence why not all samples are shown, or ``""``."""
+        """Return one sentence on why not all samples are shown, or ``""``."""
         if self.problem is not None:
             return str(self.problem)
         if self.is_complete:
@@ -176,7 +177,7 @@ class Glimpse:
         self.cost = min(estimate(self._scan, self._parts), whole, key=lambda cost: cost.weight)
 
     def _scan_part(self) -> None:
-        """Scan the next member, and those whose headers are then at hand."""
+        """Scan the next member, and all that follow whose headers were already read."""
         self._scan.step()
         while not self._scan.is_complete and self._is_at_hand():
             self._scan.step()
@@ -185,16 +186,16 @@ class Glimpse:
         return self._parts.has(self._scan.position, self._scan.position + BLOCK_NBYTES)
 
     def _try(self, work: Callable[[], None]) -> None:
-        """Scan; what is wrong with the tar is noted, since the samples before it can be shown."""
+        """Scan; store an error of the tar, since the samples before it can still be shown."""
         try:
             work()
         except ShardFormatError as error:
             self.problem = error
-        except RangeError:  # the first bytes are all there is
+        except RangeError:  # only the first bytes can be read
             self.has_ranges = False
 
     def _num_readable(self) -> int:
-        """Return how many of the members found can be read."""
+        """Return how many of the members found so far can be read."""
         if self._parts.has_ranges:
             return self._scan.num_members
         members = self._scan.members()
@@ -223,7 +224,7 @@ class Glimpse:
 class ShardLook:
     """One shard of a dataset, by its index or a `Glimpse`. Safe to use from any number of threads.
 
-    Notebooks and pages use it as the shards of a dataset that has no others, as number 0.
+    Notebooks and pages treat it as a dataset with a single shard, number 0.
 
     Args:
         opener: Opens shards of the dataset that have an index.
@@ -248,7 +249,7 @@ class ShardLook:
 
     @property
     def glimpse(self) -> Glimpse | None:
-        """What was found of the shard; None if it has an index."""
+        """What was read of the shard so far; None if it has an index."""
         known = self._look()
         return known if isinstance(known, Glimpse) else None
 
@@ -257,7 +258,7 @@ class ShardLook:
         return self._opener.is_local(self._number)
 
     def index(self, number: int = 0) -> ShardIndex:  # noqa: ARG002 - there is one
-        """Return the index of the shard, of the samples that were found so far if it has none.
+        """Return the index of the shard, or of the samples found so far if it has none.
 
         Raises:
             FetchError: The shard cannot be read.
@@ -273,14 +274,14 @@ class ShardLook:
         local: bool = False,  # noqa: ARG002 - never by fetching it
         fields: Collection[str] | None = None,
     ) -> ReadableShard:
-        """Open the shard, to read the samples that are known by now."""
+        """Open the shard to read the samples known so far."""
         glimpse = self.glimpse
         if glimpse is not None:
             return glimpse.shard(fields=fields, raw=self._options.raw)
         return self._opener.with_options(self._options.only(fields))(self._number, local=False)
 
     def reach(self, num_samples: int) -> None:
-        """Read on in a shard without an index, until so many samples are known; see `Glimpse`."""
+        """Read more of a shard without an index; see `Glimpse.reach`."""
         self._current(lambda glimpse: glimpse.reach(num_samples))
 
     def make_index(self) -> None:
@@ -309,11 +310,11 @@ class ShardLook:
                 )
 
     def _look(self) -> ShardIndex | Glimpse:
-        # One request for the beginning of a shard, however many threads want it.
+        # One request for the beginning of a shard, even if many threads want it.
         with self._lock:
             known = self._known
             if not isinstance(known, ShardIndex):
-                if self._opener.has_index(self._number):  # maybe by now
+                if self._opener.has_index(self._number):  # it may have been made since
                     with self._opener(self._number, local=False) as shard:
                         known = shard.index
                 elif known is None or known.is_stale:
@@ -334,7 +335,7 @@ class ShardLook:
         return glimpse
 
     def _current(self, work: Callable[[Glimpse], None], *, is_again: bool = False) -> None:
-        """Do something with the glimpse of the shard; once more if the shard was replaced."""
+        """Call a function with the glimpse; again, with a new one, if the shard was replaced."""
         glimpse = self.glimpse
         if glimpse is None:
             return

@@ -1,6 +1,6 @@
-"""The first headers of a remote tar → what reading all of them costs, in requests and bytes.
+"""Estimate from the first headers of a remote tar how much reading all of them costs.
 
-Nothing is read here but what is at hand.
+Only bytes that were already read are used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Cost(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """Both in one number: a request counts as the bytes that take as long."""
+        """Both in one number: a request counts as the bytes that take the same time."""
         return self.num_requests * REQUEST_NBYTES + self.nbytes
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class Cost(NamedTuple):
 
     @classmethod
     def of_whole(cls, nbytes: int) -> Cost:
-        """Return what reading a file costs whose headers are near each other."""
+        """Return what reading a file costs if its headers are close together."""
         return cls(-(-nbytes // MAX_AHEAD_NBYTES), nbytes)
 
     @classmethod
@@ -46,10 +46,10 @@ class Cost(NamedTuple):
 
 
 def estimate(scan: HeaderScan, parts: FileParts) -> Cost:
-    """Return what reading all headers of a shard will cost, as its first bytes make expect.
+    """Estimate what reading all headers of a shard costs, from its first bytes.
 
-    The scan moves on over the headers that are at hand. Those within `JUMP_NBYTES` of each other
-    come with one request; the rest of the shard is expected to be like its beginning.
+    The scan advances over the headers that were already read. Headers within `JUMP_NBYTES` of each
+    other cost one request; the rest of the shard is assumed to be like its beginning.
     """
     first_nbytes, num_groups, stop = parts.num_read_nbytes, 0, 0
     while not scan.is_complete and parts.has(scan.position, scan.position + BLOCK_NBYTES):
@@ -58,5 +58,5 @@ def estimate(scan: HeaderScan, parts: FileParts) -> Cost:
         scan.step()
     rest_nbytes = max(0, len(parts) - scan.position)
     num_more = -(-rest_nbytes * num_groups // max(scan.position, 1))
-    # Never more bytes than there are: headers that are near each other are read together.
+    # At most all remaining bytes: headers that are close together are read together.
     return Cost(1 + num_more, first_nbytes + min(num_more * JUMP_NBYTES, rest_nbytes))

@@ -1,7 +1,7 @@
-"""What a caller passes as indices or as a mask → an array of numpy.
+"""Convert the indices or the mask that a caller passes to a numpy array.
 
-Lists, arrays, tensors, and columns of pandas, Arrow and polars are understood by their methods; no
-such package is imported. Nothing here knows what the indices select.
+Lists, arrays, tensors, and columns of pandas, Arrow and polars are recognized by their methods,
+without importing those packages.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _NULLS: Final = frozenset(("NoneType", "NAType"))
 
 
 def as_index(index: Any) -> int:
-    """Return the index of one sample as an integer of Python.
+    """Return the index of one sample as a Python integer.
 
     Raises:
-        TypeError: It is not one. A tensor with dimensions selects a view, even if it has one
-            element, and one of booleans is a mask, although torch would turn both into integers.
+        TypeError: It is not an index. A tensor with dimensions selects a view, even if it has one
+            element, and a boolean tensor is a mask, although torch would convert both to integers.
     """
     if not isinstance(index, int | np.integer):
         num_dimensions, dtype = getattr(index, "ndim", 0), str(getattr(index, "dtype", ""))
@@ -32,7 +32,7 @@ def as_index(index: Any) -> int:
 
 
 def as_array(indices: Any) -> npt.NDArray[Any]:
-    """Return indices as an array; without dimensions, which `select` refuses, if they are none."""
+    """Return indices as an array; anything else becomes a scalar array, which `select` rejects."""
     try:
         array = np.asarray(indices)
         if array.dtype == object and array.ndim == 1:  # integers too large for numpy, or no numbers
@@ -44,18 +44,18 @@ def as_array(indices: Any) -> npt.NDArray[Any]:
 
 
 def as_selection(indices: Any, length: int) -> npt.NDArray[Any]:
-    """Return what selects a view as an array of integers or booleans, or as `as_array` does.
+    """Return a selection as an array of integers or booleans, or else what `as_array` returns.
 
     A null in a mask is false, as in SQL and in the filters of pandas, Arrow and polars.
 
     Args:
         indices: Integers or booleans in any one-dimensional form.
-        length: Samples of what they select from.
+        length: Number of samples to select from.
 
     Raises:
         IndexError: A mask has another length.
-        TypeError: Integers have nulls among them, or a mask of pandas has another index than
-            0, 1, 2, …, so that its rows may be in another order than the samples.
+        TypeError: There are nulls among integers, or the index of a pandas mask is not 0, 1, 2, …,
+            so that its rows may not be in the order of the samples.
     """
     values = _without_nulls(indices)
     array = _as_mask(values)
@@ -73,7 +73,7 @@ def as_selection(indices: Any, length: int) -> npt.NDArray[Any]:
 
 
 def _without_nulls(indices: Any) -> Any:
-    """Return a column with nulls replaced, false in a mask, NaN in numpy's masked integers."""
+    """Return a column with nulls replaced: by false in a mask, by NaN in masked numpy integers."""
     if isinstance(indices, np.ma.MaskedArray):  # as DuckDB returns columns that have nulls
         if indices.dtype == bool:
             return indices.filled(False)  # noqa: FBT003 - the parameter has no name in common
@@ -89,7 +89,7 @@ def _without_nulls(indices: Any) -> Any:
 
 
 def _as_mask(indices: Any) -> npt.NDArray[np.bool_] | None:
-    """Return a mask as an array of booleans; None for what is no mask."""
+    """Return a mask as an array of booleans; None if it is not a mask."""
     try:
         array = np.asarray(indices)
     except (ValueError, TypeError, RuntimeError):
@@ -107,7 +107,7 @@ def _check_mask(indices: Any, mask: npt.NDArray[np.bool_], length: int) -> None:
             f"expected a mask of {length:,} booleans, one for each sample, found {len(mask):,}; "
             "make it from a table of this dataset or view"
         )
-    # After a sort, or of a part of a frame, row 3 of a Series is not sample 3.
+    # After sorting or filtering a frame, row 3 of a Series is not sample 3.
     labels = getattr(indices, "index", None)
     if type(indices).__module__.partition(".")[0] != "pandas" or labels is None:
         return

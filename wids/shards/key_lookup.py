@@ -1,9 +1,9 @@
-"""A key → the positions that it has in a dataset, in constant time.
+"""Look up the positions of a key in a dataset, in constant time.
 
-The packs of the dataset, or of its parts, answer for the shards that they know. For all others a
-table of hashes is built from their indexes when a key is first wanted. Which shard is which is
-established once; later only the shard that was found is checked again. What is found is compared
-with the key itself. No sample is read, and no shard is fetched.
+The packs of the dataset, or of its parts, answer for the shards that they contain. For all others,
+the first look-up builds a table of hashes from their indexes. Whether a pack or the table answers
+for a shard is decided once; later only the shard that was found is checked again. Each match is
+compared with the key itself. No sample is read, and no shard is fetched.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from wids.storage.transport import urls
 
 @dataclass(frozen=True, eq=False)
 class _Known:
-    """What has been established about the shards.
+    """What is known about the keys of the shards.
 
     Attributes:
         is_packed: Whether the dataset's pack answers for a shard, shape ``(num_shards,)``.
         hashes: The hashes of all keys of the other shards, ascending.
         positions: Their positions in the dataset; ascending where hashes are equal.
-        unknown: The shards that have no index, or cannot be opened.
+        unknown: The shards that have no index or cannot be opened.
     """
 
     is_packed: BoolArray
@@ -46,11 +46,11 @@ class KeyLookup:
     """The keys of the shards of a reader.
 
     Safe to use from any number of threads and after a fork. Takes 12 bytes for each sample of the
-    shards that the dataset's pack does not know, 16 beyond four billion samples; while the table
+    shards that the dataset's pack does not contain, 16 beyond four billion samples; while the table
     is built, 28 or 40.
 
     Args:
-        opener: Says which shards a pack knows, and which have an index.
+        opener: Knows which shards are in a pack, and which have an index.
         pool: The open shards.
         edges: Where shards begin, and the end of the last one; shape ``(num_shards + 1,)``.
     """
@@ -59,8 +59,8 @@ class KeyLookup:
         self._opener = opener
         self._pool = pool
         self._edges = edges
-        # Replaced as a whole and never changed, so that threads need no lock. Two of them may
-        # establish it at the same time; the results are equal.
+        # Replaced as a whole and never changed, so that threads need no lock. Two threads may
+        # build it at the same time; the results are equal.
         self._known: _Known | None = None
         self._believes_pack = True
 
@@ -73,7 +73,7 @@ class KeyLookup:
         last = -1
         while True:
             for number, local_index in self._matches(key):
-                if local_index is None:  # the shard was replaced since it was looked at
+                if local_index is None:  # the shard was replaced since the table was built
                     self._known = None
                     break
                 if number > last and local_index >= 0:
@@ -83,7 +83,7 @@ class KeyLookup:
                 return
 
     def index(self, number: int) -> ShardIndex:
-        """Return the index of a shard, whose file is only opened if nothing else has the index.
+        """Return the index of a shard; open the file only if the index is nowhere else.
 
         Raises:
             FetchError: The shard would have to be fetched.
@@ -107,7 +107,7 @@ class KeyLookup:
         )
 
     def _matches(self, key: str) -> Iterator[tuple[int, int | None]]:
-        """Yield shards that may have a key, ascending, with its index there.
+        """Yield the shards that may have a key, ascending, with the index of the key in each.
 
         The index is -1 if the shard does not have the key, and None if the shard has changed.
         """
@@ -115,7 +115,7 @@ class KeyLookup:
         if b"\0" in wanted:  # no stored key has one
             return
         packed = self._opener.packs.samples_with(key) if self._believes_pack else []
-        if packed is None:  # no pack, or damaged tables: all shards need the other table
+        if packed is None:  # no pack, or damaged tables: all shards need the table of hashes
             self._known, self._believes_pack, packed = None, False, []
         known = self._known
         if known is None:
@@ -147,39 +147,39 @@ class KeyLookup:
         return found
 
     def _in_pack(self, number: int, local_index: int, key: str) -> int | None:
-        """Return the index of a key in a shard that the pack knows, as far as the pack can tell."""
+        """Return the index of a key in a packed shard; None if the shard has changed."""
         opener = self._opener
         if not opener.is_as_packed(number):
             return None
         num_samples = int(self._edges[number + 1] - self._edges[number])
         if opener.packs_key(number, local_index, key, num_samples):
             return local_index
-        # Another key with this hash, or a damaged index, or other counts: the shard knows, and
-        # opening it compares it with its spec.
+        # Another key with this hash, a damaged index, or other counts: search the shard itself.
+        # Opening it compares it with its spec.
         return self._pool.get(number, local=False).find(key)
 
     def _in_shard(self, number: int, local_index: int, key: str) -> int:
-        """Return the index of a key in a shard that the table knows."""
+        """Return the index of a key in a shard that is in the table."""
         shard = self._pool.get(number, local=False)
         if local_index < len(shard) and shard.index.key(local_index) == key:
             return local_index
-        self._known = None  # it was replaced, and opened again since the table was built
+        self._known = None  # the shard was replaced and reopened since the table was built
         return shard.find(key)
 
     def _searched(self, number: int, key: str) -> int:
-        """Return the index of a key in a shard that could not be opened before."""
+        """Return the index of a key in a shard that previously could not be opened."""
         if not self._opener.has_index(number):
             raise self._missing_index(number, f"search for the key {key!r}")
         local_index = self._pool.get(number, local=False).find(key)
         known = self._known
-        # Added to the table when half of these shards have come to be known, so that a dataset
-        # that is fetched shard by shard does not build it for each.
+        # Rebuild the table only when half of these shards have become available, so that fetching
+        # a dataset shard by shard does not rebuild it for each.
         if known is not None and number == known.unknown[len(known.unknown) // 2]:
             self._known = None
         return local_index
 
     def _established(self) -> _Known:
-        """Look at each shard: whether the pack answers for it, or else which keys it has."""
+        """Determine for each shard whether the pack answers for it, or else hash its keys."""
         opener, num_shards = self._opener, len(self._edges) - 1
         is_packed, unknown = np.zeros(num_shards, bool), []
         hashes: list[WordArray] = []
@@ -190,7 +190,7 @@ class KeyLookup:
                 continue
             try:
                 found = key_hashes(self.index(number))
-            except WidsError:  # raised when a search gets there
+            except WidsError:  # raised again when a search reaches the shard
                 found = None
             if found is None:
                 unknown.append(number)
@@ -211,6 +211,6 @@ def _sorted(
         ]
     )
     joined = np.concatenate(hashes)
-    hashes.clear()  # they take as much memory again
+    hashes.clear()  # frees as much memory as `joined` takes
     order = np.argsort(joined, kind="stable")
     return joined[order], positions[order]

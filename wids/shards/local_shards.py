@@ -16,7 +16,7 @@ from wids.storage.transport.url_rewrite import rewritten
 
 
 class LocalShards:
-    """The shards that are files of this machine.
+    """The shards that are files on this machine.
 
     Args:
         facts: The shards.
@@ -27,7 +27,7 @@ class LocalShards:
         self._paths: dict[int, str | None] = {}
 
     def path(self, number: int) -> str | None:
-        """Return the path of a shard whose URL is a local file, maybe after rewriting, or None."""
+        """Return the path of a shard whose URL is local, possibly after rewriting, or None."""
         try:
             return self._paths[number]
         except KeyError:
@@ -39,28 +39,28 @@ class LocalShards:
             return path
 
     def _named_path(self, url: str) -> str | None:
-        """Return the file that ``localname`` names for a local shard; None if there is none."""
+        """Return the path that ``localname`` maps a local shard to; None if no file is there."""
         localname = self._facts.store.localname
         named = None if localname is None else localname(url)
         if named is None:
             return None
         path = os.path.abspath(os.path.expanduser(os.fspath(named)))
-        # A name in a cache folder, as for remote shards, stays without a file.
+        # `localname` may return a cache path, as for remote shards, where a local one has no file.
         return path if os.path.exists(path) else None
 
     def open(self, number: int, path: str) -> Shard:
-        """Map the file."""
+        """Map the file of a shard."""
         facts = self._facts
         return facts.checked(number, facts.open_file(path, partial(self._index, number)))
 
     def _index(self, number: int, path: str, data: mmap.mmap, identity: TarIdentity) -> ShardIndex:
-        """Return the index of a file: from a pack, or the cache folder, or a scan."""
+        """Return the index of a file: from a pack, the cache folder, or a scan."""
         known = self.stored_index(number, path, identity)
         if known is not None:
             return known
         key_split = self._facts.key_split(number)
         built = index_tar(data, key_split, path)
-        # The time of modification of a younger file may not change when the file does.
+        # If a younger file changes again, its modification time may stay the same.
         if not is_settled(identity.mtime_ns):
             return built
         folder = self._facts.store.folder

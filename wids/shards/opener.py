@@ -1,8 +1,8 @@
-"""The number of a shard → the open shard: a local file, a cached copy, or a tar read by range.
+"""Open shards by number: as a local file, as a cached copy, or by range.
 
-Each way of opening is a module with its own way to an index: from a pack, from the cache folder, or
-by scanning the tar. Every index is checked against its tar; only reading by range depends on
-finding one. An open shard is compared with its spec.
+Each way of opening is a module, and gets the index from a pack, from the cache folder, or by
+scanning the tar. Every index is checked against its tar; only reading by range requires an existing
+one. An open shard is compared with its spec.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ class ShardOpener:
         options: How to open shards.
 
     Attributes:
-        counts: Number of samples in each shard, None where it is not known yet. A shard that is
-            opened must have the number of samples stated here, whether the spec stated it or the
-            dataset counted them when it was opened.
+        counts: Number of samples in each shard, None where it is not known yet. An opened shard
+            must have this number, whether it comes from the spec or from counting.
     """
 
     def __init__(self, spec: DatasetSpec, store: Cache, options: ReadOptions) -> None:
@@ -57,7 +56,7 @@ class ShardOpener:
     def __call__(
         self, number: int, *, local: bool = True, make_room: Callable[[], None] = lambda: None
     ) -> ReadableShard:
-        """Open a shard and compare it with its spec; see `pool.OpenShard`.
+        """Open a shard and compare it with its spec; see `shard_pool.OpenShard`.
 
         Raises:
             FetchError: The shard cannot be opened or fetched.
@@ -73,7 +72,7 @@ class ShardOpener:
                 return shard
         return self._copies().open(number, make_room)
 
-    # Only where a shard is remote: its modules, and what they import, take 2 ms.
+    # Imported only for remote shards: these modules and their imports take 2 ms.
 
     def _copies(self) -> CopiedShards:
         from wids.shards.copied_shards import CopiedShards
@@ -86,7 +85,7 @@ class ShardOpener:
         return ShardsByRange(self._facts)
 
     def local_path(self, number: int) -> str | None:
-        """Return the path of a shard whose URL is a local file, maybe after rewriting, or None."""
+        """Return the path of a shard whose URL is local, possibly after rewriting, or None."""
         return self._local.path(number)
 
     def is_local(self, number: int) -> bool:
@@ -100,9 +99,9 @@ class ShardOpener:
         return self.is_local(number) or self._by_range().index(number) is not None
 
     def is_packed(self, number: int) -> bool:
-        """Whether the dataset's pack has the keys of a tar as long as the shard is, or should be.
+        """Whether the dataset's pack has the keys of this shard, and states its length.
 
-        Not where names are split by another rule than the spec's, which the pack was made by.
+        False if names are split by another rule than the spec's, with which the pack was made.
         """
         wanted = self._facts.options.key_split
         if wanted not in (None, self.shards[number].key_split or "first"):
@@ -110,7 +109,7 @@ class ShardOpener:
         return self.packs.has_keys_of(number) and self.is_as_packed(number)
 
     def is_as_packed(self, number: int) -> bool:
-        """Whether a shard that the dataset's pack has the keys of is still as long as there."""
+        """Whether a shard still has the length that the dataset's pack states."""
         path = self._local.path(number)
         try:
             nbytes = self.shards[number].nbytes if path is None else os.path.getsize(path)
@@ -119,7 +118,7 @@ class ShardOpener:
         return self.packs.has_length(number, nbytes)
 
     def identity(self, number: int) -> tuple[Any, ...] | None:
-        """Return what changes when a shard does, without reading its index; None if unknown.
+        """Return facts that change when a shard changes, without reading its index, or None.
 
         Raises:
             FetchError: A local shard cannot be found.
@@ -138,12 +137,12 @@ class ShardOpener:
         return None
 
     def packs_key(self, number: int, local_index: int, key: str, num_samples: int) -> bool:
-        """Whether a sample of a shard with so many samples has a key, as the pack says."""
+        """Whether a sample has a key, by a pack that states the same number of samples."""
         rule = self._facts.key_split(number)
         return self.packs.has_key(number, local_index, key, num_samples, rule)
 
     def known_count(self, number: int) -> int | None:
-        """Return the number of samples of a shard by its index; None if it has to be opened."""
+        """Return the number of samples of a shard from its index; None if it has to be opened."""
         path = self._local.path(number)
         known: ShardIndex | None = None
         if path is None:
@@ -175,8 +174,8 @@ class ShardOpener:
         """Discard the copy that a shard was opened from, if it can be fetched again.
 
         Returns:
-            Whether to open the shard again: once for each opener, since the spec may be wrong and
-            not the copy, or if another thread or process has discarded the copy.
+            Whether to open the shard again: only once for each opener, since the spec may be wrong
+            instead of the copy; or if another thread or process has discarded the copy.
         """
         return self._local.path(number) is None and self._copies().discard(
             number, shard.path, shard.identity.inode, error
@@ -184,7 +183,7 @@ class ShardOpener:
 
     def with_options(self, options: ReadOptions) -> ShardOpener:
         """Return an opener of the same shards with other options; packs and counts are shared."""
-        opener = copy(self)  # shares the list of counts: what one learns, the other knows
+        opener = copy(self)  # shares the list of counts, so that new counts reach both
         opener._facts = replace(opener._facts, options=options)  # noqa: SLF001 - of this class
         opener._local = LocalShards(opener._facts)  # noqa: SLF001
         return opener

@@ -1,7 +1,4 @@
-"""The URL of a pack → the open pack: a local file, a copy in the cache, or one read by range.
-
-What it is the pack of is not known here.
-"""
+"""Open the pack at a URL: as a local file, as a copy in the cache, or by range."""
 
 from __future__ import annotations
 
@@ -25,18 +22,18 @@ from wids.storage.transport import urls
 from wids.storage.transport.url_rewrite import rewritten
 
 _LARGE_PACK_NBYTES: Final = 16_000_000
-"""Packs beyond this length are read by range instead of being fetched whole."""
+"""Packs longer than this are read by range instead of being fetched whole."""
 
 _logger = logging.getLogger("wids")
 
 
 def open_pack(store: Cache, url: str, num_shards: int) -> Pack | None:
-    """Return the pack of a URL; None, with a line in the log, if it cannot be used.
+    """Return the pack at a URL; log the reason and return None if it cannot be used.
 
     Args:
         store: Fetches and keeps remote packs.
         url: Where the pack is.
-        num_shards: Number of shards that it should have.
+        num_shards: Number of shards that the pack should have.
     """
     place = rewritten(url)
     if urls.is_local(place):
@@ -57,17 +54,17 @@ def open_pack(store: Cache, url: str, num_shards: int) -> Pack | None:
     except (WidsError, OSError) as error:
         _logger.warning("%s: %s; going on without it", urls.redact(url), str(error))
         return None
-    except ValueError as error:  # it can be read, and is damaged or of another version
+    except ValueError as error:  # readable, but damaged or of another version
         _logger.info("%s: %s", urls.redact(url), str(error))
         return None
 
 
 def _load_stored(store: Cache, remote_file: RemoteFile, num_shards: int) -> Pack | None:
-    """Load the copy of a pack; one that the cache damaged is fetched again.
+    """Load the copy of a pack, and fetch it again if the copy was damaged in the cache.
 
     Raises:
-        OSError: It cannot be read.
-        WidsError: It cannot be fetched or stored.
+        OSError: The copy cannot be read.
+        WidsError: The pack cannot be fetched or stored.
     """
     copy: CachedCopy | None = open_copy(store, remote_file)
     pack = None
@@ -79,11 +76,11 @@ def _load_stored(store: Cache, remote_file: RemoteFile, num_shards: int) -> Pack
 
 
 def _load_unstored(fetcher: Fetcher, url: str, num_shards: int) -> Pack | None:
-    """Fetch a pack into a temporary file without a name, which ends with its map.
+    """Fetch a pack into a temporary file that lives only as long as its memory map.
 
     Raises:
-        OSError: There is no space for it.
-        WidsError: It cannot be fetched.
+        OSError: There is no space for the file.
+        WidsError: The pack cannot be fetched.
     """
     space = Space(tempfile.gettempdir(), None, None, lambda _: None)
     with downloaded(fetcher, url, space.cover) as path:

@@ -1,9 +1,8 @@
-"""The packs that a spec names → the index of a shard, before the shard is opened.
+"""Find the indexes of shards in the packs that a spec names, before the shards are opened.
 
 A pack holds the indexes of many shards. A spec can name a pack for the whole dataset, or one for
-each of its parts, and one for a single shard. This module finds packs in a spec and keeps them
-open. A pack that is missing, damaged or outdated is ignored: an index can always be built from its
-tar. No shard is opened here.
+each of its parts, and one for a single shard. This module opens these packs and keeps them open. A
+pack that is missing, damaged or outdated is ignored: an index can always be built from its tar.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _logger = logging.getLogger("wids")
 class Packs:
     """The packs of a dataset, opened when they are first needed.
 
-    Safe to use from any number of threads and after a fork. A pickle has the names of the packs;
+    Safe to use from any number of threads and after a fork. A pickle has no contents of packs;
     another process opens them again.
 
     Args:
@@ -60,9 +59,9 @@ class Packs:
         return None
 
     def index_and_nbytes(self, number: int, key_split: KeySplit) -> tuple[ShardIndex, int] | None:
-        """Return the index of a shard and the length of its tar, both as a pack has them.
+        """Return the index of a shard and the length of its tar, both from the same pack.
 
-        None where no pack has them, or where the spec states another length.
+        None if no pack has them, or if the spec states another length.
         """
         stated_nbytes = self.shards[number].nbytes
         for pack, position in self._packs_of(number):
@@ -74,7 +73,7 @@ class Packs:
         return None
 
     def has_keys_of(self, number: int) -> bool:
-        """Whether the pack of a dataset has a shard of this number and name."""
+        """Whether the pack of the dataset, or of its part, has a shard of this number and name."""
         pack, position = self._shared_pack(number)
         return pack is not None and any(pack.is_named(position, n) for n in self._names(number))
 
@@ -84,17 +83,17 @@ class Packs:
         return None if pack is None else pack.digest
 
     def has_length(self, number: int, tar_nbytes: int | None) -> bool:
-        """Whether the pack of a dataset states this length for its shard; None fits any."""
+        """Whether the pack of a dataset states this length for a shard; None matches any."""
         pack, position = self._shared_pack(number)
         return pack is not None and tar_nbytes in (None, pack.tar_nbytes(position))
 
     def samples_with(self, key: str) -> list[tuple[int, int]] | None:
-        """Return number of shard and index in the shard of the samples that may have a key.
+        """Return the samples that may have a key, each as shard number and index in the shard.
 
-        Only the packs of datasets are asked: of what they packed, which the spec may list a part
-        of or replace. None where one of them cannot tell.
+        Searches the packs of datasets as they were made; the spec may list only some of their
+        shards, or replace them. None if one of the packs cannot be searched.
         """
-        if len(self._shared) > _MAX_SHARED:  # each key would be looked for in all of them
+        if len(self._shared) > _MAX_SHARED:  # each key would be looked up in all of them
             return None
         found: list[tuple[int, int]] = []
         for shared in self._shared:
@@ -109,9 +108,9 @@ class Packs:
     def has_key(
         self, number: int, local_index: int, key: str, num_samples: int, key_split: KeySplit
     ) -> bool:
-        """Whether a sample of a shard with so many samples has a key, as its pack says.
+        """Whether a sample has a key, by a pack that states the same number of samples.
 
-        The shard is one that `has_keys_of` said a pack knows.
+        Only for shards for which `has_keys_of` is true.
         """
         pack, position = self._shared_pack(number)
         return (
@@ -122,7 +121,7 @@ class Packs:
         )
 
     def release(self) -> None:
-        """Return the memory of what was read of mapped packs; see `LocalPack.release`."""
+        """Release the memory of mapped packs that were read; see `LocalPack.release`."""
         from wids.shards.indexes.pack import LocalPack
 
         for pack in list(self._packs.values()):
@@ -130,7 +129,7 @@ class Packs:
                 pack.release()
 
     def _shared_pack(self, number: int) -> tuple[Pack | None, int]:
-        """Return the pack of the dataset, or of its part, that has a shard, and the place there."""
+        """Return the pack of the dataset, or of its part, with a shard, and the position there."""
         at = bisect_right(self._starts, number) - 1
         if at < 0 or number >= self._shared[at].stop:
             return None, 0
@@ -155,11 +154,11 @@ class Packs:
     def _names(self, number: int) -> tuple[str, str]:
         """Return the names that a shard may have in a pack."""
         name = os.path.basename(urls.path_of(self.shards[number].url))
-        # A tar that was packed by its path has %20 in its URL where the pack has a blank.
+        # A URL has %20 where the pack, made from a path, has a blank.
         return name, urls.unquoted(name)
 
     def _pack(self, url: str, num_shards: int, *, is_shared: bool) -> Pack | None:
-        """Return a pack, opened or fetched at its first use; None if it cannot be used."""
+        """Return a pack, which is opened or fetched at its first use; None if it is unusable."""
         if url in self._packs:
             return self._packs[url]
         from wids.shards.pack_files import open_pack  # packs and their look-ups: 2 ms
@@ -167,7 +166,7 @@ class Packs:
         pack = open_pack(self._store, url, num_shards)
         if pack is None:
             _logger.info("%s: no index that can be used", urls.redact(url))
-        # A mapped pack holds a descriptor: affordable for some packs, not for one of each shard.
+        # A mapped pack holds a descriptor: affordable for a few packs, not for one per shard.
         if pack is None or not pack.is_mapped or (is_shared and self._num_mapped < _MAX_SHARED):
             self._packs[url] = pack
         return pack

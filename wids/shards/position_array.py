@@ -1,7 +1,4 @@
-"""The positions of a view as an array ↔ as few bytes as a pickle needs.
-
-Knows nothing of how positions were selected.
-"""
+"""Pickle the positions of a view in few bytes."""
 
 from __future__ import annotations
 
@@ -14,12 +11,11 @@ import numpy.typing as npt
 from wids.storage.array_types import IntArray
 
 
-# Not `npt.NDArray[np.int64]`: with numpy 2.5 that is an alias of typing, and no class.
+# Not `npt.NDArray[np.int64]`: with numpy 2.5 that is a typing alias, not a class.
 class PositionArray(np.ndarray[Any, np.dtype[np.int64]]):
     """The positions of a view that are not evenly spaced, shape ``(num_samples,)``.
 
-    An array of int64 that is small when it is pickled: each worker of a DataLoader that is spawned
-    receives the view by pickle.
+    An int64 array with a small pickle: each spawned DataLoader worker receives the view by pickle.
     """
 
     @cached_property
@@ -37,7 +33,7 @@ class PositionArray(np.ndarray[Any, np.dtype[np.int64]]):
 
 
 def _packed(positions: IntArray, *, is_ascending: bool) -> tuple[int, int, str, bytes]:
-    """Return the arguments of `_unpacked`: the shortest of a bitmap, steps and narrow numbers."""
+    """Return the arguments of `_unpacked`: a bitmap, steps, or numbers of the narrowest type."""
     least, count = int(positions.min(initial=positions[0] if len(positions) else 0)), len(positions)
     numbers = positions - least
     if not is_ascending:

@@ -1,7 +1,7 @@
-"""An index, a slice, indices or a mask → positions in the whole dataset.
+"""Convert an index, a slice, indices or a mask to positions in the whole dataset.
 
-A view of a dataset is its positions: a range where they are evenly spaced, otherwise an array that
-is packed when it is pickled. Nothing here knows shards or samples.
+A view of a dataset is its positions: a range if they are evenly spaced, otherwise an array that is
+compressed when it is pickled.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def select(positions: Positions, indices: Any) -> Positions:
             form; see `indices.as_selection`.
 
     Returns:
-        A range where the positions are evenly spaced, otherwise a `PositionArray`.
+        A range if the positions are evenly spaced, otherwise a `PositionArray`.
 
     Raises:
         IndexError: An index is out of range, or a mask has another length.
@@ -99,7 +99,7 @@ def positions_at(positions: Positions, array: npt.NDArray[Any], given: Any) -> I
 
     Raises:
         IndexError: An index is out of range.
-        TypeError: The array is none of indices.
+        TypeError: The array does not hold indices.
     """
     length = len(positions)
     # An empty list has no integers in it: its array has floats.
@@ -112,8 +112,8 @@ def positions_at(positions: Positions, array: npt.NDArray[Any], given: Any) -> I
     if first < -length or (array.size and int(array.max()) >= length):
         outside = (array < -length) | (array >= length)
         from_start(int(array[outside.argmax()]), length)  # raises
-    # Before the length is added: it may not fit into an int8, and unsigned types have no negative
-    # numbers. The indices fit, since their range was checked above.
+    # Convert before the length is added: it may not fit into an int8, and unsigned types have no
+    # negative numbers. The indices fit, since their range was checked above.
     array = array.astype(np.int64)
     if first < 0:
         array = np.where(array < 0, array + length, array)
@@ -130,7 +130,7 @@ def _compact(positions: IntArray) -> Positions:
         start = int(positions[0]) if num_samples else 0
         return range(start, start + num_samples)
     first, last, step = int(positions[0]), int(positions[-1]), int(positions[1] - positions[0])
-    # The ends first: they are asked in no time, and nearly always tell.
+    # The ends first: that is cheap, and nearly always decides.
     if step and last - first == step * (num_samples - 1) and (np.diff(positions) == step).all():
         return range(first, last + (1 if step > 0 else -1), step)
     return positions.view(PositionArray)
@@ -138,7 +138,7 @@ def _compact(positions: IntArray) -> Positions:
 
 def as_int_array(positions: Positions) -> IntArray:
     """Return positions as a plain array."""
-    if isinstance(positions, range):  # twenty times as fast as numpy's own way from a range
+    if isinstance(positions, range):  # twenty times as fast as `np.asarray` of a range
         return np.arange(positions.start, positions.stop, positions.step, dtype=np.int64)
     return np.asarray(positions)
 
@@ -151,7 +151,7 @@ def is_ascending(positions: Positions) -> bool:
 
 
 def index_of(positions: Positions, position: int) -> int:
-    """Return the first index of a position, or -1 where the view does not have it."""
+    """Return the first index of a position, or -1 if the view does not have it."""
     if isinstance(positions, range):
         return positions.index(position) if position in positions else -1
     order = None if positions.is_ascending else positions.order
@@ -163,7 +163,7 @@ def index_of(positions: Positions, position: int) -> int:
 def first_index_of(positions: Positions, found: Iterable[int]) -> int:
     """Return the first index of any of some ascending positions, or -1 if the view has none."""
     indices = (index for index in (index_of(positions, p) for p in found) if index >= 0)
-    # Where positions ascend, so do their indices, and the others need not be found.
+    # If positions ascend, so do their indices, and the first one is the least.
     return next(indices, -1) if is_ascending(positions) else min(indices, default=-1)
 
 
@@ -175,10 +175,10 @@ def counts_per_shard(positions: Positions, edges: IntArray) -> list[int]:
         edges: Where shards begin, and the end of the last one; shape ``(num_shards + 1,)``.
 
     Returns:
-        One number for each shard, zeros included; a single number, of all positions, where one of
-        them is less than the previous one.
+        One number for each shard, zeros included; a single number, of all positions, if they do
+        not ascend.
     """
-    # Samplers use these counts to follow shards, which is of use only where a shard's samples stand
+    # Samplers use these counts to follow shards, which helps only if the samples of a shard are
     # together.
     if not is_ascending(positions):
         return [len(positions)]

@@ -1,8 +1,7 @@
-"""One remote tar → a sequence of raw samples, read by byte range; see `tars.readable_shard`.
+"""Read raw samples of one remote tar by byte range; see `tars.readable_shard`.
 
-Only the members of the samples that are asked for are read, each with the headers before it, which
-must be those that the index was made from. A callable reads the ranges: nothing here knows URLs or
-protocols.
+Only the members of the requested samples are read, each with the headers before it, which must be
+those that the index was made from. A callable reads the ranges.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ from wids.storage.checksums import fastest_crc32
 from wids.storage.reading_threads import ReadingThreads
 
 _GAP_NBYTES: Final = 64 << 10
-"""Largest gap between two members that is read along with them: a connection carries this many
-bytes in about the time that another request takes."""
+"""Largest gap between two members that is read along with them: transferring this many bytes takes
+about as long as another request."""
 
 _REQUEST_NBYTES: Final = 8 << 20
-"""Largest range of joined members, so that the work is spread over several requests."""
+"""Longest range of joined members, so that the work is spread over several requests."""
 
 _MAX_REQUESTS: Final = 8
-"""Requests at a time."""
+"""Most concurrent requests."""
 
 
 class RemoteShard:
@@ -57,12 +56,12 @@ class RemoteShard:
         nbytes: Length of the tar in bytes.
         read_range: Returns the bytes from a start to a stop.
         fields: The only fields to read, or None for all.
-        raw: The form of a field, as for `Shard`; a ``"view"`` is one of the bytes that were read.
-        enough_nbytes: How many bytes to read by range before the whole tar is better fetched.
+        raw: The form of a field, as for `Shard`; a ``"view"`` refers to the bytes that were read.
+        enough_nbytes: How many bytes to read by range before it is better to fetch the whole tar.
         has_copy: Whether a local copy of the tar exists by now.
 
     Attributes:
-        num_read_nbytes: Bytes that were read so far.
+        num_read_nbytes: Bytes read so far.
 
     Raises:
         ValueError: The index has no checksums.
@@ -114,7 +113,7 @@ class RemoteShard:
     def read(
         self, local_index: int, verify: bool = True, labels: Labels | None = None
     ) -> RawSample:
-        """Return one sample by its position, which must be 0 or more."""
+        """Return one sample by its index, which must be 0 or more."""
         return self.read_many([local_index], verify=verify, labels=labels)[0]
 
     def read_many(
@@ -131,7 +130,7 @@ class RemoteShard:
             FetchError: The tar cannot be read.
         """
         self.check()
-        local_indices = list(map(operator.index, local_indices))  # numpy's may be of few bits
+        local_indices = list(map(operator.index, local_indices))  # numpy integers may be narrow
         # A dict and a set, so that a sample that is repeated in a batch is read once.
         members = {i: self._members_of(i) for i in local_indices}
         spans = _joined(sorted({self._span(m) for some in members.values() for m in some}))
@@ -148,7 +147,7 @@ class RemoteShard:
         *,
         verify: bool = True,  # noqa: ARG002 - all that comes over a network is compared
     ) -> list[bytes]:
-        """Return the bytes of members of the index, which ascend; neighbors share a request.
+        """Return the bytes of members, given in ascending order; neighbors share a request.
 
         Raises:
             MismatchError, ShardFormatError: The tar or the index has changed.
@@ -160,7 +159,7 @@ class RemoteShard:
         return [bytes(self._value(member, starts, views)) for member in members.tolist()]
 
     def request_nbytes(self, members: IntArray) -> int:
-        """Return what it costs to read members: bytes, a request counted as a gap."""
+        """Return the cost of reading members in bytes; a request counts as the largest gap."""
         index = self.index
         members = members[np.argsort(index.blocks[members], kind="stable")]
         bodies = index.blocks[members].astype(np.int64) * BLOCK_NBYTES
@@ -170,7 +169,7 @@ class RemoteShard:
         return int((stops - heads).sum() + gaps.sum()) + _GAP_NBYTES
 
     def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
-        """Return bytes of one field, from a start to a stop; fewer where the field ends.
+        """Return the bytes of one field from a start to a stop, or to its end.
 
         Only these bytes and the headers of the member are read.
 
@@ -194,12 +193,12 @@ class RemoteShard:
         return bytes(views[-1][part[0] - base : part[1] - base])
 
     def _read_spans(self, spans: list[tuple[int, int]]) -> list[memoryview]:
-        """Return the bytes of several ranges, whose slices copy nothing."""
-        # Not exact with threads, which is no matter: it only decides when to fetch the whole tar.
+        """Return the bytes of several ranges as memoryviews, so that slices do not copy."""
+        # Racy, but only a heuristic: it decides when to fetch the whole tar.
         self.num_read_nbytes += sum(stop - start for start, stop in spans)
         if len(spans) <= 1:
             return [memoryview(self._read_range(*span)) for span in spans]
-        # Started for each batch: threads that stay would be missing after a fork.
+        # Started for each batch: permanent threads would be missing after a fork.
         with ReadingThreads(min(len(spans), _MAX_REQUESTS), "wids-ranges") as threads:
             parts = threads.map(lambda span: self._read_range(*span), spans)
             return [memoryview(part) for part in parts]
@@ -214,7 +213,7 @@ class RemoteShard:
             raise changed_index_error(self.name)
 
     def close(self) -> None:
-        """Do nothing: nothing is held."""
+        """Do nothing: no resource is held."""
 
     def __enter__(self) -> RemoteShard:
         return self
@@ -223,18 +222,18 @@ class RemoteShard:
         self.close()
 
     def _members_of(self, local_index: int) -> list[int]:
-        """Return the members of a sample that are to be read."""
+        """Return the members of a sample to read."""
         index, wanted = self.index, self._fields
         members = range(*map(int, index.member_starts[local_index : local_index + 2]))
         return [m for m in members if wanted is None or index.fields[index.field_ids[m]] in wanted]
 
     def _span(self, member: int) -> tuple[int, int]:
-        """Return where the headers of a member begin, and where its bytes end."""
+        """Return where the headers of a member begin and where its bytes end."""
         start, size = int(self.index.blocks[member]) * BLOCK_NBYTES, int(self.index.sizes[member])
         return start - int(self.index.head_blocks[member]) * BLOCK_NBYTES, start + size
 
     def _is_intact(self, member: int, value: memoryview) -> bool:
-        """Whether these are the bytes of a member, as far as the index can tell."""
+        """Whether these bytes have a member's checksum; True if the index has none."""
         crcs = self.index.payload_crcs
         return not len(crcs) or fastest_crc32()(value) == crcs[member]
 
@@ -253,7 +252,7 @@ class RemoteShard:
         for member in members:
             field = self.index.fields[self.index.field_ids[member]]
             value = self._value(member, starts, views)
-            if self._raw == "view":  # keeps all of its range in memory
+            if self._raw == "view":  # keeps its whole range in memory
                 sample[field] = value
             else:
                 sample[field] = bytes(value) if wrap is None else wrap(value)
@@ -272,7 +271,7 @@ class RemoteShard:
             raise changed_header_error(self.name, start, field)
         value = view[body - base : stop - base]
         if not self._is_intact(member, value):
-            value = memoryview(self._read_range(body, stop))  # once more: not all damage stays
+            value = memoryview(self._read_range(body, stop))  # once more: damage may be transient
             if not self._is_intact(member, value):
                 raise changed_payload_error(self.name, self.index.member_name(member))
         return value

@@ -1,4 +1,4 @@
-"""How a dataset reads: the caller's arguments → one checked, frozen value.
+"""Check the caller's arguments for reading, and hold them in one frozen value.
 
 Wrong arguments are reported here, before anything is opened or fetched.
 """
@@ -27,12 +27,12 @@ class ReadOptions:
         fields: The only fields to read, or None for all.
         raw: The form of a field, as for `Shard`.
         key_split: Where member names are split; None for what the spec says.
-        lru_size: Most shards to keep open; None for `pool.default_size`.
+        lru_size: Most shards to keep open; None for `shard_pool.default_size`.
         verify: When to compare members with the checksums in the index of their shard: ``"auto"``
             if they will be decoded, ``"always"`` or ``"never"``.
 
     Raises:
-        ValueError: ``access``, ``raw``, ``lru_size`` or ``verify`` has no meaning.
+        ValueError: ``access``, ``raw``, ``lru_size`` or ``verify`` is invalid.
     """
 
     access: AccessMode = "auto"
@@ -55,14 +55,14 @@ class ReadOptions:
             raise ValueError(f"lru_size: expected at least 1, found {self.lru_size!r}")
 
     def only(self, fields: Collection[str] | None) -> ReadOptions:
-        """Return the options that read these fields alone, as bytes, and never a whole shard.
+        """Return options that read only these fields, as bytes, and never a whole shard.
 
         Args:
-            fields: The fields; None to read the fields that these options read, in their form.
+            fields: The fields; None for the fields of these options, in their form.
         """
         if fields is None:
             return replace(self, access="range")
-        # Bytes, since nobody decodes the fields: they are shown, or served, as they are.
+        # Bytes, since the fields are shown or served undecoded.
         return replace(self, access="range", fields=field_set(fields), raw="bytes")
 
 
@@ -72,8 +72,8 @@ def field_set(fields: Collection[str] | None) -> frozenset[str] | None:
     ``__key__`` and other labels are left out: every sample has them.
 
     Raises:
-        TypeError: ``fields`` is one text, which would be taken for a collection of letters, or has
-            something else than texts in it.
+        TypeError: ``fields`` is a single string, which would be taken for a collection of letters,
+            or contains something other than strings.
     """
     if isinstance(fields, str):
         raise TypeError(f"fields: expected a list of fields, found the text {fields!r}")

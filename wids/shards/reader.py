@@ -1,8 +1,8 @@
-"""A position in a dataset → the open shard that it lies in; and what else is asked about shards.
+"""Find the open shard of a position in a dataset, and answer other questions about shards.
 
 The dataset reads samples through its reader. The prefetcher, the preview, the page and the command
-ask it which shards are local, where keys are and what indexes say, and have it fetch shards.
-Nothing here knows views, transformations or decoded fields.
+line ask it which shards are local, where keys are and what indexes contain, and have it fetch
+shards. It applies no view, transformation or decoder.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from wids.shards.key_lookup import KeyLookup
 
 Group: TypeAlias = tuple[int, list[int], list[int]]
-"""Samples of one shard: its number, the places of the samples in a batch, and where in the shard
-they are."""
+"""Samples of one shard: its number, the indices of the samples in a batch, and their indices in the
+shard."""
 
 
 class OpenByNumber(Protocol):
-    """Returns the open shard of a number, as `ShardPool.get`."""
+    """A callable that returns an open shard by its number, as `ShardPool.get` does."""
 
     def __call__(self, number: int, local: bool = True) -> ReadableShard:
         """Return the open shard."""
@@ -64,12 +64,12 @@ class ShardReader:
         counted: As passed.
         shards: The specs of the shards.
         pool: The open shards.
-        open: Returns the open shard of a number, as `ShardPool.get`.
+        open: Returns an open shard by its number: `ShardPool.get`.
         edges: Where shards begin, and the end of the last one; shape ``(num_shards + 1,)``.
-        starts, ends: The two columns of ``edges``, as lists.
+        starts, ends: Where each shard begins and ends, as lists.
         fetches_for_one, fetches_for_many: Whether to fetch a remote shard that has no copy in order
             to read a single sample, or a batch.
-        verifies_raw, verifies_decoded: Whether to compare samples with their checksums, if they
+        verifies_raw, verifies_decoded: Whether to compare samples with their checksums if they
             stay undecoded, or if they will be decoded.
     """
 
@@ -79,11 +79,11 @@ class ShardReader:
         access, verify = counted.options.access, counted.options.verify
         self.fetches_for_one, self.fetches_for_many = access == "download", access != "range"
         self.verifies_raw, self.verifies_decoded = verify == "always", verify != "never"
-        # What every read of a sample looks up is in the form that is fastest to look up: to bisect
-        # a list takes a third of the time that bisecting a memoryview takes.
+        # Every read of a sample looks these up, so they are in the fastest form: bisecting a list
+        # takes a third of the time of bisecting a memoryview.
         edges = self.edges.tolist()
         self.starts, self.ends = edges[:-1], edges[1:]
-        # A method of this class around it would cost one more call for each sample.
+        # A wrapping method would cost one more call for each sample.
         self.open: OpenByNumber = self.pool.get
         self._keys: KeyLookup | None = None
 
@@ -102,7 +102,7 @@ class ShardReader:
         return number, position - self.starts[number]
 
     def labels(self, number: int, dataset_name: str) -> Labels:
-        """Return what a dataset of this name adds to the samples of a shard."""
+        """Return the labels that a dataset of this name adds to the samples of a shard."""
         shard = self.shards[number]
         return self.starts[number], shard.url, shard.dataset or dataset_name
 
@@ -110,8 +110,8 @@ class ShardReader:
         """Yield the samples of a batch shard by shard, and in ascending order in each.
 
         Yields:
-            The number of a shard, the indices into ``positions`` of those that lie in it, and where
-            in the shard they are.
+            The number of a shard, the indices into ``positions`` of its samples, and their indices
+            in the shard.
         """
         if not len(positions):
             return
@@ -119,18 +119,18 @@ class ShardReader:
         ascending = positions[order]
         numbers = np.searchsorted(self.edges[1:], ascending, side="right")
         starts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()]
-        # Lists, since small slices of them cost a fraction of those of arrays.
+        # Lists, since slicing off a few items is much cheaper than for arrays.
         indices, local_indices = order.tolist(), (ascending - self.edges[numbers]).tolist()
         stops = [*starts[1:], len(indices)]
         cuts = list(zip(numbers[starts].tolist(), starts, stops, strict=True))
-        if len(cuts) > 1:  # one alone is announced when it is read
+        if len(cuts) > 1:  # a single group is announced when it is read
             for number, start, stop in cuts:
                 self.pool.announce(number, local_indices[start:stop])
         for number, start, stop in cuts:
             yield number, indices[start:stop], local_indices[start:stop]
 
     def of_batch(self, positions: IntArray) -> tuple[Iterable[Group], OpenByNumber]:
-        """Return the samples of a batch as `groups`, and what opens the shard of each group."""
+        """Return the `groups` of a batch, and the callable that opens the shard of each."""
         return self.groups(positions), self.open
 
     def fetches_for_view(self, number: int, positions: Positions) -> bool:
@@ -138,14 +138,14 @@ class ShardReader:
         if self.fetches_for_one or not self.fetches_for_many:
             return self.fetches_for_one
         if not is_ascending(positions):
-            return False  # it may return to the shard again and again, for a sample each time
+            return False  # it may return to the shard many times, for one sample each
         edges = self.edges[number : number + 2]
-        # As for a batch, where the view has a quarter of the shard or more.
+        # As for a batch, if the view has a quarter of the shard or more.
         return bool(counts_per_shard(positions, edges)[0] * 4 >= edges[1] - edges[0])
 
     @contextmanager
     def reading_many(self) -> Iterator[None]:
-        """Fetch shards for single samples inside the block as for a batch, since they are one."""
+        """Fetch shards for single samples inside the block as for a batch."""
         token = in_batch.set(self)
         try:
             yield
@@ -157,8 +157,8 @@ class ShardReader:
 
         Args:
             key: The key.
-            number: The only shard to search, which is fetched if necessary; None for all, of which
-                only the indexes are read.
+            number: The only shard to search, which is fetched if necessary; None to search all, by
+                their indexes alone.
 
         Raises:
             FetchError: A shard has no index, and would have to be fetched to be searched.
@@ -170,7 +170,7 @@ class ShardReader:
         if local_index >= 0:
             yield self.starts[number] + local_index
 
-    # What is known of a shard.
+    # What is known about a shard.
 
     def is_local(self, number: int) -> bool:
         """Whether a shard can be read without fetching it."""
@@ -188,16 +188,16 @@ class ShardReader:
         return None if shard is None else shard.index
 
     def known_index(self, number: int) -> ShardIndex | None:
-        """Return the index of a shard if it is at hand: of the open shard, or in a pack."""
+        """Return the index of a shard if it is available: from the open shard, or from a pack."""
         shard = self.pool.peek(number)
         return self.counted.opener.known_index(number) if shard is None else shard.index
 
     def release_packs(self) -> None:
-        """Return the memory of the indexes that were read of packs; they are read again."""
+        """Release the memory of indexes that were read from packs; later uses read them again."""
         self.counted.opener.packs.release()
 
     def key_index(self, number: int) -> ShardIndex:
-        """Return an index of a shard for its keys: of the open shard, or what would be opened.
+        """Return the index of a shard for its keys, opening the shard if necessary.
 
         Raises:
             FetchError: The shard would have to be fetched.
@@ -206,33 +206,33 @@ class ShardReader:
         return self._key_lookup().index(number)
 
     def _key_lookup(self) -> KeyLookup:
-        """Return the keys of the shards; what is known of them stays until `close`."""
-        keys = self._keys  # once, since another thread may close the reader
-        if keys is None:  # two threads may both make one, and the later one stays
+        """Return the look-up of keys, which stays until `close`."""
+        keys = self._keys  # read once, since another thread may close the reader
+        if keys is None:  # two threads may both make one; the later one stays
             from wids.shards.key_lookup import KeyLookup
 
             keys = self._keys = KeyLookup(self.counted.opener, self.pool, self.edges)
         return keys
 
     def count_openings(self) -> SharedNumber:
-        """Return how often a shard was opened, here and in processes that are started from now on.
+        """Return the shared count of shard openings, in this process and those it starts later.
 
-        They share the number, so that one process notices when another begins to read.
+        It lets one process notice when another begins to read.
         """
         if self.pool.opened is None:
             self.pool.opened = SharedNumber()
         return self.pool.opened
 
     def field_names(self, stored: Sequence[str]) -> Sequence[str]:
-        """Return the fields that samples are read with, of shards that store these fields."""
+        """Return the fields that samples have when read from shards that store these fields."""
         wanted = self.counted.options.fields
         return stored if wanted is None else [field for field in stored if field in wanted]
 
     def identity(self, number: int) -> tuple[Any, ...]:
-        """Return what changes when the keys of a shard do.
+        """Return facts that change when the keys of a shard change.
 
         Raises:
-            FetchError: The shard is not known, and would have to be fetched.
+            FetchError: The shard has no index, and would have to be fetched.
         """
         known = self.counted.opener.identity(number)
         if known is None:
@@ -241,12 +241,12 @@ class ShardReader:
         return known
 
     def content(self, number: int) -> tuple[Any, ...]:
-        """Return facts that change when the stored samples of a shard do, as far as they are known.
+        """Return known facts that change when the stored samples of a shard change.
 
         The values have the same ``repr`` in every process.
 
         Raises:
-            FetchError: The shard is not known, and would have to be fetched.
+            FetchError: The shard has no index, and would have to be fetched.
         """
         known = self.counted.opener.identity(number)
         if known is None:
@@ -261,15 +261,15 @@ class ShardReader:
         return read_file(self.counted.store, url)
 
     def set_epoch(self, epoch: int) -> None:
-        """Do nothing: no sample is transformed here, as in a reader of joined samples."""
+        """Do nothing: unlike a reader of joined samples, this one transforms no sample."""
 
     @property
     def transformations(self) -> Sequence[Any]:
-        """What samples pass through here: nothing, unlike in a reader of joined samples."""
+        """The transformations of this reader: none, unlike a reader of joined samples."""
         return ()
 
     def undecoded(self) -> ShardReader:
-        """Return a reader of the samples as they are stored, which this one is."""
+        """Return a reader of the samples as they are stored: this one."""
         return self
 
     def fetch(self, number: int, background: BackgroundFetch | None = None) -> None:
@@ -282,7 +282,7 @@ class ShardReader:
         self.counted.opener.fetch(number, background or BackgroundFetch())
 
     def replaces(self, number: int, shard: ReadableShard, error: WidsError) -> bool:
-        """Release a damaged copy of a remote shard; return whether to read from another one.
+        """Release a damaged copy of a remote shard; return whether to open the shard again.
 
         Args:
             number: The number of the shard.
@@ -307,8 +307,8 @@ class ShardReader:
         """Return what this machine can hold of a view.
 
         Args:
-            lengths: Number of its samples in each shard; a single number where its order does not
-                follow them, so that all shards are one.
+            lengths: Number of its samples in each shard; a single number if the order of the view
+                does not follow the shards, so that they count as one.
         """
         from wids.shards.capacity import Capacity
 
@@ -322,14 +322,14 @@ class ShardReader:
 
     @property
     def cache_nbytes(self) -> int | None:
-        """Most bytes in the cache; None if nothing is ever fetched twice, or at all."""
+        """Most bytes in the cache; None if it has no limit, or whole shards are never fetched."""
         limits = self.counted.store.limits
         return limits.nbytes if self.fetches_for_many and not limits.keep else None
 
     def stored_nbytes(self) -> npt.NDArray[np.float64]:
-        """Return the bytes that the cache stores of each shard: 0 for local ones, NaN if unknown.
+        """Return the bytes that the cache needs for each shard: 0 for local ones, NaN if unknown.
 
-        Also of those that are stored already.
+        Shards that are already stored are included.
         """
         if not self.fetches_for_many:
             return np.zeros(len(self.shards))
@@ -352,10 +352,10 @@ class ShardReader:
         return self.counted.store.limits.share_nbytes
 
     def only(self, fields: Collection[str] | None) -> ShardReader:
-        """Return a reader of the same shards, with open shards of its own, that fetches no shard.
+        """Return a reader of the same shards with its own pool, which fetches no shard.
 
         Args:
-            fields: The only fields to read, as bytes; None for those of this reader, as they are.
+            fields: The only fields to read, as bytes; None for those of this reader, unchanged.
         """
         return ShardReader(self.counted.only(fields))
 
@@ -365,5 +365,5 @@ class ShardReader:
         self._keys = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The rest is made again; and another process looks up keys for itself.
+        # Another process makes the rest itself, including the look-up of keys.
         return type(self), (self.counted,)

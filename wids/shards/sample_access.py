@@ -1,6 +1,6 @@
-"""`access_of`: what other packages ask of a dataset, instead of methods among those for its users.
+"""Give other packages access to the samples of a dataset, without adding methods for users.
 
-`wids.dataset.access.Access` is what they get; `SampleAccess` are the parts of it that they use.
+`access_of` returns a `wids.dataset.access.Access`; `SampleAccess` is the part of it in use here.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ class SampleAccess(Protocol):
 
     @property
     def dataset_name(self) -> str:
-        """The label of samples whose shard belongs to no dataset of its own."""
+        """The label of samples whose shard names no dataset."""
 
     @property
     def transformations(self) -> list[Any]:
-        """What a sample passes through."""
+        """The transformations that a sample passes through."""
 
     @property
     def is_overridden(self) -> bool:
         """Whether a subclass of the dataset decides what a sample is."""
 
     def shard_number(self, index: int) -> int:
-        """Return the number of the shard that a sample is in; the index must not be negative."""
+        """Return the number of the shard that has a sample; the index must not be negative."""
 
     def transformed(self, sample: Any) -> Any:
-        """Return what the transformations make of a labelled sample."""
+        """Apply the transformations to a labelled sample."""
 
 
 def access_of(dataset: Any) -> Any:
     """Return how the samples of a dataset are read; None for a dataset that is not wids' own."""
-    # The attribute is private because programs have subclasses, with attributes of their own.
+    # Private because users write subclasses with their own attributes.
     return getattr(dataset, "_access", None)

@@ -1,4 +1,4 @@
-"""What every way of opening a shard asks: its spec, its count, its packs, and how to read it."""
+"""Hold what every way of opening a shard needs: specs, counts, packs, and options."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ShardFacts:
     Attributes:
         shards: What the spec states of each.
         counts: Number of samples in each shard, None where it is not known yet.
-        packs: Where their indexes may be.
+        packs: Packs that may have their indexes.
         store: Copies of remote files.
         options: How to open shards.
         refetched: Shards whose damaged copies were fetched again.
@@ -42,7 +42,7 @@ class ShardFacts:
     refetched: set[int] = field(default_factory=set)
 
     def key_split(self, number: int) -> KeySplit:
-        """Return the rule for a shard: the caller's, else the spec's, else the first dot."""
+        """Return the rule for a shard: the caller's, or the spec's, or else the first dot."""
         return self.options.key_split or self.shards[number].key_split or "first"
 
     def open_file(self, path: str, find_index: FindIndex, handle: int | None = None) -> Shard:
@@ -56,7 +56,7 @@ class ShardFacts:
         """Return a shard that was just opened; close it if it has another number of samples.
 
         Raises:
-            MismatchError: The number of samples is not the one that is known.
+            MismatchError: The number of samples is not the known one.
         """
         expected = self.counts[number]
         if expected is not None and len(shard) != expected:
@@ -69,14 +69,14 @@ class ShardFacts:
 
 
 def remote_file(shard_spec: ShardSpec) -> RemoteFile:
-    """Return what the cache has to know of a remote shard."""
+    """Return what the cache has to know about a remote shard."""
     return RemoteFile(shard_spec.url, shard_spec.nbytes, shard_spec.md5sum, shard_spec.sha256)
 
 
 def _count_message(
     shard_spec: ShardSpec, shard: Shard | RemoteShard, expected: int, key_split: KeySplit
 ) -> str:
-    """Return the error for a shard with another number of samples, with the likely cause."""
+    """Return the message for a shard with another number of samples, with the likely cause."""
     url = urls.redact(shard_spec.url)
     stated = shard_spec.num_samples
     if stated is None:
@@ -84,7 +84,7 @@ def _count_message(
             f"{url}: expected {expected} samples as when the dataset was opened, found "
             f"{len(shard)}; it was written again since: open the dataset again"
         )
-    # The two mistakes that people make most: the other rule, and counting files.
+    # The two most common mistakes: the other rule, and counting files.
     other: KeySplit = "last" if key_split == "first" else "first"
     message = f"{url}: the spec says {stated} samples, the shard has {len(shard)}"
     if isinstance(shard, Shard):

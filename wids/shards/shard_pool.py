@@ -1,7 +1,4 @@
-"""The number of a shard → the open shard, with at most *n* of them open: an LRU cache.
-
-Nothing here knows how a shard is opened, or what a sample is.
-"""
+"""Keep at most *n* shards open, in an LRU cache by number."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from wids.shards.tars.shard import Shard
 from wids.storage.shared_number import SharedNumber
 
 MAX_OPEN_SHARDS: Final = 256
-"""Default limit, where the process may open four times as many files."""
+"""Default limit, if the process may open four times as many files."""
 
 _LAST_USED: Final = attrgetter("last_used")  # several times faster than a function of Python
 
@@ -30,7 +27,7 @@ def default_size() -> int:
 
 
 class OpenShard(Protocol):
-    """A callable that opens the shard of a number."""
+    """A callable that opens a shard by its number."""
 
     def __call__(self, number: int, *, local: bool, make_room: Callable[[], None]) -> ReadableShard:
         """Open a shard.
@@ -46,21 +43,21 @@ class ShardPool:
     """Open shards by number.
 
     Safe to use from any number of threads. There is no lock, so none can be held across a fork:
-    each step is one operation on a plain dict, which is atomic, and a hit only changes a number. If
-    two threads miss a shard at the same time, both open it and the later one stays. A shard that is
+    each step is one atomic operation on a plain dict, and a hit only changes a number. If two
+    threads miss a shard at the same time, both open it and the later one stays. A shard that is
     evicted while a thread reads it is closed when that thread releases it, so each thread can hold
     one shard beyond ``size``.
 
     Args:
-        open_shard: Opens the shard of a number.
+        open_shard: Opens a shard by its number.
         size: Most shards to keep open.
         limit_nbytes: Most bytes of local shards to keep open, if there is more than one; None for
             no limit. The cache cannot evict a copy while it is open.
 
     Attributes:
-        num_accesses: How often a shard was asked for.
+        num_accesses: How often a shard was requested.
         num_misses: How often it had to be opened.
-        opened: The same, in all processes that share the dataset; None until it is asked for.
+        opened: The same, in all processes that share the dataset; None until it is requested.
     """
 
     def __init__(self, open_shard: OpenShard, size: int, limit_nbytes: int | None = None) -> None:
@@ -73,19 +70,19 @@ class ShardPool:
         self._entries: dict[int, _Entry] = {}
 
     def announce(self, number: int, local_indices: list[int]) -> None:
-        """Have samples of large members read from the disk, if their shard is open and local."""
+        """Read samples with large members ahead from the disk, if their shard is open and local."""
         entry = self._entries.get(number)
         if entry is not None and isinstance(entry.shard, Shard):
             entry.shard.announce(local_indices)
 
     def get(self, number: int, local: bool = True) -> ReadableShard:
-        """Return the open shard of a number, and open it if necessary; see `OpenShard`."""
-        # Two threads may read the same number here. A count or an age is then off by one, which
-        # changes what is evicted first and never what is read (decision 0004).
+        """Return a shard by its number, and open it if necessary; see `OpenShard`."""
+        # Two threads may read the same count here. A count or an age is then off by one, which
+        # changes what is evicted first but never what is read (decision 0004).
         self.num_accesses += 1
         entry = self._entries.get(number)
         if entry is not None:
-            # After a quarter of a shard was read by range, the rest is cheaper as a whole file.
+            # Once a quarter of a shard was read by range, fetching the whole file is cheaper.
             if entry.is_local or not (local or entry.shard.is_spent):
                 entry.last_used = self.num_accesses
                 return entry.shard
@@ -100,7 +97,7 @@ class ShardPool:
         while len(self._entries) > self.size or self._is_too_long():
             # list() is one atomic step; other threads would change the dict under an iterator.
             oldest = min(list(self._entries.values()), key=_LAST_USED, default=None)
-            # None, or a number that is gone: another thread evicted it or called `close` since.
+            # None, or a number that is gone: another thread evicted it or called `close`.
             if oldest is not None:
                 self._entries.pop(oldest.number, None)
         return shard
@@ -118,21 +115,21 @@ class ShardPool:
 
     def close(self) -> None:
         """Release all shards; the next `get` opens them again."""
-        # Collected, not closed: another thread may be reading one of them.
+        # Left to the garbage collector: another thread may be reading one of them.
         self._entries.clear()
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process opens the files itself; only the settings travel.
+        # Another process opens the files itself, so only the settings are pickled.
         return {**self.__dict__, "_entries": {}}
 
     def _is_too_long(self) -> bool:
         # One shard always stays, however long: the caller is about to read it.
         if self.limit_nbytes is None or len(self._entries) < 2:
             return False
-        # Only these hold a lease, which keeps the cache from deleting their files (CACHE-7).
+        # Only these hold a lease, which prevents the cache from deleting their files (CACHE-7).
         shards = [entry.shard for entry in list(self._entries.values()) if entry.is_local]
         return sum(shard.nbytes for shard in shards) > self.limit_nbytes
 

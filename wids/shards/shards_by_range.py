@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from wids.shards.range_shard import RemoteShard
 
 _ENOUGH: Final = 0.25
-"""Part of a remote shard to read by range before all of it is fetched, with access="auto"."""
+"""Fraction of a remote shard to read by range before all of it is fetched, with access="auto"."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ShardsByRange:
     def index(self, number: int) -> tuple[ShardIndex, int] | None:
         """Return the index of a shard and the length of its tar, without fetching the tar.
 
-        From a pack, or as an earlier copy has left it in the cache; None where there is neither.
+        From a pack, or from the cache, where an earlier copy left it; None if there is neither.
         """
         facts = self.facts
         shard_spec, key_split = facts.shards[number], facts.key_split(number)
@@ -60,7 +60,7 @@ class ShardsByRange:
         facts, options = self.facts, self.facts.options
         url, fetcher = facts.shards[number].url, facts.store.fetcher
         only_ranges = options.access == "range"
-        # Each attempt would begin the transfer of a whole file.
+        # Without ranges, each attempt would start the transfer of the whole file.
         if has_copy() or not (only_ranges or fetcher.sends_parts(url)):
             return None
         index_and_nbytes = self.index(number)
@@ -72,7 +72,7 @@ class ShardsByRange:
                 )
             return None
         index, nbytes = index_and_nbytes
-        from wids.shards.range_shard import RemoteShard  # an index may be all that is wanted
+        from wids.shards.range_shard import RemoteShard  # often only the index is needed
 
         shard = RemoteShard(
             urls.redact(url),

@@ -1,7 +1,7 @@
-"""Find the files beside shards: packs, saved tables and fields that are joined.
+"""Find the files beside shards: packs, saved tables and joined fields.
 
-Nothing but their server states their versions: a remote file is stored in the cache, and fetched
-again when another version was published.
+Only the server knows their versions: a remote file is stored in the cache, and fetched again when
+another version was published.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from wids.storage.transport.url_rewrite import rewritten
 
 
 def versioned_file(fetcher: Fetcher, url: str) -> tuple[RemoteFile, int | None]:
-    """Return a remote file in its present version, and its length where the server states it.
+    """Return a remote file in its current version, and its length if the server states it.
 
     Raises:
         FetchError: The server cannot be reached.
@@ -33,7 +33,7 @@ def versioned_file(fetcher: Fetcher, url: str) -> tuple[RemoteFile, int | None]:
 
 @contextmanager
 def local_file(store: Cache, url: str) -> Iterator[str]:
-    """Provide the path of a file, which is fetched into the cache if it is remote.
+    """Provide the path of a file; fetch it into the cache if it is remote.
 
     Raises:
         NotFoundError: There is no such remote file.
@@ -52,7 +52,7 @@ def local_file(store: Cache, url: str) -> Iterator[str]:
     try:
         yield copy.path
     finally:
-        os.close(copy.handle)  # until here it is not evicted
+        os.close(copy.handle)  # from now on it may be evicted
 
 
 def discard(store: Cache, url: str) -> bool:

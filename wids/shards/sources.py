@@ -1,7 +1,4 @@
-"""The positions of a view, and the name of each shard → the ranges of indices of each name.
-
-Nothing here knows what is done with them; samplers mix them.
-"""
+"""Group the indices of a view by the dataset names of their shards, for samplers that mix them."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from wids.storage.array_types import IntArray
 def ranges_by_name(
     positions: Positions, edges: IntArray, names: Sequence[str]
 ) -> dict[str, IntArray]:
-    """Return for each name the ranges of indices whose samples are in its shards.
+    """Return the ranges of indices whose samples are in the shards of each name.
 
     Args:
         positions: The positions of a view.
@@ -25,8 +22,8 @@ def ranges_by_name(
 
     Returns:
         Start and stop of ranges, ascending, shape ``(num_ranges, 2)``, by name in the order of the
-        shards. There is a range for each shard, empty ones included, where positions ascend;
-        otherwise one for each time that the view comes to another shard.
+        shards. If positions ascend, there is a range for each shard, empty ones included; otherwise
+        one for each time that the view enters another shard.
     """
     if is_ascending(positions):
         numbers = np.arange(len(names))

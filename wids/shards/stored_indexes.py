@@ -1,6 +1,6 @@
-"""Load and store indexes in the cache folder, or in the default one if that takes no files.
+"""Load and store indexes in the cache folder, or in the default one if that is not writable.
 
-`indexes.index_file` decides which tar an index is of, and whether it is valid.
+`indexes.index_file` decides which tar an index belongs to, and whether it is valid.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from wids.storage.cache.small_files import save_or_warn
 
 
 def index_paths(folder: str, path: str, key_split: KeySplit) -> Iterator[str]:
-    """Yield where the index of a file can be: in the cache folder, then in the default one."""
+    """Yield the possible paths of a file's index: in the cache folder, then in the default one."""
     yield local_index_path(folder, path, key_split)
-    own = default_folder()  # takes longer than all else here, and most indexes are found before
+    own = default_folder()  # slower than all else here, and rarely needed
     if own != folder:
         yield local_index_path(own, path, key_split)
 
@@ -25,7 +25,7 @@ def index_paths(folder: str, path: str, key_split: KeySplit) -> Iterator[str]:
 def load_index(
     paths: Iterable[str], identity: TarIdentity, key_split: KeySplit
 ) -> ShardIndex | None:
-    """Return the first index under these paths that is of this tar, or None."""
+    """Return the first index at these paths that belongs to this tar, or None."""
     for path in paths:
         known = index_file.load(path, identity, key_split)
         if known is not None:
@@ -36,10 +36,10 @@ def load_index(
 def store_index(
     folder: str, paths: Iterable[str], shard_index: ShardIndex, identity: TarIdentity
 ) -> ShardIndex:
-    """Store an index under the first of these paths that can be written.
+    """Store an index at the first of these paths that can be written.
 
     Returns:
-        The index as it is stored, whose memory all processes share; the argument if that fails.
+        The stored index, whose memory all processes share; the argument if storing fails.
     """
     path = save_or_warn(folder, paths, index_file.dump(shard_index, identity))
     known = None if path is None else index_file.load(path, identity, shard_index.key_split)

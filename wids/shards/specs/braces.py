@@ -1,7 +1,7 @@
-"""A brace pattern → names, as many as a program can hold.
+"""Expand a brace pattern to names, up to a limit.
 
 The names are counted before they are made: ``{0..9999999999}``, or thirty pairs ``{a,b}`` in a row,
-are a few bytes of text and more names than there is memory.
+are a few bytes of text and more names than fit in memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_NAMES: Final = 10_000_000
 MAX_NAMES_NBYTES: Final = 1 << 30
 """Most characters of all the names of one pattern."""
 MAX_BRACES_DEPTH: Final = 16
-"""Most braces inside one another, so that neither counting nor expanding exhausts the stack."""
+"""Most levels of nested braces, so that neither counting nor expanding exhausts the stack."""
 
 _RANGE: Final = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?")
 _LETTERS: Final = re.compile(r"[A-Za-z]\.\.[A-Za-z](?:\.\.-?\d+)?")
@@ -30,13 +30,13 @@ def expand(pattern: str) -> list[str]:
     Raises:
         SpecError: The braces are unbalanced, or stand for too many names.
     """
-    if "{" not in pattern and "}" not in pattern:  # each name of a list of up to 100,000
+    if "{" not in pattern and "}" not in pattern:  # called for each of up to 100,000 names
         return [pattern]
     try:
         _check(_size_of_pattern(pattern, 0), pattern)
         from braceexpand import braceexpand  # most datasets have no pattern
 
-        # A backslash is a character of a name here, and not an escape as in a shell.
+        # Here a backslash is an ordinary character, not an escape as in a shell.
         return list(braceexpand(pattern, escape=False))
     except ValueError as error:
         if isinstance(error, SpecError):
@@ -48,14 +48,14 @@ def expand(pattern: str) -> list[str]:
 
 
 class Size(NamedTuple):
-    """How many names a pattern stands for at most, and how many characters they have together."""
+    """At most how many names a pattern stands for, and how many characters they have in total."""
 
     num_names: int
     nbytes: int
 
 
 def _size_of_pattern(pattern: str, depth: int) -> Size:
-    """Return the size of the product of texts and braces, which are found as `braceexpand` does."""
+    """Return the size of the product of texts and braces, parsed as `braceexpand` parses them."""
     sizes, start, level = [], 0, 0
     for position, character in enumerate(pattern):
         if character == "{":
@@ -74,7 +74,7 @@ def _size_of_pattern(pattern: str, depth: int) -> Size:
 
 
 def _size_of_braces(text: str, depth: int) -> Size:
-    """Return the size of what is between two braces: a range, a list, or a part of a name."""
+    """Return the size of the text between two braces: a range, a list, or a part of a name."""
     if depth > MAX_BRACES_DEPTH:
         raise SpecError(
             f"{{{_shown(text)}: expected at most {MAX_BRACES_DEPTH} braces inside one another, "

@@ -1,7 +1,7 @@
-"""A JSON spec on this machine → the same document with another name, description, base or table.
+"""Change the name, description, base or table in a JSON spec on this machine.
 
-Changes the document as it stands, so that keys that wids does not know stay. No shard is opened or
-moved: only what the document says of them changes.
+The document is edited in place, so that keys unknown to wids are preserved. No shard is opened or
+moved.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ def edit_spec(
     rebase: bool = False,
     folder: str | None = None,
 ) -> None:
-    """Change what a spec says of its dataset; the previous file stays beside it as ``.bak``.
+    """Change what a spec says about its dataset; the previous file stays beside it as ``.bak``.
 
-    None leaves a value as it is. The file keeps its permissions, and a link that leads to it.
+    None leaves a value unchanged. The file keeps its permissions, and links to it stay links.
 
     Args:
-        path: The JSON document, with a shardlist of its own.
+        path: The JSON document, which must have a shardlist itself.
         name: Name of the dataset; a document without one gets the stem of its file name.
         info: Its description.
         base: Folder or URL that relative references start from.
         keep: The keep flag.
-        rebase: Whether to make the one folder that all shards are in the base, and name the shards
-            relative to it.
-        folder: Folder or URL that every shard is in from now on; ``""`` for the base.
+        rebase: Whether to make the folder of all shards the base, and name the shards relative to
+            it.
+        folder: Folder or URL of every shard from now on; ``""`` for the base.
 
     Raises:
-        SpecError: The document is malformed, before or after the change; then it stays as it is.
-        ValueError: The shards are in several folders, or have the same names.
+        SpecError: The document is malformed, before or after the change; it is left unchanged.
+        ValueError: The shards are in several folders, or some have the same name.
     """
     path = os.fspath(path)
     document = _loaded(path)
@@ -62,7 +62,7 @@ def edit_spec(
             entry["url"] = os.path.join(folder or "", shard_name)
         document["shardlist"] = sorted(entries, key=lambda entry: str(entry["url"]))
     document.setdefault("name", os.path.splitext(os.path.basename(path))[0])
-    # Before the file is touched, so that a refused change leaves the document as it was.
+    # Before the file is touched, so that a rejected change leaves the document unchanged.
     load_spec(document, allow_pipe=True)  # raises what is wrong with the change
     _replace(path, document)
 
@@ -72,8 +72,8 @@ def name_table(path: str | os.PathLike[str], table: SavedTable) -> None:
 
     Args:
         path: The JSON document.
-        table: The table, by its absolute path. If the base of the document is remote, the table is
-            named by its base name alone, since that is where it will be published.
+        table: The table, by its absolute path. If the base of the document is remote, the document
+            names the table by its base name alone, since it will be published there.
 
     Raises:
         SpecError: The document is malformed, or names no shards in a shardlist or datasets.
@@ -92,12 +92,12 @@ def name_table(path: str | os.PathLike[str], table: SavedTable) -> None:
 
 
 def is_local_document(spec: str) -> bool:
-    """Return whether a spec is a JSON document on this machine, which `name_table` can change."""
+    """Whether a spec is a JSON document on this machine, which `name_table` can change."""
     return spec.endswith(".json") and urls.is_local(spec) and os.path.isfile(urls.local_path(spec))
 
 
 def _replace(path: str, document: dict[str, Any]) -> None:
-    # A rename onto a link would replace the link, and leave the file that it leads to unchanged.
+    # A rename onto a link would replace the link, and leave its target unchanged.
     target = os.path.realpath(path)
     shutil.copy2(target, target + ".bak")
     save_document(target, document, os.stat(target).st_mode & 0o777)
@@ -124,7 +124,7 @@ def _loaded(path: str, keys: tuple[str, ...] = ("shardlist",)) -> dict[str, Any]
 
 
 def _common_base(path: str, document: dict[str, Any], shard_urls: list[str]) -> dict[str, str]:
-    """Return the base that all shards are in, as a document states it; nothing if it has it."""
+    """Return the change of a document that makes the folder of all shards its base."""
     folders = {url.partition("?")[0].rpartition("/")[0] for url in shard_urls}
     if len(folders) != 1:
         raise ValueError(

@@ -1,7 +1,6 @@
-"""The values of a parsed document or of a caller's list, checked; an entry → a `ShardSpec`.
+"""Check the values of a parsed document or of a caller's list, and make `ShardSpec` objects.
 
-Every function takes a ``label``, such as ``train.json: shardlist[3]``, with which its errors begin.
-Nothing here reads a document or knows what its references start from.
+Functions take a ``label``, such as ``train.json: shardlist[3]``, with which their errors begin.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from wids.errors import SpecError
 from wids.shards.specs.model import SavedTable, ShardSpec, shard_spec
 from wids.shards.tars.member_names import KEY_SPLITS, KeySplit
 
-# Counts become integers of numpy with 64 bits.
+# Counts become 64-bit numpy integers.
 _MAX_COUNT: Final = (1 << 63) - 1
 
 _SHARD_KEYS: Final = frozenset(
@@ -27,7 +26,7 @@ _SHARD_KEYS: Final = frozenset(
 
 
 def normal_form(document: Any, name: str) -> Mapping[str, Any]:
-    """Return a document with a ``shardlist`` from any of the forms in use."""
+    """Return a document in any of the known forms as one with a ``shardlist`` or ``datasets``."""
     if not isinstance(document, Mapping):
         raise SpecError(
             f"{name}: expected a JSON object with a shardlist, found {kind_of(document)}; "
@@ -63,7 +62,7 @@ def shard_of(
         entry: An object with a ``url``, or the URL alone.
         label: The entry's place in the document.
         join: Resolves a reference.
-        key_split: The document's, for an entry without one.
+        key_split: The rule of the document, for entries without one.
     """
     # Plain types first: isinstance() with an ABC takes a microsecond, for up to 100,000 entries.
     if isinstance(entry, str):
@@ -75,7 +74,7 @@ def shard_of(
         url = _checked_url(url, label)
     nsamples = entry.get("nsamples", entry.get("num_samples"))
     filesize = entry.get("filesize", entry.get("size"))
-    # What nearly all entries have is looked at here, and only the rest by calls.
+    # The usual values are checked inline, and only others by a call.
     if type(nsamples) is not int or not 0 <= nsamples <= _MAX_COUNT:
         nsamples = _count(nsamples, "nsamples" if "nsamples" in entry else "num_samples", label)
     if type(filesize) is not int or not 0 <= filesize <= _MAX_COUNT:
@@ -97,7 +96,7 @@ def shard_of(
 
 
 def reference(entry: Mapping[str, Any], key: str, label: str) -> str | None:
-    """Return a path or URL as the document has it, or None if it is missing."""
+    """Return a path or URL as written in the document, or None if it is missing."""
     value = text(entry, key, label)
     if value is not None:
         _check_nameable(value, f"{label}.{key}")
@@ -156,7 +155,7 @@ def list_of(document: Mapping[str, Any], key: str, label: str) -> list[Any]:
 
 
 def kind_of(value: Any) -> str:
-    """Return type and text of a JSON value for a message."""
+    """Return the type and text of a JSON value for a message."""
     return "nothing" if value is None else f"{type(value).__name__} {value!r:.80}"
 
 
@@ -169,7 +168,7 @@ def _checked_url(value: Any, label: str) -> str:
 
 
 def _check_nameable(value: str, label: str) -> None:
-    """Refuse text that no file can have as its name, such as one with a lone surrogate."""
+    """Reject text that cannot be the name of a file, such as text with a lone surrogate."""
     try:
         is_nameable = b"\0" not in os.fsencode(value)
     except UnicodeEncodeError:
@@ -181,7 +180,7 @@ def _check_nameable(value: str, label: str) -> None:
 def _count(value: Any, key: str, label: str) -> int | None:
     if value is None:
         return None
-    # True and False are ints in Python, and are no counts.
+    # True and False are ints in Python, but not counts.
     try:  # an integer of numpy, from a caller's list
         if not isinstance(value, bool) and 0 <= operator.index(value) <= _MAX_COUNT:
             return operator.index(value)

@@ -1,9 +1,9 @@
-"""Any form in which a caller may name shards → a frozen `DatasetSpec`.
+"""Load a frozen `DatasetSpec` from any form in which a caller may name shards.
 
 A spec is resolved once: nested documents are read, references are made absolute and every value is
-checked, so that the rest of the library can trust it. Nothing here opens a shard or edits its
-input. The format, the base of each reference, and which document may name which files are specified
-in specs/shard-spec.md.
+checked, so that the rest of the library can trust it. No shard is opened, and the input is not
+modified. The format, the base of each reference, and which document may name which files are
+specified in specs/shard-spec.md.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from wids.storage.transport import urls
 from wids.storage.transport.listing import Named, is_pattern
 
 MAX_DOCUMENTS: Final = 10_000
-"""Most documents that one spec may consist of."""
+"""Most documents of one spec."""
 
 _DOCUMENT_KEYS: Final = frozenset(
     (
@@ -130,8 +130,8 @@ def load_with(
 ) -> DatasetSpec:
     """Load a spec as `load_spec` does, with the fetcher that will read its shards.
 
-    Afterwards the fetcher sends options without a URL prefix only to the server that the first
-    document came from, even if the document was read earlier, by another fetcher (SEC-9).
+    From then on, the fetcher sends options without a URL prefix only to the server that the first
+    document came from, even if another fetcher read the document earlier (SEC-9).
     """
     loader = _Loader(fetcher, allow_pipe, read or fetcher.read)
     if isinstance(shards, DatasetSpec):
@@ -140,7 +140,7 @@ def load_with(
     try:
         with no_collections():
             spec = loader.load(shards, None if base is None else os.fspath(base))
-    except RecursionError as error:  # a value that is nested deeply, where a message shows it
+    except RecursionError as error:  # a message shows a deeply nested value
         raise SpecError(f"{_name_of(shards)}: the values are nested too deeply") from error
     if not spec.shards:
         raise SpecError(
@@ -182,7 +182,7 @@ class _Loader:
         join = urls.joiner(urls.join(os.getcwd(), base or ""))
         match items:
             case [str() | os.PathLike() as path]:
-                # With the name of its document, which in a longer list only its shards have.
+                # Keeps the name of its document; in a longer list, only its shards have it.
                 return self.named(os.fspath(path), join)
             case [DatasetSpec() as spec]:
                 self.bind(spec)
@@ -200,7 +200,7 @@ class _Loader:
         return DatasetSpec(tuple(shards), weights=combined(parts), packs=tuple(packs))
 
     def bind(self, spec: DatasetSpec) -> None:
-        """Have options without a prefix go only to the server of the first document (SEC-9)."""
+        """Send options without a prefix only to the server of the first document (SEC-9)."""
         if spec.origin:
             self.fetcher.bind_options(spec.origin)
             self.origin = self.origin or spec.origin
@@ -215,7 +215,7 @@ class _Loader:
                 return as_component(item, None)
             case str() | os.PathLike():
                 name = os.fspath(item)
-                if name.endswith(".tar") and _WILD.isdisjoint(name):  # each of up to 100,000
+                if name.endswith(".tar") and _WILD.isdisjoint(name):  # fast, for 100,000 names
                     return (ShardSpec(join(name)),)
                 return self.named(name, join, is_part=True)
             case (str() | os.PathLike() as path, count):
@@ -235,12 +235,12 @@ class _Loader:
         )
 
     def named(self, name: str, join: Join, *, is_part: bool = False) -> DatasetSpec:
-        """Load what a name stands for, in whatever way a caller may write it.
+        """Load what a caller's name stands for.
 
         Args:
             name: A path, URL or pattern of tars or documents, or a folder.
             join: Resolves relative names.
-            is_part: Whether the result becomes a part of another dataset, and so needs a name.
+            is_part: Whether the result becomes a part of another dataset, so that it needs a name.
         """
         if _is_one_document(name):
             specs = [self.url(join(name))]
@@ -261,7 +261,7 @@ class _Loader:
         return DatasetSpec((ShardSpec(item.url, nbytes=item.nbytes),))
 
     def folder(self, folder: Folder) -> DatasetSpec:
-        """Load a folder: by the spec beside its tars if that names exactly these (SPEC-23)."""
+        """Load a folder, by the spec beside its tars if that names exactly these (SPEC-23)."""
         tars = DatasetSpec(tuple(ShardSpec(tar.url, nbytes=tar.nbytes) for tar in folder.tars))
         if folder.document is None:
             return tars
@@ -296,11 +296,11 @@ class _Loader:
         return self.document(self.parsed(file.read(MAX_DOCUMENT_NBYTES + 1), context.name), context)
 
     def url(self, url: str, base: str | None = None, chain: tuple[str, ...] = ()) -> DatasetSpec:
-        """Read and load the document at a URL, to which the documents in ``chain`` have led."""
+        """Read and load the document at a URL that the documents in ``chain`` led to."""
         if urls.is_local(url):
             url = os.path.abspath(urls.local_path(url))
         name = urls.redact(url)
-        # The chain and not all documents: two parts of a spec may refer to the same document.
+        # Only the chain, not all documents: two parts of a spec may refer to the same document.
         if url in chain:
             raise SpecError(f"{name}: refers to itself, through {_trail(chain)}")
         if len(chain) >= MAX_DEPTH:
@@ -314,15 +314,14 @@ class _Loader:
         self.origin = self.origin or urls.origin(url)
         context = replace(
             Context.at(name, urls.parent(url), base),
-            # By its own URL, and not by the document that led here: trust is not inherited
-            # (SPEC-12).
+            # By its own URL, not by the document that led here: trust is not inherited (SPEC-12).
             is_trusted=urls.is_local(url),
             chain=(*chain, url),
         )
         return self.document(self.parsed(self.read(url, MAX_DOCUMENT_NBYTES), name), context)
 
     def parsed(self, document: str | bytes, name: str) -> Any:
-        """Parse a document, if it and the previous ones are not too much for a spec."""
+        """Parse a document, unless it and the previous ones exceed the limits of a spec."""
         self.num_values += num_values(document)
         if len(document) > MAX_DOCUMENT_NBYTES or self.num_values > MAX_VALUES:
             raise SpecError(
@@ -384,7 +383,7 @@ class _Loader:
         return Part(as_component(spec, name, key_split_of(component, label)), weight, label)
 
     def check(self, context: Context, url: str, name: str) -> None:
-        """Refuse what a document may not name (SPEC-12, SPEC-13)."""
+        """Reject what a document may not name (SPEC-12, SPEC-13)."""
         if urls.scheme(url) == "pipe" and not self.allow_pipe:
             raise SpecError(
                 f"{context.name}: names the command {urls.redact(url)}; commands in a document "

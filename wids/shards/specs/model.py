@@ -1,7 +1,7 @@
-"""A dataset as frozen `ShardSpec` and `DatasetSpec`, and these → a JSON document.
+"""Describe a dataset by frozen `ShardSpec` and `DatasetSpec` objects, and write them as JSON.
 
-Nothing here reads a document: `loader` does, and the rest of the library trusts what it built. The
-format is specified in specs/shard-spec.md.
+`loader` reads and checks documents; the rest of the library trusts what it built. The format is
+specified in specs/shard-spec.md.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class ShardSpec:
         nbytes: Length of the tar file in bytes; None if it is not stated.
         md5sum: MD5 digest of the tar file in hexadecimal digits, or None.
         sha256: SHA-256 digest of the tar file in hexadecimal digits, or None.
-        dataset: Name of the dataset that the shard belongs to, or None for that of the spec.
+        dataset: Name of the dataset that the shard belongs to, or None for the name of the spec.
         key_split: The dot at which member names are split, ``"first"`` or ``"last"``; None for the
             default.
-        index: Absolute path or URL of a pack that has the index of this shard alone, or None.
+        index: Absolute path or URL of a pack with the index of this shard alone, or None.
         extras: Everything else in the shard's entry, preserved but not interpreted.
 
     Example:
@@ -103,8 +103,8 @@ def shard_spec(
 ) -> ShardSpec:
     """Return ``ShardSpec(...)`` in a tenth of the time, for documents with 100,000 shards.
 
-    A frozen dataclass sets each field by a call, which is a quarter of what loading takes. An
-    object of another class with the same slots becomes one when its fields are set (decision 0086).
+    A frozen dataclass sets each field by a call, which takes a quarter of the loading time. Here
+    the fields of an object with the same slots are set before its class (decision 0086).
     """
     made: Any = _Unfrozen()
     made.url, made.num_samples, made.nbytes = url, num_samples, nbytes
@@ -121,9 +121,9 @@ class SavedTable:
 
     Attributes:
         url: Absolute path or URL of the Parquet file.
-        fingerprint: That of the shards that it was made from.
-        nbytes: Length of the file that the checksums are of, in bytes, or None.
-        checksums: The CRC-32 of its footer, and one for each column; empty if they are not known.
+        fingerprint: The fingerprint of the shards that it was made from.
+        nbytes: Length in bytes of the file that the checksums belong to, or None.
+        checksums: The CRC-32 of its footer, and one for each column; empty if unknown.
     """
 
     url: str
@@ -144,11 +144,11 @@ class SavedTable:
 
 @dataclass(frozen=True, slots=True)
 class PackedShards:
-    """Shards of a dataset, one after the other, that are the first shards of one pack.
+    """Consecutive shards of a dataset that are the first shards of one pack.
 
     Attributes:
         url: Absolute path or URL of the pack.
-        start: Number of the first of them in the dataset.
+        start: Number of the first of these shards in the dataset.
         stop: Number of the shard after the last of them.
     """
 
@@ -169,10 +169,10 @@ class DatasetSpec:
             interpreted.
         origin: Server that the first remote document came from (``https://host``), or ``""``.
             Options for servers that are passed without a URL prefix go to no other.
-        weights: Weights of named datasets in a mix, where any are stated.
+        weights: Weights of named datasets in a mix, if any are stated.
         table: The table that `load_table` reads, or None.
-        packs: The packs of the datasets that it consists of, in the order of their shards, if it
-            has no pack of its own.
+        packs: If it has no pack itself, the packs of the datasets that it consists of, in the
+            order of their shards.
 
     Example:
         >>> import wids
@@ -192,7 +192,7 @@ class DatasetSpec:
     packs: tuple[PackedShards, ...] = ()
 
     def __repr__(self) -> str:
-        """Return its name, and the first and last of its shards, of which there may be many."""
+        """Return its name and only the first and last of its shards, since there may be many."""
         ends = [repr(urls.redact(shard.url)) for shard in (*self.shards[:1], *self.shards[1:][-1:])]
         shards = count_text(len(self.shards), "shard")
         return f"<DatasetSpec {self.name!r}: {shards}, {' to '.join(ends)}>"
@@ -201,7 +201,7 @@ class DatasetSpec:
         """Return the pack of all shards, or the packs of parts, if there are any.
 
         Args:
-            start: The number of the first shard in a dataset that this one becomes a part of.
+            start: The number of its first shard in the dataset that it becomes a part of.
         """
         if self.index is not None:
             return (PackedShards(self.index, start, start + len(self.shards)),)
@@ -212,9 +212,9 @@ class DatasetSpec:
     def without_counts(self) -> DatasetSpec:
         """Return the same spec with the number of samples of every shard unknown.
 
-        For published specs whose counts are wrong, such as those that count files. A dataset of
-        the result counts the samples itself, by the indexes of the shards; where a shard has none,
-        it opens the shard, or fetches it. `wids create` writes a spec with correct counts.
+        For published specs whose counts are wrong, such as those that count files. A dataset made
+        from the result counts the samples itself, by the indexes of the shards; if a shard has
+        none, it opens or fetches the shard. `wids create` writes a spec with correct counts.
 
         Example:
             >>> import wids
@@ -240,7 +240,7 @@ class DatasetSpec:
         }
 
     def _shard_entries(self, folder: str | None) -> dict[str, Any]:
-        """Return the shards as a list, or as datasets with a pack each."""
+        """Return the shards as one list, or as datasets with one pack each."""
         entries = [shard.entry(folder) for shard in self.shards]
         if self.index is not None or not self.packs:
             return {"shardlist": entries}
@@ -302,11 +302,11 @@ def save_document(
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a JSON document atomically, to a path or URL; see `upload.publishing`."""
-    from wids.storage import upload  # readers of a spec, who are many more, never write one
+    from wids.storage import upload  # most programs only read specs
 
     try:
         data = json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError:  # names of files need not be UTF-8
+    except UnicodeEncodeError:  # file names need not be UTF-8
         data = json.dumps(document, indent=1).encode("ascii")
     with upload.publishing(path, mode, replaces=replaces, storage_options=storage_options) as file:
         file.write(data + b"\n")

@@ -1,6 +1,6 @@
-"""Datasets that become parts of another → their shards, and one weight for each name.
+"""Combine the shards and weights of datasets that become parts of another one.
 
-SPEC-5 in specs/shard-spec.md specifies weights. Nothing here knows how datasets are mixed.
+SPEC-5 in specs/shard-spec.md specifies weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Part:
 
     Attributes:
         spec: Its shards, and the weights of the datasets that it consists of.
-        weight: The weight that is stated for it, or None.
+        weight: Its stated weight, or None.
         label: Its place in the document, for messages.
     """
 
@@ -36,7 +36,7 @@ class Part:
 def as_component(
     spec: DatasetSpec, name: str | None, key_split: KeySplit | None = None
 ) -> DatasetSpec:
-    """Return a dataset as a part of another one: its shards have its name, or their own."""
+    """Return a dataset as a part of another one; shards without a dataset name get its name."""
     name = name or spec.name or None
     # dataclasses.replace() is five times slower: it looks up every field, for 100,000 shards.
     shards = [
@@ -53,7 +53,7 @@ def as_component(
         )
         for shard in spec.shards
     ]
-    # The packs have keys by their own rule, which is the first dot where nothing is stated.
+    # The packs have keys by their own rule, which is the first dot if none is stated.
     is_as_packed = key_split != "last" or all(shard.key_split for shard in spec.shards)
     packs = spec.all_packs() if is_as_packed else ()
     return DatasetSpec(tuple(shards), weights=spec.weights, packs=packs)
@@ -87,7 +87,7 @@ def weights_of(document: Mapping[str, Any], label: str) -> dict[str, float]:
 
 
 def packs_of(parts: Sequence[Part], start: int = 0) -> tuple[PackedShards, ...]:
-    """Return the packs of parts that follow one another, from a number of a shard on."""
+    """Return the packs of consecutive parts, of which the first begins at shard ``start``."""
     packs: list[PackedShards] = []
     for part in parts:
         packs += part.spec.all_packs(start)
@@ -96,7 +96,7 @@ def packs_of(parts: Sequence[Part], start: int = 0) -> tuple[PackedShards, ...]:
 
 
 def combined(parts: Sequence[Part]) -> dict[str, float]:
-    """Return the weight of each name in the parts of a dataset; empty if none is stated."""
+    """Return the weight of each name in the parts of a dataset; empty if no weight is stated."""
     if all(part.weight is None and not part.spec.weights for part in parts):
         return {}
     weights: dict[str, float] = {}

@@ -1,7 +1,6 @@
-"""A name as a caller writes it (a path, URL, brace pattern, wildcards, folder) → URLs of files.
+"""Resolve a caller's name (a path, URL, brace pattern, wildcards, folder) to the URLs of files.
 
-Names in documents never come here: they name one file each (SEC-55). Nothing here opens a shard or
-reads a document.
+Names in documents are not resolved here: each names one file (SEC-55).
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ class Folder(NamedTuple):
     """A listed folder that has tars.
 
     Attributes:
-        url: The folder, with a slash at its end.
-        tars: The tars in it, sorted by name; not those in folders inside it.
+        url: The folder, with a trailing slash.
+        tars: The tars in it, sorted by name, without those in subfolders.
         document: The URL of the JSON document that seems to be their spec, or None.
     """
 
@@ -42,7 +41,7 @@ def is_document(url: str) -> bool:
 
 
 def resolve(name: str, join: Callable[[str], str], fetcher: Fetcher) -> list[Named | Folder]:
-    """Return the files and folders that a name stands for, in the order of its braces.
+    """Return the files and folders that a name stands for, in the order of brace expansion.
 
     Args:
         name: The name.
@@ -50,7 +49,7 @@ def resolve(name: str, join: Callable[[str], str], fetcher: Fetcher) -> list[Nam
         fetcher: Lists folders.
 
     Raises:
-        SpecError: A name is empty; or the braces are unbalanced or stand for too many names.
+        SpecError: A name is empty, or the braces are unbalanced or stand for too many names.
         NotFoundError: Wildcards match nothing, or a folder has no tars.
         FetchError: A folder cannot be listed.
     """
@@ -62,7 +61,7 @@ def resolve(name: str, join: Callable[[str], str], fetcher: Fetcher) -> list[Nam
                 'is "."'
             )
         url = join(part)
-        # `join` removes the slash of a path, and a path is asked of the disk.
+        # `join` removes the trailing slash of a path, so `is_folder` asks the disk about paths.
         if listing.is_pattern(url):
             found += listing.matching(fetcher.entries, url)
         elif listing.is_folder(url):
@@ -73,11 +72,11 @@ def resolve(name: str, join: Callable[[str], str], fetcher: Fetcher) -> list[Nam
 
 
 def open_folder(url: str, fetcher: Fetcher) -> Folder:
-    """List a folder for its tars.
+    """List the tars of a folder.
 
     Raises:
-        NotFoundError: It has none, or does not exist.
-        FetchError: It cannot be listed.
+        NotFoundError: The folder has no tars, or does not exist.
+        FetchError: The folder cannot be listed.
     """
     folder = listing.folder_of(url)
     entries = fetcher.entries(folder)
@@ -88,14 +87,14 @@ def open_folder(url: str, fetcher: Fetcher) -> Folder:
 
 
 def dataset_name(url: str) -> str:
-    """Return a name for a dataset from its first shard: ``train-000000.tar`` → ``train``."""
+    """Derive the name of a dataset from its first shard: ``train`` from ``train-000000.tar``."""
     stem = os.path.splitext(os.path.basename(urls.path_of(url)))[0]
     words = [word for word in re.split(r"[^A-Za-z0-9_]+", stem) if not word.isdecimal()]
     return "-".join(dict.fromkeys(words)) or stem
 
 
 def tar_urls(names: Sequence[str], fetcher: Fetcher) -> list[str]:
-    """Return the tars that some names stand for, each once, sorted; a folder's spec is not used.
+    """Return the tars that names stand for, each once, sorted; specs of folders are not used.
 
     Raises:
         SpecError, NotFoundError, FetchError: As `resolve`.
@@ -111,7 +110,8 @@ def tar_urls(names: Sequence[str], fetcher: Fetcher) -> list[str]:
 def _document(entries: Sequence[Entry], folder: str, tars: Sequence[Named]) -> str | None:
     """Return the JSON document that seems to be the spec of all tars, by names alone.
 
-    It is the only one with a pack beside it (``train.index``), or whose name all tars begin with.
+    It is the only document with a pack beside it (``train.index``) or with a name that begins the
+    names of all tars.
     """
     names = {entry.name for entry in entries if not entry.is_folder}
     found = [

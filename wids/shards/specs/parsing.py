@@ -1,7 +1,4 @@
-"""The text of a JSON document → its values, within the memory that a spec may take.
-
-Nothing here knows what the values mean.
-"""
+"""Parse a JSON document, within the memory that a spec may take."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ from wids.errors import SpecError
 
 MAX_DOCUMENT_NBYTES: Final = 256 << 20
 MAX_VALUES: Final = 10_000_000
-"""Most values in all documents of one spec. Python needs up to 300 bytes for a value that is
-three bytes of text, such as ``{},``; a shard with seven keys has eight values."""
+"""Most values in all documents of one spec. Python needs up to 300 bytes for a value of three bytes
+of text, such as ``{},``; a shard with seven keys has eight values."""
 
 
 def num_values(document: str | bytes) -> int:
-    """Return how many values a document has, or a few more: separators in text count too."""
+    """Return how many values a document has, or a few more: separators in strings count too."""
     if isinstance(document, str):
         return sum(map(document.count, ",[{"))
     return sum(map(document.count, (b",", b"[", b"{")))
@@ -34,7 +31,7 @@ def parse(document: str | bytes, name: str) -> Any:
     """
     try:
         return json.loads(document)
-    # The scanner of json recurses, so enough `[` in a row exhaust the stack (SEC-39).
+    # The scanner of json is recursive, so enough `[` in a row exhaust the stack (SEC-39).
     except (ValueError, RecursionError) as error:
         head = document[:40] if isinstance(document, str) else document[:40].decode("latin-1")
         raise SpecError(
@@ -44,10 +41,10 @@ def parse(document: str | bytes, name: str) -> Any:
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Have Python look for no unreachable cycles inside the block.
+    """Disable the search for unreachable cycles inside the block.
 
-    It would look at all objects there are each time their number has grown by a quarter: a seventh
-    of the time in which a spec of 100,000 shards is loaded, and there are no cycles in it.
+    Python would traverse all objects each time their number has grown by a quarter: a seventh of
+    the time to load a spec of 100,000 shards, which has no cycles.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,6 +1,6 @@
-"""Where a document came from → what its references start from, and what they may name.
+"""Decide by its origin what the references of a document start from, and what they may name.
 
-The rules are in specs/shard-spec.md (SPEC-6, SPEC-11 to SPEC-13). Nothing here reads a document.
+The rules are in specs/shard-spec.md (SPEC-6, SPEC-11 to SPEC-13).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from wids.shards.specs.entries import reference
 from wids.storage.transport import urls
 
 MAX_DEPTH: Final = 8
-"""Most documents in a chain of references, and most inline datasets inside one another."""
+"""Most documents in a chain of references, and most levels of nested inline datasets."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Context:
         base: The folder that its references start from, unless it states another.
         is_based: Whether the base is the caller's, which the document cannot change.
         is_trusted: Whether the document is a local file, and so may name local files.
-        mirror: A local folder of the caller's in which any document may name files.
+        mirror: The caller's local folder in which any document may name files.
         depth: Number of inline datasets around this one.
-        chain: URLs of the documents that led here, its own last.
+        chain: URLs of the documents that led here, with its own last.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Context:
 
     @classmethod
     def at(cls, name: str, folder: str, base: str | None) -> Context:
-        """Return the context of a document in ``folder``, or at the caller's base instead."""
+        """Return the context of a document in ``folder``, or at the caller's base if given."""
         if base is None:
             return cls(name, folder)
         base = urls.join(os.getcwd(), base)
@@ -50,7 +50,7 @@ class Context:
         return cls(name, base, is_based=True, mirror=mirror)
 
     def inside(self, number: int, base: str) -> Context:
-        """Return the context of a dataset inside this one, whose own base is ``base``."""
+        """Return the context of a dataset inside this one, with the base ``base``."""
         name = f"{self.name}: datasets[{number}]"
         if self.depth >= MAX_DEPTH:
             raise SpecError(
@@ -64,7 +64,7 @@ def base_of(document: Mapping[str, Any], context: Context) -> str:
     """Return the folder that the references of a document start from.
 
     Raises:
-        SpecError: The document names a folder that it must not name.
+        SpecError: The document must not name the folder.
     """
     stated = reference(document, "base", context.name)
     stated = stated or reference(document, "base_path", context.name)
@@ -76,7 +76,7 @@ def base_of(document: Mapping[str, Any], context: Context) -> str:
 
 
 def check_local(url: str, name: str, context: Context) -> None:
-    """Refuse a local file in a document from elsewhere, unless it is in the caller's mirror."""
+    """Reject a local file in a remote document, unless it is in the caller's mirror."""
     if context.is_trusted or not urls.is_local(url):
         return
     if context.mirror is None or not urls.is_within(urls.local_path(url), context.mirror):

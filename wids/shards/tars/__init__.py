@@ -1,5 +1,4 @@
-"""The bytes of a tar → indexed samples: headers, member names, indexes, packs, shards.
+"""Index and read the samples of a tar: headers, member names, indexes and shards.
 
-Nothing here knows URLs, caches, specs or datasets; remote bytes come from a callable that reads a
-range.
+Remote bytes come from a callable that reads a range.
 """

@@ -1,6 +1,6 @@
-"""One tar while it is scanned: its bytes, and the members found in it so far.
+"""Hold the state of a scan: the bytes of one tar, and the members found so far.
 
-Both lanes of the scan read and extend this state. Nothing here knows what a header looks like.
+Both lanes of the scan read and extend this state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TarBytes: TypeAlias = bytes | mmap
 
 
 class TarData(Protocol):
-    """The bytes of a tar by position: all of them in memory, or read where a slice is taken."""
+    """The bytes of a tar by position: all in memory, or read when a slice is taken."""
 
     def __len__(self) -> int:
         """Return the length of the tar in bytes."""
@@ -45,9 +45,9 @@ class TarMembers:
         names: Member names as stored, one for each member.
         offsets: Where the members' bytes begin, shape ``(num_members,)``, in bytes from the start.
         sizes: Lengths of the members, shape ``(num_members,)``, in bytes.
-        heads: Where the headers begin that end at ``offsets``, including the extended ones that
-            name the member, shape ``(num_members,)``; for a hard link those of its target.
-        remarks: What is odd about the archive but not an error, one sentence each.
+        heads: Where the headers that end at ``offsets`` begin, including the extended ones that
+            name the member, shape ``(num_members,)``; for a hard link the headers of its target.
+        remarks: Oddities of the archive that are not errors, one sentence each.
     """
 
     names: list[bytes]
@@ -87,20 +87,20 @@ class MemberColumns:
     def columns(self) -> tuple[IntArray, IntArray, IntArray]:
         """Return offsets, sizes and heads, one array each."""
         joined = tuple(map(_joined, (self._offsets, self._sizes, self._heads)))
-        # Stored joined, or a tar of many hard links would join the same arrays again and again.
+        # Stored joined, or a tar of many hard links would join the same arrays repeatedly.
         self._offsets, self._sizes, self._heads = ([column] for column in joined)
         offsets, sizes, heads = joined
         return offsets, sizes, heads
 
     def last(self) -> tuple[int, int, int]:
-        """Return offset, size and head of the member that was added last."""
+        """Return the offset, size and head of the last member added."""
         offsets, sizes, heads = self._offsets[-1], self._sizes[-1], self._heads[-1]
         return int(offsets[-1]), int(sizes[-1]), int(heads[-1])
 
     def find(self, name: bytes) -> tuple[int, int, int] | None:
-        """Return offset, size and head of the last member of a name, or None."""
-        # Built here and not in `extend`: most tars have no hard links, and a dict of all names
-        # costs more than the scan.
+        """Return the offset, size and head of the last member with a name, or None."""
+        # Built here, not in `extend`: most tars have no hard links, and a dict of all names costs
+        # more than the scan.
         if self._num_by_name < len(self.names):
             new = slice(self._num_by_name, None)
             places = zip(*(column[new].tolist() for column in self.columns()), strict=True)
@@ -114,13 +114,13 @@ class Archive:
 
     Attributes:
         data: Its bytes.
-        path: How messages name it.
+        path: Its name in messages.
         nbytes: Its length in bytes.
         members: The members found so far.
         global_records: The PAX records of global headers that apply from here on.
         start: Where the last archive in the file begins.
         has_end: Whether that archive has an end marker.
-        remarks: What is odd so far.
+        remarks: The oddities found so far.
     """
 
     def __init__(self, data: TarData, path: str) -> None:
@@ -146,8 +146,8 @@ class Archive:
 
     def remark(self, level: int, text: str) -> None:
         """Log something odd and add it to the remarks, up to a limit for each level."""
-        # The limit covers the log too: an archive that ends again and again would flood it. Not one
-        # limit for all, or a hundred archives in one file would hide that its end is missing.
+        # The limit covers the log too: an archive with many ends would flood it. Each level has its
+        # own limit, or a hundred archives in one file would hide that the last end is missing.
         self._num_remarks[level] += 1
         if self._num_remarks[level] <= _MAX_REMARKS:
             self.remarks.append(text)
@@ -160,7 +160,7 @@ class Archive:
         )
 
     def remark_end(self) -> None:
-        """Remark that the tar has no end marker, after all of it was scanned."""
+        """Remark on a missing end marker, after the whole tar was scanned."""
         if not self.has_end:
             self.remark(logging.WARNING, "no end marker; it may have been cut between two members")
 

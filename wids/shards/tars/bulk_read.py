@@ -1,7 +1,4 @@
-"""Many short spans of a mapped file → their bytes, without keeping the file in memory.
-
-Nothing here knows what the bytes mean.
-"""
+"""Read many short spans of a mapped file without keeping the file in memory."""
 
 from __future__ import annotations
 
@@ -16,16 +13,16 @@ Span: TypeAlias = tuple[int, int]
 """Where bytes begin and end."""
 
 _DENSE_NBYTES: Final = 16 << 10
-"""Spans that are on average no further apart are read from the disk in one piece."""
+"""Spans whose average distance is at most this are read from the disk in one piece."""
 
 _LONG_NBYTES: Final = 1 << 20
-"""Longer spans are read from the map: one call of the system reads 2 GiB at most."""
+"""Longer spans are read from the map: one system call reads at most 2 GiB."""
 
 _COLD_READ_S: Final = 50e-6
 """A read that takes longer came from the disk."""
 
 _NUM_PROBES: Final = 8
-"""Spans whose times tell whether the file is in memory."""
+"""Number of spans that are timed to see whether the file is in memory."""
 
 
 def read_spans(data: mmap.mmap, path: str, inode: int, spans: list[Span]) -> list[bytes]:
@@ -33,24 +30,24 @@ def read_spans(data: mmap.mmap, path: str, inode: int, spans: list[Span]) -> lis
 
     Args:
         data: The map of the file.
-        path: Its path, which may lead to another file by now.
-        inode: The inode of the file that is mapped.
+        path: Its path, which may refer to another file by now.
+        inode: The inode of the mapped file.
         spans: Where the bytes are.
     """
     if not spans:
         return []
-    # Members of a key that returns, and hard links, are not in the order of the archive.
+    # Hard links, and keys whose members are not adjacent, break the order of the archive.
     first = min(start for start, _ in spans)
     nbytes = max(stop for _, stop in spans) - first
-    # One hint for all if they are near each other; for others each costs a microsecond, which is
-    # nothing beside a wait for the disk.
+    # One hint for all spans if they are close together. Otherwise each hint costs a microsecond,
+    # which is negligible compared with waiting for the disk.
     is_dense = nbytes <= _DENSE_NBYTES * len(spans)
     if is_dense:
         advise(data, "WILLNEED", first, nbytes)
     else:
         _warm(data, spans)
     is_short = max(stop - start for start, stop in spans) <= _LONG_NBYTES
-    # A read costs a third of mapping the pages around a span, unless others are on them too.
+    # A read costs a third of mapping the pages around a span, unless other spans share them.
     handle = _reopened(path, inode, len(data)) if is_short and not is_dense else None
     if handle is None:
         pieces = [data[start:stop] for start, stop in spans]
@@ -59,13 +56,13 @@ def read_spans(data: mmap.mmap, path: str, inode: int, spans: list[Span]) -> lis
             pieces = [os.pread(handle, stop - start, start) for start, stop in spans]
         finally:
             os.close(handle)
-    # Pages that stay mapped count as memory of the process: all of the file, in the end.
+    # Pages that stay mapped count as memory of the process, in the end the whole file.
     advise(data, "DONTNEED", first, nbytes)
     return pieces
 
 
 def _reopened(path: str, inode: int, nbytes: int) -> int | None:
-    """Return a descriptor of the file that is mapped; None if its path leads to another."""
+    """Return a descriptor of the mapped file; None if its path refers to another file."""
     if not hasattr(os, "pread"):  # Windows
         return None
     try:
@@ -80,7 +77,7 @@ def _reopened(path: str, inode: int, nbytes: int) -> int | None:
 
 
 def _warm(data: mmap.mmap, spans: list[Span]) -> None:
-    """Have the system read scattered spans together, if they come from the disk."""
+    """Let the system read scattered spans together, if they come from the disk."""
     start_s = time.perf_counter()
     for at, (start, stop) in enumerate(spans[:_NUM_PROBES]):
         _ = data[start:stop]

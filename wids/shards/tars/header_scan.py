@@ -1,8 +1,8 @@
-"""A tar that is read in parts → the members found so far, and their index with header checksums.
+"""Scan a tar that is read in parts, and index the members found so far with header checksums.
 
-Only the strict lane reads here, one member at a time: each slice of the tar may be a request to a
-server, and nothing is read between two headers. Members, order and errors are those of `scan`, as
-specs/tar-shards.md has them. Nothing here knows where the bytes come from.
+Only the strict lane is used, one member at a time: each slice of the tar may be a request to a
+server, and nothing is read between two headers. Members, order and errors are the same as those of
+`scan`, as specified in specs/tar-shards.md.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from wids.shards.tars.strict_lane import read_next
 
 
 class HeaderScan:
-    """The scan of one tar, a member at a time. Not for several threads at once.
+    """The scan of one tar, a member at a time. Not safe for concurrent use by several threads.
 
     Args:
-        data: The tar. What its slices raise ends a step, which can then be repeated.
-        path: How messages name it.
+        data: The tar. An error raised by slicing it ends a step, which can then be repeated.
+        path: Its name in messages.
 
     Attributes:
         position: Where the next header begins.
@@ -60,10 +60,10 @@ class HeaderScan:
             archive.remark_end()
         if self.num_members > known:
             offset, _, head = archive.members.last()
-            self._header_crc(head, offset)  # now, while the bytes are at hand
+            self._header_crc(head, offset)  # now, while the bytes are in memory
 
     def _header_crc(self, head: int, offset: int) -> int:
-        # For a hard link these are the headers of its target, which were read already.
+        # For a hard link these are the headers of its target, which were already read.
         if offset not in self._crcs:
             self._crcs[offset] = zlib.crc32(self._archive.data[head:offset])
         return self._crcs[offset]
@@ -73,10 +73,10 @@ class HeaderScan:
         return self._archive.result()
 
     def index(self, members: TarMembers, key_split: KeySplit = "first") -> ShardIndex:
-        """Return the index of members that were found, with the checksums of their headers.
+        """Return the index of found members, with the checksums of their headers.
 
-        It is the index that `index_tar` makes with ``checksums=True``, without those of the
-        members' bytes, which are not read.
+        It equals the index that `index_tar` makes with ``checksums=True``, but without the
+        checksums of the members' bytes, which are not read.
         """
         shard_index = build_index(members, key_split, self._archive.path)
         offsets = shard_index.blocks.astype(np.int64) * BLOCK_NBYTES

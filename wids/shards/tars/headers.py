@@ -1,7 +1,7 @@
-"""One tar header or PAX body → its fields, or a `HeaderError` that names the flaw.
+"""Parse one tar header or PAX body, or raise a `HeaderError` that names the flaw.
 
-Pure functions of bytes: nothing here knows where in a tar the bytes are, or what follows them. The
-formats are V7, ustar, GNU and PAX; specs/tar-shards.md has what is accepted of each.
+These are pure functions of bytes. The formats are V7, ustar, GNU and PAX; specs/tar-shards.md
+specifies what is accepted of each.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ def parse_header(block: bytes) -> Header:
     # Only ustar has a prefix. GNU writes "ustar " with a blank and has times in these bytes; V7
     # leaves them undefined.
     if block[257:263] == b"ustar\0" and block[345]:
-        # The xstar format has "tar" at the very end and stores two times behind its prefix.
+        # The xstar format has "tar" at the very end and stores two times after its prefix.
         prefix = block[345 : 476 if block[508:512] == b"tar\0" else 500].partition(b"\0")[0]
         name = prefix + b"/" + name
     return Header(block[156:157], name, block[157:257].partition(b"\0")[0], size)
 
 
 def has_checksum(block: bytes) -> bool:
-    """Whether a block is a header: whether it states its own checksum."""
-    # An empty field would read as 0, which is the signed sum of some texts, such as names in the
-    # body of an extended header.
+    """Whether a block is a header, which states its own checksum."""
+    # An empty field would be parsed as 0, which is the signed sum of some texts, such as names in
+    # the body of an extended header.
     stated = parse_number(block[148:156]) if block[148:156].strip(b" \0") else None
     # POSIX: the eight bytes of the checksum count as blanks, since it is computed before it is
     # stored.
@@ -85,7 +85,7 @@ def has_checksum(block: bytes) -> bool:
 
 def parse_number(field: bytes) -> int | None:
     """Return an octal or base-256 number; None if it is neither, or negative or too large."""
-    # `int` alone would accept signs, underscores and "0o", which other readers do not.
+    # `int` alone would accept signs, underscores and "0o", unlike other readers.
     if field[:1] == b"\x80":
         value = int.from_bytes(field[1:], "big")
     else:
@@ -98,7 +98,7 @@ def parse_number(field: bytes) -> int | None:
 
 def parse_size(text: bytes, name: bytes) -> int:
     """Return the size that a PAX record states for a member."""
-    # Length first: Python refuses to convert thousands of digits, with an error of its own.
+    # Length first: Python refuses to convert thousands of digits, with its own error.
     if not text.isdigit() or len(text) > len(str(_MAX_NBYTES)) or int(text) > _MAX_NBYTES:
         raise HeaderError(
             f'a PAX size for member "{show(name)}"', repr(text[:40]), NOT_FROM_A_PACKER
@@ -107,7 +107,7 @@ def parse_size(text: bytes, name: bytes) -> int:
 
 
 def parse_records(body: bytes) -> dict[bytes, bytes]:
-    """Return the records of a PAX body that bear on names, sizes or links."""
+    """Return the records of a PAX body that affect names, sizes or links."""
     records: dict[bytes, bytes] = {}
     at = 0
     while at < len(body):
@@ -122,7 +122,7 @@ def parse_records(body: bytes) -> dict[bytes, bytes]:
             is_number = key == b"size" and value.isdigit()
             records[key] = value.lstrip(b"0") or b"0" if is_number else value
         elif key.startswith(_SPARSE_PREFIXES):
-            # The strict lane refuses it, by the file's name if a record has that.
+            # The strict lane rejects it, with the file's name if a record states one.
             records[SPARSE] = value if key == b"GNU.sparse.name" else records.get(SPARSE, b"")
     return records
 
@@ -130,7 +130,7 @@ def parse_records(body: bytes) -> dict[bytes, bytes]:
 def parse_long_name(body: bytes) -> bytes:
     """Return the name in the body of a GNU long name or long link."""
     name, _, rest = body.partition(b"\0")
-    # The size includes a NUL, and of some writers the padding. Other NULs are a hole in the name,
+    # The size includes a NUL, and with some writers the padding. Other NULs are a hole in the name,
     # which no checksum covers.
     is_padded = not len(body) % 512 and len(rest) < 512
     if not name or (rest and not is_padded) or rest.strip(b"\0"):
@@ -143,7 +143,7 @@ def parse_long_name(body: bytes) -> bytes:
 
 
 def _parse_record(body: bytes, at: int) -> tuple[bytes, bytes, int] | None:
-    """Return key and value of the record at a position, and where the next one is.
+    """Return the key and value of the record at a position, and where the next one is.
 
     Returns:
         None if only padding follows: some writers include it in the size.
@@ -153,11 +153,11 @@ def _parse_record(body: bytes, at: int) -> tuple[bytes, bytes, int] | None:
     digits = body[at:blank]
     stop = at + int(digits) if blank > at and digits.isdigit() else 0
     key, equals, value = body[blank + 1 : stop - 1].partition(b"=")
-    # `at < stop` makes the loop over records end: a record of length 0 would be parsed forever.
+    # `at < stop` ensures that the loop over records ends: a record of length 0 would never advance.
     if at < stop <= len(body) and equals and key and body[stop - 1] == ord("\n"):
         return key, value, stop
-    # Padding never begins a block. A block of NULs is a hole: the records that it had are lost, and
-    # with them perhaps the name.
+    # Padding never begins a block. A block of NULs is a hole: its records are lost, perhaps
+    # including the name.
     if at % 512 and not body[at:].strip(b"\0"):
         return None
     raise HeaderError(
@@ -168,20 +168,20 @@ def _parse_record(body: bytes, at: int) -> tuple[bytes, bytes, int] | None:
 
 
 def describe(head: bytes, *, is_start: bool) -> str:
-    """Return what the first bytes of something that is not a header look like.
+    """Describe what the first bytes of something that is not a header look like.
 
     Args:
         head: The bytes.
-        is_start: Whether they begin the file, where another format's magic means something.
+        is_start: Whether they begin the file, where the magic of another format is meaningful.
     """
     if is_start:
         for magic, what in _LOOKALIKES:
             # HTML and JSON may begin with blank lines.
             if head.lstrip().startswith(magic):
-                # The text of a page says why the server sent it.
+                # The text of the page says why the server sent it.
                 text = head.lstrip().decode("utf-8", "replace")
                 return f"{what} that begins with {text[:50]!r}" if magic == b"<" else what
-        text = head.decode("utf-8", "ignore")  # a character may be cut at the end
+        text = head.decode("utf-8", "ignore")  # the last character may be cut
         if text and all(character.isprintable() or character in "\t\r\n" for character in text):
             return f"text (perhaps YAML; a spec is JSON) that begins with {text[:50]!r}"
     return f"bytes that begin with {head[:16]!r}"
@@ -189,5 +189,5 @@ def describe(head: bytes, *, is_start: bool) -> str:
 
 def show(name: bytes) -> str:
     """Return a stored name as text for a message."""
-    # Not surrogateescape, as for names of samples: a message has to be printable on any stream.
+    # Not surrogateescape, as for sample keys: a message has to be printable on any stream.
     return name.decode("utf-8", "backslashreplace")

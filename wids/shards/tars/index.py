@@ -1,9 +1,9 @@
-"""The members of a tar + the key rule → the samples of a shard, as columns.
+"""Group the members of a tar into samples by the key rule, and hold the samples as columns.
 
-Members of one key form one sample wherever they are in the shard; samples come in the order in
+Members with one key form one sample wherever they are in the shard; samples come in the order in
 which their keys first appear. Everything is an array or a run of bytes, in memory as in a file, so
-that a stored index is used as it lies and an open shard costs no Python object for each of its
-samples. Nothing here reads the members' bytes, or knows how an index is stored.
+that a stored index is used in place and an open shard needs no Python object for each of its
+samples.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from wids.storage.array_types import IntArray
 from wids.storage.checksums import fastest_crc32
 
 Column: TypeAlias = npt.NDArray[Any]
-"""Unsigned integers, of a type as narrow as their values allow."""
+"""Unsigned integers of the narrowest type that holds them."""
 
 NO_TIME: Final = -1
-"""A time that does not distinguish a tar: that of the tar of a published index."""
+"""A time that does not identify a tar, as in a published index."""
 NO_INODE: Final = 0
-"""An inode that does not distinguish a tar; no file has it."""
+"""An inode that does not identify a tar; no file has it."""
 
 
 class TarIdentity(NamedTuple):
@@ -40,12 +40,11 @@ class TarIdentity(NamedTuple):
 
     Attributes:
         nbytes: Length of the file.
-        mtime_ns: When its bytes were last changed, as far as programs that set this time tell; -1
-            for a published index, which is bound to the length and to the checksums of the headers
-            instead.
-        ctime_ns: When the file was last changed in any way, which no program can set; -1 where
-            that is not known, and for a copy, which is renamed after it is indexed.
-        inode: Number of the file in its file system; 0 where that is not known.
+        mtime_ns: When its bytes were last changed; programs can set this time. -1 for a published
+            index, which is bound to the length and to the checksums of the headers instead.
+        ctime_ns: When the file was last changed in any way, which no program can set; -1 if
+            unknown, and for a copy, which is renamed after it is indexed.
+        inode: Number of the file in its file system; 0 if unknown.
     """
 
     nbytes: int
@@ -61,16 +60,16 @@ class TarIdentity(NamedTuple):
         return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode)
 
     def of_copy(self, *, is_own: bool) -> TarIdentity:
-        """Return what distinguishes a copy of a remote file: each use changes its ctime.
+        """Return the identity of a copy of a remote file, without ctime, which each use changes.
 
         Args:
-            is_own: Whether the cache fetched it, under a name that is made of its URL or digest;
-                it stays the same file if the cache is moved.
+            is_own: Whether the cache fetched it, under a name made from its URL or digest; it
+                stays the same file if the cache is moved.
         """
         return self._replace(ctime_ns=NO_TIME, inode=NO_INODE if is_own else self.inode)
 
     def fits(self, stored: TarIdentity) -> bool:
-        """Whether the tar of a stored index is this one, as far as is known of this one."""
+        """Whether the stored index may belong to this tar."""
         return (
             self[:2] == stored[:2]
             and self.ctime_ns in (NO_TIME, stored.ctime_ns)
@@ -93,15 +92,16 @@ class ShardIndex:
         blocks: Where members' bytes begin, in blocks of 512 bytes; shape ``(num_members,)``.
         sizes: Their lengths in bytes, shape ``(num_members,)``.
         field_ids: Their fields, as positions in ``fields``; shape ``(num_members,)``.
-        head_blocks: Length of the headers before a member's bytes that name it, in blocks; shape
+        head_blocks: Length of the headers that precede and name a member, in blocks; shape
             ``(num_members,)``.
-        head_crcs: CRC-32 of those headers, which each read compares with the tar; empty where the
-            tar is known to be the one that was indexed.
-        payload_crcs: CRC-32 of the members' bytes, which reads can compare; empty where they were
+        head_crcs: CRC-32 of those headers, which each read compares with the tar; empty if the tar
+            is known to be the indexed one.
+        payload_crcs: CRC-32 of the members' bytes, which reads can compare; empty if the bytes were
             not read.
         fields: Every field that occurs, with its leading dot.
         key_split: The rule by which names were split.
-        num_files: Files in the tar: members, files without a key or a field, and duplicates.
+        num_files: Number of files in the tar: members, files without a key or a field, and
+            duplicates.
     """
 
     text: bytes | mmap.mmap
@@ -124,7 +124,7 @@ class ShardIndex:
 
     def key(self, local_index: int) -> str:
         """Return the key of one sample."""
-        local_index = operator.index(local_index)  # numpy adds in as few bits as its integers have
+        local_index = operator.index(local_index)  # sums of narrow numpy integers overflow
         start, stop = self.key_starts[local_index], self.key_starts[local_index + 1]
         return to_text(self.text[self.text_start + int(start) : self.text_start + int(stop) - 1])
 
@@ -134,7 +134,7 @@ class ShardIndex:
         return text.split(b"\0")[1:-1] if len(self) else []
 
     def member(self, local_index: int, field: str) -> int | None:
-        """Return the member that is a field of one sample, or None if the sample lacks it."""
+        """Return the member with a field of one sample, or None if the sample lacks the field."""
         local_index = operator.index(local_index)
         first, stop = map(int, self.member_starts[local_index : local_index + 2])
         for member in range(first, stop):
@@ -156,11 +156,11 @@ class ShardIndex:
         return np.searchsorted(self.member_starts, members, side="right") - 1, members
 
     def without_payload_crcs(self) -> ShardIndex:
-        """Return the index of the same samples whose members are not compared."""
+        """Return the same index without checksums of members, so that reads do not compare them."""
         return replace(self, payload_crcs=np.empty(0, np.uint32))
 
     def is_intact(self) -> bool:
-        """Whether the file that it is mapped from, if any, still has its length."""
+        """Whether the file that the index is mapped from, if any, still has its length."""
         return not isinstance(self.text, mmap.mmap) or self.text.size() == len(self.text)
 
     def find(self, key: str) -> int:
@@ -180,7 +180,7 @@ def build_index(
     Args:
         members: The members.
         key_split: Where a name is split: at the ``"first"`` or the ``"last"`` dot of its last part.
-        path: How messages name the tar.
+        path: The name of the tar in messages.
     """
     if key_split not in KEY_SPLITS:
         raise ValueError(f'key_split: expected "first" or "last", found {key_split!r}')
@@ -220,7 +220,7 @@ def _numbered(items: list[bytes]) -> tuple[IntArray, list[bytes]]:
 
 
 def _in_samples(sample_of: IntArray, field_of: IntArray, num_fields: int) -> IntArray:
-    """Return members by sample, then as in the archive; of equal names only the last."""
+    """Return members sorted by sample, then as in the archive; of equal names only the last."""
     pairs = sample_of * num_fields + field_of
     kept = np.arange(len(pairs))
     if (np.diff(pairs) > 0).all():  # as packers write them: nothing to sort, no duplicates
@@ -245,15 +245,15 @@ def index_tar(
     Args:
         data: The complete tar.
         key_split: As for `build_index`.
-        path: How messages name the tar.
-        checksums: Whether to add what reading by range and publishing need, which reads all bytes
-            of the tar; see `with_checksums`.
+        path: The name of the tar in messages.
+        checksums: Whether to add the checksums that reading by range and publishing need, which
+            reads the whole tar; see `with_checksums`.
 
     Raises:
         ShardFormatError: The tar breaks a rule of specs/tar-shards.md.
     """
     from wids.shards.tars.scan import (
-        scan,  # both lanes: 1.2 ms, where most tars were indexed before
+        scan,  # both lanes take 1.2 ms, and most tars are already indexed
     )
 
     shard_index = build_index(scan(data, path), key_split, path)
@@ -261,10 +261,10 @@ def index_tar(
 
 
 def with_checksums(shard_index: ShardIndex, tar: TarBytes) -> ShardIndex:
-    """Return the index with the CRCs of all headers and members; reads all bytes of the members.
+    """Return the index with the CRCs of all headers and members; reads the whole members.
 
-    By the first, each read can verify that the tar is the same; by the others, that no bit of a
-    member has changed.
+    Header CRCs let each read verify that the tar is the same; member CRCs, that no bit of a member
+    has changed.
     """
     stops = shard_index.blocks.astype(np.int64) * BLOCK_NBYTES
     starts = stops - shard_index.head_blocks.astype(np.int64) * BLOCK_NBYTES

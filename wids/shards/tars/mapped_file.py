@@ -1,7 +1,7 @@
-"""A local file → its bytes, mapped or read, and advice to the system about mapped ones.
+"""Map or read a local file, and advise the system about mapped files.
 
-Nothing here knows what the bytes mean. A mapped page that the file has lost kills the process that
-touches it, so callers compare the length of a mapped file before they read.
+Touching a mapped page beyond the end of a shortened file kills the process, so callers compare the
+length of a mapped file before they read.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from wids.errors import FetchError, ShardFormatError, local_error
 FileBytes: TypeAlias = bytes | mmap.mmap
 
 _SMALL_NBYTES: Final = 64 << 10
-"""Files up to this size are read, larger ones mapped: to map costs as much time as to read this,
-and a file descriptor; to read costs memory that processes do not share."""
+"""Files up to this size are read, larger ones mapped. Mapping takes as long as reading this many
+bytes, and a file descriptor; reading takes memory that processes do not share."""
 
 
 def map_file(path: str, handle: int | None = None) -> tuple[mmap.mmap, os.stat_result]:
-    """Map a file of any size, and return its status when it was opened.
+    """Map a file of any size, and return the map and the status when it was opened.
 
     Args:
         path: The file.
-        handle: A descriptor of the file, if it is open already; closed here, in any case.
+        handle: A descriptor of the file, if it is already open; always closed here.
 
     Raises:
         FetchError: The file cannot be opened.
-        ShardFormatError: It is empty, which no tar is.
+        ShardFormatError: The file is empty, which no tar is.
     """
     handle = _open(path) if handle is None else handle
     try:
         status = os.fstat(handle)
         _refuse_empty(path, status)
-        # The length of `fstat` and not 0: status and map then describe the same file, or `mmap`
-        # raises because the file became shorter in between.
+        # The length from `fstat`, not 0: then the status matches the map, or `mmap` raises because
+        # the file became shorter in between.
         return mmap.mmap(handle, status.st_size, access=mmap.ACCESS_READ), status
     except OSError as error:  # a folder, a device
         raise local_error(path, error) from error
@@ -69,9 +69,9 @@ def read_or_map(path: str, *, handle: int | None = None, is_own: bool = False) -
 
     Args:
         path: The file.
-        handle: A descriptor of the file, if it is open already; closed here, in any case.
-        is_own: Whether to return None for a file that belongs to another user: in a cache folder
-            that users share, each believes only itself.
+        handle: A descriptor of the file, if it is already open; always closed here.
+        is_own: Whether to return None for a file of another user: in a shared cache folder, users
+            trust only their own files.
     """
     try:
         if handle is None:
@@ -80,14 +80,14 @@ def read_or_map(path: str, *, handle: int | None = None, is_own: bool = False) -
         return None
     try:
         status = os.fstat(handle)
-        # INDEX-3. Asked of the descriptor and not of the path, which another user can replace in
-        # between. Windows has no such owner.
+        # INDEX-3. By the descriptor, not by the path, which another user can replace in between.
+        # Windows has no such owner.
         if is_own and hasattr(os, "geteuid") and status.st_uid != os.geteuid():
             return None
         if status.st_size <= _SMALL_NBYTES:
             return os.read(handle, status.st_size)
         return mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError):  # a folder; cut to nothing since the look at its size
+    except (OSError, ValueError):  # a folder, or truncated to nothing after `fstat`
         return None
     finally:
         os.close(handle)
@@ -97,14 +97,14 @@ def advise(data: mmap.mmap, advice: str, start: int = 0, nbytes: int | None = No
     """Advise the system about a range of a mapped file, or all of it, if the platform can.
 
     Without advice, a cold read of a few kilobytes costs as much as the system's readahead, which is
-    megabytes on some machines; with ``RANDOM`` alone it costs a wait for each page; with
-    ``WILLNEED`` on the range, one wait for all.
+    megabytes on some machines. With ``RANDOM`` alone, each page costs a wait; with ``WILLNEED`` on
+    the range, there is one wait for all.
     """
-    # Windows has no madvise, and macOS not all of Linux's options.
+    # Windows has no madvise, and macOS lacks some of Linux's options.
     option = getattr(mmap, f"MADV_{advice}", None)
     if option is None or nbytes == 0:
         return
-    # madvise takes only addresses at the start of a page.
+    # madvise accepts only addresses at the start of a page.
     first = start // mmap.PAGESIZE * mmap.PAGESIZE
-    with suppress(OSError, ValueError):  # it is advice, and a closed map needs none
+    with suppress(OSError, ValueError):  # only advice, and a closed map needs none
         data.madvise(option, first, (len(data) if nbytes is None else start + nbytes) - first)

@@ -1,6 +1,6 @@
-"""Members of a tar, noted while it is written → its index, without reading the tar again.
+"""Record the members of a tar while it is written, and index them without reading the tar.
 
-The counterpart of a scan, which finds the same members in a finished tar. Nothing here writes.
+A scan finds the same members in a finished tar.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from wids.storage.checksums import fastest_crc32
 
 
 class MemberLog:
-    """The members that were written so far."""
+    """The members written so far."""
 
     def __init__(self) -> None:
         self._names: list[bytes] = []
@@ -25,12 +25,12 @@ class MemberLog:
         self._crc32 = fastest_crc32()
 
     def add(self, name: bytes, start: int, header: bytes, nbytes: int, crc: int) -> None:
-        """Note a member.
+        """Record a member.
 
         Args:
             name: Its name.
             start: Where its header begins in the tar.
-            header: Its header, which has to say nothing but name, size and what fits one block.
+            header: Its header, which must state only the name, the size and what fits one block.
             nbytes: Length of its bytes, which follow the header.
             crc: Their checksum.
         """
@@ -46,7 +46,7 @@ class MemberLog:
         head_crcs: list[int],
         crcs: list[int],
     ) -> None:
-        """Note several members, as `add` does, whose headers have one length."""
+        """Record several members whose headers have the same length, as `add` does."""
         self._names += names
         places = np.stack((starts, starts + head_nbytes, sizes, head_crcs, crcs), 1)
         self._places.frombytes(places.astype(np.int64).tobytes())

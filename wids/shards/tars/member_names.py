@@ -1,9 +1,8 @@
-"""Member name ↔ (key, field): the only copy of that rule.
+"""Split a member name into key and field, and join them again.
 
 A name is split in its last path component, at the first dot (or at the last one, on request):
 ``a.b/c.seg.png`` is field ``.seg.png`` of the sample with key ``a.b/c``. Names are bytes, as a tar
-stores them; nothing else here is about tars. specs/tar-shards.md has the rule, with a table of
-awkward names.
+stores them. specs/tar-shards.md has the rule, with a table of awkward names.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class SplitNames(NamedTuple):
 
     def parts(self) -> tuple[list[bytes], list[bytes]]:
         """Return the keys, and the fields without their first dot, of names that have both."""
-        # One split in C: to slice each name in Python takes four times as long.
+        # One split in C: slicing each name in Python takes four times as long.
         is_split = self.dots > 0
         text = np.frombuffer(self.joined, np.uint8).copy()
         text[self.dots[is_split]] = 0
@@ -45,10 +44,10 @@ class SplitNames(NamedTuple):
 def split_names(names: list[bytes], key_split: KeySplit = "first") -> SplitNames:
     """Split member names, which must not contain a NUL, into keys and fields.
 
-    A name without a key or without a field in its last path component belongs to no sample. Cost is
-    a few passes of numpy over all bytes.
+    A name without a key or without a field in its last path component belongs to no sample. The
+    cost is a few numpy passes over all bytes.
     """
-    # The NUL at the end gives the last name an end as well. No tar name contains one.
+    # The final NUL marks the end of the last name. No tar name contains one.
     joined = b"\0".join([*names, b""])
     text = np.frombuffer(joined, np.uint8)
     ends = np.flatnonzero(text == 0)
@@ -56,8 +55,8 @@ def split_names(names: list[bytes], key_split: KeySplit = "first") -> SplitNames
     slashes = np.flatnonzero(text == ord("/"))
     dots = np.flatnonzero(text == ord("."))
     bases = np.maximum(starts, _last_before(slashes, ends) + 1)
-    # The next dot may belong to a later name, or be the sentinel after the last one. Both lie
-    # behind the end of this name, so `is_split` drops them.
+    # The next dot may belong to a later name, or be the sentinel after the last one. Both are after
+    # the end of this name, so `is_split` drops them.
     if key_split == "first":
         splits = np.append(dots, len(joined))[np.searchsorted(dots, bases)]
     else:
@@ -67,7 +66,7 @@ def split_names(names: list[bytes], key_split: KeySplit = "first") -> SplitNames
 
 
 def _last_before(positions: IntArray, limits: IntArray) -> IntArray:
-    """Return for each limit the last of the ascending positions before it, or -1."""
+    """For each limit, return the last of the ascending positions before it, or -1."""
     return np.concatenate(([-1], positions))[np.searchsorted(positions, limits)]
 
 
@@ -88,4 +87,4 @@ def to_bytes(text: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:  # other lone surrogates, which no stored name has
-        return b"\0"  # equal to no stored name, so that a search finds nothing
+        return b"\0"  # no stored name equals this, so that a search finds nothing

@@ -1,6 +1,6 @@
-"""Raw samples: the forms of their fields, their positions, and the errors of reading them.
+"""Define raw samples: the forms of their fields, their labels, and the errors of reading them.
 
-Local and remote shards share this vocabulary. Nothing is read here.
+Local and remote shards share these definitions.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ Raw = Literal["stream", "bytes", "view"]
 RawSample: TypeAlias = dict[str, Any]
 """The fields of a sample by their names with the leading dot, and its key under ``"__key__"``."""
 Labels: TypeAlias = tuple[int, str, str]
-"""What a dataset adds to the samples of a shard: the position of the first one in the dataset, path
-or URL of the shard, and the name of the dataset."""
+"""What a dataset adds to the samples of a shard: the position of the first sample in the dataset,
+the path or URL of the shard, and the name of the dataset."""
 ReadRange: TypeAlias = Callable[[int, int], bytes]
 """Returns the bytes from a start to a stop."""
 
@@ -26,11 +26,11 @@ WRAP: Final[dict[str, Callable[[Any], Any] | None]] = {
     "view": None,
     "stream": io.BytesIO,
 }
-"""What turns the bytes or the view of a field into its form; None if they are that already."""
+"""Converts the bytes or the view of a field to its form; None if no conversion is needed."""
 
 
 def label(sample: RawSample, local_index: int, labels: Labels) -> None:
-    """Add to a sample where it is: the only place that knows the names of the labels."""
+    """Add labels to a sample that say where it is."""
     start, shard, dataset = labels
     sample["__index__"] = start + local_index
     sample["__shard__"] = shard
@@ -45,12 +45,12 @@ def check_raw(raw: str) -> None:
 
 
 def position(local_index: int, length: int, name: str) -> int:
-    """Return the position from 0 on of an index, which counts from the end if it is negative.
+    """Return an index counted from the start; a negative one counts from the end.
 
     Args:
         local_index: The index.
-        length: Samples in the shard.
-        name: How messages name the shard.
+        length: Number of samples in the shard.
+        name: The name of the shard in messages.
     """
     try:
         at = operator.index(local_index)
@@ -70,7 +70,7 @@ def missing_field_error(name: str, key: str, field: str) -> KeyError:
 
 
 def changed_header_error(name: str, at: int, field: str) -> ShardFormatError:
-    """Return the error for a header, at a byte of a shard, that its index does not know."""
+    """Return the error for a header, at a byte of a shard, that differs from its index."""
     return ShardFormatError(
         f"{name}: at byte {at}: expected the header of a {field} as in the published index, found "
         "another; the tar was written again after its index: rebuild the index too, or remove it"
@@ -78,7 +78,7 @@ def changed_header_error(name: str, at: int, field: str) -> ShardFormatError:
 
 
 def changed_payload_error(name: str, member: str) -> ShardFormatError:
-    """Return the error for a member whose bytes are not those that were indexed."""
+    """Return the error for a member whose bytes differ from the indexed ones."""
     return ShardFormatError(
         f'{name}: member "{member}": expected bytes with the checksum that the index of the shard '
         "states, found others; they were damaged after they were indexed: restore the file from "

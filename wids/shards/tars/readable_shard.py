@@ -1,7 +1,7 @@
-"""What an open shard offers, whether it is a local file or a tar that is read by range.
+"""Define what an open shard offers, whether it is a local file or a tar read by range.
 
 `wids.shards.tars.shard.Shard` and `wids.shards.range_shard.RemoteShard` both satisfy this protocol;
-the pool, the dataset and the page are typed on it. It knows nothing of how a shard is opened.
+the pool, the dataset and the page are typed on it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ReadableShard(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether all of the tar is a file on this machine; the same for all objects of a class."""
+        """Whether the whole tar is a file on this machine; the same for all objects of a class."""
 
     @property
     def is_spent(self) -> bool:
@@ -49,9 +49,9 @@ class ReadableShard(Protocol):
         """Return one sample.
 
         Args:
-            local_index: Its position, which must be 0 or more.
-            verify: Whether to compare its members with the checksums in the index, if that has any.
-                What is read by range is compared in any case.
+            local_index: Its index, which must be 0 or more.
+            verify: Whether to compare its members with the checksums in the index, if it has any.
+                Ranges are always compared.
             labels: What to add to the sample.
 
         Raises:
@@ -65,16 +65,16 @@ class ReadableShard(Protocol):
         verify: bool = False,
         labels: Labels | None = None,
     ) -> list[RawSample]:
-        """Return samples in the order of ``local_indices``; fastest where these ascend.
+        """Return samples in the order of ``local_indices``; fastest if these ascend.
 
         Args:
-            local_indices: Their positions.
+            local_indices: Their indices.
             verify: As for `read`.
-            labels: The same.
+            labels: As for `read`.
         """
 
     def read_members(self, members: IntArray, *, verify: bool = False) -> list[bytes]:
-        """Return the bytes of members of the index, which ascend.
+        """Return the bytes of members, given in ascending order.
 
         This is for bulk reading: one field of many samples, without a dict for each sample.
 
@@ -83,7 +83,7 @@ class ReadableShard(Protocol):
         """
 
     def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
-        """Return bytes of one field, from a start to a stop; fewer where the field ends."""
+        """Return the bytes of one field from a start to a stop, or to its end."""
 
     def find(self, key: str) -> int:
         """Return the local index of a key, or -1."""
@@ -107,16 +107,16 @@ def read_or_errors(
     caught: type[WidsError],
     on_failure: Callable[[Any], object] = lambda _: None,
 ) -> list[Any]:
-    """Read things together, and where that fails, one by one.
+    """Read items in bulk, or one by one if that fails.
 
     Args:
-        read: Returns the things at some indices, in their order.
+        read: Returns the items at some indices, in their order.
         wanted: The indices: a list, a range or an array.
-        caught: The error of one that cannot be read.
-        on_failure: Takes the error of reading them together; raises if none can be read.
+        caught: The error of an item that cannot be read.
+        on_failure: Takes the error of reading in bulk; raises if no item can be read.
 
     Returns:
-        The things, or the error of each one that cannot be read.
+        The items, with an error in place of each item that cannot be read.
     """
     try:
         return list(read(wanted))

@@ -1,12 +1,12 @@
-"""An index and the bytes of its tar → the function that reads one sample: the innermost loop.
+"""Make the functions that read samples from an index and the bytes of its tar: the innermost loop.
 
-Most shards are uniform: all samples have the same fields, which is found out once. Members are
-compared with the index where that has checksums. Nothing here knows files, or when they change.
+Most shards are uniform: all samples have the same fields, which is checked once. Members are
+compared with the index if it has checksums.
 
 The functions are closures because local variables are faster than attributes, and they index
-memoryviews because these return plain ints several times faster than arrays do. They calculate with
-these ints alone: a position may be one of numpy's, and 200 + 100 is 44 in 8 bits. They hold no
-shard: that would be a reference cycle, which keeps the file open.
+memoryviews because these return plain ints several times faster than arrays do. They calculate only
+with these ints: an index may be a numpy integer, and 200 + 100 is 44 in 8 bits. They hold no shard:
+that would be a reference cycle, which keeps the file open.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from wids.shards.tars.raw_samples import (
 from wids.storage.checksums import fastest_crc32
 
 ReadSample: TypeAlias = Callable[[int, "Labels | None"], RawSample]
-"""Returns a sample by its position, which must be 0 or more, with labels if there are any."""
+"""Returns a sample by its index, which must be 0 or more, with labels if given."""
 
 ReadSamples: TypeAlias = Callable[[Sequence[int], "Labels | None"], list[RawSample]]
-"""Returns samples by their positions, with labels if there are any."""
+"""Returns samples by their indices, with labels if given."""
 
 
 Readers: TypeAlias = tuple[ReadSample, ReadSamples]
-"""The functions that read one sample and several ones, which are equal to single ones."""
+"""The functions that read one sample and several samples, with equal results."""
 
 LARGE_NBYTES: Final = 16 << 10
-"""Members from this size on get a hint of their own, which costs little beside the copy."""
+"""Larger members get a separate hint, which costs little compared with the copy."""
 
 
 def sample_reader(
@@ -59,9 +59,9 @@ def sample_reader(
     """Return the functions that read samples of any shard, and compare them with the index.
 
     Args:
-        path: How messages name the tar.
+        path: The name of the tar in messages.
         data: Its bytes.
-        view: The same, without a copy where they are sliced.
+        view: The same bytes, of which slices are not copies.
         index: Where its samples are.
         wanted: The only fields to read, or None for all.
         raw: The form of a field.
@@ -112,7 +112,7 @@ def uniform_reader(
 ) -> Readers | None:
     """Return faster functions for shards in which all samples have the same fields.
 
-    Looks at the whole index. The functions compare nothing, and hint at no large members.
+    Reads the whole index. The functions compare no checksums and give no hints.
 
     Args:
         source: The bytes of the tar.
@@ -121,7 +121,7 @@ def uniform_reader(
         raw: The form of a field.
 
     Returns:
-        None for all other shards, and where members are large or their headers are compared.
+        The functions; None for other shards, or if members are large or headers are compared.
     """
     fields = _common_fields(index)
     if fields is None or not (wanted is None or wanted.issuperset(fields)):
@@ -133,9 +133,9 @@ def uniform_reader(
     text, text_start = index.text, index.text_start
     wrap = WRAP[raw]
 
-    # Samples begin as copies of one with the labels that the shard's samples share: to call `label`
-    # for each of them would take a tenth of the time. One tuple, so that threads with other labels
-    # cannot mix them up.
+    # Samples begin as copies of one with the labels that the shard's samples share: calling `label`
+    # for each of them would take a tenth of the time. One tuple, so that threads with different
+    # labels cannot mix them up.
     latest: tuple[Labels | None, Callable[[], RawSample]] = None, _blank(fields, None).copy
 
     def read(local_index: int, labels: Labels | None) -> RawSample:
@@ -158,7 +158,7 @@ def uniform_reader(
             sample["__shardindex__"] = local_index
         return sample
 
-    # The same once more, since a call for each sample would take a seventh of a batch.
+    # The same code again, since a call for each sample would take a seventh of a batch.
     def read_several(local_indices: Sequence[int], labels: Labels | None) -> list[RawSample]:
         nonlocal latest
         known = latest
@@ -187,7 +187,7 @@ def uniform_reader(
 
 
 def _blank(fields: tuple[str, ...], labels: Labels | None) -> RawSample:
-    """Return a sample without values, but with those that all samples of a shard share."""
+    """Return a sample with only the values that all samples of a shard share."""
     sample: RawSample = dict.fromkeys((*fields, "__key__"))
     if labels is not None:
         label(sample, 0, labels)
@@ -195,7 +195,7 @@ def _blank(fields: tuple[str, ...], labels: Labels | None) -> RawSample:
 
 
 def _common_fields(index: ShardIndex) -> tuple[str, ...] | None:
-    """Return the fields of each sample, in the order of the archive; None where samples differ."""
+    """Return the fields of every sample, in the order of the archive; None if samples differ."""
     if not len(index):
         return None
     num_fields = int(index.member_starts[1])

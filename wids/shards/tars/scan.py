@@ -1,8 +1,7 @@
-"""Bytes of a tar → the members in it, each header checked once; readers trust the result.
+"""Find the members of a tar, and check each header once, so that readers can trust the result.
 
 Two lanes share the work: the vectorised lane verifies runs of plain headers, the strict lane reads
-everything else, one member at a time. What is read, skipped and rejected is in specs/tar-shards.md.
-Nothing here knows samples, keys or fields.
+everything else, one member at a time. specs/tar-shards.md says what is read, skipped and rejected.
 """
 
 from __future__ import annotations
@@ -22,19 +21,18 @@ def scan(data: TarBytes, path: str = "tar") -> TarMembers:
 
     Args:
         data: The complete tar; released after the call.
-        path: How messages name it.
+        path: Its name in messages.
 
     Raises:
         ShardFormatError: The tar breaks a rule of specs/tar-shards.md.
 
-    Cost is one read of each header. Safe to call from any thread.
+    The cost is one read of each header. Safe to call from any thread.
     """
     archive = Archive(data, path)
     lane = VectorisedLane(archive, data)
     try:
         position = 0
-        # Each step moves forward by at least one block, so a hostile tar cannot make the scan
-        # endless.
+        # Each step advances by at least one block, so a hostile tar cannot make the scan endless.
         while position < archive.nbytes:
             batch = lane.next_batch(position)
             position = _add_batch(archive, batch) if batch else read_next(archive, position)
@@ -50,13 +48,13 @@ def _add_batch(archive: Archive, batch: Batch) -> int:
     done = 0
     for row in np.flatnonzero(batch.is_special).tolist():
         if row < done:
-            continue  # an extended header's member, read together with it
-        # Plain members before the unusual one go first: samples keep the order of the archive
+            continue  # the member of an extended header, read together with it
+        # Plain members before the unusual one come first: samples keep the order of the archive
         # (KEY-3), and a hard link finds its target among earlier members (TAR-13).
         batch.add_plain(archive.members, done, row)
         position = read_next(archive, int(offsets[row]))
         done = int(np.searchsorted(offsets, position))
-        # An extended header can change a size, and then what was taken for headers was not.
+        # An extended header can change a size, so that the next guesses were not headers.
         if done >= len(offsets) or offsets[done] != position or archive.global_records:
             return position
     batch.add_plain(archive.members, done, len(offsets))

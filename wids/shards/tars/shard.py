@@ -1,7 +1,6 @@
-"""One mapped tar as a sequence of raw samples.
+"""Read one mapped tar as a sequence of raw samples.
 
-A shard is read in place: never copied, locked or written to. This module knows one local file, and
-nothing of what a spec or a dataset says about it.
+A shard is read in place: never copied, locked or written to.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ FindIndex: TypeAlias = Callable[[str, mmap.mmap, TarIdentity], ShardIndex]
 """Returns the index of a tar, from its path, its bytes and its identity."""
 
 _COLD_READ_S: Final = 50e-6
-"""A longer read came from the disk, or is so large that a hint costs little beside it."""
+"""A slower read came from the disk, or is so large that a hint costs little in comparison."""
 
 _WARM_READ_S: Final = 5e-6
-"""What each small sample of several may take from memory."""
+"""Most time to read each of several small samples from memory."""
 
 _TIMED_TOGETHER: Final = 32
-"""The first sample of a batch is timed alone, and the others in parts of this length."""
+"""The first sample of a batch is timed alone, and the others in groups of this length."""
 
 _CHECK_EVERY_S: Final = 0.005
 """How long reads rely on the last check of the file's size, which costs a microsecond."""
@@ -78,16 +77,16 @@ class Shard:
         fields: The only fields to read, or None for all.
         raw: What a field is: ``"bytes"``, ``"stream"`` (an ``io.BytesIO``), or ``"view"`` (a
             ``memoryview`` of the file itself, without a copy; see specs/security.md).
-        find_index: Returns the index, from path, bytes and identity of the file that was opened;
-            None to scan the tar.
-        handle: A descriptor of the file, if it is open already; closed here, in any case. A lock
-            on it lasts until the shard is unmapped.
+        find_index: Returns the index from the path, bytes and identity of the opened file; None to
+            scan the tar.
+        handle: A descriptor of the file, if it is already open; always closed here. A lock on it
+            lasts until the shard is unmapped.
 
     Attributes:
         path: The tar file.
         identity: What distinguished it from other files when it was opened.
         index: Where its samples are.
-        is_local: True, as all of the tar is available locally, unlike that of a `RemoteShard`.
+        is_local: True, as the whole tar is available locally, unlike that of a `RemoteShard`.
         is_spent: False, as there is nothing better to open.
 
     Raises:
@@ -120,7 +119,7 @@ class Shard:
             else:
                 self.index = find_index(self.path, self._map, self.identity)
         except BaseException:
-            # Explicitly, since the error's traceback keeps this frame, and so the file open.
+            # Explicitly, since the error's traceback would keep this frame and the file open.
             with suppress(BufferError):
                 self._map.close()
             raise
@@ -131,7 +130,7 @@ class Shard:
         )
         self._use(readers := make(), make(verify=True) if len(self.index.payload_crcs) else readers)
         self._raw: Raw = raw
-        # On average: to hint at all samples of a batch then costs little beside copying them.
+        # On average: then hints for all samples of a batch cost little compared with copying them.
         self._is_large = self.nbytes > len(self.index) * LARGE_NBYTES
         self._is_fresh = True
         self._check_after_s = monotonic() + _CHECK_EVERY_S
@@ -174,10 +173,10 @@ class Shard:
         verify: bool = False,
         labels: Labels | None = None,
     ) -> list[RawSample]:
-        """Return samples, fastest in ascending order; cold ones are read from the disk together."""
+        """Return samples, fastest in ascending order; uncached ones are read from disk together."""
         if min(local_indices, default=0) < 0:
             local_indices = [position(index, len(self), self.path) for index in local_indices]
-        # What `check` compares, which itself takes twice as long as these two.
+        # The same comparisons as in `check`, which would take twice as long.
         nbytes = self._map.size()
         if self._is_fresh or nbytes != self.identity.nbytes or not self.index.is_intact():
             self.check()
@@ -190,8 +189,8 @@ class Shard:
         while start < len(local_indices):
             start_s = monotonic()
             samples += read(local_indices[start:stop], labels)
-            # Slow reads came from the disk, so the rest is requested at once. Hints for warm
-            # samples would cost as much as reading them, and so would a clock for each sample.
+            # Slow reads came from the disk, so the rest is requested at once. Hints for samples in
+            # memory would cost as much as reading them, and so would timing each sample.
             if monotonic() - start_s > _COLD_READ_S + (stop - start) * _WARM_READ_S:
                 self.hint(local_indices[stop:])
                 start, stop = stop, len(local_indices)
@@ -200,12 +199,12 @@ class Shard:
         return samples
 
     def announce(self, local_indices: Iterable[int]) -> None:
-        """Advise the system of samples that will be read soon, if the wait is worth a call."""
+        """Hint at samples that will be read soon, if they are large enough to be worth a call."""
         if self._is_large:
             self.hint(local_indices)
 
     def hint(self, local_indices: Iterable[int]) -> None:
-        """Advise the system that these samples will be read soon, so it can read them together."""
+        """Advise the system to read ahead these samples together."""
         names, wanted = self.index.fields, self._fields
         starts, field_ids = self.index.member_starts.data, self.index.field_ids.data
         stops = starts[1:]
@@ -223,17 +222,17 @@ class Shard:
             advise(self._map, "WILLNEED", start, stop - start)
 
     def read_members(self, members: IntArray, *, verify: bool = False) -> list[bytes]:
-        """Return the bytes of members of the index, which ascend."""
+        """Return the bytes of members, given in ascending order."""
         self.check()
         index = self.index
         bodies = index.blocks[members].astype(np.int64) * BLOCK_NBYTES
         stops = bodies + index.sizes[members].astype(np.int64)
-        starts = bodies  # those of the headers, if the index is a published one: they are compared
+        starts = bodies  # or the headers, which are compared if the index is a published one
         if len(index.head_crcs):
             starts = bodies - index.head_blocks[members].astype(np.int64) * BLOCK_NBYTES
         spans = list(zip(starts.tolist(), stops.tolist(), strict=True))
         values = read_spans(self._map, self.path, self.identity.inode, spans)
-        self.check()  # what was read is whole, if the file still has its length
+        self.check()  # the bytes are complete if the file still has its length
         if len(index.head_crcs):
             lengths = (bodies - starts).tolist()
             crcs = [zlib.crc32(v[:n]) for v, n in zip(values, lengths, strict=True)]
@@ -248,7 +247,7 @@ class Shard:
         return values
 
     def views(self, members: IntArray, local_indices: Sequence[int]) -> list[memoryview]:
-        """Return the bytes of members in the file itself; they stay valid, and keep it mapped.
+        """Return views of members in the file itself; they stay valid, and keep it mapped.
 
         Args:
             members: Members of the index, in any order.
@@ -276,7 +275,7 @@ class Shard:
         return [view[start:stop] for start, stop in zip(bodies.tolist(), stops, strict=True)]
 
     def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
-        """Return bytes of one field, from a start to a stop; fewer where the field ends.
+        """Return the bytes of one field from a start to a stop, or to its end.
 
         Raises:
             KeyError: The sample does not have the field.
@@ -301,9 +300,9 @@ class Shard:
     def check(self) -> None:
         """Raise `ShardFormatError` if the file has changed its length since it was opened.
 
-        To touch a mapped page that the file has lost kills the process, so reads check this first.
+        Touching a mapped page beyond the end of the file kills the process, so reads check first.
         """
-        self._check_after_s = -math.inf  # if this fails, so does each read after it
+        self._check_after_s = -math.inf  # if this fails, so does each later read
         nbytes = self._map.size()
         if nbytes != self.nbytes:
             raise ShardFormatError(
@@ -318,9 +317,9 @@ class Shard:
         self._check_after_s = monotonic() + _CHECK_EVERY_S
 
     def _read_faster(self) -> None:
-        """Look for what all samples have in common, to read them faster from now on."""
-        # Not when the shard is opened: where many shards take turns, that would take a fifth of the
-        # time of opening it and reading a sample.
+        """Switch to the faster functions if the shard is uniform."""
+        # Not when the shard is opened: if reads alternate between many shards, this would take a
+        # fifth of the time of opening one and reading a sample.
         source = self._view if self._raw == "view" else self._map
         readers = uniform_reader(source, self.index, self._fields, self._raw)
         if readers is not None:
@@ -328,14 +327,14 @@ class Shard:
             self._use(readers, readers if self._read_verified is self._read else verified)
 
     def _use(self, readers: Readers, verified: Readers) -> None:
-        """Set the functions that read samples; attributes of their own are found soonest."""
+        """Set the functions that read samples; instance attributes are the fastest to look up."""
         self._read, self._read_several = readers
         self._read_verified, self._read_several_verified = verified
 
     def close(self) -> None:
         """Release the file. Memoryviews that were handed out stay valid and keep it mapped."""
         self._view.release()
-        with suppress(BufferError):  # views are out; the last of them closes the map
+        with suppress(BufferError):  # views are in use; the last of them closes the map
             self._map.close()
 
     def __enter__(self) -> Shard:

@@ -1,7 +1,7 @@
-"""One member of a tar, however unusual → one more row, or an error: the strict lane of a scan.
+"""Read one member of a tar, however unusual, or raise an error: the strict lane of a scan.
 
 Only this lane decides what is read, skipped and rejected, by the rules of specs/tar-shards.md. It
-reads one member at a time, with the extended headers before it, and the end of the archive.
+reads one member at a time, with the extended headers before it, or the end of the archive.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from wids.shards.tars.headers import (
     show,
 )
 
-# TAR-14. Both limits bound what a hostile tar can make a scan read and keep before it reaches the
-# first member.
+# TAR-14. Both limits bound how much a hostile tar can make a scan read and keep before the first
+# member.
 MAX_EXTENDED_NBYTES: Final = 1 << 20
 """Largest body of a PAX or GNU extended header; real ones hold a name and a few times."""
 MAX_EXTENDED_RUN: Final = 8
 """Most extended headers that may precede one member."""
 
 _END_NBYTES: Final = 2 * BLOCK_NBYTES
-_RECORD_NBYTES: Final = 20 * BLOCK_NBYTES  # to whole ones of these most packers pad an archive
+_RECORD_NBYTES: Final = 20 * BLOCK_NBYTES  # most packers pad an archive to a multiple of this
 _MAX_PADDING_NBYTES: Final = _END_NBYTES + _RECORD_NBYTES
 _DESCRIBED_NBYTES: Final = 64
 
@@ -54,7 +54,7 @@ _T = TypeVar("_T")
 
 
 def read_next(archive: Archive, position: int) -> int:
-    """Read the member or the end at a position, and return the position of what follows."""
+    """Read the member or the end marker at a position; return the position after it."""
     if archive.is_end_at(position):
         return _read_end(archive, position)
     header, extended, head, position = _read_headers(archive, position)
@@ -63,7 +63,7 @@ def read_next(archive: Archive, position: int) -> int:
     if header.kind == b"S" or SPARSE in extended:
         _refuse(archive, position, extended.get(SPARSE) or name, "a sparse file")
     size = header.size
-    # The record also decides where the next header is (TAR-2), so it is parsed before the hop.
+    # The record also determines where the next header is (TAR-2), so it is parsed first.
     if b"size" in extended:
         size = _parsed(archive, position, lambda: parse_size(extended[b"size"], name))
     # Before ustar, a folder was a file whose name ends in a slash.
@@ -71,8 +71,8 @@ def read_next(archive: Archive, position: int) -> int:
     is_empty = is_folder or header.kind in _EMPTY_TYPES
     _check_size(archive, position, header.kind, name, size, is_empty=is_empty)
     start = position + BLOCK_NBYTES
-    # TAR-13: only earlier members are targets. A later one is not known yet, and a link to its own
-    # name would have no bytes at all.
+    # TAR-13: only earlier members are targets. A later one is not known yet, and a link to itself
+    # would have no bytes.
     if header.kind == b"1":
         link = extended.get(b"linkpath", header.link)
         archive.members.append(name, *_link_target(archive, position, name, link))
@@ -86,7 +86,7 @@ def read_next(archive: Archive, position: int) -> int:
 def _check_size(
     archive: Archive, position: int, kind: bytes, name: bytes, size: int, *, is_empty: bool
 ) -> None:
-    """Raise if a member has bytes that it must not have, or that the file does not have."""
+    """Raise an error if a member must not have bytes, or has more bytes than the file."""
     if is_empty and size:
         raise archive.error(
             position,
@@ -103,7 +103,7 @@ def _check_size(
 
 
 def _link_target(archive: Archive, position: int, name: bytes, link: bytes) -> tuple[int, int, int]:
-    """Return offset, size and head of the member that a hard link names."""
+    """Return the offset, size and head of the member that a hard link names."""
     target = archive.members.find(link)
     if target is None:
         raise archive.error(
@@ -131,8 +131,8 @@ def _read_headers(archive: Archive, position: int) -> tuple[Header, dict[bytes, 
     """Read a member's header and the extended headers before it.
 
     Returns:
-        The header; what the extended headers state (path, linkpath, size); where the first of these
-        begins that states something, or else the header; and where the header begins.
+        The header; the records of the extended headers (path, linkpath, size); where the first
+        extended header with such a record begins, or else the header; and where the header begins.
     """
     local: dict[bytes, bytes] = {}
     head: int | None = None
@@ -147,20 +147,19 @@ def _read_headers(archive: Archive, position: int) -> tuple[Header, dict[bytes, 
                 position,
             )
         records = _read_records(archive, position, header)
-        # One that states only a time does not belong to what names the member: the vectorised lane
-        # passes over it, and both lanes make the same index.
+        # An extended header with only a time does not name the member: the vectorised lane skips
+        # it, and both lanes make the same index.
         if records and head is None:
             head = position
         if header.kind == b"g":
-            # Not checked for contradictions: a later global header replaces an earlier one by
-            # design.
+            # Not checked for contradictions: a later global header may replace an earlier one.
             archive.global_records.update(records)
         else:
             _add_records(archive, position, local, records)
         following = position + BLOCK_NBYTES + padded(header.size)
         if archive.is_end_at(following):
             if header.kind == b"g" and not local:
-                # A comment at the very end, as `git archive` leaves for an empty tree. It counts as
+                # A comment at the very end, as `git archive` writes for an empty tree. Treat it as
                 # an empty folder in the header's last block, so that the end is read next.
                 last = following - BLOCK_NBYTES
                 return Header(b"5", b"", b"", 0), {}, last, last
@@ -221,7 +220,7 @@ def _add_records(
 ) -> None:
     """Add records to those of the same member, unless they contradict each other."""
     for key, value in records.items():
-        # TAR-14. Equal values are harmless: they leave readers no choice.
+        # TAR-14. Equal values are harmless: all readers agree on them.
         if local.setdefault(key, value) != value:
             raise archive.error(
                 position,
@@ -232,14 +231,14 @@ def _add_records(
 
 
 def _parsed(archive: Archive, position: int, parse: Callable[[], _T]) -> _T:
-    """Return what a parser returns; its errors get the tar's path and a position."""
+    """Call a parser, and add the path of the tar and a position to its errors."""
     try:
         return parse()
     except HeaderError as flaw:
         raise archive.error(position, flaw.expected, flaw.found, flaw.remedy) from None
 
 
-# The end, and what may follow it.
+# The end marker, and what may follow it.
 
 
 def _read_end(archive: Archive, position: int) -> int:
@@ -264,8 +263,8 @@ def _read_end(archive: Archive, position: int) -> int:
             )
         return nbytes
     following = position + (first_nonzero - position) // BLOCK_NBYTES * BLOCK_NBYTES
-    # The checksum and not the magic decides: V7 headers have no magic, and an archive after an end
-    # marker may have signed checksums too.
+    # Use the checksum, not the magic: V7 headers have no magic, and an archive after an end marker
+    # may have signed checksums too.
     if not has_checksum(archive.block(following)):
         archive.remark(
             logging.WARNING,
@@ -273,8 +272,8 @@ def _read_end(archive: Archive, position: int) -> int:
             "ignored",
         )
         return nbytes
-    # Zeros that no packer leaves may be a hole where members were, and what follows it a tar inside
-    # one of them.
+    # Zeros that no packer writes may be a hole where members were, followed by a tar inside one of
+    # them.
     num_zeros = following - position
     is_ending = num_zeros == _END_NBYTES or not (following - archive.start) % _RECORD_NBYTES
     is_hole = not is_ending or not _END_NBYTES <= num_zeros <= _MAX_PADDING_NBYTES
@@ -283,22 +282,21 @@ def _read_end(archive: Archive, position: int) -> int:
         f"another archive at byte {following}, after {num_zeros} bytes of zeros",
     )
     archive.start = following
-    # The archive that follows needs an end marker of its own, or its cut would go unnoticed
-    # (TAR-8).
+    # The next archive needs its own end marker, or its truncation would go unnoticed (TAR-8).
     archive.has_end = False
     return following
 
 
 def _find_nonzero(archive: Archive, position: int) -> int:
-    """Return the offset of the first byte from a position on that is not zero, or -1."""
-    start, step = position, BLOCK_NBYTES  # most often it is near, and sometimes very far
+    """Return the offset of the first nonzero byte from a position on, or -1."""
+    start, step = position, BLOCK_NBYTES  # usually it is near, sometimes very far
     while start < archive.nbytes:
         chunk = archive.data[start : start + step]
         rest = chunk.lstrip(b"\0")
         if rest:
             return start + len(chunk) - len(rest)
         start += len(chunk)
-        # The growing step keeps the cost in proportion to the zeros: an archive that ends twenty
-        # thousand times would otherwise have a megabyte copied at each end.
+        # The growing step keeps the cost proportional to the zeros. Otherwise an archive with
+        # twenty thousand ends would copy a megabyte at each.
         step = min(2 * step, 1 << 20)
     return -1

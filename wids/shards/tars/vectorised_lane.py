@@ -1,8 +1,8 @@
-"""Runs of plain headers → verified batches: the lane of a scan for what packers usually write.
+"""Verify runs of plain headers in batches: the lane of a scan for what packers usually write.
 
-Header positions are guessed cheaply, by a search for the magic word or by a hop from header to
-header. Then the headers of a batch are verified together as a numpy matrix. This lane decides
-nothing about unusual headers: it reports where they are, and the strict lane reads them.
+Header positions are guessed cheaply, by a search for the magic word or by hops from header to
+header. Then the headers of a batch are verified together as a numpy matrix. Unusual headers are
+only located here; the strict lane reads them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 Words: TypeAlias = npt.NDArray[np.uint64]
 
 _BATCH: Final = 1024  # headers; half a MiB, so that a batch stays in the processor's cache
-_PROBE: Final = 256  # blocks to search before many are; the kernel reads as many at once
-_DENSITY: Final = 4  # blocks for a header and its member that are few enough to search them all
+_PROBE: Final = 256  # blocks to search first; the kernel reads as many at once
+_DENSITY: Final = 4  # with at most this many blocks per header, searching all blocks pays off
 
 _MAGIC: Final = np.uint64(int.from_bytes(b"\0ustar\0\0", "little"))  # bytes 256 to 264
 _MAGIC_MASK: Final = np.uint64(int.from_bytes(b"\0\xff\xff\xff\xff\xff\0\0", "little"))
@@ -29,15 +29,15 @@ _EVEN_BYTES: Final = np.uint64(0x00FF00FF00FF00FF)
 
 
 class Batch(NamedTuple):
-    """Verified headers, one after the other in the archive.
+    """Verified headers that follow each other in the archive.
 
     Attributes:
         headers: Their bytes, shape ``(num_headers, 512)``; valid until the next batch is read.
         offsets: Where they begin.
         sizes: The sizes that they state.
         is_plain: Which of them are members by themselves.
-        is_special: Which of them the strict lane has to read. The others are neither plain nor
-            special: they are PAX headers that state only a time.
+        is_special: Which of them the strict lane has to read. Headers that are neither plain nor
+            special are PAX headers that state only a time.
         stop: Where the header after the batch begins.
     """
 
@@ -62,27 +62,27 @@ class Batch(NamedTuple):
 
 
 class VectorisedLane:
-    """Reads batches of plain headers; lives for one call of `scan`."""
+    """A reader of batches of plain headers, for one call of `scan`."""
 
     def __init__(self, archive: Archive, data: TarBytes) -> None:
         self._archive = archive
         num_blocks = archive.nbytes // BLOCK_NBYTES
         blocks = np.frombuffer(data, np.uint8, num_blocks * BLOCK_NBYTES)
         self._blocks = blocks.reshape(-1, BLOCK_NBYTES)
-        # Memory for one batch, used again and again: fresh memory costs ten times the copy.
+        # Memory for one batch, reused: fresh memory costs ten times the copy.
         self._headers = np.empty((_BATCH, BLOCK_NBYTES), np.uint8)
         self._scratch = np.empty((2, _BATCH, BLOCK_NBYTES // 8), np.uint64)
         self._width = _BATCH  # headers to guess at a time
         self._is_dense = True  # until headers are far apart, or were found inside members
 
     def release(self) -> None:
-        """Release the archive's bytes, which could otherwise not be unmapped."""
+        """Release the archive's bytes, so that they can be unmapped."""
         # An array over a map exports its buffer, and a map with an exported buffer cannot be
         # closed.
         self._blocks = self._headers
 
     def next_batch(self, position: int) -> Batch | None:
-        """Return the headers from a position on; None if the first is not a usual one."""
+        """Return the headers from a position on; None if the first one is unusual."""
         archive = self._archive
         # Global records can change any member that follows, so the strict lane reads them all.
         if archive.global_records:
@@ -91,23 +91,23 @@ class VectorisedLane:
         if not len(offsets):
             return None
         headers = self._headers[: len(offsets)]
-        # Not mode="raise": with `out`, numpy then copies through a buffer of its own. All offsets
-        # are inside the file, so nothing is clipped.
+        # Not mode="raise": with `out`, numpy would copy through another buffer. All offsets are
+        # inside the file, so nothing is clipped.
         np.take(self._blocks, offsets // BLOCK_NBYTES, axis=0, out=headers, mode="clip")
         sizes = _canonical_sizes(headers, self._scratch)
         follows = offsets + BLOCK_NBYTES + padded(sizes)
-        # No overflow: eleven octal digits are less than 2**33, and larger sizes (base 256) count as
-        # bad here.
+        # No overflow: eleven octal digits are at most 2**33 - 1, and larger sizes (base 256) count
+        # as bad here.
         is_bad = (sizes < 0) | (offsets + BLOCK_NBYTES + sizes > archive.nbytes)
         num_good = _first(is_bad)
-        # What the search found may have been inside a member.
+        # The search may have found headers inside a member.
         num_good = min(num_good, 1 + _first(follows[:-1] != offsets[1:]))
         if not num_good:
-            self._width = 1 + self._width // 8  # where all are unusual, guesses are a waste
+            self._width = 1 + self._width // 8  # guesses are wasted if all headers are unusual
             return None
         self._width = min(_BATCH, 4 * self._width)
-        # A valid header that does not follow the last member is most often part of a tar inside it.
-        # A search may find many more of them; hops find none, because they follow the sizes.
+        # A valid header that does not follow the last member usually belongs to a tar inside it. A
+        # search may find many more of them; hops find none, because they follow the sizes.
         if num_good < len(offsets) and not is_bad[num_good]:
             self._is_dense = False
         stop = int(follows[num_good - 1])
@@ -123,13 +123,13 @@ class VectorisedLane:
             (headers[:, 345] == 0) | (headers[:, 262] == ord(" "))
         )
         is_special = ~is_plain
-        # A PAX header that only states a time, before a plain file, changes nothing.
+        # A PAX header before a plain file that states only a time changes nothing.
         timed = np.flatnonzero((kinds[:-1] == ord("x")) & is_plain[1:])
         is_special[timed] = ~self._are_timestamps(offsets[timed], sizes[timed])
         return is_plain, is_special
 
     def _guess(self, position: int) -> IntArray:
-        """Return where the next headers may be; the caller verifies them."""
+        """Return where the next headers may be, for the caller to verify."""
         if self._is_dense:
             offsets = self._search(position)
             if len(offsets):
@@ -138,13 +138,13 @@ class VectorisedLane:
         return self._hop(position)
 
     def _search(self, position: int) -> IntArray:
-        """Search all blocks for the magic word; return nothing where members are not small.
+        """Search all blocks for the magic word; return nothing if members are not small.
 
-        This reads a word of every block, which is free only where every page has a header anyway.
+        This reads a word of every block, which is free only if every page has a header anyway.
         """
         first = position // BLOCK_NBYTES
-        # The short window goes first, so that an archive of large members costs one look at few
-        # pages and not a read of all of them.
+        # The short window comes first, so that an archive of large members costs a look at a few
+        # pages instead of a read of all of them.
         for num_blocks in (_PROBE, self._width * _DENSITY):
             window = self._blocks[first : first + num_blocks]
             magic = window.view("<u8")[:, 32] & _MAGIC_MASK
@@ -161,8 +161,8 @@ class VectorisedLane:
             for _ in range(self._width):
                 if position > last:
                     break
-                # `int` is more lenient than the format, which does no harm: a hop is a guess, and
-                # `_canonical_sizes` verifies it.
+                # `int` is more lenient than the format, which is harmless: a hop is a guess, which
+                # `_canonical_sizes` verifies.
                 size = int(data[position + 124 : position + 135], 8)
                 if size < 0:
                     break
@@ -173,11 +173,11 @@ class VectorisedLane:
         return np.array(positions, np.int64)
 
     def _are_timestamps(self, offsets: IntArray, sizes: IntArray) -> Flags:
-        """Return which PAX headers consist of one record with the time of modification."""
+        """Return which PAX headers consist of one record with the modification time."""
         result = np.zeros(len(offsets), np.bool_)
         for size in np.unique(sizes).tolist():
-            # The stated length has to be the body's. A second record after this one would otherwise
-            # go unread, and it may change the name or the size.
+            # The stated length must be that of the body. Otherwise a second record, which may
+            # change the name or the size, would go unread.
             start = b"%d mtime=" % size
             if not len(start) < size <= BLOCK_NBYTES:
                 continue
@@ -193,7 +193,7 @@ class VectorisedLane:
 
 
 def _canonical_sizes(headers: Bytes, scratch: Words) -> IntArray:
-    """Return each header's size, or -1 where checksum or size are wrong or unusually written."""
+    """Return each header's size, or -1 if checksum or size are wrong or unusually written."""
     # The sum over 512 bytes, as 64 words with four 16-bit lanes: 2 * 64 * 255 < 2**16.
     words = headers.view("<u8")
     odd, even = scratch[:, : len(words)]
@@ -201,7 +201,7 @@ def _canonical_sizes(headers: Bytes, scratch: Words) -> IntArray:
     odd &= _EVEN_BYTES
     odd += np.bitwise_and(words, _EVEN_BYTES, out=even)
     sums = odd.sum(axis=1).view(np.uint16).reshape(-1, 4).sum(axis=1, dtype=np.int64)
-    # Columns as rows from here on: numpy is fast along long ones.
+    # Columns become rows from here on: numpy is fast along long rows.
     checksum = np.ascontiguousarray(headers[:, 148:156].T)
     sums += 8 * ord(" ") - checksum.sum(axis=0, dtype=np.int64)
     sizes, is_size = _octal(np.ascontiguousarray(headers[:, 124:136].T), 11)
@@ -210,17 +210,17 @@ def _canonical_sizes(headers: Bytes, scratch: Words) -> IntArray:
 
 
 def _octal(columns: Bytes, num_digits: int) -> tuple[IntArray, Flags]:
-    """Return numbers of a fixed number of digits, and which are written so.
+    """Return numbers with a fixed number of digits, and flags for those with this form.
 
     Args:
         columns: Bytes of the fields, one row for each column of the field.
         num_digits: Digits; NULs or blanks have to follow them.
     """
-    # Bytes below "0" wrap around to large numbers in uint8, so one comparison with 7 excludes both
+    # Bytes below "0" wrap around to large uint8 numbers, so one comparison with 7 excludes both
     # sides.
     digits, ends = columns[:num_digits] - np.uint8(ord("0")), columns[num_digits:]
     values = np.zeros(columns.shape[1], np.int64)
-    # Int64 before the digits are added: a product of uint8 would wrap at 256.
+    # int64, since a product of uint8 would wrap at 256.
     for digit in digits:
         values *= 8
         values += digit
@@ -228,5 +228,5 @@ def _octal(columns: Bytes, num_digits: int) -> tuple[IntArray, Flags]:
 
 
 def _first(flags: Flags) -> int:
-    """Return the position of the first flag that is set, or their number."""
+    """Return the position of the first flag that is set, or the number of flags."""
     return int(flags.argmax()) if flags.any() else len(flags)
