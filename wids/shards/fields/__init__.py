@@ -1,4 +1,1 @@
-"""The bytes of a field ↔ its value: one table of codecs, and the decoder and encoder that use it.
-
-Nothing here knows where a field is stored.
-"""
+"""Decode and encode the fields of samples, with one table of codecs."""

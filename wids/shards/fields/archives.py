@@ -1,10 +1,9 @@
-"""A zip archive → an error, unless every reader finds the same few bytes in it.
+"""Reject zip archives in which different readers could find different members.
 
 The limits of wids are compared with the directory that Python's zipfile reads, but torch reads
 archives with miniz, and the two look in different places: zipfile takes the directory right before
-the records at the end, miniz the one at the offset that these records state. So an archive has to
-leave no choice. What `np.savez`, `torch.save` and other programs write does, and what does not is
-refused. Knows nothing about what the members contain.
+the records at the end, miniz the one at the offset that these records state. So an archive must be
+unambiguous, as are those of `np.savez`, `torch.save` and other programs. Others are rejected.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ _ZIP64_EXTRA: Final = 1
 _Numbers = tuple[int, int, int, int]
 """Members on this disk, members, and the length and offset of the directory."""
 
-# Python limits what it decompresses to the size in the directory for deflate only: a chunk of lzma
-# or bzip2 is decompressed as a whole, and may have a million times its length.
+# Only for deflate does Python limit the decompressed size to the size in the directory: a chunk of
+# lzma or bzip2 is decompressed as a whole, and may expand to a million times its length.
 _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
@@ -35,13 +34,13 @@ def archive_nbytes(data: bytes) -> int:
     """Return the length of all members of a zip archive when decompressed.
 
     Raises:
-        ValueError: The data is not a zip archive, or two readers could find different members in
-            it, or it is compressed by a method other than deflate.
+        ValueError: The data is not a zip archive, readers could find different members in it, or
+            it is compressed by a method other than deflate.
     """
     count = _check_end(data)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = archive.infolist()
-    # Of two members with one name, readers may take the first or the last (SEC-50).
+    # If two members have the same name, readers may take the first or the last (SEC-50).
     if len(members) != count or len({member.filename for member in members}) != count:
         raise ValueError(f"expected a zip archive of {count} members, found {len(members)} entries")
     for member in members:
@@ -55,13 +54,13 @@ def archive_nbytes(data: bytes) -> int:
 
 
 def _check_end(data: bytes) -> int:
-    """Return the number of members, if the records at the end leave no choice."""
-    # The last one, as readers search backwards from the end, some of them further than others.
+    """Return the number of members, if the records at the end are unambiguous."""
+    # The last signature: readers search backwards from the end, some further than others.
     at = data.rfind(_END_SIGNATURE)
     if at < 0 or at + _END.size > len(data):
         raise ValueError("expected a zip archive, found no directory at its end")
     _, *disks, here, count, nbytes, offset, comment_nbytes = _END.unpack_from(data, at)
-    # A comment may itself contain an end record, so the record that was found has to end the data.
+    # A comment may itself contain an end record, so the record found has to end the data.
     if at + _END.size + comment_nbytes != len(data):
         raise ValueError("expected a zip archive, found other bytes after its end")
     stop, numbers = at, (here, count, nbytes, offset)
@@ -69,7 +68,7 @@ def _check_end(data: bytes) -> int:
         stop = at - _LOCATOR64.size - _RECORD64.size
         numbers = _numbers_of_zip64(data, stop, numbers)
     here, count, nbytes, offset = numbers
-    # zipfile tolerates bytes before an archive and shifts all offsets; miniz takes them as stated.
+    # zipfile tolerates bytes before an archive and shifts all offsets; miniz uses them as stated.
     # Both find the same directory only if it ends where these records begin.
     if any(disks) or here != count or offset + nbytes != stop:
         raise ValueError(
@@ -80,15 +79,15 @@ def _check_end(data: bytes) -> int:
 
 
 def _numbers_of_zip64(data: bytes, at: int, short: _Numbers) -> _Numbers:
-    """Return the numbers of the zip64 record at an offset, which may not contradict the short."""
+    """Return the numbers of the zip64 record at an offset; reject any that contradict ``short``."""
     error = ValueError("expected a zip archive, found zip64 records that contradict the others")
     if at < 0:
         raise error
     signature, nbytes, _, _, *disks, here, count, size, offset = _RECORD64.unpack_from(data, at)
     _, first_disk, stated_at, num_disks = _LOCATOR64.unpack_from(data, at + _RECORD64.size)
     numbers = (here, count, size, offset)
-    # The format's marks for "see the zip64 record". Any other number counts for readers that ignore
-    # zip64, so it has to be the same in both records.
+    # These values mean "see the zip64 record". Readers that ignore zip64 use any other number, so
+    # it has to be the same in both records.
     largest = (0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
     agree = all(s in (n, most) for s, n, most in zip(short, numbers, largest, strict=True))
     if signature != _RECORD64_SIGNATURE or nbytes != _RECORD64.size - 12 or stated_at != at:
@@ -101,7 +100,7 @@ def _numbers_of_zip64(data: bytes, at: int, short: _Numbers) -> _Numbers:
 def _extras(extra: bytes) -> Iterator[int]:
     """Yield the kinds of a member's extra fields."""
     at = 0
-    # A kind may come twice, and readers differ in which one they take. Each step is at least 4
+    # A kind may occur twice, and readers differ in which one they take. Each step is at least 4
     # bytes, so the loop ends.
     while at + 4 <= len(extra):
         kind, nbytes = struct.unpack_from("<2H", extra, at)

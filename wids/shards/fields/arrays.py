@@ -1,6 +1,6 @@
-"""Arrays and tensors ↔ bytes: npy, npz, tenbin, weights of torch, safetensors.
+"""Decode and encode arrays and tensors: npy, npz, tenbin, torch weights, safetensors.
 
-Knows nothing about field names. torch and safetensors are imported when first used.
+torch and safetensors are imported when first used.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _ZIP_SIGNATURE: Final = b"PK\x03\x04"
 
 
 def decode_npy(data: bytes) -> Any:
-    """Return the array of an ``.npy`` file; arrays of objects are refused."""
-    # Not `np.load`, which looks at the bytes and also opens archives, whose members have no limit.
+    """Return the array of an ``.npy`` file; reject arrays of objects."""
+    # Not `np.load`, which would also open archives, whose members have no limit.
     return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
 
 
 def encode_npy(value: Any) -> bytes:
-    """Return an array as an ``.npy`` file; arrays of objects are refused."""
+    """Return an array as an ``.npy`` file; reject arrays of objects."""
     stream = io.BytesIO()
     np.save(stream, np.asarray(value), allow_pickle=False)
     return stream.getvalue()
@@ -37,21 +37,20 @@ def decode_npz(data: bytes, max_nbytes: int | None = None) -> dict[str, npt.NDAr
     """Return the arrays of an ``.npz`` file by name; see `check_archive` for the limit."""
     check_archive(data, max_nbytes)
     with np.load(io.BytesIO(data), allow_pickle=False) as members:
-        # All of them now: an NpzFile reads each array at its first use, where an error no longer
-        # names the sample.
+        # Read all now: an NpzFile reads each array at its first use, where an error would no longer
+        # name the sample.
         return dict(members)
 
 
 def encode_npz(arrays: Mapping[str, Any]) -> bytes:
     """Return arrays by name as an ``.npz`` file."""
     values = {str(name): np.asarray(array) for name, array in arrays.items()}
-    # Before anything is written: an array of objects would need a pickle, which readers refuse
-    # (SEC-5).
+    # Check before writing: an array of objects would need a pickle, which readers reject (SEC-5).
     if any(array.dtype.hasobject for array in values.values()):
         raise ValueError("expected arrays of numbers or text, found one of objects")
     stream = io.BytesIO()
     # Not numpy's `savez`, which takes the arrays as keyword arguments and so cannot store one named
-    # "file". A ZipInfo has no time of its own: the same arrays become the same bytes.
+    # "file". A ZipInfo has a fixed time, so the same arrays become the same bytes.
     with zipfile.ZipFile(stream, "w") as archive:
         for name, array in values.items():
             archive.writestr(zipfile.ZipInfo(f"{name}.npy"), encode_npy(array))
@@ -69,7 +68,7 @@ def encode_tenbin(value: Any) -> bytes:
 
 
 def decode_torch_weights(data: bytes, max_nbytes: int | None = None) -> Any:
-    """Return what ``torch.save`` stored, on the CPU; anything but weights is refused.
+    """Return what ``torch.save`` stored, on the CPU; reject anything but weights.
 
     See `check_archive` for the limit.
     """
@@ -80,7 +79,7 @@ def decode_torch_weights(data: bytes, max_nbytes: int | None = None) -> Any:
             f"expected torch 2.6 or later to read weights, found {torch.__version__}, which can be "
             "made to execute code (CVE-2025-32434)"
         )
-    if data.startswith(_ZIP_SIGNATURE):  # how torch tells archives from its format before 1.6
+    if data.startswith(_ZIP_SIGNATURE):  # as torch distinguishes archives from its pre-1.6 format
         check_archive(data, max_nbytes)
     # On the CPU, since workers of a DataLoader must not touch a GPU.
     return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
@@ -104,7 +103,7 @@ def encode_safetensors(tensors: Mapping[str, Any]) -> bytes:
     """Return tensors or arrays by name as a safetensors file."""
     import torch
 
-    # safetensors refuses tensors whose memory has gaps or another order.
+    # safetensors rejects tensors whose memory is not contiguous.
     values = {name: torch.as_tensor(tensor).contiguous() for name, tensor in tensors.items()}
     data: bytes = import_module("safetensors.torch").save(values)
     return data

@@ -1,20 +1,20 @@
-"""The table of codecs: field extension → how its bytes become a value, and the value bytes.
+"""Define the table of codecs, which decode and encode fields by extension.
 
 `CODECS` is the only list of field types. `Decoder` and `encode` look fields up in it, and so does
 all code that asks whether a field is an image. To add a field type, write one function for each
-direction and add one entry. For ``.flac``, with a new module ``wids/fields/audio.py``::
+direction and add one entry. For ``.flac``, with a new module ``wids/shards/fields/audio.py``::
 
     Codec(("flac",), audio.decode_flac, audio.encode_flac, package="soundfile", extra="audio")
 
 The functions import optional packages when they are called, never at the top of their module.
-They may raise any exception; the caller adds the name of the field. Decompressing ``.gz`` is not
-their concern, but a format that is itself compressed must limit its decoded size (SEC-12).
+They may raise any exception; the caller adds the name of the field. The caller also decompresses
+``.gz``, but a format that is itself compressed must limit its decoded size (SEC-12).
 
 ``tests/property/test_fields.py`` fails until you add sample values for the new extension. The
 docstring of `Decoder` lists the types for users, and the extra goes into ``pyproject.toml``. Fields
-that had no codec were left as bytes, so a new type also needs a line in CHANGELOG.
+without a codec stay bytes, so a new type also needs a line in CHANGELOG.
 
-This module does not know which options a caller chose; see `wids.shards.fields.decode` for those.
+`wids.shards.fields.decode` applies the options of a caller.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Codec:
     Attributes:
         extensions: Field extensions, in lower case and without a dot. The field is matched by what
             follows its last dot.
-        decode: Bytes → value.
-        encode: Value → bytes that `decode` turns into the same value, as far as the format allows.
+        decode: Converts bytes to a value.
+        encode: Converts a value to bytes; `decode` restores the value, as far as the format allows.
         kind: ``"image"`` if ``Decoder(images=...)`` chooses the decoder, ``"pickle"`` if decoding
             executes code, so that the caller has to allow it.
         is_structure: Whether the value consists of many small objects, which take many times the
             memory of the bytes; its ``.gz`` fields have a lower limit.
-        is_archive: Whether `decode` takes ``max_nbytes``, a limit of the decompressed size.
+        is_archive: Whether `decode` takes ``max_nbytes``, a limit on the decompressed size.
         package: Optional package that the functions import, by its import name.
         extra: Extra of wids that installs the package.
     """
@@ -64,7 +64,7 @@ def _image(*extensions: str, encode: Encode) -> Codec:
 
 CODECS: Final = (
     Codec(("txt", "text", "transcript"), values.decode_text, values.encode_text),
-    # `int` reads bytes, and ignores a newline that an editor or `echo` left at the end.
+    # `int` parses bytes, and ignores a final newline from an editor or `echo`.
     Codec(("cls", "cls2", "class", "count", "index", "inx", "id"), int, values.encode_integer),
     Codec(("json", "jsn"), values.decode_json, values.encode_json, is_structure=True),
     Codec(("jsonl",), values.decode_json_lines, values.encode_json_lines, is_structure=True),
@@ -87,7 +87,7 @@ CODECS: Final = (
         package="cbor2",
         extra="cbor",
     ),
-    # torch is a dependency of wids itself, so no extra installs it.
+    # torch is a dependency of wids, so no extra installs it.
     Codec(("pt", "pth"), arrays.decode_torch_weights, arrays.encode_torch_weights, is_archive=True),
     Codec(
         ("safetensors",),
@@ -100,7 +100,7 @@ CODECS: Final = (
     _image("jpg", "jpeg", encode=images.image_encoder("JPEG", quality=images.JPEG_QUALITY)),
     _image("png", encode=images.image_encoder("PNG")),
     _image("ppm", "pgm", "pbm", "pnm", encode=images.image_encoder("PPM")),
-    # exact: WebP would otherwise change the colour of transparent pixels.
+    # exact: otherwise WebP would change the colour of transparent pixels.
     _image("webp", encode=images.image_encoder("WEBP", lossless=True, exact=True)),
     _image("gif", encode=images.image_encoder("GIF")),
     _image("bmp", encode=images.image_encoder("BMP")),
@@ -126,10 +126,10 @@ def find(name: str, table: Mapping[str, Entry]) -> Entry | None:
 
     Args:
         name: Name of a field in lower case, with its leading dot: ``.seg.png`` matches an entry
-            ``seg.png``, else one for ``png``.
+            ``seg.png``, or else one for ``png``.
         table: Entries by extension.
     """
-    # From the longest ending to the shortest, so that `seg.png` of a caller wins over `png`.
+    # From the longest ending to the shortest, so that a caller's `seg.png` wins over `png`.
     while name:
         name = name.partition(".")[2]
         if name in table:

@@ -1,10 +1,9 @@
-"""Name and bytes of a field → its value.
+"""Decode fields by their names.
 
-The decoder is chosen by what follows the field's last dot, in any case: ``.jpg``, ``.JPG`` and
-``.seg.jpg`` are decoded alike. With ``.gz`` after it the bytes are decompressed first. A field with
-an extension that is not in the table of `wids.shards.fields.codecs` stays as it is. Nothing here
-executes what it decodes, unless the caller allows pickle. This module knows no format; the codecs
-do.
+The text after the field's last dot, in any case, chooses the decoder: ``.jpg``, ``.JPG`` and
+``.seg.jpg`` are decoded alike. If ``.gz`` follows, the bytes are decompressed first. A field with
+an extension that is not in the table of `wids.shards.fields.codecs` is left unchanged. Decoding
+never executes the data, unless the caller allows pickle.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ class Decoder:
         max_nbytes: int | None = None,
         at_least: tuple[int, int] | None = None,
     ) -> None:
-        # Looked up now, so that a misspelt name is an error here and not in a worker.
+        # Looked up now, so that a misspelt name raises here and not in a worker.
         decode_image = image_decoder(images, at_least)
         self.images = images
         self.at_least = at_least
@@ -142,7 +141,7 @@ class Decoder:
             return _refuse_pickle
         if codec.is_archive and self.max_nbytes is not None:
             decode: Callable[..., Any] = codec.decode
-            # partial and no closure: a decoder travels to spawned workers by pickle.
+            # partial, not a closure: spawned workers receive the decoder by pickle.
             return partial(decode, max_nbytes=self.max_nbytes)
         return codec.decode
 
@@ -168,11 +167,11 @@ def _unzipped_and_decoded(decode: Decode, max_nbytes: int, data: bytes) -> Any:
 
 
 def _decoded(decode: Decode, field: str, value: Any) -> Any:
-    # `getvalue` and not `read`: another transformation may have read from the stream already.
+    # `getvalue`, not `read`: another transformation may have read from the stream already.
     data = value.getvalue() if isinstance(value, io.BytesIO) else bytes(value)
     try:
         return decode(data)
-    except RefusedError as error:  # the bytes are not to blame, so the message is not about them
+    except RefusedError as error:  # the bytes are not at fault, so the message omits them
         raise DecodeError(f'field "{field}": {error}', field=field) from None
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]

@@ -1,11 +1,11 @@
-"""Turn the value of a field into its bytes, which `decode` turns back into the value.
+"""Encode the values of fields as bytes, which `decode` turns back into the values.
 
-The encoder is chosen by the field's extension, as the decoder is, from the table of
+The field's extension chooses the encoder, as it does the decoder, from the table of
 `wids.shards.fields.codecs`. The value is the same after a round trip, as far as its format can
 store it: JSON has only lists and text keys; WebP has neither grey, which becomes RGB, nor a fully
-opaque alpha channel, which is dropped; ``jpg``, ``jpeg`` and ``gif`` are lossy. Bytes are stored as
-they are under any extension (compressed for ``.gz``, unless they already are), and text under an
-unknown extension as UTF-8. This module knows no format; the codecs do.
+opaque alpha channel, which is dropped; ``jpg``, ``jpeg`` and ``gif`` are lossy. Bytes are stored
+unchanged under any extension (compressed for ``.gz``, unless they already are), and text under an
+unknown extension as UTF-8.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def encode(field: str, value: Any, encoders: Mapping[str, Encode] | None = None)
     """
     name = "." + field.lower().removeprefix(".")
     is_zipped = name.endswith(".gz")
-    # Before any encoder: bytes are taken as the field's own content, so that copying a dataset does
-    # not encode an image a second time.
+    # Before any encoder: bytes are the content of the field, so that copying a dataset does not
+    # encode an image again.
     if isinstance(value, bytes | bytearray | memoryview):
         return _zipped(bytes(value)) if is_zipped else bytes(value)
     table = {**_ENCODERS, **encoders} if encoders else _ENCODERS
@@ -60,13 +60,13 @@ def encode(field: str, value: Any, encoders: Mapping[str, Encode] | None = None)
             name=error.name,
         ) from error
     except Exception as error:
-        # Encoders raise whatever their packages do; callers are promised two types.
+        # Encoders raise the exceptions of their packages; callers are promised two types.
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(
             f'field "{printable(field)}": {type(value).__name__} could not be encoded: '
             f"{printable(str(error))}"
         ) from error
-    # The length of an array, or of a view of one, is not that of its bytes, and breaks the tar.
+    # `len` of an array is not its number of bytes, so an array would break the tar.
     if not isinstance(data, bytes | bytearray | memoryview):
         raise TypeError(
             f'field "{printable(field)}": expected bytes from its encoder, found '

@@ -1,7 +1,6 @@
-"""The bytes of an image ↔ a PIL image, numpy array or torch tensor.
+"""Decode images to PIL images, numpy arrays or torch tensors, and encode them.
 
-Knows nothing about field names: the format of an image is found in its bytes. Pillow and torch are
-imported when first used.
+The format of an image is detected from its bytes. Pillow and torch are imported when first used.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ import numpy.typing as npt
 from wids.shards.fields.jpeg import Size, jpeg_shrink, turbo_pixels
 
 JPEG_QUALITY: Final = 95
-"""Highest quality that Pillow recommends; above it files grow, and images hardly improve."""
+"""Highest quality that Pillow recommends; above it, files grow but images hardly improve."""
 
-# The only formats that are opened, whatever the extension says. Pillow knows more, and starts other
+# Only these formats are opened, whatever the extension says. Pillow supports more, and starts other
 # programs for some of them.
 _PIL_FORMATS: Final = ("JPEG", "PNG", "PPM", "WEBP", "GIF", "BMP", "TIFF")
 _KEPT_MODES: Final = ("L", "RGB", "RGBA")
@@ -54,11 +53,11 @@ _LOSSY_MODES: Final = {
 """Modes that Pillow stores only partly in a format, without an error."""
 
 
-# Bytes → image
+# Decoding.
 
 
 def image_decoder(images: Any, at_least: Size | None = None) -> Callable[[bytes], Any]:
-    """Return the function from the bytes of an image to what ``Decoder(images=...)`` names.
+    """Return the function that decodes images as ``Decoder(images=...)`` says.
 
     Args:
         images: The name.
@@ -72,7 +71,7 @@ def image_decoder(images: Any, at_least: Size | None = None) -> Callable[[bytes]
     decoders = {"PIL": decode_pil, "numpy": _decode_numpy, "torch": _decode_torch}
     if isinstance(images, str):
         if images in decoders:
-            # partial and no closure: a decoder travels to spawned workers by pickle.
+            # partial, not a closure: spawned workers receive the decoder by pickle.
             decode = decoders[images]
             return decode if at_least is None else partial(decode, at_least=at_least)
         if images in _WEBDATASET_NAMES:
@@ -105,13 +104,13 @@ def opened_image(data: bytes) -> Any:
 
 
 def decode_pil(data: bytes, at_least: Size | None = None) -> Any:
-    """Return a PIL image in the mode in which it is stored."""
+    """Return a PIL image in its stored mode."""
     image = opened_image(data)
     if at_least is not None:
         shrink = jpeg_shrink((image.height, image.width), at_least)
         if shrink > 1:  # formats other than JPEG ignore it
             image.draft(None, (image.width // shrink, image.height // shrink))
-    # Pillow would read the pixels at first use, where an error no longer names the sample.
+    # Otherwise Pillow would read the pixels at first use, where errors no longer name the sample.
     image.load()
     return image
 
@@ -121,7 +120,7 @@ def _decode_numpy(data: bytes, at_least: Size | None = None) -> Any:
     if pixels is not None:
         return pixels
     image = decode_pil(data, at_least)
-    if image.mode[0] in "IF":  # grey of more than 8 bits, which `convert` would clip at 255
+    if image.mode[0] in "IF":  # grey with more than 8 bits, which `convert` would clip at 255
         array = np.array(image)
         # Pillow opens 16-bit grey as int32 in some formats and releases.
         is_short = array.dtype.kind in "iu" and array.min() >= 0 and array.max() <= 0xFFFF
@@ -153,13 +152,13 @@ def _decode_torch(data: bytes, at_least: Size | None = None) -> Any:
 def _channels_first(array: npt.NDArray[Any]) -> Any:
     import torch
 
-    # A view: the memory stays in the order in which decoders write it (torch.channels_last). A copy
+    # A view: the memory keeps the order in which decoders write it (torch.channels_last). A copy
     # would take 3 ms for 1500 by 2250 pixels, and later steps would not be faster: decision 0049.
     return torch.from_numpy(array).permute(2, 0, 1) if array.ndim == 3 else torch.from_numpy(array)
 
 
 class _WebdatasetDecoder:
-    """Decode images as one of webdataset's names says: container, mode, and floats or bytes."""
+    """A decoder for one of webdataset's names, which state container, mode, and float or uint8."""
 
     def __init__(self, name: str, at_least: Size | None) -> None:
         self.at_least = at_least
@@ -191,20 +190,20 @@ class _WebdatasetDecoder:
         return image.convert(mode)
 
 
-# Image → bytes
+# Encoding.
 
 
 def image_encoder(format_name: str, **options: Any) -> Callable[[Any], bytes]:
-    """Return the function from a PIL image, array or tensor to bytes in a format of Pillow's.
+    """Return the function that encodes PIL images, arrays and tensors in a Pillow format.
 
     Args:
         format_name: Pillow's name of the format.
-        options: What Pillow's ``Image.save`` takes for this format.
+        options: Options of Pillow's ``Image.save`` for this format.
     """
 
     def encode_image(value: Any) -> bytes:
         image = _pil_image(value)
-        # Pillow converts these modes without a word, and the loss would show only in training.
+        # Pillow converts these modes silently, and the loss would show only in training.
         if image.mode in _LOSSY_MODES.get(format_name, ()):
             raise ValueError(
                 f"{format_name} cannot store all of an image of mode {image.mode}; use png or tiff"
@@ -217,16 +216,16 @@ def image_encoder(format_name: str, **options: Any) -> Callable[[Any], bytes]:
 
 
 def _pil_image(value: Any) -> Any:
-    """Return the PIL image of an image, array or tensor."""
+    """Convert an image, array or tensor to a PIL image."""
     from PIL import Image
 
     if isinstance(value, Image.Image):
         return value
     array = np.asarray(value)
-    # By name, since torch need not be installed or imported to store an array.
+    # By name, so that torch is not imported to store an array.
     if type(value).__module__.partition(".")[0] == "torch" and array.ndim == 3:
         array = array.transpose(1, 2, 0)
-    # Pillow has no array form of one channel with a third dimension.
+    # Pillow does not accept arrays of one channel with a third dimension.
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     if array.dtype.kind == "f":
@@ -251,6 +250,6 @@ def _as_bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     low, high = (array.min(), array.max()) if array.size else (0, 1)
     if not (low >= 0 and high <= 1):  # NaN fails both comparisons
         raise ValueError(f"expected floats from 0 to 1, found {low} to {high}")
-    # Rounded: a cast alone cuts, and bytes that became floats would not come back as they were.
+    # Rounded: a cast alone truncates, and bytes converted to floats would not survive a round trip.
     scaled: npt.NDArray[np.uint8] = np.rint(array * 255).astype(np.uint8)
     return scaled

@@ -1,8 +1,8 @@
-"""The bytes of a JPEG → its pixels, by libjpeg-turbo where the package simplejpeg is installed.
+"""Decode a JPEG by libjpeg-turbo, if the package simplejpeg is installed.
 
-The pixels are those of Pillow, which uses the same library with one copy more. What is unusual is
+The pixels equal those of Pillow, which uses the same library with one more copy. Unusual files are
 left to Pillow: other formats, CMYK, and every file that the decoder complains about, so that a
-damaged picture is read, or refused, as without the package. Knows nothing about field names.
+damaged picture is read, or rejected, as without the package.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _TARGETS: Final = {
     **{(colours, mode): "RGB" for colours in ("YCbCr", "RGB") for mode in (None, "RGB")},
     ("Gray", "RGB"): "RGB",
 }
-"""What to decode to, by the colours in the file and the mode that is wanted.
+"""What to decode to, by the colours in the file and the requested mode.
 
-Not colours to grey: the decoder would return the luminance in the file, and Pillow computes it from
-RGB, which differs by rounding.
+Not colours to grey: the decoder would return the luminance in the file, while Pillow computes it
+from RGB, which differs by rounding.
 """
 
 _SHRINKS: Final = (8, 4, 2)
@@ -33,12 +33,12 @@ _SHRINKS: Final = (8, 4, 2)
 
 The decoder also has the scales 3/8, 5/8, 6/8 and 7/8, but only powers of two are vectorised: 3/8 of
 1500 by 2250 takes 1.2 times as long as 4/8, and 5/8 to 7/8 take 1.6 to 2.6 times as long as the
-whole. Pillow has only these, so pictures have the same size with and without simplejpeg.
+whole. Pillow has only powers of two, so pictures have the same size with and without simplejpeg.
 """
 
 
 def jpeg_shrink(size: Size, at_least: Size) -> int:
-    """Return the divisor, 1, 2, 4 or 8, that makes a JPEG smallest but not smaller than a size."""
+    """Return the largest divisor, 1, 2, 4 or 8, that keeps a JPEG at least as large as a size."""
     height, width = size
     for shrink in _SHRINKS:
         # libjpeg rounds up.
@@ -49,12 +49,12 @@ def jpeg_shrink(size: Size, at_least: Size) -> int:
 
 
 def turbo_pixels(data: bytes, at_least: Size | None = None, mode: str | None = None) -> Any:
-    """Return the pixels of a JPEG as an array of bytes, or None if Pillow has to decode it.
+    """Return the pixels of a JPEG as a uint8 array, or None if Pillow has to decode it.
 
     Args:
         data: The file.
         at_least: Height and width; the picture is decoded at the smallest size that is not smaller.
-        mode: Pillow's name of the mode; None for that of the file.
+        mode: Pillow's name of the mode; None for the mode of the file.
 
     Returns:
         An array of shape (height, width) for grey, else (height, width, 3).
@@ -70,7 +70,7 @@ def turbo_pixels(data: bytes, at_least: Size | None = None, mode: str | None = N
         shrink = jpeg_shrink((height, width), at_least) if at_least else 1
         scaled = {"min_height": -(-height // shrink), "min_width": -(-width // shrink)}
         pixels = turbo.decode_jpeg(data, target, **scaled)
-    except ValueError:  # for damage, also such that Pillow passes over
+    except ValueError:  # damage, including damage that Pillow tolerates
         return None
     return pixels[:, :, 0] if target == "GRAY" else pixels
 
@@ -84,7 +84,7 @@ def _simplejpeg() -> ModuleType | None:
 
 
 def _max_pixels() -> float:
-    """Return Pillow's limit, above which it warns or refuses."""
+    """Return Pillow's limit, above which it warns or raises."""
     from PIL import Image
 
     return Image.MAX_IMAGE_PIXELS or float("inf")

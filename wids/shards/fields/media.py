@@ -1,6 +1,6 @@
-"""The table of sound and moving pictures: extensions of fields, and the media types of their bytes.
+"""Map the extensions of audio and video fields to media types.
 
-What remarks call audio or video and what pages play comes from here. Pictures have codecs.
+Remarks and pages decide by this table what is audio or video and what to play. Images have codecs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNPLAYED: Final = frozenset(("avi", "mkv", "mov"))
 
 
 def media_type(field: str) -> str | None:
-    """Return the media type of a field of sound or moving pictures, or None."""
+    """Return the media type of an audio or video field, or None."""
     return MEDIA_TYPES.get(extension(field))
 
 

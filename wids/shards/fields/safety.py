@@ -1,7 +1,4 @@
-"""Guards against hostile fields: decoding never fills the memory and never runs code unasked.
-
-Knows nothing about field names or values; the decoder reports what is raised here.
-"""
+"""Guard against hostile fields: decoding never fills the memory and never runs code unasked."""
 
 from __future__ import annotations
 
@@ -12,18 +9,18 @@ from typing import Final
 from wids.shards.fields.archives import archive_nbytes
 
 MAX_UNZIPPED_NBYTES: Final = 1 << 30
-"""Largest decompressed size of a ``.gz`` field, and of the members of an archive together."""
+"""Largest decompressed size of a ``.gz`` field, and of all members of an archive together."""
 
 MAX_UNZIPPED_STRUCTURE_NBYTES: Final = 64_000_000
-"""The same for a ``.gz`` field of nested values: ``[],`` has 3 bytes, and its list takes 64."""
+"""The same for a ``.gz`` field of nested values: ``[],`` has 3 bytes, but its list takes 64."""
 
 
 class RefusedError(Exception):
-    """A field that wids refuses to decode, regardless of its content."""
+    """The error for a field that wids refuses to decode, regardless of its content."""
 
 
 def unzip(data: bytes, max_nbytes: int) -> bytes:
-    """Return gzip data decompressed.
+    """Decompress gzip data.
 
     Args:
         data: One or more gzip streams.
@@ -34,11 +31,11 @@ def unzip(data: bytes, max_nbytes: int) -> bytes:
         OSError: The data is not gzip.
         EOFError: The data ends early.
     """
-    if not data:  # which GzipFile would read as a valid stream of no bytes
+    if not data:  # GzipFile would read this as a valid empty stream
         raise ValueError("expected gzip data, found none: the field is empty")
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
         # One byte more than allowed shows that there is more, and hardly anything beyond it is
-        # decompressed. The size at the end of gzip data is no help: it is a claim, modulo 2**32.
+        # decompressed. The size at the end of gzip data does not help: it is a claim, modulo 2**32.
         unzipped = stream.read(max_nbytes + 1)
     if len(unzipped) > max_nbytes:
         raise ValueError(f"it is longer than {max_nbytes} bytes when decompressed (`max_nbytes`)")
@@ -46,16 +43,15 @@ def unzip(data: bytes, max_nbytes: int) -> bytes:
 
 
 def check_archive(data: bytes, max_nbytes: int | None) -> None:
-    """Raise ValueError for data that is not a zip archive, or one that would fill the memory.
+    """Raise ValueError for data that is not a zip archive, or would fill the memory.
 
     Args:
         data: The archive.
-        max_nbytes: Largest length of its members when decompressed; None for
-            `MAX_UNZIPPED_NBYTES`. Stored members may be as long as the archive in any case, which
-            is in memory already.
+        max_nbytes: Largest total length of its decompressed members; None for
+            `MAX_UNZIPPED_NBYTES`. Members may always be as long as the archive, which is already
+            in memory.
     """
     limit = MAX_UNZIPPED_NBYTES if max_nbytes is None else max_nbytes
-    # SEC-12. The sum is what the directory claims; SEC-50 makes sure that no reader finds another
-    # one.
+    # SEC-12. The directory states this sum; SEC-50 ensures that no reader finds another one.
     if archive_nbytes(data) > max(limit, len(data)):
         raise ValueError(f"it is longer than {limit} bytes when decompressed (`max_nbytes`)")

@@ -1,9 +1,9 @@
-"""Bytes ↔ a list of arrays, in the tensor format of webdataset (fields ``.ten`` and ``.tb``).
+"""Decode and encode lists of arrays in webdataset's tensor format (``.ten``, ``.tenbin``, ``.tb``).
 
 The data is a sequence of chunks: ``~TenBin~``, a length of 8 bytes, the content, and zeros up to a
 multiple of 64 bytes. Each array is two chunks: a header of integers of 8 bytes (type code, a name,
 the number of dimensions, the dimensions), then its data in C order. Everything is little-endian.
-Every number in the data is checked before it is used. This module knows nothing about fields.
+Every number in the data is checked before it is used.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _CODES: Final = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8
 
 
 def dumps(arrays: Sequence[npt.ArrayLike]) -> bytes:
-    """Return the bytes of some arrays.
+    """Return arrays as bytes.
 
     Raises:
-        ValueError: An array has more than nine dimensions, or is not of integers or floats of up to
-            8 bytes.
+        ValueError: An array has more than nine dimensions, or does not hold integers or floats of
+            up to 8 bytes.
     """
     parts = []
     for number, given in enumerate(arrays):
@@ -40,7 +40,7 @@ def dumps(arrays: Sequence[npt.ArrayLike]) -> bytes:
         header = struct.pack(
             f"<8s8sq{array.ndim}q", code.encode("ascii"), b"", array.ndim, *array.shape
         )
-        # The type code does not state a byte order, so it is always this one.
+        # The type code does not state a byte order, so it is always little-endian.
         little = array.astype(array.dtype.newbyteorder("<"), copy=False)
         for content in (header, little.tobytes()):
             padding = bytes(-len(content) % _ALIGNMENT)
@@ -49,10 +49,10 @@ def dumps(arrays: Sequence[npt.ArrayLike]) -> bytes:
 
 
 def loads(data: bytes) -> list[npt.NDArray[Any]]:
-    """Return the arrays in some bytes; they share one copy of the bytes and are writable.
+    """Return the arrays in bytes; they share one copy of the bytes and are writable.
 
     Raises:
-        ValueError: The bytes are incomplete, or not of this format.
+        ValueError: The bytes are incomplete, or not in this format.
     """
     chunks = list(_chunks(bytearray(data)))
     if len(chunks) % 2:
@@ -68,8 +68,8 @@ def _chunks(data: bytearray) -> Iterator[memoryview]:
         if not data.startswith(_MAGIC, offset) or start > len(view):
             raise ValueError(f"expected a chunk at byte {offset}, found something else")
         (length,) = struct.unpack_from("<q", view, offset + 8)
-        # The length is signed: a negative one would move the offset backwards, and the loop would
-        # not end.
+        # The length is signed: a negative one would move the offset backwards, and the loop might
+        # never end.
         if not 0 <= length <= len(view) - start:
             raise ValueError(
                 f"expected a chunk at byte {offset} that ends before {len(view)}, found the length "

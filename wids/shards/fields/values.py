@@ -1,7 +1,6 @@
-"""Python values ↔ bytes: text, integers, JSON, msgpack, CBOR and pickles.
+"""Decode and encode Python values: text, integers, JSON, msgpack, CBOR and pickles.
 
-Knows nothing about field names. msgpack, cbor2 and orjson are optional and imported when first
-used.
+msgpack, cbor2 and orjson are optional and imported when first used.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from typing import Any, Final
 _DECODE_FIRST: Final = json.JSONDecoder().raw_decode
 _ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
 _LONG: Final = b"0" * 19
-"""Integers with fewer digits have less than 64 bits."""
+"""Integers with fewer digits fit in 64 bits."""
 
 
 def decode_text(data: bytes) -> str:
-    """Return UTF-8 as text."""
+    """Decode UTF-8 text."""
     return data.decode("utf-8")
 
 
 def encode_text(value: str) -> bytes:
-    """Return text as UTF-8."""
+    """Encode text as UTF-8."""
     if not isinstance(value, str):
         raise TypeError(f"expected text, found {value!r:.80}")
     return value.encode("utf-8")
@@ -33,29 +32,29 @@ def encode_text(value: str) -> bytes:
 
 def encode_integer(value: Any) -> bytes:
     """Return an integer, or text that is one, as decimal digits."""
-    # A bool is an int for Python. Stored as 1 it would come back as another type.
+    # A bool is an int in Python. Stored as 1, it would be decoded as an int.
     if isinstance(value, bool):
         raise TypeError(f"expected an integer, found {value}")
     if isinstance(value, str):
         value = int(value)
-    # `operator.index` takes integers of numpy, and refuses floats, which `int` would cut.
+    # `operator.index` accepts numpy integers, and rejects floats, which `int` would truncate.
     return b"%d" % operator.index(value)
 
 
 def decode_json(data: bytes) -> Any:
-    """Return the value of JSON, as ``json.loads`` does, which detects the encoding."""
+    """Return the value of JSON in any encoding that ``json.loads`` detects."""
     try:
         return _fastest_json()(data)
-    except ValueError:  # malformed, in another encoding, or JSON that only `json` reads, as NaN
+    except ValueError:  # malformed, in another encoding, or accepted only by `json`, such as NaN
         return json.loads(data)
 
 
 @cache
 def _fastest_json() -> Callable[[bytes], Any]:
-    """Return what parses most JSON in UTF-8 and refuses the rest; chosen at its first use."""
+    """Return the fastest function that parses most JSON in UTF-8, and raises for the rest."""
     try:
         parse = import_module("orjson").loads
-    except (ImportError, AttributeError):  # not installed, or another package of that name
+    except (ImportError, AttributeError):  # not installed, or another package with that name
         return _decode_utf8
 
     def decode(data: bytes) -> Any:
@@ -65,7 +64,7 @@ def _fastest_json() -> Callable[[bytes], Any]:
 
 
 def _decode_utf8(data: bytes) -> Any:
-    # `json.loads` takes half as long again: it looks for the encoding and for white space.
+    # `json.loads` takes 1.5 times as long: it detects the encoding and skips white space.
     text = str(data, "utf-8")
     value, end = _DECODE_FIRST(text)
     if end < len(text) and text[end:].strip(" \t\r\n"):
@@ -74,9 +73,9 @@ def _decode_utf8(data: bytes) -> Any:
 
 
 def _may_have_long_integer(data: bytes) -> bool:
-    """Return whether there may be an integer of more than 64 bits, which orjson reads as a float.
+    """Whether there may be an integer of more than 64 bits, which orjson reads as a float.
 
-    Digits right after a point are those of a float.
+    Digits right after a decimal point belong to a float.
     """
     digits = data.translate(_ZEROS)
     at = digits.find(_LONG)
@@ -86,8 +85,8 @@ def _may_have_long_integer(data: bytes) -> bool:
 
 
 def encode_json(value: Any) -> bytes:
-    """Return a value as JSON in UTF-8."""
-    # Text in other scripts takes six bytes or more for each character as ASCII escapes.
+    """Encode a value as JSON in UTF-8."""
+    # As ASCII escapes, non-Latin text takes six or more bytes for each character.
     return json.dumps(value, ensure_ascii=False).encode("utf-8")
 
 
@@ -98,18 +97,18 @@ def decode_json_lines(data: bytes) -> list[Any]:
 
 
 def encode_json_lines(values: Iterable[Any]) -> bytes:
-    """Return some values as JSON, one a line."""
+    """Encode values as JSON, one per line."""
     return b"".join(encode_json(value) + b"\n" for value in values)
 
 
 def decode_msgpack(data: bytes) -> Any:
     """Return the value of msgpack data; maps may have keys of any type."""
-    # msgpack accepts only text and bytes as keys by default, as a guard against hash collisions.
+    # By default msgpack accepts only text and bytes as keys, as a guard against hash collisions.
     return import_module("msgpack").unpackb(data, strict_map_key=False)
 
 
 def encode_msgpack(value: Any) -> bytes:
-    """Return a value as msgpack."""
+    """Encode a value as msgpack."""
     data: bytes = import_module("msgpack").packb(value)
     return data
 
@@ -120,20 +119,20 @@ def decode_cbor(data: bytes) -> Any:
 
 
 def encode_cbor(value: Any) -> bytes:
-    """Return a value as CBOR."""
+    """Encode a value as CBOR."""
     data: bytes = import_module("cbor2").dumps(value)
     return data
 
 
 def decode_pickle(data: bytes) -> Any:
-    """Return a pickled value. This executes the code in it."""
+    """Return a pickled value. This executes code in the data."""
     import pickle
 
     return pickle.loads(data)  # noqa: S301 - the caller passed allow_pickle=True
 
 
 def encode_pickle(_: Any) -> bytes:
-    """Raise TypeError: wids does not write what its readers refuse."""
+    """Raise TypeError: wids does not write what its readers reject."""
     raise TypeError(
         "a pickle executes code when it is read, so readers refuse it; store json, npz, msgpack or "
         "pt, or pass an encoder of your own"

@@ -1,8 +1,8 @@
-"""`ShardIndex` ↔ its file: written, checked, and used as it lies.
+"""Write a `ShardIndex` to a file, and check and use the file in place.
 
-A stored index is a cache that is checked, never an authority: an index that is damaged, of another
-version, of another tar or of another rule is treated like a missing one. specs/shard-index.md
-describes the file byte by byte.
+A stored index is a cache that is checked, never an authority: an index that is damaged, or made for
+another version, tar or rule, is treated as missing. specs/shard-index.md describes the file byte by
+byte.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class _Header(NamedTuple):
     unused: int = 0
 
     def identity(self) -> TarIdentity:
-        """Return what distinguishes the tar that was indexed."""
+        """Return the identity of the indexed tar."""
         return TarIdentity(self.tar_nbytes, self.tar_mtime_ns, self.tar_ctime_ns, self.tar_inode)
 
 
 def dump(shard_index: ShardIndex, identity: TarIdentity) -> bytes:
-    """Return an index as bytes, bound to a tar."""
+    """Serialize an index, bound to a tar."""
     sections = [
         bytes(shard_index.text[shard_index.text_start : shard_index.text_stop]),
         b"\0".join(map(to_bytes, shard_index.fields)),
@@ -96,8 +96,8 @@ def parse(
     """Return the index in ``data[start:stop]``, without a copy of its columns.
 
     Returns:
-        None if it is damaged, of another version, of another tar, or of the other rule. An index
-        that is returned was checked once, in full, and can be trusted to stay inside the tar.
+        None if it is damaged, or made for another version, tar or rule. A returned index was fully
+        checked, and can be trusted to stay inside the tar.
     """
     header = _checked_header(data, start, stop, identity, key_split)
     if header is None:
@@ -126,7 +126,7 @@ def parse(
         key_split=key_split,
         num_files=header.num_files,
     )
-    # This user wrote an index with a time, so its CRC is enough; a published one is from strangers.
+    # An index with a time was written by this user, so its CRC is enough; a published one was not.
     if identity.mtime_ns == NO_TIME and not _is_sound(shard_index, header):
         return None
     return shard_index
@@ -137,8 +137,8 @@ def has_key(
 ) -> bool:
     """Whether a sample of the index in ``data[start:stop]`` has a key.
 
-    Only the bytes of this key are looked at, in microseconds. An index that is damaged elsewhere
-    can say True; one that is of another rule or damaged there says False.
+    Only the bytes of this key are read, in microseconds. The result can be True for an index that
+    is damaged elsewhere; it is False for another rule, or for damage in this key.
     """
     if stop > len(data) or stop - start < _HEADER.size + _SECTIONS.size:
         return False
@@ -153,14 +153,14 @@ def has_key(
     if not 0 <= local_index < header.num_samples or at + width > stop:
         return False
     first = start + text_at + int.from_bytes(data[at : at + width], "little")
-    # With the NULs around it, so that it is neither the start nor the end of a longer key.
+    # With the NULs around it, so that the key is not a part of a longer one.
     return first < stop and data[first - 1 : first + len(key) + 1] == b"\0" + key + b"\0"
 
 
 def _checked_header(
     data: FileBytes, start: int, stop: int, identity: TarIdentity, key_split: KeySplit
 ) -> _Header | None:
-    """Return the header of an undamaged index of this version, this tar and this rule, or None."""
+    """Return the header of an undamaged index for this version, tar and rule, or None."""
     if stop > len(data) or stop - start < _HEADER.size + _SECTIONS.size:
         return None
     header = _Header._make(_HEADER.unpack_from(data, start))
@@ -177,7 +177,7 @@ def _checked_header(
 def _parse_columns(
     data: FileBytes, start: int, stop: int, places: tuple[int, ...], counts: tuple[int, ...]
 ) -> list[Column] | None:
-    """Return columns as views of the data; None if one is misaligned, odd or outside."""
+    """Return columns as views of the data; None if one is misaligned, malformed or outside."""
     columns = []
     for at, length, count in zip(places[::2], places[1::2], counts, strict=True):
         dtype = _DTYPES.get(length / count) if length and count else _DTYPES[1]
@@ -211,7 +211,7 @@ def _has_right_lengths(shard_index: ShardIndex, header: _Header) -> bool:
 
 
 def _has_ascending_starts(shard_index: ShardIndex) -> bool:
-    """Whether keys and samples divide the text and the members between them."""
+    """Whether the keys cover the whole text, and the samples all members, without gaps."""
     keys, members = shard_index.key_starts, shard_index.member_starts
     text_nbytes = shard_index.text_stop - shard_index.text_start
     return bool(
@@ -223,7 +223,7 @@ def _has_ascending_starts(shard_index: ShardIndex) -> bool:
 
 
 def _has_nuls_between_keys(shard_index: ShardIndex) -> bool:
-    """Whether a NUL precedes each key and ends the last, and no key has one."""
+    """Whether a NUL precedes each key and ends the last one, and no key contains one."""
     nbytes = shard_index.text_stop - shard_index.text_start
     text = np.frombuffer(shard_index.text, np.uint8, nbytes, shard_index.text_start)
     ends = shard_index.key_starts.astype(np.int64) - 1
@@ -237,7 +237,7 @@ def _is_inside_tar(shard_index: ShardIndex, tar_nbytes: int) -> bool:
     if max(last, largest) > tar_nbytes:
         return False
     if last + largest > tar_nbytes:  # otherwise each member ends inside, as in most tars
-        # Now that all are small, the sum cannot overflow.
+        # All values are at most the length of the tar, so the sum cannot overflow.
         ends = blocks.astype(np.int64) * BLOCK_NBYTES + sizes.astype(np.int64)
         if int(ends.max()) > tar_nbytes:
             return False
@@ -249,17 +249,17 @@ def _is_inside_tar(shard_index: ShardIndex, tar_nbytes: int) -> bool:
 
 
 def load(path: str, identity: TarIdentity, key_split: KeySplit) -> ShardIndex | None:
-    """Return the index that this user stored under a path; None if there is none for this tar."""
+    """Return the index that this user stored at a path; None if there is none for this tar."""
     data = read_or_map(path, is_own=True)
     shard_index = None if data is None else parse(data, 0, len(data), identity, key_split)
     if shard_index is None or not len(shard_index.head_crcs):
         return shard_index
-    # The tar is known to be the one that was indexed, so reads need not look at its headers.
+    # The tar is known to be the indexed one, so reads need not compare its headers.
     return replace(shard_index, head_crcs=np.empty(0, np.uint32))
 
 
 def load_for_ranges(path: str, key_split: KeySplit) -> tuple[ShardIndex, TarIdentity] | None:
-    """Return the index with checksums that this user stored under a path, and which tar it is of.
+    """Return the index with checksums that this user stored at a path, and the indexed tar.
 
     For use when that tar is not available locally: reads have to compare the checksums.
     """
@@ -268,10 +268,10 @@ def load_for_ranges(path: str, key_split: KeySplit) -> tuple[ShardIndex, TarIden
 
 
 def load_recorded(path: str) -> tuple[ShardIndex, TarIdentity] | None:
-    """Return the index with checksums that this user stored under a path, of any key rule.
+    """Return the index with checksums that this user stored at a path, by any key rule.
 
     Returns:
-        The index, and the tar that it was made from; None if there is none that is sound.
+        The index, and the identity of the indexed tar; None if there is no valid index.
     """
     data = read_or_map(path, is_own=True)
     header = None if data is None else _parsed_header(data)

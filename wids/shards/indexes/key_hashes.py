@@ -1,8 +1,8 @@
-"""Keys → numbers of 64 bits, all keys of an index in a few passes of numpy.
+"""Hash keys to 64 bits, all keys of an index in a few numpy passes.
 
-Equal keys have equal hashes; what is found by a hash has to be compared with the key itself, since
-hashes of other keys can be made equal on purpose. The hashes are of this process's memory only:
-packs have others (specs/shard-index.md), which take ten times as long to compute.
+Equal keys have equal hashes. A match has to be compared with the key itself, since other keys with
+the same hash can be constructed. These hashes are used only in the memory of a process: packs have
+others (specs/shard-index.md), which take ten times as long to compute.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import numpy.typing as npt
 from wids.shards.tars.index import ShardIndex
 from wids.storage.array_types import IntArray, WordArray
 
-# The hash of a key is the sum of its bytes times ascending powers of an odd number, modulo 2**64:
-# sums over any stretch of a text follow from one running sum, and an odd number has an inverse.
+# The hash of a key is the sum of its bytes times ascending powers of an odd number, modulo 2**64.
+# One running sum yields the sums over all stretches of a text, and an odd number has an inverse.
 _BASE: Final = 0x9E3779B97F4A7C15
 _INVERSE: Final = pow(_BASE, -1, 1 << 64)
 _MASK: Final = (1 << 64) - 1
 
 _BLOCK_NBYTES: Final = 1 << 17
-"""Bytes of text that are hashed at a time, as numbers eight times as long."""
+"""Bytes of text to hash at a time, as numbers that take eight times as much memory."""
 
 
 def key_hash(key: bytes) -> int:
@@ -42,7 +42,7 @@ def key_hashes(shard_index: ShardIndex) -> WordArray:
 
 
 def text_hashes(text: npt.NDArray[np.uint8], starts: npt.NDArray[np.integer]) -> WordArray:
-    """Return the hashes of stretches of a text that follow each other, one byte apart.
+    """Return the hashes of consecutive stretches of a text, one byte apart.
 
     Args:
         text: Bytes, shape ``(num_bytes,)``.
@@ -53,7 +53,7 @@ def text_hashes(text: npt.NDArray[np.uint8], starts: npt.NDArray[np.integer]) ->
     hashes = np.zeros(len(starts) - 1, np.uint64)
     first = 0
     while first < len(hashes):
-        # As many as fit into a block, and at least one, however long it is.
+        # As many as fit into a block, but at least one, however long.
         limit = starts[first] + _BLOCK_NBYTES
         stop = max(int(np.searchsorted(starts, limit, "right")) - 1, first + 1)
         edges = starts[first : stop + 1]
@@ -72,7 +72,7 @@ def _hash_block(text: npt.NDArray[np.uint8], starts: IntArray, out: WordArray) -
     out *= _powers(_INVERSE, size)[begins]
 
 
-@lru_cache(maxsize=4)  # for two sizes: shards of a dataset have much the same length
+@lru_cache(maxsize=4)  # for two sizes: shards of a dataset have similar lengths
 def _powers(base: int, size: int) -> WordArray:
     """Return the powers of a number from 0 on, modulo 2**64."""
     powers = np.full(size, base, np.uint64)

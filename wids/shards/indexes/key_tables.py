@@ -1,8 +1,8 @@
-"""Hashes of keys, in the order of their samples or in sorted runs → the tables of keys of a pack.
+"""Sort hashes of keys into the tables of keys of a pack.
 
-What is too much for memory is sorted in runs, in a temporary file without a name, and the runs are
-merged a few thousand entries at a time: 100 million samples need as much memory as two million.
-Nothing here knows where tables are in a file, or computes a hash.
+Hashes that do not fit in memory are sorted in runs, in a temporary file without a name, and the
+runs are merged a few thousand entries at a time: 100 million samples need as much memory as two
+million.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import numpy as np
 from wids.storage.array_types import IntArray, WordArray
 
 _RUN_LENGTH: Final = 1 << 20
-"""Entries of a run; to sort one takes about 100 MB."""
+"""Entries of a run; sorting one takes about 100 MB."""
 _MERGED_LENGTH: Final = 1 << 19
-"""Entries of all runs that are in memory while they are merged."""
+"""Entries of all runs in memory while they are merged."""
 _MIN_CHUNK: Final = 1 << 10
 
 
 class Entries(NamedTuple):
-    """A part of the tables: hashes, ascending, and the samples that have them.
+    """A part of the tables: ascending hashes, and the samples that have them.
 
     Attributes:
         hashes: Shape ``(num_entries,)``.
@@ -36,7 +36,7 @@ class Entries(NamedTuple):
     positions: IntArray
 
     def part(self, start: int, stop: int | None = None) -> Entries:
-        """Return the entries from a place on."""
+        """Return the entries from ``start`` to ``stop``, or to the end."""
         return Entries(self.hashes[start:stop], self.positions[start:stop])
 
 
@@ -45,10 +45,10 @@ class KeyTable:
 
     Args:
         folder: Where to put the temporary file, which has 12 bytes for each sample; None for the
-            system's folder of temporary files. There is none below a million samples.
+            system's temporary folder. Below a million samples there is no file.
 
     Attributes:
-        total: Samples so far.
+        total: Number of samples so far.
     """
 
     def __init__(self, folder: str | None = None) -> None:
@@ -68,7 +68,7 @@ class KeyTable:
             self._spill()
 
     def entries(self) -> Iterator[Entries]:
-        """Yield all entries, ascending by hash, in parts."""
+        """Yield all entries in parts, ascending by hash."""
         if not self._runs:
             yield self._sorted()
             return
@@ -78,7 +78,7 @@ class KeyTable:
         yield from merged([self._read(run, length) for run in range(len(self._runs))])
 
     def _sorted(self) -> Entries:
-        """Sort what is in memory, and forget it."""
+        """Sort the hashes in memory, and release them."""
         first = self.total - self._num_unsorted
         hashes = np.concatenate([np.empty(0, np.uint64), *self._unsorted])
         self._unsorted, self._num_unsorted = [], 0
@@ -86,7 +86,7 @@ class KeyTable:
         return Entries(hashes[order], order + first)
 
     def _spill(self) -> None:
-        """Write what is in memory to the file as a sorted run."""
+        """Write the hashes in memory to the file as a sorted run."""
         first = self.total - self._num_unsorted
         entries = self._sorted()
         if not self._runs:
@@ -119,7 +119,7 @@ def _new_file(folder: str | None) -> IO[bytes]:
 
 
 def chunk_length(num_runs: int) -> int:
-    """Return how many entries of each run to read at a time, to merge so many of them."""
+    """Return how many entries of each run to read at a time when merging this many runs."""
     return max(_MERGED_LENGTH // max(num_runs, 1), _MIN_CHUNK)
 
 
@@ -131,8 +131,8 @@ def merged(runs: Sequence[Iterable[Entries]]) -> Iterator[Entries]:
     """
     buffers = [_Buffer(iter(run)) for run in runs]
     while True:
-        # What is still unread of a run comes after the last entry that was read of it, so entries
-        # below the first of these are complete. Equal ones wait: the rest may have more of them.
+        # The unread part of a run comes after the last entry read of it, so entries below the least
+        # of these last ones are complete. Equal ones wait, since more of them may follow.
         limits = [buffer.last for buffer in buffers if not buffer.is_ended]
         bound = min(limits, default=None)
         parts = [part for part in (buffer.take(bound) for buffer in buffers) if len(part.hashes)]
@@ -145,7 +145,7 @@ def merged(runs: Sequence[Iterable[Entries]]) -> Iterator[Entries]:
 
 
 class _Buffer:
-    """What was read of a run and is not merged yet: at least one entry until the run has ended."""
+    """Entries of a run that are read but not merged yet: at least one until the run has ended."""
 
     def __init__(self, chunks: Iterator[Entries]) -> None:
         self._next = partial(next, chunks, None)
@@ -160,13 +160,13 @@ class _Buffer:
         return int(self._entries.hashes[-1])
 
     def take(self, bound: int | None) -> Entries:
-        """Remove and return the entries below a hash, or all of them; read more of the run."""
+        """Remove and return the entries below a hash, or all entries; read more of the run."""
         entries = self._entries
         if bound is None:
             return entries
         stop = int(np.searchsorted(entries.hashes, np.uint64(bound), "left"))
         self._entries = entries.part(stop)
-        # The run that has the bound has to continue, or its last entry would stay the bound.
+        # The run with the bound has to continue, or its last entry would stay the bound.
         if not self.is_ended and (len(self._entries.hashes) <= self._enough or self.last == bound):
             self._fill()
         return entries.part(0, stop)

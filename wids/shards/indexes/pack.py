@@ -1,9 +1,8 @@
-"""The indexes of all shards of a dataset in one file, read from a local file.
+"""Read a pack, the indexes of all shards of a dataset in one local file.
 
-What a pack offers is the protocol `Pack`; `LocalPack` is a file that is mapped, or read if it is
+The protocol `Pack` says what a pack offers. `LocalPack` is a file that is mapped, or read if it is
 small, and `wids.shards.indexes.range_pack.RangePack` reads parts of a remote one.
 `wids.shards.indexes.pack_writer` writes packs; specs/shard-index.md describes them byte by byte.
-Nothing here knows URLs, or the samples' bytes.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ _ENTRY_NBYTES: Final = 4 * 8
 HEADER_NBYTES: Final = HEADER.size
 
 _MAX_DIRECTORY_NBYTES: Final = 16_000_000
-"""Largest directory for a spec of no shards: a spec may list a part of what was packed."""
+"""Largest directory for a spec without shards: a spec may list only some of the packed shards."""
 _MAX_ENTRY_NBYTES: Final = 1 << 10
-"""What each shard of the spec adds to that: an entry, and a name of several hundred letters."""
+"""What each shard of the spec adds to that limit: an entry, and a name of several hundred bytes."""
 _INDEX_OVERHEAD_NBYTES: Final = 4 << 10
-"""How much longer than its tar an index can be: a member has 512 bytes of header in the tar, and
-less in the index."""
+"""How much longer than its tar an index can be: a member has a header of 512 bytes in the tar, and
+takes less in the index."""
 
 _PART_LENGTH: Final = 1 << 20
-"""Entries of the tables of keys that are read at a time: 12 MB."""
+"""Entries of the tables of keys to read at a time: 12 MB."""
 
 _logger = logging.getLogger("wids")
 
@@ -53,7 +52,7 @@ class Pack(Protocol):
 
     @property
     def num_samples(self) -> IntArray:
-        """Samples in each shard, shape ``(num_shards,)``."""
+        """Number of samples in each shard, shape ``(num_shards,)``."""
 
     @property
     def is_mapped(self) -> bool:
@@ -61,7 +60,7 @@ class Pack(Protocol):
 
     @property
     def digest(self) -> tuple[int, int]:
-        """What other keys, or other lengths of tars, would change."""
+        """Checksums that change with the keys and with the lengths of the tars."""
 
     def __len__(self) -> int:
         """Return the number of shards."""
@@ -76,13 +75,13 @@ class Pack(Protocol):
         """Return the index of a shard; None if the tar, or the rule, is another one."""
 
     def samples_with(self, key: str) -> list[tuple[int, int]] | None:
-        """Return number of shard and index in the shard of the samples that may have a key.
+        """Return the samples that may have a key, each as shard number and index in the shard.
 
-        None if the pack cannot say.
+        None if the tables of keys are damaged.
         """
 
     def has_key(self, number: int, local_index: int, key: str, key_split: KeySplit) -> bool:
-        """Whether a sample has a key by a rule, as far as the index of its shard tells."""
+        """Whether a sample has a key by a rule, according to the index of its shard."""
 
 
 class PackHeader(NamedTuple):
@@ -92,8 +91,8 @@ class PackHeader(NamedTuple):
         magic, version: What the file is.
         crc: CRC-32 of the rest of the header and the directory.
         nbytes: Length of the pack.
-        num_shards: Shards.
-        total: Samples in all shards.
+        num_shards: Number of shards.
+        total: Number of samples in all shards.
         directory: Where the directory is.
         names, names_nbytes: Where the names are, which end the directory, and their length.
         hashes: Where the hashes of the keys are, ascending.
@@ -122,7 +121,7 @@ class PackHeader(NamedTuple):
         return self.names + self.names_nbytes
 
     def is_consistent(self, nbytes: int) -> bool:
-        """Whether this is the header of a pack of a length, with all its sections inside."""
+        """Whether this is the header of a pack of this length, with all sections inside."""
         return (
             self.nbytes == nbytes
             and self.width in (4, 8)
@@ -139,8 +138,8 @@ class PackDirectory:
     The base of both kinds of pack.
 
     Attributes:
-        num_samples: Samples in each shard, shape ``(num_shards,)``.
-        digest: What other keys, or other lengths of tars, would change.
+        num_samples: Number of samples in each shard, shape ``(num_shards,)``.
+        digest: Checksums that change with the keys and with the lengths of the tars.
     """
 
     def __init__(self, header: PackHeader, data: bytes) -> None:
@@ -149,9 +148,9 @@ class PackDirectory:
         self._nbytes = header.nbytes
         self.digest = (header.crc, header.keys_crc)
         names = data[header.names - header.directory :]
-        # Counted first: a list of names needs much more memory than they do.
+        # Counted first: a list of names needs much more memory than the bytes.
         is_consistent = names.count(b"\0") == max(len(self) - 1, 0)
-        # As floats too, since a sum of integers can wrap around.
+        # Also as floats, since a sum of integers can wrap around.
         is_consistent &= int(self.num_samples.sum()) == header.total
         if not is_consistent or float(self.num_samples.sum(dtype=np.float64)) >= 1 << 63:
             raise ValueError("expected a pack of indexes, found one that contradicts itself")
@@ -173,14 +172,14 @@ class PackDirectory:
         return int(self._tar_nbytes[number])
 
     def _span(self, number: int, tar_nbytes: int) -> tuple[int, int] | None:
-        """Return where the index of a shard begins and ends; None if it cannot be of this tar."""
+        """Return the span of a shard's index; None if the index cannot belong to this tar."""
         start, length = int(self._starts[number]), int(self._lengths[number])
         if tar_nbytes != self.tar_nbytes(number) or start + length > self._nbytes:
             return None
         return (start, start + length) if length <= tar_nbytes + _INDEX_OVERHEAD_NBYTES else None
 
     def _places(self, positions: Column) -> list[tuple[int, int]]:
-        """Return number of shard and index in the shard of samples, by their positions."""
+        """Return the shard number and the index in the shard for each position."""
         ends = self._ends
         numbers = ends.searchsorted(positions.astype(np.uint64), side="right").tolist()
         return [
@@ -200,11 +199,11 @@ def parse_header(data: bytes, nbytes: int, num_shards: int = 0) -> PackHeader:
     Args:
         data: Its first bytes.
         nbytes: Its length.
-        num_shards: Shards of the spec that names it, which limit the length of its directory:
-            the author of the pack, or its server, can claim any.
+        num_shards: Number of shards of the spec that names it. This limits the length of its
+            directory, since the author of the pack, or its server, can claim any.
 
     Raises:
-        ValueError: It is not a pack of this version, of that length and for that spec.
+        ValueError: It is not a pack of this version and length, and for that spec.
     """
     if len(data) < HEADER_NBYTES or data[: len(MAGIC)] != MAGIC:
         raise ValueError("expected a pack of indexes, found something else")
@@ -225,26 +224,26 @@ def parse_header(data: bytes, nbytes: int, num_shards: int = 0) -> PackHeader:
 
 
 def check_directory(header: bytes, directory: bytes, crc: int) -> None:
-    """Raise `ValueError` if header or directory of a pack are damaged."""
+    """Raise `ValueError` if the header or the directory of a pack is damaged."""
     if zlib.crc32(directory, zlib.crc32(header[CRC_START:HEADER_NBYTES])) != crc:
         raise ValueError("expected the directory of a pack, found it damaged")
 
 
 def key_hash(key: bytes) -> int:
-    """Return the 64 bits by which a pack finds a key."""
+    """Return the 64-bit hash of a key in packs."""
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
 
 
 def equal_range(hashes: Column, wanted: int) -> tuple[int, int]:
-    """Return the start and the stop of the hashes that equal the wanted one; they ascend."""
-    value = np.uint64(wanted)  # a Python int would have numpy convert the whole table
+    """Return the start and stop of the wanted hash in ascending hashes."""
+    value = np.uint64(wanted)  # with a Python int, numpy would convert the whole table
     return int(np.searchsorted(hashes, value, "left")), int(np.searchsorted(hashes, value, "right"))
 
 
 class LocalPack(PackDirectory):
     """A pack in a local file, which is mapped unless it is small; see `Pack`.
 
-    Safe to share between threads and forked processes; unpickled, it is mapped again.
+    Safe to share between threads and forked processes; unpickling maps the file again.
 
     Args:
         path: The file.
@@ -261,7 +260,7 @@ class LocalPack(PackDirectory):
         self._num_shards = num_shards
         start = data[:HEADER_NBYTES]
         header = parse_header(start, len(data), num_shards)
-        # Copied, since the mapped bytes are only touched after a look at the file's length.
+        # Copied, since mapped bytes must not be touched without checking the file's length.
         directory = data[header.directory : header.directory_stop]
         check_directory(start, directory, header.crc)
         super().__init__(header, directory)
@@ -296,9 +295,9 @@ class LocalPack(PackDirectory):
         )
 
     def repeated_keys(self) -> Iterator[Entries]:
-        """Yield the hashes that several keys have, ascending, in parts that cut none in two.
+        """Yield the hashes that occur more than once, ascending, in parts that split no hash.
 
-        Yields nothing if the pack cannot say.
+        Yields nothing if the tables of keys are damaged.
         """
         start = 0
         total = len(self._hashes) if self.is_intact() and self._has_sound_keys else 0
@@ -316,16 +315,16 @@ class LocalPack(PackDirectory):
             self.release()
 
     def blob(self, number: int) -> bytes:
-        """Return the index of a shard, as it is stored."""
+        """Return the index of a shard as stored."""
         start = int(self._starts[number])
         return self._data[start : start + int(self._lengths[number])]
 
     def keys_of(self, num_shards: int, length: int) -> Iterator[Entries]:
-        """Yield the hashes of the first shards' keys, ascending, with their samples.
+        """Yield the hashes of the keys of the first shards, ascending, with their samples.
 
         Args:
-            num_shards: How many shards.
-            length: How many entries of the tables to read at a time.
+            num_shards: Number of shards.
+            length: Number of entries of the tables to read at a time.
 
         Raises:
             ValueError: The tables of keys are damaged.
@@ -340,16 +339,16 @@ class LocalPack(PackDirectory):
             self.release()
 
     def release(self) -> None:
-        """Return the memory of all that was read of a mapped file; it is read again on demand.
+        """Release the memory of a mapped file; the bytes are read again on demand.
 
-        The system would do so when memory is scarce. Called between the steps of work that reads a
-        pack from end to end, since packs are longer than the memory that such work may use.
+        The system would do this only when memory is scarce. Called between the steps of work that
+        reads a whole pack, since packs can exceed the memory that such work may use.
         """
         if isinstance(self._data, mmap.mmap):
             advise(self._data, "DONTNEED")
 
     def is_intact(self) -> bool:
-        """Whether the file still has its length: to touch mapped bytes that it lost is fatal."""
+        """Whether the file still has its length: touching mapped bytes beyond its end is fatal."""
         return not isinstance(self._data, mmap.mmap) or self._data.size() == len(self._data)
 
     @property
@@ -359,7 +358,7 @@ class LocalPack(PackDirectory):
 
     @cached_property
     def _has_sound_keys(self) -> bool:
-        """Whether the tables of keys are undamaged; read in full when a key is first wanted."""
+        """Whether the tables of keys are undamaged; the first look-up reads them in full."""
         crc = 0
         for table in (self._hashes, self._positions):
             for start in range(0, len(table), _PART_LENGTH):
@@ -373,7 +372,7 @@ def load_pack(path: str, handle: int | None = None, num_shards: int = 0) -> Loca
 
     Args:
         path: The file.
-        handle: A descriptor of it, if it is open already; closed here.
+        handle: A descriptor of the file, if it is already open; always closed here.
         num_shards: As for `parse_header`.
     """
     data = read_or_map(path, handle=handle)

@@ -1,8 +1,8 @@
-"""Indexes of shards, or packs of them → a pack.
+"""Write a pack from the indexes of shards, or join several packs.
 
 The counterpart of `wids.shards.indexes.pack`; specs/shard-index.md describes the file byte by byte.
-Shards are read one after another and none is stored, so memory does not grow with the samples.
-Nothing here knows URLs, or the samples' bytes.
+Indexes are written one after another and none is kept, so memory does not grow with the number of
+samples.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _PIECE_NBYTES: Final = 1 << 20
 
 
 def write_pack(file: IO[bytes], shards: Iterable[tuple[str, int, ShardIndex]]) -> None:
-    """Write a pack into an empty file that can be read and can seek.
+    """Write a pack into an empty file that is readable and seekable.
 
-    A temporary file beside it has 12 bytes for each sample, from a million samples on.
+    From a million samples on, a temporary file beside it has 12 bytes for each sample.
 
     Args:
         file: The file.
-        shards: Base name, length of the tar, and index with checksums, for each shard in order.
+        shards: The base name, length of the tar, and index with checksums of each shard, in order.
     """
     parts = _Parts(file)
     with KeyTable(_folder_of(file)) as table:
@@ -52,9 +52,9 @@ def write_pack(file: IO[bytes], shards: Iterable[tuple[str, int, ShardIndex]]) -
 
 
 def join_packs(file: IO[bytes], packs: Sequence[tuple[LocalPack, int]]) -> None:
-    """Write the pack of several packs' shards into an empty file that can be read and can seek.
+    """Join packs into an empty file that is readable and seekable.
 
-    Indexes and hashes are copied, and not computed again.
+    Indexes and hashes are copied, not recomputed.
 
     Args:
         file: The file.
@@ -78,24 +78,24 @@ def join_packs(file: IO[bytes], packs: Sequence[tuple[LocalPack, int]]) -> None:
 
 
 def _moved(entries: Iterator[Entries], num_before: int) -> Iterator[Entries]:
-    """Yield the keys of samples that come after others."""
+    """Yield entries with their positions moved behind earlier samples."""
     for hashes, positions in entries:
         yield Entries(hashes, positions + num_before)
 
 
 def _folder_of(file: IO[bytes]) -> str | None:
-    """Return the folder of a file, where there is space for a pack; None if it has no name."""
+    """Return the folder of a file, which has space for a pack; None if the file has no name."""
     return os.path.dirname(file.name) if isinstance(file.name, str) else None
 
 
 class _Parts:
-    """A pack while it is written: the indexes are in the file, the rest is in memory."""
+    """A pack being written: the indexes are in the file, the rest is in memory."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._entries: list[tuple[int, int, int, int]] = []
         self._names: list[bytes] = []
-        file.write(bytes(HEADER_NBYTES))  # known only at the end
+        file.write(bytes(HEADER_NBYTES))  # the header is known only at the end
 
     def add(self, name: bytes, tar_nbytes: int, num_samples: int, blob: bytes) -> None:
         """Write the index of the next shard."""
@@ -104,7 +104,7 @@ class _Parts:
         self._file.write(blob)
 
     def finish(self, keys: Iterable[Entries]) -> None:
-        """Write directory, tables and header."""
+        """Write the directory, the tables and the header."""
         file = self._file
         directory = self._align()
         entries = np.array(self._entries, "<u8").reshape(-1, 4)
@@ -114,7 +114,7 @@ class _Parts:
         total = int(entries[:, 3].sum())
         width = 4 if total < 1 << 32 else 8
         hashes = self._align()
-        positions = hashes + 8 * total  # which is aligned, too
+        positions = hashes + 8 * total  # also aligned
         end = self._write_tables(keys, hashes, positions, width)
         header = PackHeader(
             magic=MAGIC,
@@ -138,7 +138,7 @@ class _Parts:
     def _write_tables(
         self, keys: Iterable[Entries], hashes: int, positions: int, width: int
     ) -> int:
-        """Write both tables a part at a time, each from its place on; return where they end."""
+        """Write both tables a part at a time, each at its position; return where they end."""
         stop = positions
         for part in keys:
             self._file.seek(hashes)
@@ -150,7 +150,7 @@ class _Parts:
         return positions
 
     def _crc(self, start: int, stop: int) -> int:
-        """Return the checksum of what was written."""
+        """Return the checksum of written bytes."""
         crc = 0
         self._file.seek(start)
         for at in range(start, stop, _PIECE_NBYTES):
@@ -158,7 +158,7 @@ class _Parts:
         return crc
 
     def _align(self) -> int:
-        """Fill up to the next aligned position and return it."""
+        """Pad to the next aligned position and return it."""
         self._file.write(bytes(-self._file.tell() % ALIGNMENT))
         return self._file.tell()
 

@@ -1,8 +1,8 @@
-"""A remote pack of indexes, read in parts by byte range.
+"""Read parts of a remote pack of indexes by byte range.
 
-A pack has about sixty bytes for each sample, a gigabyte for some datasets. Of a large one the
-directory is read, then the index of each shard that is opened, and for a key a stretch of its
-table. Nothing here knows URLs: a callable reads a range.
+A pack has about sixty bytes for each sample, a gigabyte for some datasets. Of a large one, only the
+directory is read, then the index of each shard that is opened, and for a key a part of the tables.
+A callable reads the ranges.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from wids.shards.tars.member_names import KeySplit, to_bytes
 from wids.shards.tars.raw_samples import ReadRange
 
 _MAX_STORED: Final = 64
-"""Indexes that are stored, so that reopening a shard costs no request."""
+"""Number of indexes to keep, so that reopening a shard costs no request."""
 
 
 class RangePack(PackDirectory):
     """A pack that is read by range; see `wids.shards.indexes.pack.Pack`.
 
-    The tables of keys are never read in full, so they are not compared with their checksum: what is
-    read of them has to ascend. The index of a shard that they lead to has a checksum of its own,
-    and the key is searched for in it. Safe to use from any thread.
+    The tables of keys are never read in full, so they are not compared with their checksum; the
+    hashes that are read have to ascend. The index of a shard has its own checksum, and the key is
+    compared with it. Safe to use from any thread.
 
     Args:
         read_range: Returns the bytes from a start to a stop.
@@ -70,7 +70,7 @@ class RangePack(PackDirectory):
             return None
         blob = self._read_range(*span)
         shard_index = index_file.parse(blob, 0, len(blob), TarIdentity(tar_nbytes), key_split)
-        # Each step is one operation on the dict, since other threads may use it.
+        # Each step is one atomic operation on the dict, since other threads may use it.
         for old in list(self._stored)[: len(self._stored) - _MAX_STORED + 1]:
             self._stored.pop(old, None)
         self._stored[request] = shard_index
@@ -79,7 +79,7 @@ class RangePack(PackDirectory):
     def samples_with(self, key: str) -> list[tuple[int, int]] | None:
         """Return the samples that may have a key, as in `Pack`; None if the tables are damaged."""
         wanted, total = key_hash(to_bytes(key)), self._header.total
-        # Hashes are spread evenly, so the place of one is known to within a few square roots.
+        # Hashes are uniform, so the position of one is known to within a few square roots.
         middle, half = total * wanted >> 64, 8 * isqrt(total) + 512
         while True:
             low, high = max(middle - half, 0), min(middle + half, total)
