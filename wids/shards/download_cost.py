@@ -26,7 +26,7 @@ class DownloadCost:
     """What downloading some shards costs.
 
     Attributes:
-        nbytes_of: The length of each shard by its URL; None where the server does not state it.
+        nbytes_of: The length of each shard by its URL; None if the server does not state it.
     """
 
     nbytes_of: Mapping[str, int | None]

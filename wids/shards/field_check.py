@@ -18,8 +18,8 @@ from wids.shards.opener import ShardOpener
 from wids.shards.tars.readable_shard import ReadableShard
 
 _LOOK_S: Final = 2.0
-"""How long to look for a field in the indexes of other shards. Those of a thousand shards are read
-in this time; scanning as many tars that have no index yet would take minutes."""
+"""How long to look for a field in the indexes of other shards. The indexes of a thousand shards are
+read in this time; scanning as many tars without an index would take minutes."""
 
 _MAX_SHOWN: Final = 12
 """Most names of fields in a message."""

@@ -46,9 +46,10 @@ appears soon."""
 
 
 class Glimpse:
-    """What is known of one remote tar without an index. Safe to use from any number of threads.
+    """What is known about one remote tar without an index.
 
-    The constructor reads the first megabyte.
+    Safe to use from any number of threads. The constructor reads the first megabyte, or three from
+    a server without ranges.
 
     Args:
         fetcher: Reads the tar.
@@ -57,7 +58,7 @@ class Glimpse:
 
     Attributes:
         name: The name of the tar in messages.
-        index: The complete samples that were found so far, with checksums of their headers.
+        index: The complete samples found so far, with checksums of their headers.
         is_complete: Whether these are all samples of the tar.
         has_ranges: Whether more can be read; False if the server sends whole files only.
         problem: What is wrong with the tar after these samples, or None.
@@ -222,9 +223,10 @@ class Glimpse:
 
 
 class ShardLook:
-    """One shard of a dataset, by its index or a `Glimpse`. Safe to use from any number of threads.
+    """One shard of a dataset, by its index or a `Glimpse`.
 
-    Notebooks and pages treat it as a dataset with a single shard, number 0.
+    Safe to use from any number of threads. Notebooks and pages treat it as a dataset with a single
+    shard, number 0.
 
     Args:
         opener: Opens shards of the dataset that have an index.

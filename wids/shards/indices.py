@@ -36,7 +36,7 @@ def as_array(indices: Any) -> npt.NDArray[Any]:
     try:
         array = np.asarray(indices)
         if array.dtype == object and array.ndim == 1:  # integers too large for numpy, or no numbers
-            # All of them are out of range; clamped, numpy can compare them.
+            # Those too large are out of range; clamped, numpy can compare them.
             return np.array([max(-_LARGEST, min(_LARGEST, operator.index(i))) for i in array])
     except (ValueError, TypeError, RuntimeError):
         return np.empty((), object)

@@ -112,7 +112,7 @@ class KeyLookup:
         The index is -1 if the shard does not have the key, and None if the shard has changed.
         """
         wanted = to_bytes(key)
-        if b"\0" in wanted:  # no stored key has one
+        if b"\0" in wanted:  # no stored key contains a NUL
             return
         packed = self._opener.packs.samples_with(key) if self._believes_pack else []
         if packed is None:  # no pack, or damaged tables: all shards need the table of hashes

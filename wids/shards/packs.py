@@ -51,7 +51,7 @@ class Packs:
                 self._open(shared)  # now, so that processes forked later share the mapped memory
 
     def index(self, number: int, tar_nbytes: int, key_split: KeySplit) -> ShardIndex | None:
-        """Return the index of a shard; None where no pack has the index of a tar of this length."""
+        """Return the index of a shard; None if no pack has the index of a tar of this length."""
         for pack, position in self._packs_of(number):
             shard_index = pack.index(position, tar_nbytes, key_split)
             if shard_index is not None:
@@ -91,7 +91,7 @@ class Packs:
         """Return the samples that may have a key, each as shard number and index in the shard.
 
         Searches the packs of datasets as they were made; the spec may list only some of their
-        shards, or replace them. None if one of the packs cannot be searched.
+        shards, or replace them. None if a pack cannot be searched, or there are too many packs.
         """
         if len(self._shared) > _MAX_SHARED:  # each key would be looked up in all of them
             return None

@@ -97,7 +97,7 @@ class ShardReader:
         return int(self.edges[-1])
 
     def locate(self, position: int) -> tuple[int, int]:
-        """Return the number of the shard that a position lies in, and the position in the shard."""
+        """Return the number of the shard that has a position, and the index in the shard."""
         number = bisect_right(self.ends, position)
         return number, position - self.starts[number]
 
@@ -177,7 +177,7 @@ class ShardReader:
         return self.counted.opener.is_local(number)
 
     def nbytes(self, number: int) -> int | None:
-        """Return the length of a shard in bytes; None where the spec does not state it."""
+        """Return the length of a shard in bytes; None if the spec does not state it."""
         return self.shards[number].nbytes
 
     def index(self, number: int) -> ShardIndex | None:
@@ -287,7 +287,7 @@ class ShardReader:
         Args:
             number: The number of the shard.
             shard: The open shard that could not be read.
-            error: What it raised.
+            error: The error that it raised.
         """
         if not (isinstance(shard, Shard) and isinstance(error, ShardFormatError)):
             return False

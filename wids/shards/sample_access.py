@@ -37,6 +37,6 @@ class SampleAccess(Protocol):
 
 
 def access_of(dataset: Any) -> Any:
-    """Return how the samples of a dataset are read; None for a dataset that is not wids' own."""
+    """Return how the samples of a dataset are read; None for a dataset of another library."""
     # Private because users write subclasses with their own attributes.
     return getattr(dataset, "_access", None)

@@ -13,7 +13,7 @@ from wids.storage.shared_number import SharedNumber
 MAX_OPEN_SHARDS: Final = 256
 """Default limit, if the process may open four times as many files."""
 
-_LAST_USED: Final = attrgetter("last_used")  # several times faster than a function of Python
+_LAST_USED: Final = attrgetter("last_used")  # several times faster than a Python function
 
 
 def default_size() -> int:
@@ -35,7 +35,7 @@ class OpenShard(Protocol):
         Args:
             number: Its number.
             local: Whether the shard must be a local file, because much of it will be read.
-            make_room: Closes open shards that keep the cache from evicting their files.
+            make_room: Closes open shards, which prevent the cache from evicting their files.
         """
 
 
@@ -142,5 +142,5 @@ class _Entry:
     def __init__(self, number: int, shard: ReadableShard, last_used: int) -> None:
         self.number = number
         self.shard = shard
-        self.is_local = shard.is_local  # read at each hit, and quicker here than through a property
+        self.is_local = shard.is_local  # read at each hit, and faster than a property
         self.last_used = last_used

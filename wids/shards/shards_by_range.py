@@ -22,7 +22,7 @@ _ENOUGH: Final = 0.25
 
 @dataclass(frozen=True)
 class ShardsByRange:
-    """The shards of which only the bytes of samples are fetched.
+    """The shards that are read by range.
 
     Attributes:
         facts: The shards.

@@ -125,7 +125,7 @@ def encode_cbor(value: Any) -> bytes:
 
 
 def decode_pickle(data: bytes) -> Any:
-    """Return a pickled value. This executes code in the data."""
+    """Return a pickled value, which executes code in the data."""
     import pickle
 
     return pickle.loads(data)  # noqa: S301 - the caller passed allow_pickle=True

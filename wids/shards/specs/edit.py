@@ -63,7 +63,7 @@ def edit_spec(
         document["shardlist"] = sorted(entries, key=lambda entry: str(entry["url"]))
     document.setdefault("name", os.path.splitext(os.path.basename(path))[0])
     # Before the file is touched, so that a rejected change leaves the document unchanged.
-    load_spec(document, allow_pipe=True)  # raises what is wrong with the change
+    load_spec(document, allow_pipe=True)  # raises if the change is wrong
     _replace(path, document)
 
 
@@ -115,7 +115,7 @@ def _loaded(path: str, keys: tuple[str, ...] = ("shardlist",)) -> dict[str, Any]
             f"{urls.redact(path)}: expected a JSON spec on this machine; change the local one, and "
             "publish it again"
         )
-    load_spec(path, allow_pipe=True)  # raises what is wrong with the file
+    load_spec(path, allow_pipe=True)  # raises if the file is wrong
     with open(path, encoding="utf-8") as file:
         document: dict[str, Any] = json.load(file)
     if not any(isinstance(document.get(key), list) for key in keys):

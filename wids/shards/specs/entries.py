@@ -181,7 +181,7 @@ def _count(value: Any, key: str, label: str) -> int | None:
     if value is None:
         return None
     # True and False are ints in Python, but not counts.
-    try:  # an integer of numpy, from a caller's list
+    try:  # a numpy integer, from a caller's list
         if not isinstance(value, bool) and 0 <= operator.index(value) <= _MAX_COUNT:
             return operator.index(value)
     except TypeError:

@@ -19,7 +19,7 @@ from wids.shards.tars.strict_lane import read_next
 
 
 class HeaderScan:
-    """The scan of one tar, a member at a time. Not safe for concurrent use by several threads.
+    """The scan of one tar, a member at a time; not safe to use from several threads at once.
 
     Args:
         data: The tar. An error raised by slicing it ends a step, which can then be repeated.

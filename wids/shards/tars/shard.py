@@ -332,7 +332,7 @@ class Shard:
         self._read_verified, self._read_several_verified = verified
 
     def close(self) -> None:
-        """Release the file. Memoryviews that were handed out stay valid and keep it mapped."""
+        """Release the file; memoryviews that were handed out stay valid and keep it mapped."""
         self._view.release()
         with suppress(BufferError):  # views are in use; the last of them closes the map
             self._map.close()
