@@ -21,7 +21,7 @@ Words: TypeAlias = npt.NDArray[np.uint64]
 
 _BATCH: Final = 1024  # headers; half a MiB, so that a batch stays in the processor's cache
 _PROBE: Final = 256  # blocks to search first; the kernel reads as many at once
-_DENSITY: Final = 4  # with at most this many blocks per header, searching all blocks pays off
+_DENSITY: Final = 4  # blocks to search for each header; beyond twice as many, hops are cheaper
 
 _MAGIC: Final = np.uint64(int.from_bytes(b"\0ustar\0\0", "little"))  # bytes 256 to 264
 _MAGIC_MASK: Final = np.uint64(int.from_bytes(b"\0\xff\xff\xff\xff\xff\0\0", "little"))
