@@ -306,3 +306,25 @@ def test_parts_at_the_same_time(folder: Path) -> None:
     assert [part.wait(120) for part in parts] == [0, 0, 0]
     assert rewrite("out", "--merge")[0] == 0
     assert contents(folder / "out") == contents(folder / "expected")
+
+
+def test_a_restart_after_a_killed_merge(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A merge that was killed before it noted its plan can be started over (REWRITE-8)."""
+    rewrite("expected")
+    for part in ("1/2", "2/2"):
+        assert rewrite("out", "--part", part)[0] == 0
+    with monkeypatch.context() as patched:
+        patched.setattr("wids.publish.journal.Journal.begin", lambda *_: os.kill(os.getpid(), 9))
+        assert in_killed_child(partial(rewrite, "out", "--merge"))
+    assert rewrite("out", "--restart")[0] == 0
+    expected = contents(folder / "expected")
+    assert {n: b for n, b in contents(folder / "out").items() if n in expected} == expected
+
+
+def in_killed_child(work: Callable[[], object]) -> bool:
+    """Do something in a forked process; return whether it was killed."""
+    child = os.fork()
+    if not child:
+        work()
+        os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])

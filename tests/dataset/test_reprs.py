@@ -180,7 +180,7 @@ def test_tab_completion_shows_what_is_public(instances: dict[str, Any]) -> None:
     public = [name for name in dataset if not name.startswith("_")]
     assert public == sorted(
         [
-            *("is_view", "locate", "only", "reader", "undecoded"),
+            *("is_view", "locate", "only", "reader", "sample_access", "undecoded"),
             *("add_transform", "check_cache_misses", "close", "dataset_name", "fetch_shard"),
             *("fields", "find_key", "get_by_key", "get_shard", "get_stats", "join", "keys"),
             *("lengths", "limits", "map", "num_failed", "on_error", "positions", "set_epoch"),

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import ConcatDataset, DataLoader, SequentialSampler, Subset
 
+import wids
 from wids import ChunkedSampler, ShardListDataset
 
 
@@ -172,3 +173,74 @@ def test_batches_of_a_subclass_never_see_what_failed(train: Path, policy: Any) -
         turn = [(sample["__index__"], sample["turn"]) for sample in dataset]
     expected = [n if n != 9 else 10 for n in range(20) if n != 9 or policy == "next"]
     assert turn == [(index, True) for index in expected]
+
+
+class Wrapped:
+    """A dataset around another one, which passes on its public names."""
+
+    def __init__(self, dataset: ShardListDataset) -> None:
+        self.dataset_inside = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset_inside)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset_inside[index]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "dataset_inside":
+            raise AttributeError(name)
+        return getattr(self.dataset_inside, name)
+
+
+class Foreign:
+    """A dataset of another library, with an attribute of the same name."""
+
+    sample_access = _access = "rw"
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> int:
+        return range(3)[index]
+
+
+def test_wrappers_that_pass_on_public_names(train: Path, tmp_path: Path) -> None:
+    """A prefetcher and a rewrite accept them; another library's datasets are left alone."""
+    dataset: Any = Wrapped(ShardListDataset(train))
+    assert sorted(wids.Prefetcher(ChunkedSampler(dataset), dataset)) == list(range(20))
+    assert len(wids.ShardListDataset(wids.rewrite(dataset, tmp_path / "new-%06d.tar"))) == 20
+
+    both: Any = ConcatDataset([ShardListDataset(train), Foreign()])  # type: ignore[list-item]
+    assert list(wids.Prefetcher(SequentialSampler(both), both)) == list(range(23))
+    wrong: Any = type("Wrong", (Wrapped,), {"sample_access": None})(dataset)
+    with pytest.raises(TypeError, match=r"expected a wids\.ShardListDataset .*, found Wrong"):
+        wids.rewrite(wrong, tmp_path / "no-%d.tar")
+
+
+def test_what_users_set_stays_on_views(train: Path) -> None:
+    """Also on joins and on views of some fields, as on slices."""
+    dataset = ShardListDataset(train)
+    dataset.classes = ["a", "b"]  # type: ignore[attr-defined]
+    joined = dataset.join({f"s{number:05d}": {"x": number} for number in range(20)})
+    for view in (dataset[:3], joined, dataset.only([".cls"])):
+        assert view.classes == ["a", "b"]  # type: ignore[attr-defined]
+
+
+def test_attributes_may_be_assigned_before_the_constructor(train: Path) -> None:
+    """The constructor replaces them, as any attribute that it sets."""
+
+    class Early(ShardListDataset):
+        def __init__(self, shards: Path) -> None:
+            self.transformations = []
+            self.dataset_name = "early"
+            super().__init__(shards)
+
+    assert Early(train).dataset_name == "train"
+
+
+def test_a_sample_by_key_is_counted_by_the_subclass(train: Path) -> None:
+    """``get_by_key`` calls ``__getitem__`` of this very object."""
+    dataset = Doubled(train)
+    assert dataset.get_by_key("s00003")["twice"] == 6
+    assert dataset.num_calls == 1

@@ -1,6 +1,6 @@
 """States and the settings of other versions: those that are new, and those that would be forgotten.
 
-`tests/test_golden.py` reads states that earlier versions saved.
+`tests/golden/test_golden_files.py` reads states that earlier versions saved.
 """
 
 from __future__ import annotations

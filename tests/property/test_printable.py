@@ -116,15 +116,11 @@ def reads(name: str, folder: Path) -> Iterator[Callable[[], Any]]:
     spec = {"wids_version": 1, "name": name, "shardlist": [{"url": "good.tar", "nsamples": 9}]}
     (folder / "good.json").write_text(json.dumps(spec))
     yield lambda: wids.ShardListDataset(folder / "good.json")[0]
-    writer = wids.TarWriter(folder / "new.tar")
-    yield lambda: writer.write({"__key__": name, name: 3})
-    yield lambda: writer.write({"__key__": "a", f".{name}": object()})
-    yield lambda: writer.write({"__key__": "a", f".{name}.json": object()})
-    yield (
-        writer.write_nothing
-        if hasattr(writer, "write_nothing")
-        else lambda: writer.write({"__key__": name})
-    )
+    with wids.TarWriter(folder / "new.tar") as writer:
+        yield lambda: writer.write({"__key__": name, name: 3})
+        yield lambda: writer.write({"__key__": "a", f".{name}": object()})
+        yield lambda: writer.write({"__key__": "a", f".{name}.json": object()})
+        yield lambda: writer.write({"__key__": name})
 
 
 def fail(_: Any) -> Any:

@@ -102,3 +102,28 @@ def test_workers_are_not_forks_of_the_program() -> None:
     They have the modules that were imported while the program did other work.
     """
     subprocess.run([sys.executable, "-c", FORKED], timeout=100, check=True)
+
+
+OTHERS = """
+import multiprocessing, time
+from wids.publish.processes import process_pool
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    try:
+        with process_pool(2, 2) as executor:
+            assert list(executor.map(abs, [-1, -2])) == [1, 2]
+            other = context.Process(target=time.sleep, args=(1,))
+            other.start()
+            raise ValueError("the work ends")
+    except ValueError:
+        other.join()
+        print(other.exitcode, executor.workers.isdisjoint([other]), len(executor.workers) > 0)
+"""
+
+
+def test_processes_of_others_go_on() -> None:
+    """A pool that ends early ends its own workers, and no other child of the program."""
+    command = [sys.executable, "-c", OTHERS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.stdout.split() == ["0", "True", "True"], done.stderr

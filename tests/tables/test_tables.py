@@ -462,3 +462,14 @@ def test_a_million_bytes_of_payload_stay_out_of_memory(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(tmp_path / "parts.json")]
     done = subprocess.run(command, check=True, capture_output=True)
     assert int(done.stdout) < 20_000, "150 MB of shards"
+
+
+def test_lists_of_nulls(tmp_path: Path) -> None:
+    """Arrow's own cast of such lists makes one item of several."""
+    values = [b"[null, null]", b"[]", b"[null]", b"[[null, null]]"]
+    for name, some in {"a": values[:1], "b": values[:3], "c": values[3:]}.items():
+        members = [(f"{number}.json", value) for number, value in enumerate(some)]
+        dataset = ShardListDataset([write_tar(tmp_path / f"{name}.tar", members)])
+        column = dataset.table([".json"])[".json"]
+        column.validate(full=True)
+        assert column.to_pylist() == [json.loads(value) for value in some]

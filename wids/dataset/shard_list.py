@@ -205,7 +205,6 @@ class ShardListDataset(TorchDataset):
             wants_progress=progress,
         )
         reader = ShardReader(counted_shards(self.spec, store, read_options, progress=progress))
-        # Read by `wids.shards.sample_access.access_of`.
         self._access = Access(
             range(len(reader)),
             reader,
@@ -218,6 +217,11 @@ class ShardListDataset(TorchDataset):
         self._epoch = SharedEpoch()
         # Not at import, which changes nothing: a notebook with a dataset has samples to show.
         show_samples_in_notebooks()
+
+    @property
+    def sample_access(self) -> Access:
+        """How the samples are read, for other packages of wids."""
+        return self._access
 
     @property
     def reader(self) -> ShardReader:
@@ -246,7 +250,7 @@ class ShardListDataset(TorchDataset):
 
     @dataset_name.setter
     def dataset_name(self, dataset_name: str) -> None:
-        self._access = replace(self._access, dataset_name=dataset_name)
+        self._change(dataset_name=dataset_name)
 
     @property
     def transformations(self) -> list[Transformation]:
@@ -255,7 +259,11 @@ class ShardListDataset(TorchDataset):
 
     @transformations.setter
     def transformations(self, transformations: list[Transformation]) -> None:
-        self._access = replace(self._access, transformations=transformations)
+        self._change(transformations=transformations)
+
+    def _change(self, **values: Any) -> None:
+        if "_access" in vars(self):  # what a subclass assigns earlier, the constructor replaces
+            self._access = replace(self._access, **values)
 
     @property
     def on_error(self) -> OnError | Policy | None:
@@ -512,7 +520,7 @@ class ShardListDataset(TorchDataset):
             access = access.with_on_error(None)
         # The subclass decides what a sample is, also for one that is found by its key.
         if access.is_overridden:
-            return self._view(access)[index]
+            return (self if access is self._access else self._view(access))[index]
         return access.sample(int(access.positions[index]), access.shard_number(index), local=False)
 
     # Views.
@@ -527,7 +535,7 @@ class ShardListDataset(TorchDataset):
     def _plain(self, access: Access) -> ShardListDataset:
         """Return a dataset of samples that a subclass does not expect, as those of a join."""
         made = ShardListDataset.__new__(ShardListDataset)
-        made.spec, made._epoch = self.spec, self._epoch  # noqa: SLF001 - another of this class
+        vars(made).update(vars(self))  # what users have set on this one, too
         made._access = replace(access, transformations=[], is_overridden=False)  # noqa: SLF001
         return made
 

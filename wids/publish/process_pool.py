@@ -6,18 +6,35 @@ neither ends the other workers nor releases its semaphores.
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, ProcessPoolExecutor
 from contextlib import suppress
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 
 class Pool(ProcessPoolExecutor):
-    """Processes that call functions."""
+    """Processes that call functions.
+
+    Attributes:
+        workers: The processes that it has started.
+    """
+
+    def __init__(self, num_processes: int, context: BaseContext, start: Callable[[], None]) -> None:
+        super().__init__(num_processes, context, initializer=start)
+        self.workers: set[BaseProcess] = set()
+        self._num_processes = num_processes
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Start a call of a function and return its future."""
-        future = super().submit(fn, *args, **kwargs)
+        if len(self.workers) < self._num_processes:  # a call starts a process, or none
+            others = set(multiprocessing.active_children())
+            future = super().submit(fn, *args, **kwargs)
+            self.workers.update(set(multiprocessing.active_children()) - others)
+        else:
+            future = super().submit(fn, *args, **kwargs)
         # The executor makes the future, and has no option for its class (decision 0086).
         future.__class__ = _Future
         return future

@@ -17,8 +17,9 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor, ProcessPoolExecutor
-    from multiprocessing.process import BaseProcess
+    from concurrent.futures import Executor
+
+    from wids.publish.process_pool import Pool
 
 _PRELOADED: Final = ["numpy", __name__]
 _CLEANUP_S: Final = 0.1
@@ -45,13 +46,12 @@ def process_pool(num_processes: int | None, num_tasks: int) -> Iterator[Executor
     # them hangs. Workers start with the first task, which comes after the driver has started.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)  # once, and not in each worker
-    executor = Pool(num_processes, context, initializer=_prepare_worker)
-    others = multiprocessing.active_children()
+    executor = Pool(num_processes, context, _prepare_worker)
     previous = signal.signal(signal.SIGTERM, _exit)
     try:
         yield executor
     except BaseException:
-        _end_workers(executor, others)
+        _end_workers(executor)
         raise
     finally:
         executor.shutdown(cancel_futures=True)
@@ -75,16 +75,10 @@ def start_early(num_processes: int | None, modules: Sequence[str]) -> None:
     ensure_running()
 
 
-def _end_workers(executor: ProcessPoolExecutor, others: Sequence[BaseProcess]) -> None:
-    """End the workers of an executor, whatever they are doing.
-
-    Args:
-        executor: The executor.
-        others: Child processes that are not workers.
-    """
-    for child in multiprocessing.active_children():
-        if child not in others:
-            child.terminate()
+def _end_workers(executor: Pool) -> None:
+    """End the workers of an executor, whatever they are doing."""
+    for worker in executor.workers:
+        worker.terminate()
     # A worker that ends while it sends a result leaves a part of it in the pipe. The executor's
     # thread would wait for the rest forever, as long as this process could still send it. Python
     # has no public way to that pipe (decision 0086).

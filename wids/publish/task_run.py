@@ -166,7 +166,8 @@ def unfinished_run(
         Journal(output.journal_path, mode=journal_mode(output)) as log,
     ):
         try:
-            shards = None if log.plan is None else unwanted(log)
+            # A merge that was killed has noted records, and no plan yet.
+            shards = None if log.plan is None and not len(log) else unwanted(log)
             if shards is not None:
                 output = _starting_over(shards, log, output)
             _begin(plan, log, output)

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from wids.shards.reader import ShardReader
 
 
+@runtime_checkable
 class SampleAccess(Protocol):
     """How the samples of a dataset are read; see `wids.dataset.access.Access`."""
 
@@ -36,7 +37,24 @@ class SampleAccess(Protocol):
         """Apply the transformations to a labelled sample."""
 
 
-def access_of(dataset: Any) -> Any:
+def access_of(dataset: Any) -> SampleAccess | None:
     """Return how the samples of a dataset are read; None for a dataset of another library."""
-    # Private because users write subclasses with their own attributes.
-    return getattr(dataset, "_access", None)
+    # By a public name, which wrappers around a dataset pass on; checked, since other classes may
+    # have an attribute of that name.
+    found = getattr(dataset, "sample_access", None)
+    return found if isinstance(found, SampleAccess) else None
+
+
+def required_access(dataset: Any) -> SampleAccess:
+    """Return how the samples of a dataset are read.
+
+    Raises:
+        TypeError: It is a dataset of another library.
+    """
+    access = access_of(dataset)
+    if access is None:
+        raise TypeError(
+            f"dataset: expected a wids.ShardListDataset or a view of one, found "
+            f"{type(dataset).__name__}; pass the dataset inside it"
+        )
+    return access

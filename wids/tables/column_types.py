@@ -227,7 +227,9 @@ def cast(array: pa.Array, kind: Kind) -> pa.Array:
         ValueError: A value would change: an integer that float64 does not have, or a negative one
             among integers of more than 63 bits.
     """
-    return array.cast(kind.arrow_type())
+    wanted = kind.arrow_type()
+    # Arrow casts lists of nulls to their own type wrongly: the items become one.
+    return array if array.type == wanted else array.cast(wanted)
 
 
 def combined(arrays: Sequence[pa.Array]) -> pa.Array:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 
 from wids.errors import JoinError, ShardFormatError
 from wids.shards.reader import OpenByNumber, ShardReader
-from wids.shards.sample_access import SampleAccess, access_of
+from wids.shards.sample_access import SampleAccess, required_access
 from wids.shards.tars.raw_samples import Labels
 from wids.storage.array_types import IntArray
 from wids.tables.column_reader import members_in, values_in
@@ -83,8 +83,7 @@ class Side:
     @cached_property
     def access(self) -> SampleAccess:
         """How the samples are read."""
-        access: SampleAccess = access_of(self.dataset)
-        return access
+        return required_access(self.dataset)
 
     @property
     def reader(self) -> ShardReader:

@@ -29,7 +29,7 @@ from wids.publish.task_run import NO_SAMPLE, run_tasks
 from wids.shards.fields.decode import Decoder
 from wids.shards.positions import Positions
 from wids.shards.reader import ShardReader
-from wids.shards.sample_access import SampleAccess, access_of
+from wids.shards.sample_access import required_access
 from wids.shards.specs.model import DatasetSpec
 from wids.storage.array_types import IntArray
 from wids.storage.sizes import parse_nbytes
@@ -203,7 +203,7 @@ def prepare_rewrite(
     _check_not_input(dataset.spec, output)
     if map is None:
         _check_stored(dataset)
-    access: SampleAccess = access_of(dataset)
+    access = required_access(dataset)
     source = dataset.undecoded()
     if map is not None:
         source = dataset.map(CheckedMap(map, needs_key=rename is None))
@@ -272,7 +272,7 @@ def _real(folder: str) -> str:
 
 def _check_stored(dataset: Rewritable) -> None:
     """Raise PackError if the dataset does more than decode stored bytes."""
-    access: SampleAccess = access_of(dataset)
+    access = required_access(dataset)
     steps = (*access.reader.transformations, *access.transformations)
     others = [step for step in steps if not isinstance(step, Decoder)]
     if others or access.is_overridden:
