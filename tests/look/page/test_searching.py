@@ -124,6 +124,29 @@ def test_comparisons_as_they_are_typed(spec: Path, tmp_path: Path) -> None:
         assert dataset.table([".json/n"])[".json/n"].to_pylist() == [3, 4, 5]
 
 
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_indices_and_keys(spec: Path, tmp_path: Path, is_saved: bool) -> None:
+    """They are columns of a scan too, also beside a saved table, and of a list (LOOK-4)."""
+    if is_saved:
+        optional("pyarrow")
+        (copy := tmp_path / "copy").mkdir()
+        for path in spec.parent.iterdir():
+            (copy / path.name).write_bytes(path.read_bytes())
+        spec = copy / spec.name
+        assert main(["create", *map(str, sorted(copy.glob("*.tar"))), "-o", str(spec)]) == 0
+        table = ["table", str(spec), "-c", ".cls", "-o", str(copy / "t.parquet")]
+        assert main(table) == 0
+    with browsing(spec) as client:
+        for where, wanted in [
+            ("__index__ < 3", [0, 1, 2]),
+            ("__index__ > 41 and .cls == 2 and .json/n < 50", [42, 46]),
+            ("__key__ == 'dir/s0050'", [50]),
+            ('[{"column": "__key__", "value": "dir/s0050"}]', [50]),
+            ('[{"column": "__index__", "low": 39, "high": 40}]', [39, 40]),
+        ]:
+            assert found(client, urlencode({"where": where})) == wanted
+
+
 def test_conditions_together(spec: Path) -> None:
     """All conditions hold at once, and a seed orders what they find (LOOK-7)."""
     where = [{"column": ".cls", "value": "0"}]

@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from wids.look.field_stats import MAX_TEXT_NBYTES, is_text
 from wids.look.page.page_columns import PageColumns, path_of
 from wids.look.page.rows import Rows, ShardRows
-from wids.tables.column_paths import ColumnPath
+from wids.tables.column_paths import INDEX, KEY, ColumnPath
 from wids.tables.conditions import Comparison, mask, parsed
 
 MAX_HITS: Final = 1_000_000
@@ -83,7 +83,8 @@ class Hits:
         found = {each.column: columns.column(each.column) for each in saved}
         self._mask = mask(found, saved) if saved else None
         rest = tuple(each for each in conditions.filters if each not in saved)
-        self._paths = [path_of(name) for name in dict.fromkeys(each.column for each in rest)]
+        names = dict.fromkeys(each.column for each in rest)
+        self._paths = [path_of(name) for name in names if name not in (INDEX, KEY)]
         self.fields = tuple(dict.fromkeys(path.field for path in self._paths))
         self._conditions = replace(conditions, filters=rest)
         self.needs_scan = bool(self._conditions)
@@ -92,10 +93,11 @@ class Hits:
             self.found.extend(np.flatnonzero(self._mask)[:MAX_HITS].tolist())
 
     def wanted(self, start: int, rows: Rows) -> Rows:
-        """Return the samples that the saved table does not rule out."""
+        """Return the samples that neither the saved table nor their indices rule out."""
         if not self.needs_scan:
             return rows[:0]
-        return rows if self._mask is None else rows[self._mask[start + rows]]
+        rows = rows if self._mask is None else rows[self._mask[start + rows]]
+        return _accepted(self._conditions, INDEX, rows, (start + rows).tolist())
 
     def visit(self, start: int, shard: ShardRows, rows: Rows) -> bool:
         """Add the samples that satisfy the conditions; return whether there are too many."""
@@ -117,14 +119,33 @@ def _matching(
     """
     if conditions.field:
         rows = rows[shard.members(conditions.field, rows)[0]]
+    rows = _accepted(conditions, KEY, rows, map(shard.key, rows.tolist()))
     for path in paths:
-        filters = [each for each in conditions.filters if each.column == path.name]
+        filters = _filters_of(conditions, path.name)
         is_wanted: list[bool] = []
         for values in shard.values(path, rows):
             is_wanted += [all(each.accepts(value) for each in filters) for value in values]
             del values  # or they would stay in memory while the next ones are decoded
-        rows = rows[np.array(is_wanted, bool)]
+        rows = _chosen(rows, is_wanted)
     return _with_words(conditions.words, shard, rows) if conditions.words else rows
+
+
+def _filters_of(conditions: Conditions, column: str) -> list[Comparison]:
+    return [each for each in conditions.filters if each.column == column]
+
+
+def _accepted(conditions: Conditions, column: str, rows: Rows, values: Iterable[Any]) -> Rows:
+    """Return the samples whose values in a column satisfy the conditions."""
+    filters = _filters_of(conditions, column)
+    if not filters:
+        return rows
+    is_wanted = [all(each.accepts(value) for each in filters) for value in values]
+    return _chosen(rows, is_wanted)
+
+
+def _chosen(rows: Rows, is_wanted: Sequence[bool]) -> Rows:
+    chosen: Rows = rows[np.array(is_wanted, bool)]
+    return chosen
 
 
 def _with_words(words: Sequence[str], shard: ShardRows, rows: Rows) -> Rows:
