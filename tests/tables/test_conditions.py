@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from conftest import optional, raises
 
+from wids.tables.column_parts import ColumnPart, column_of
+from wids.tables.column_types import layers_of
 from wids.tables.conditions import Comparison, mask, parsed
 
 
@@ -19,8 +23,12 @@ def test_conditions_are_comparisons_joined_by_and() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "height", "height >= ", "a > 1 or b > 2", "a > [1]", "a > b", "a > 1 and", "f(x)"]
-)
+    "text",
+    [
+        "", "height", "height >= ", "a > 1 or b > 2", "a > [1]", "a > b", "a > 1 and", "f(x)",
+        f'[{{"column": "a", "low": 1{"0" * 400}}}]',
+    ],
+)  # fmt: skip
 def test_everything_else_is_refused(text: str) -> None:
     """Nothing is guessed, and nothing executed."""
     with raises(ValueError, "where: expected comparisons joined by `and`"):
@@ -37,6 +45,11 @@ def test_missing_values_meet_nothing() -> None:
         mask(table, parsed("h == 'x'"))
     with raises(ValueError, "where: h: expected a value to compare int64 with, found 9999999999"):
         mask(table, parsed("h > 99999999999999999999"))
+    lists = arrow.table({"l": [[1]]})
+    for condition in ("l < '[2]'", "l == 1"):
+        with raises(ValueError, "where: l: expected a value to compare list<item: int64> with"):
+            mask(lists, parsed(condition))
+        assert not parsed(condition)[0].accepts([1])
 
 
 def test_a_list_is_the_form_of_a_page() -> None:
@@ -48,28 +61,65 @@ def test_a_list_is_the_form_of_a_page() -> None:
     assert parsed("[]") == ()
 
 
+NOWHERE = (
+    '[{"column": "t", "low": 1}]', '[{"column": "ok", "value": "1"}]',
+    '[{"column": "l", "low": 1}]', "none == 'x'",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "condition",
     [
         "h >= 2", "h != 1", "h < 3 and h > 1", "t == 'b'", "t <= 'b'", "ok == true",
         '[{"column": "h", "low": 2, "high": 3}]', '[{"column": "h", "value": "2"}]',
         '[{"column": "t", "value": null}]', '[{"column": "ok", "value": "false"}]',
-        '[{"column": "t", "low": 1}]',
+        '[{"column": "t", "low": 1}]', '[{"column": "ok", "value": true}]',
+        "bin == 'ab1'", "bin > 'ab'", '[{"column": "bin", "value": "ab1"}]',
+        """o == '{"x":1}'""", """o != '{"x":1}'""", """o == '{"s":"\\ud800"}'""",
+        """[{"column": "o", "value": "{\\"x\\":1}"}]""", '[{"column": "o", "value": {"x": 1}}]',
+        "m == 1", "m != 1.0", '[{"column": "m", "value": "1"}]',
+        '[{"column": "m", "value": "1.0"}]', '[{"column": "m", "value": 2.5}]',
+        '[{"column": "ok", "value": "1"}]', "ok != false",
+        "l == '[1]'", "l != '[1,2.5]'", "l == '[1.0,2.5]'",
+        '[{"column": "l", "value": "[1]"}]', '[{"column": "l", "value": [1, 2.5]}]',
+        '[{"column": "l", "value": null}]', '[{"column": "l", "low": 1}]',
+        """w == '["a"]'""", """[{"column": "w", "value": "[\\"a\\",\\"b\\"]"}]""", "none == 'x'",
     ],
 )  # fmt: skip
 def test_values_and_columns_meet_the_same_conditions(condition: str) -> None:
     """A sample that a scan reads is selected where a row of a table would be."""
     arrow = optional("pyarrow")
-    rows = {"h": [1, None, 3, 2], "t": ["a", "b", None, "c"], "ok": [True, False, None, True]}
+    rows: dict[str, list[Any]] = {
+        "h": [1, None, 3, 2],
+        "t": ["a", "b", None, "c"],
+        "ok": [True, False, None, True],
+        "bin": [b"ab1", None, b"\xff", b"ab"],
+        "o": [{"x": 1}, {"y": [1.0]}, None, {"s": "\ud800"}],
+        "m": [1, 2.5, None, 1.0],
+        "l": [[1], [1, 2.5], None, []],
+        "w": [["a"], ["a", "b"], None, []],
+        "none": [None] * 4,
+    }
+    columns = {
+        name: column_of(name, [ColumnPart(4, layers_of(values, _unexpected))], "raise")
+        for name, values in rows.items()
+    }
     comparisons = parsed(condition)
     accepted = [
         all(each.accepts(rows[each.column][row]) for each in comparisons) for row in range(4)
     ]
-    assert mask(arrow.table(rows), comparisons).tolist() == accepted
+    assert mask(arrow.table(columns), comparisons).tolist() == accepted
+    assert any(accepted) == (condition not in NOWHERE)
+
+
+def _unexpected(at: int, error: Exception) -> None:
+    raise AssertionError(at) from error
 
 
 def test_a_number_is_no_text() -> None:
     """A comparison with a value of another kind accepts nothing."""
-    (with_number,), (with_text,) = parsed("x < 5"), parsed("x != 'a'")
+    (with_number,), (with_text,), (with_bool,) = map(parsed, ("x < 5", "x != 'a'", "x == true"))
     assert [with_number.accepts(value) for value in (4, "4", None, [4])] == [True] + [False] * 3
     assert [with_text.accepts(value) for value in ("b", 4, None)] == [True, False, False]
+    assert [with_bool.accepts(value) for value in (True, False, 1)] == [True, False, False]
+    assert not with_number.accepts(value=False)

@@ -117,14 +117,21 @@ def _as_json(values: Iterable[Any], on_problem: OnProblem) -> list[str | None]:
         text = None
         if value is not None:
             try:
-                text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-                text.encode("utf-8")
-            except UnicodeEncodeError:  # half of a pair of surrogates, which JSON can escape
-                text = json.dumps(value, separators=(",", ":"))
+                text = json_text(value)
             except (TypeError, ValueError, RecursionError) as error:
                 on_problem(at, error)
         texts.append(text)
     return texts
+
+
+def json_text(value: Any, default: Callable[[Any], Any] | None = None) -> str:
+    """Return a value as compact JSON; ``default`` converts what JSON does not have."""
+    text = json.dumps(value, ensure_ascii=False, default=default, separators=(",", ":"))
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:  # half of a pair of surrogates, which JSON can escape
+        return json.dumps(value, default=default, separators=(",", ":"))
+    return text
 
 
 def _layers_of_lists(values: list[Any], on_problem: OnProblem) -> dict[Kind, pa.Array]:

@@ -14,12 +14,14 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from wids.tables.column_paths import INDEX, KEY
+from wids.tables.column_types import json_text
 from wids.tables.table import read_table
 from wids.tables.table_file import Tabular, load_table
 
@@ -39,6 +41,9 @@ _SIGNS: Final[dict[str, tuple[str, Callable[[Any, Any], bool]]]] = {
     ">": ("greater", operator.gt),
 }
 """For each sign, the function of ``pyarrow.compute``, and that for one value."""
+
+_EQUALITY: Final = frozenset(("==", "!="))
+"""The signs that compare lists, which have no order."""
 
 _COMPARISON: Final = re.compile(
     r"""\s*(?P<column>[.\w][^\s<>=!]*)\s*(?P<operator>[<>]=?|[=!]=)\s*
@@ -66,13 +71,45 @@ class Comparison:
     def accepts(self, value: Any) -> bool:
         """Return whether a value meets the comparison."""
         if self.sign == "is":
-            return bool(label_of(value) == self.value)
+            return bool(label_of(value) == self.value) or self._states(value)
         if self.sign == "in":
             low, high = self.value
             return is_number(value) and bool(low <= value <= high)
-        kind = str if isinstance(self.value, str) else int | float
         compare = _SIGNS[self.sign][1]
-        return isinstance(value, kind) and compare(value, self.value)
+        if not isinstance(self.value, str):
+            is_kind = is_number if is_number(self.value) else _is_bool
+            return is_kind(value) and compare(value, self.value)
+        if isinstance(value, bytes):
+            return compare(value, self.value.encode("utf-8", "surrogatepass"))
+        if isinstance(value, list | tuple | Mapping):
+            if self.sign not in _EQUALITY and not isinstance(value, Mapping):
+                return False
+            value = self.value if self._states(value) else json_text(value, str)
+        return isinstance(value, str) and compare(value, self.value)
+
+    def _states(self, value: Any) -> bool:
+        """Return whether the text to compare with states a number, or a list of numbers.
+
+        A table with 1 and 2.5 in a column, or in a list, has 1.0 there, and a sample has 1.
+        """
+        is_candidate = is_number(value) or isinstance(value, list | tuple)
+        return is_candidate and _are_equal(value, self._stated)
+
+    @cached_property
+    def _stated(self) -> Any:
+        """What the text states as JSON; None if it is none."""
+        try:
+            return json.loads(self.value or "null")
+        except (ValueError, RecursionError):
+            return None
+
+
+def _are_equal(value: Any, other: Any) -> bool:
+    """Return whether two numbers are equal, or two lists of numbers and nulls."""
+    if isinstance(value, list | tuple) and isinstance(other, list):
+        same = (a is b is None or _are_equal(a, b) for a, b in zip(value, other, strict=False))
+        return len(value) == len(other) and all(same)
+    return is_number(value) and is_number(other) and bool(value == other)
 
 
 def parsed(text: str) -> tuple[Comparison, ...]:
@@ -118,14 +155,22 @@ def _listed(text: str) -> tuple[Comparison, ...]:
         if not isinstance(items, list):
             raise TypeError("expected a list")  # noqa: TRY301 - as for what is in it
         return tuple(map(_filter, items))
-    except (TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
+    except (  # an OverflowError is a bound that exceeds any float
+        TypeError,
+        KeyError,
+        AttributeError,
+        ValueError,
+        RecursionError,
+        OverflowError,
+    ) as error:
         raise _not_a_condition(text, text) from error
 
 
 def _filter(item: dict[str, Any]) -> Comparison:
     if "value" in item:
-        value = None if item["value"] is None else str(item["value"])
-        return Comparison(str(item["column"]), "is", value)
+        value = item["value"]
+        label = value if isinstance(value, str) else label_of(value)
+        return Comparison(str(item["column"]), "is", label)
     low, high = item.get("low"), item.get("high")
     low = -math.inf if low is None else float(low)
     high = math.inf if high is None else float(high)
@@ -153,7 +198,7 @@ def label_of(value: Any) -> str | None:
     elif isinstance(value, bytes):
         text = value.decode("utf-8", "backslashreplace")
     else:
-        text = json.dumps(value, ensure_ascii=False, default=str, separators=(",", ":"))
+        text = json_text(value, str)
     if text is None or len(text) <= _MAX_LABEL:
         return text
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
@@ -163,6 +208,10 @@ def label_of(value: Any) -> str | None:
 def is_number(value: Any) -> bool:
     """Return whether a value is a number; it may be infinite, or exceed any float."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
 
 
 def mask(
@@ -188,6 +237,9 @@ def _met(column: pa.ChunkedArray, comparison: Comparison) -> npt.NDArray[np.bool
     from pyarrow import compute
 
     met: pa.ChunkedArray
+    if pa.types.is_nested(column.type) and _can_meet_lists(comparison):
+        # Arrow has no function for them.
+        return np.array([comparison.accepts(value) for value in column.to_pylist()], bool)
     if comparison.sign in _SIGNS:
         try:
             name = _SIGNS[comparison.sign][0]
@@ -206,6 +258,13 @@ def _met(column: pa.ChunkedArray, comparison: Comparison) -> npt.NDArray[np.bool
         found = accepted.take(chunk.indices).fill_null(comparison.accepts(None))
         masks.append(np.asarray(found.to_numpy(zero_copy_only=False), bool))
     return np.concatenate([np.empty(0, bool), *masks])
+
+
+def _can_meet_lists(comparison: Comparison) -> bool:
+    """Whether a comparison is possible with a list, that is, with its text."""
+    if comparison.sign not in _SIGNS:
+        return True
+    return comparison.sign in _EQUALITY and isinstance(comparison.value, str)
 
 
 def met_in(dataset: Tabular, text: str) -> npt.NDArray[np.bool_]:
