@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from wids.shards.reader import ShardReader
 
 
-@runtime_checkable
 class SampleAccess(Protocol):
     """How the samples of a dataset are read; see `wids.dataset.access.Access`."""
 
@@ -42,7 +41,7 @@ def access_of(dataset: Any) -> SampleAccess | None:
     # By a public name, which wrappers around a dataset pass on; checked, since other classes may
     # have an attribute of that name.
     found = getattr(dataset, "sample_access", None)
-    return found if isinstance(found, SampleAccess) else None
+    return found if hasattr(found, "shard_number") else None
 
 
 def required_access(dataset: Any) -> SampleAccess:
