@@ -6,10 +6,12 @@ import json
 import os
 import pickle
 import time
+import tracemalloc
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from conftest import in_child, raises
@@ -21,6 +23,10 @@ from torch.utils.data import DataLoader
 
 import wids
 from wids.errors import FetchError, JoinError
+from wids.tables.join_datasets import DatasetPart
+from wids.tables.join_sides import Names, Side
+from wids.tables.join_store import PositionMap
+from wids.tables.joined_reader import JoinedReader
 
 KEYS = [f"s{number:05d}" for number in range(20)]
 
@@ -133,6 +139,46 @@ def test_automatic_chunks_count_the_bytes_of_both_sides(tmp_path: Path, server: 
     assert chunksize(cache_dir=tmp_path / "cache") == 2000
     assert chunksize(**cache, access="range") == 2000
     assert chunksize(**{**cache, "cache_dir": tmp_path / "other"}) == 2000
+
+
+def test_limits_of_many_shards_in_random_order_take_little_memory() -> None:
+    """Not that of all pairs of shards, and nothing of it is pickled (JOIN-11)."""
+    num_shards, length = 1000, 1000
+
+    def dataset(name: str) -> wids.ShardListDataset:
+        entries = [
+            {"url": f"http://localhost:1/{name}-{n}.tar", "nsamples": length, "filesize": 1000 + n}
+            for n in range(num_shards)
+        ]
+        document: Any = {"wids_version": 1, "shardlist": entries}
+        return wids.ShardListDataset(document, cache_size="1GB")
+
+    left, right = dataset("a"), dataset("b")
+    targets = np.random.default_rng(0).permutation(num_shards * length)
+    positions = PositionMap(0, targets, ())
+    part = DatasetPart(Side(right), left.reader.edges, positions, Names(""))
+    reader = JoinedReader(Side(left), part, fills=False)
+    lengths = [length] * num_shards
+    # This also imports modules, which take memory, and looks up how samples are read.
+    assert left.limits.nbytes.sum() == part.side.reader.limits(lengths).nbytes.sum()
+    nbytes_pickled = len(pickle.dumps(part)), len(pickle.dumps(reader))
+    tracemalloc.start()
+    try:
+        limits = reader.limits(lengths)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 << 20
+    rows = targets.reshape(num_shards, length) // length
+    is_needed = np.zeros((num_shards, num_shards), bool)
+    is_needed[np.arange(num_shards)[:, None], rows] = True
+    sizes = 1000 + np.arange(num_shards)
+    np.testing.assert_allclose(limits.nbytes, sizes + is_needed @ (sizes / is_needed.sum(0)))
+
+    assert not reader.is_local(0)
+    assert reader.nbytes(1) == sizes[1] + sizes[is_needed[1]].sum()
+    assert (len(pickle.dumps(part)), len(pickle.dumps(reader))) == nbytes_pickled
+    assert pickle.loads(pickle.dumps(part)).nbytes(1) == part.nbytes(1)  # noqa: S301 - made here
 
 
 def test_fetching_ahead_fetches_both_sides(tmp_path: Path, server: Server) -> None:
