@@ -141,6 +141,40 @@ def test_automatic_chunks_count_the_bytes_of_both_sides(tmp_path: Path, server: 
     assert chunksize(**{**cache, "cache_dir": tmp_path / "other"}) == 2000
 
 
+def test_limits_count_each_url_once(tmp_path: Path, server: Server) -> None:
+    """The cache has one file for a URL, whichever sides of joins read it (JOIN-11)."""
+    site = Site(tmp_path / "site", server, [5] * 8)
+    site.state(filesize=len)
+    site.pack()
+    total = sum(map(len, site.bodies))
+    caps = publish(site, "caps", [f"s{number:05d}" for number in range(40)], [10, 20, 30])
+    cap_sizes = [path.stat().st_size for path in sorted((site.folder / "caps").glob("*.tar"))]
+    cache: dict[str, Any] = {"cache_dir": tmp_path / "cache", "cache_size": total // 2}
+    left = wids.ShardListDataset(site.spec(index="train.index"), **cache)
+    by_range = wids.ShardListDataset(site.spec(index="train.index"), access="range", **cache)
+    own = left.limits.nbytes
+    auto = wids.ChunkedSampler(left, chunksize="auto").chunksize
+
+    itself = left.join(left.map(dict), prefix="b")
+    assert itself.limits.nbytes.tolist() == own.tolist()
+    assert wids.ChunkedSampler(itself, chunksize="auto").chunksize == auto
+    assert left.join(by_range, prefix="b").limits.nbytes.tolist() == own.tolist()
+
+    other = wids.ShardListDataset(caps, **cache)
+    both = left.join(other).limits.nbytes
+    assert both.sum() == own.sum() + sum(cap_sizes)
+    for again in (left, other, left.join(other, prefix="x"), other.join(other, prefix="x")):
+        nested = left.join(other).join(again, prefix="b")
+        assert nested.limits.nbytes.tolist() == both.tolist()
+    inside = left.join(other.join(other, prefix="x").join(other, prefix="y"), prefix="b")
+    assert inside.limits.nbytes.tolist() == both.tolist()
+
+    # What the other side does not need is not counted by it, and so may be counted later.
+    few = left.join(other[:10], missing="none", prefix="x")
+    assert few.limits.nbytes.sum() == own.sum() + cap_sizes[0]
+    assert few.join(other, prefix="y").limits.nbytes.sum() == both.sum()
+
+
 def test_limits_of_many_shards_in_random_order_take_little_memory() -> None:
     """Not that of all pairs of shards, and nothing of it is pickled (JOIN-11)."""
     num_shards, length = 1000, 1000

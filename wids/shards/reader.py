@@ -12,10 +12,10 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from wids.errors import ShardFormatError, WidsError
 from wids.shards.counted_shards import CountedShards
@@ -24,7 +24,7 @@ from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.raw_samples import Labels
 from wids.shards.tars.readable_shard import ReadableShard
 from wids.shards.tars.shard import Shard
-from wids.storage.array_types import IntArray
+from wids.storage.array_types import FloatArray, IntArray
 from wids.storage.cache.store import BackgroundFetch, Cache
 from wids.storage.shared_number import SharedNumber
 from wids.storage.sizes import count_text
@@ -314,7 +314,7 @@ class ShardReader:
 
         cache_nbytes, nbytes = self.cache_nbytes, np.zeros(len(self.shards))
         if cache_nbytes is not None:
-            nbytes = self.stored_nbytes()
+            nbytes = self._all_stored_nbytes
         if len(lengths) != len(self.shards):
             nbytes = nbytes.sum(keepdims=True)
         counts = np.array(lengths, np.int64)
@@ -326,15 +326,28 @@ class ShardReader:
         limits = self.counted.store.limits
         return limits.nbytes if self.fetches_for_many and not limits.keep else None
 
-    def stored_nbytes(self) -> npt.NDArray[np.float64]:
-        """Return the bytes that the cache needs for each shard: 0 for local ones, NaN if unknown.
+    @cached_property
+    def _all_stored_nbytes(self) -> FloatArray:
+        return self.stored_nbytes(np.arange(len(self.shards)), set())
+
+    def stored_nbytes(self, numbers: IntArray, counted: set[str]) -> FloatArray:
+        """Return the bytes that the cache needs for shards: 0 for local ones, NaN if unknown.
 
         Shards that are already stored are included.
+
+        Args:
+            numbers: The shards.
+            counted: The URLs that count as 0, because another side of a join has them; those of
+                these shards are added.
         """
-        if not self.fetches_for_many:
-            return np.zeros(len(self.shards))
-        stated = [np.nan if shard.nbytes is None else shard.nbytes for shard in self.shards]
-        return np.where([urls.is_local(shard.url) for shard in self.shards], 0, stated)
+        nbytes = np.zeros(len(numbers))
+        if self.fetches_for_many:
+            shards = [self.shards[number] for number in numbers.tolist()]
+            for place, shard in enumerate(shards):
+                if shard.url not in counted and not urls.is_local(shard.url):
+                    nbytes[place] = np.nan if shard.nbytes is None else shard.nbytes
+            counted.update(shard.url for shard in shards)
+        return nbytes
 
     @property
     def store(self) -> Cache:

@@ -210,19 +210,23 @@ class DatasetPart:
         reader = self.side.reader
         return reader.cache_nbytes if reader.cache_folder == folder else None
 
-    def stored_nbytes(self, folder: str) -> FloatArray | float:
+    def stored_nbytes(
+        self, folder: str, numbers: IntArray, counted: set[str]
+    ) -> FloatArray | float:
         """Return the bytes of the second dataset's shards; see `Part.stored_nbytes`."""
         reader = self.side.reader
-        nbytes = reader.stored_nbytes()
-        if reader.cache_folder != folder or not nbytes.any():  # nothing is looked up
+        shares = np.zeros(len(reader.shards))
+        if reader.cache_folder != folder:
             return 0.0
-        numbers = range(len(self.edges) - 1)
+        if not reader.stored_nbytes(np.arange(len(shares)), set(counted)).any():
+            return 0.0  # nothing is looked up
         # Twice, since the pairs of shards, in random order nearly all, may not fit into memory.
-        users = np.zeros(len(nbytes), np.int64)
-        for number in numbers:
+        users = np.zeros(len(shares), np.int64)
+        for number in numbers.tolist():
             users[self._found_others(number)] += 1
-        shares = nbytes / np.maximum(users, 1)
-        return np.array([shares[self._found_others(number)].sum() for number in numbers])
+        needed = np.flatnonzero(users)
+        shares[needed] = reader.stored_nbytes(needed, counted) / users[needed]
+        return np.array([shares[self._found_others(number)].sum() for number in numbers.tolist()])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_shards": {}}  # another process finds those that it needs

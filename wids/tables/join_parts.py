@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from wids.shards.tars.index import ShardIndex
-from wids.storage.array_types import IntArray
+from wids.storage.array_types import FloatArray, IntArray
 from wids.storage.cache.store import BackgroundFetch
 from wids.tables.column_values import DecodeMany
 from wids.tables.join_sides import Fields
@@ -130,11 +127,18 @@ class Part(Protocol):
     def cache_nbytes(self, folder: str) -> int | None:
         """Return the limit of the cache in a folder, as `ShardReader.cache_nbytes`."""
 
-    def stored_nbytes(self, folder: str) -> npt.NDArray[np.float64] | float:
-        """Return the bytes that the cache in a folder stores for the samples of each shard.
+    def stored_nbytes(
+        self, folder: str, numbers: IntArray, counted: set[str]
+    ) -> FloatArray | float:
+        """Return the bytes that the cache in a folder stores for the samples of shards.
 
         NaN where they are not known. Bytes that several shards need are divided among them, so that
         the sum is right.
+
+        Args:
+            folder: The folder.
+            numbers: The shards of the dataset.
+            counted: The URLs that other sides have; see `ShardReader.stored_nbytes`.
         """
 
     def fetch(self, number: int, background: BackgroundFetch | None) -> None:

@@ -10,13 +10,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
-
 from wids.errors import WidsError
 from wids.shards.reader import Group, OpenByNumber, ShardReader
 from wids.shards.tars.index import ShardIndex
-from wids.storage.array_types import IntArray
+from wids.storage.array_types import FloatArray, IntArray
 from wids.storage.cache.store import BackgroundFetch
 from wids.tables.join_parts import Part
 from wids.tables.join_sides import Fields, Side
@@ -163,9 +160,10 @@ class JoinedReader(ShardReader):
         limits = self._inner.cache_nbytes, self._part.cache_nbytes(self.cache_folder)
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def stored_nbytes(self) -> npt.NDArray[np.float64]:
-        """Return the bytes that the cache stores for the samples of each shard, of both sides."""
-        return self._inner.stored_nbytes() + self._part.stored_nbytes(self.cache_folder)
+    def stored_nbytes(self, numbers: IntArray, counted: set[str]) -> FloatArray:
+        """Return the bytes that the cache stores for the samples of shards, of both sides."""
+        own = self._inner.stored_nbytes(numbers, counted)
+        return own + self._part.stored_nbytes(self.cache_folder, numbers, counted)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without the indexes: another process makes those that it shows.

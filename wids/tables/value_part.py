@@ -156,7 +156,12 @@ class ValuePart:
         """Return None, as no cache limits values."""
         return None
 
-    def stored_nbytes(self, folder: str) -> float:  # noqa: ARG002 - in every cache
+    def stored_nbytes(
+        self,
+        folder: str,  # noqa: ARG002 - in every cache
+        numbers: IntArray,  # noqa: ARG002 - for all shards
+        counted: set[str],  # noqa: ARG002 - the same
+    ) -> float:
         """Return 0, as values are not shards."""
         return 0.0
 
