@@ -466,7 +466,7 @@ class Catalog:
     cache_share_nbytes = None
 
     @property
-    def _access(self) -> Catalog:
+    def sample_access(self) -> Catalog:
         return self
 
     @property
