@@ -187,26 +187,25 @@ def _run_rank(spec_path: str, sampler: str, report_path: str) -> None:
     module, _, name = sampler.partition(":")
     # gloo needs no GPU, so the demo runs on any machine.
     dist.init_process_group("gloo")
-    try:
-        dataset = ShardListDataset(spec_path, transformations="torch")
-        loader = DataLoader(
-            dataset,
-            batch_size=BATCH_SIZE,
-            sampler=getattr(import_module(module), name)(dataset),
-            num_workers=2,
-        )
-        # What the loader returned, not what the sampler says, so that a lost batch is noticed.
-        batches = [batch["__index__"].tolist() for batch in loader]
-        is_first = dist.get_rank() == 0
-        gathered: list[Any] | None = [None] * dist.get_world_size() if is_first else None
-        dist.gather_object(batches, gathered)
-        if is_first:
-            with open(report_path, "w", encoding="utf-8") as file:
-                json.dump({"num_samples": len(dataset), "batches": gathered}, file)
-        # With torch 2.2 a rank whose peer has left already may hang in `destroy_process_group`.
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+    dataset = ShardListDataset(spec_path, transformations="torch")
+    loader = DataLoader(
+        dataset,
+        batch_size=BATCH_SIZE,
+        sampler=getattr(import_module(module), name)(dataset),
+        num_workers=2,
+    )
+    # What the loader returned, not what the sampler says, so that a lost batch is noticed.
+    batches = [batch["__index__"].tolist() for batch in loader]
+    is_first = dist.get_rank() == 0
+    gathered: list[Any] | None = [None] * dist.get_world_size() if is_first else None
+    dist.gather_object(batches, gathered)
+    if is_first:
+        with open(report_path, "w", encoding="utf-8") as file:
+            json.dump({"num_samples": len(dataset), "batches": gathered}, file)
+    dist.barrier()
+    # Not by `destroy_process_group`: with torch 2.2 a rank whose peer has left already may hang in
+    # it, and without it gloo may abort at the end of Python.
+    os._exit(0)
 
 
 if __name__ == "__main__":
