@@ -197,7 +197,7 @@ class Journal:
             yield os.path.basename(urls.path_of(url)), record.nbytes, found
 
     def rename(self, path: str) -> None:
-        """Give the file its final name, after the last record."""
+        """Rename the file to its final name, after the last record."""
         # Windows does not rename or delete a file that is open. The lock is held by another
         # descriptor: no process may open the file between its last record and its new name.
         self._file.close()

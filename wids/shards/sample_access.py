@@ -1,4 +1,4 @@
-"""Give other packages access to the samples of a dataset, without adding methods for users.
+"""Provide access to the samples of a dataset, without adding methods for users.
 
 `access_of` returns a `wids.dataset.access.Access`; `SampleAccess` is the part of it in use here.
 """

@@ -84,7 +84,7 @@ def make_folder(path: str) -> None:
 
 
 def open_up(handle: int, folder: str) -> None:
-    """Give a new file the permissions of its folder, regardless of the umask."""
+    """Set the permissions of a new file to those of its folder, regardless of the umask."""
     with suppress(OSError):
         # Otherwise the umask would close a group's shared folder to the group (CACHE-1).
         os.fchmod(handle, os.stat(folder).st_mode & 0o666)
