@@ -83,6 +83,11 @@ class Tally:
 
     def add_column(self, column: pa.ChunkedArray) -> None:
         """Add all values of a column of a table."""
+        import pyarrow as pa
+
+        if pa.types.is_nested(column.type):  # Arrow counts no lists
+            self._add_parts(chunk.to_pylist() for chunk in column.chunks)
+            return
         found = column.value_counts()
         labels = map(label_of, found.field("values").to_pylist())
         numbers = None
