@@ -54,15 +54,19 @@ if TYPE_CHECKING:
     from wids.publish.shard_writer import ShardWriter
     from wids.publish.tar_writer import TarWriter
     from wids.publish.verification import verify_spec
+    from wids.shards.fields.audio import Audio
     from wids.shards.fields.decode import Decoder
+    from wids.shards.fields.video import Clips, VideoReader
     from wids.shards.specs.loader import load_spec
     from wids.shards.specs.model import DatasetSpec, ShardSpec
     from wids.shards.tars.shard import Shard
     from wids.tables.table_file import load_table, save_table
 
 __all__ = [
+    "Audio",
     "BucketBatchSampler",
     "ChunkedSampler",
+    "Clips",
     "DatasetSpec",
     "DecodeError",
     "Decoder",
@@ -90,6 +94,7 @@ __all__ = [
     "TarWriter",
     "TransformError",
     "UploadError",
+    "VideoReader",
     "WidsError",
     "append_shards",
     "build_spec",
@@ -121,7 +126,9 @@ _MODULES = {
     "tables.table_file": ("load_table", "save_table"),
     "dataset.shard_list": ("ShardListDataset",),
     "publish.ray_executor": ("RayExecutor",),
+    "shards.fields.audio": ("Audio",),
     "shards.fields.decode": ("Decoder",),
+    "shards.fields.video": ("Clips", "VideoReader"),
     "publish.packing.packed_folder": ("pack_folder",),
     "publish.packing.pack_report": ("PackReport",),
     "dataset.peeking": ("Peek", "peek"),

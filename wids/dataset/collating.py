@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from wids.dataset.lending import LARGE_NBYTES, is_plain, lender
 from wids.dataset.small_tensors import send_by_value
+from wids.shards.fields.media import media_kind
 
 if TYPE_CHECKING:
     import torch
 
 
-def collate(samples: Sequence[Any]) -> Any:
+def collate(samples: Sequence[Any], *, pad: Mapping[str, float] | None = None) -> Any:
     """Collate samples as torch's ``default_collate`` does; an empty batch becomes ``{}``.
 
     With ``on_error="skip"`` a batch may have lost all of its samples, which torch's function
@@ -32,13 +33,19 @@ def collate(samples: Sequence[Any]) -> Any:
 
     Args:
         samples: The samples of a batch.
+        pad: Fields whose tensors, arrays or sounds may differ in one dimension, with the number
+            that fills the end of the shorter ones: ``{".wav": 0.0}``. The batch then has
+            ``"__lengths__"``, a dict of their lengths in that dimension: tensors of shape
+            ``(len(samples),)``. If no value is longer, the dimension is the last of sounds, and the
+            first of others.
 
     Returns:
         A batch: for samples that are dicts, a dict of tensors of shape ``(len(samples), …)``, or of
         lists where values are text.
 
     Raises:
-        ValueError: Only some samples have a field, or arrays of a field differ in shape.
+        ValueError: Only some samples have a field, or arrays of a field differ in shape, beyond
+            what ``pad`` evens out.
         TypeError: A field has values that cannot become tensors.
 
     Example:
@@ -58,6 +65,10 @@ def collate(samples: Sequence[Any]) -> Any:
     # torch's function would drop the fields that the first sample of a batch lacks.
     if are_dicts and any(sample.keys() != samples[0].keys() for sample in samples):
         raise _error_of_field(samples)
+    if pad is not None:
+        from wids.dataset.padding import padded
+
+        samples = padded(samples, pad)
     try:
         # Torch's table, with the functions that programs added.
         functions = {**default_collate_fn_map, torch.Tensor: _stack}
@@ -146,14 +157,31 @@ def _error_of_field(samples: Sequence[Mapping[str, Any]]) -> Exception:
         except TypeError:
             return TypeError(
                 f'collate: field "{name}": expected numbers, texts, arrays or tensors, found '
-                f'{type(values[0]).__name__}; decode it (transformations="torch") or leave it out '
+                f"{type(values[0]).__name__}; decode it ({_how_to_decode(name)}) or leave it out "
                 "(fields=, to_tuple())"
             )
         except (RuntimeError, KeyError, AttributeError) as reason:
-            shapes = sorted({str(tuple(getattr(value, "shape", ()))) for value in values})
+            arrays = [value[0] if isinstance(value, tuple) and value else value for value in values]
+            shapes = sorted({str(tuple(getattr(value, "shape", ()))) for value in arrays})
             found = f"shapes {', '.join(shapes[:4])}" if len(shapes) > 1 else str(reason)
             return ValueError(
                 f'collate: field "{name}": expected values of one shape, found {found:.300}; '
-                "crop or pad them in a transformation, or batch by shape"
+                f"{_how_to_even_out(name)}"
             )
     return ValueError("collate: the samples cannot be collated together")
+
+
+def _how_to_decode(field: str) -> str:
+    """Return the argument that decodes a field to tensors."""
+    decoders = {"audio": 'Decoder(audio="torch")', "video": "Decoder(video=wids.Clips(…))"}
+    return decoders.get(media_kind(field), 'transformations="torch"')
+
+
+def _how_to_even_out(field: str) -> str:
+    """Return how values of a field become equally long."""
+    if media_kind(field) == "audio":
+        return (
+            f'pad them, collate_fn=functools.partial(wids.collate, pad={{"{field}": 0.0}}), or '
+            "decode parts of one length, wids.Audio(duration_s=…)"
+        )
+    return "crop or pad them (wids.collate(pad=…), a transformation), or batch by shape"

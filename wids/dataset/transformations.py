@@ -29,11 +29,11 @@ def _as_transformation(step: Any, *, allow_pickle: bool) -> Transformation:
     """Return a callable as it is, and a decoder for a name."""
     if isinstance(step, str):
         from wids.shards.fields.decode import (
-            Decoder,  # all codecs: 3 ms, which undecoded reads save
+            named_decoder,  # all codecs: 3 ms, which undecoded reads save
         )
 
         try:
-            return Decoder(step, allow_pickle=allow_pickle)
+            return named_decoder(step, allow_pickle=allow_pickle)
         except ValueError as error:
             raise ValueError(
                 f"transformations: expected a list of callables, None, or the name of what "

@@ -175,3 +175,11 @@ def test_archives_that_would_fill_the_memory_are_refused(monkeypatch: pytest.Mon
 def test_example_of_the_decoder_runs() -> None:
     """The example in the docstring prints what it says."""
     assert doctest.testmod(decode).failed == 0
+
+
+def test_what_is_decoded_stays() -> None:
+    """A second decoder leaves what the first one decoded, so that it can decode the rest."""
+    first, second = Decoder(), Decoder(decoders={"flac": len})
+    sample = {".cls": b"3", ".txt": b"a cat", ".json": b"[1]", ".flac": b"12345"}
+    expected = {".cls": 3, ".txt": "a cat", ".json": [1], ".flac": 5}
+    assert second(first(dict(sample))) == expected

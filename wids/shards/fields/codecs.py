@@ -2,9 +2,9 @@
 
 `CODECS` is the only list of field types. `Decoder` and `encode` look fields up in it, and so does
 all code that asks whether a field is an image. To add a field type, write one function for each
-direction and add one entry. For ``.flac``, with a new module ``wids/shards/fields/audio.py``::
+direction and add one entry. For ``.heic``, with a new module ``wids/shards/fields/heic.py``::
 
-    Codec(("flac",), audio.decode_flac, audio.encode_flac, package="soundfile", extra="audio")
+    Codec(("heic",), heic.decode_heic, heic.encode_heic, package="pillow_heif", extra="heic")
 
 The functions import optional packages when they are called, never at the top of their module.
 They may raise any exception; the caller adds the name of the field. The caller also decompresses
@@ -107,6 +107,10 @@ CODECS: Final = (
     _image("tif", "tiff", encode=images.image_encoder("TIFF")),
 )
 
+_MEDIA_EXTRAS: Final = {"soundfile": "audio", "soxr": "audio", "av": "video"}
+"""The extras that install the packages of audio and video, which have no codec: unless a caller
+asks for more, their fields stay bytes."""
+
 BY_EXTENSION: Final[Mapping[str, Codec]] = {
     extension: codec for codec in CODECS for extension in codec.extensions
 }
@@ -139,7 +143,6 @@ def find(name: str, table: Mapping[str, Entry]) -> Entry | None:
 
 def how_to_install(package: str) -> str:
     """Return the command that installs a missing package, given its import name."""
-    for codec in CODECS:
-        if codec.extra and codec.package == package:
-            return f"pip install 'wids[{codec.extra}]'"
-    return f"pip install {package}"
+    extras = {codec.package: codec.extra for codec in CODECS} | _MEDIA_EXTRAS
+    extra = extras.get(package)
+    return f"pip install 'wids[{extra}]'" if extra else f"pip install {package}"

@@ -11,21 +11,28 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from wids.errors import DecodeError
 from wids.shards.fields import safety
 from wids.shards.fields.codecs import BY_EXTENSION, Codec, Decode, extension, find, how_to_install
 from wids.shards.fields.images import image_decoder
+from wids.shards.fields.media import media_extensions
 from wids.shards.fields.safety import RefusedError, unzip
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+    from wids.shards.fields.audio import Audio
+    from wids.shards.fields.video import Clips
 
 
 class Decoder:
     """Decode the fields of a sample by extension.
 
     A decoder is a callable from a sample to a sample, so it can stand in a list of
-    ``transformations``. It changes the sample that it is given and returns it. It may be called
-    from several threads at once.
+    ``transformations``. It changes the sample that it is given and returns it; values that are
+    decoded already stay as they are. It may be called from several threads at once.
 
     ``txt text transcript`` become text; ``cls cls2 class count index inx id`` an integer; ``json
     jsn`` their value, and ``jsonl`` a list of values; ``npy`` an array, ``npz`` a dict of arrays,
@@ -67,13 +74,19 @@ class Decoder:
         max_nbytes: Largest decompressed size in bytes of ``.gz``, npz and pt. None for 1 GiB,
             and for 64 MB in a ``.gz`` of json, jsonl, msgpack or cbor, whose values take many times
             the memory of their bytes.
+        audio: What ``wav flac mp3 ogg opus m4a`` become: ``"torch"`` or ``"numpy"`` for all samples
+            and their rate, ``(samples, rate)``, or a `wids.Audio` for a part, another rate or one
+            channel. None leaves them as bytes.
+        video: What ``mp4 m4v mov mkv webm avi ogv`` become: ``"frames"`` for all frames and sound
+            as webdataset decodes them, ``"reader"`` for a `wids.VideoReader`, or a `wids.Clips`.
+            None leaves them as bytes.
         at_least: Height and width in pixels that a picture needs. A JPEG is decoded at 1/2, 1/4 or
             1/8 of its size, the smallest that is at least as high and as wide, in a fraction of the
             time; JPEGs that are smaller, and other formats, keep their size.
 
     Raises:
-        ValueError: ``images`` is not one of the names above, or ``at_least`` is not two positive
-            integers.
+        ValueError: ``images``, ``audio`` or ``video`` is not one of the names above, or
+            ``at_least`` is not two positive integers.
 
     Calling the decoder raises `DecodeError`, with the name of the field, if a field cannot be
     decoded, if it is a pickle and ``allow_pickle`` is False, or if its decoder needs a package that
@@ -94,10 +107,15 @@ class Decoder:
         allow_pickle: bool = False,
         max_nbytes: int | None = None,
         at_least: tuple[int, int] | None = None,
+        audio: str | Audio | None = None,
+        video: str | Clips | None = None,
     ) -> None:
         # Looked up now, so that a misspelt name raises here and not in a worker.
         decode_image = image_decoder(images, at_least)
+        media = _media_decoders(audio, video, max_nbytes)
         self.images = images
+        self.audio = audio
+        self.video = video
         self.at_least = at_least
         self.allow_pickle = allow_pickle
         self.max_nbytes = max_nbytes
@@ -106,21 +124,31 @@ class Decoder:
                 extension: self._chosen(codec, decode_image)
                 for extension, codec in BY_EXTENSION.items()
             },
+            **media,
             # Last, so that they replace entries of the table.
             **{name.lower().removeprefix("."): f for name, f in (decoders or {}).items()},
         }
 
     def __repr__(self) -> str:
         options = {
+            "audio": self.audio,
+            "video": self.video,
             "at_least": self.at_least,
             "allow_pickle": self.allow_pickle or None,
             "max_nbytes": self.max_nbytes,
         }
-        stated = (f", {name}={value}" for name, value in options.items() if value is not None)
+        stated = (f", {name}={value!r}" for name, value in options.items() if value is not None)
         return f"Decoder(images={self.images!r}{''.join(stated)})"
 
-    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """Decode the fields of a sample in place and return it."""
+    def __call__(
+        self, sample: dict[str, Any], generator: Generator | None = None
+    ) -> dict[str, Any]:
+        """Decode the fields of a sample in place and return it.
+
+        Args:
+            sample: The sample.
+            generator: Chooses random parts; ``dataset.map(decoder, seed=…)`` passes it.
+        """
         # Replacing values, unlike adding keys, is allowed while iterating over a dict.
         for field, value in sample.items():
             if field[:1] == ".":
@@ -128,6 +156,9 @@ class Decoder:
                 is_zipped = name.endswith(".gz")
                 decode = find(name[:-3] if is_zipped else name, self.table)
                 if decode is not None:
+                    if generator is not None and getattr(decode, "is_random", False):
+                        random_part: Callable[..., Any] = decode
+                        decode = partial(random_part, generator=generator)
                     if is_zipped:
                         decode = partial(_unzipped_and_decoded, decode, self._limit(name[:-3]))
                     sample[field] = _decoded(decode, field, value)
@@ -155,6 +186,43 @@ class Decoder:
         return safety.MAX_UNZIPPED_NBYTES
 
 
+def named_decoder(name: str, *, allow_pickle: bool = False) -> Decoder:
+    """Return the decoder of a name among ``transformations``.
+
+    Args:
+        name: What pictures become; or ``"torch_audio"`` or ``"torch_video"``, as webdataset has
+            them, which decode only audio to tensors, or only films to all of their frames.
+        allow_pickle: As for `Decoder`.
+
+    Raises:
+        ValueError: The name is unknown.
+    """
+    if name == "torch_audio":
+        return Decoder(audio="torch", decoders=_NO_OTHER)
+    if name == "torch_video":
+        return Decoder(video="frames", decoders=_NO_OTHER)
+    return Decoder(name, allow_pickle=allow_pickle)
+
+
+_NO_OTHER: Final = dict.fromkeys(BY_EXTENSION)
+
+
+def _media_decoders(
+    audio: str | Audio | None, video: str | Clips | None, max_nbytes: int | None
+) -> dict[str, Decode]:
+    """Return the decoders of audio and video by extension; none for what stays bytes."""
+    found: dict[str, Decode] = {}
+    if audio is not None:
+        from wids.shards.fields.audio import audio_decoder
+
+        found |= dict.fromkeys(media_extensions("audio"), audio_decoder(audio, max_nbytes))
+    if video is not None:
+        from wids.shards.fields.video import video_decoder
+
+        found |= dict.fromkeys(media_extensions("video"), video_decoder(video, max_nbytes))
+    return found
+
+
 def _refuse_pickle(_: bytes) -> Any:
     raise RefusedError(
         "expected data, found a pickle, which executes code when it is read; pass "
@@ -167,8 +235,12 @@ def _unzipped_and_decoded(decode: Decode, max_nbytes: int, data: bytes) -> Any:
 
 
 def _decoded(decode: Decode, field: str, value: Any) -> Any:
-    # `getvalue`, not `read`: another transformation may have read from the stream already.
-    data = value.getvalue() if isinstance(value, io.BytesIO) else bytes(value)
+    if isinstance(value, io.BytesIO):
+        data = value.getvalue()  # not `read`: another transformation may have read from it
+    elif isinstance(value, bytes | bytearray | memoryview):
+        data = bytes(value)
+    else:  # decoded by an earlier transformation
+        return value
     try:
         return decode(data)
     except RefusedError as error:  # the bytes are not at fault, so the message omits them

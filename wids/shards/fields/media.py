@@ -1,6 +1,7 @@
 """Map the extensions of audio and video fields to media types.
 
-Remarks and pages decide by this table what is audio or video and what to play. Images have codecs.
+Decoders, remarks and pages decide by this table what is audio or video and what to play. Images
+have codecs.
 """
 
 from __future__ import annotations
@@ -31,6 +32,16 @@ _UNPLAYED: Final = frozenset(("avi", "mkv", "mov"))
 def media_type(field: str) -> str | None:
     """Return the media type of an audio or video field, or None."""
     return MEDIA_TYPES.get(extension(field))
+
+
+def media_kind(field: str) -> str:
+    """Return ``"audio"`` or ``"video"`` for such a field; ``""`` for others."""
+    return (media_type(field) or "").partition("/")[0]
+
+
+def media_extensions(kind: str) -> list[str]:
+    """Return the extensions of fields of ``"audio"`` or ``"video"``."""
+    return [name for name, found in MEDIA_TYPES.items() if found.startswith(f"{kind}/")]
 
 
 def played_type(field: str) -> str | None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import io
-from typing import Final
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final, TypeVar
 
 from wids.shards.fields.archives import archive_nbytes
 
@@ -13,6 +16,9 @@ MAX_UNZIPPED_NBYTES: Final = 1 << 30
 
 MAX_UNZIPPED_STRUCTURE_NBYTES: Final = 64_000_000
 """The same for a ``.gz`` field of nested values: ``[],`` has 3 bytes, but its list takes 64."""
+
+
+T = TypeVar("T")
 
 
 class RefusedError(Exception):
@@ -55,3 +61,33 @@ def check_archive(data: bytes, max_nbytes: int | None) -> None:
     # SEC-12. The directory states this sum; SEC-50 ensures that no reader finds another one.
     if archive_nbytes(data) > max(limit, len(data)):
         raise ValueError(f"it is longer than {limit} bytes when decompressed (`max_nbytes`)")
+
+
+def within_s(seconds: float, decode: Callable[[], T]) -> T:
+    """Return what a function returns, which runs in a thread of its own for a limited time.
+
+    A thread that takes longer is left behind, and does not keep the process from ending: native
+    code cannot be interrupted.
+
+    Args:
+        seconds: Longest time to wait.
+        decode: The function. What it reads must not be used after a time-out.
+
+    Raises:
+        ValueError: It takes longer.
+        Exception: The function raised it.
+    """
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(decode())
+        except BaseException as error:  # noqa: BLE001 - raised by `result` below
+            result.set_exception(error)
+
+    thread = threading.Thread(target=run, name="wids-decode", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not result.done():
+        raise ValueError(f"decoding took longer than {seconds:g} s, and was given up")
+    return result.result()

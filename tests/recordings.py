@@ -1,0 +1,70 @@
+"""Sounds and films for tests, made by soundfile and PyAV; ffmpeg makes those of other formats."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from conftest import optional
+
+from wids.shards.fields.encode import encode
+
+FFMPEG: Final = shutil.which("ffmpeg")
+RATE: Final = 8000
+
+
+def sound(seconds: float = 1.0, seed: int = 0) -> tuple[npt.NDArray[np.float32], int]:
+    """Return two channels of a tone of 440 Hz, with a little noise, and their rate."""
+    times = np.arange(round(seconds * RATE)) / RATE
+    noise = np.random.default_rng(seed).normal(0, 0.01, (2, len(times)))
+    samples = 0.5 * np.sin(2 * np.pi * 440 * times) + noise
+    return samples.astype(np.float32), RATE
+
+
+def wav() -> bytes:
+    """Return such a sound of 16 bits as a file."""
+    samples, rate = sound()
+    return encode("wav", ((samples * 32767).astype(np.int16), rate))
+
+
+def film(
+    num_frames: int = 50,
+    *,
+    rate: int = 25,
+    size: tuple[int, int] = (64, 48),
+    distance: int = 12,
+    format_name: str = "mp4",
+    has_sound: bool = False,
+    codec: str = "mpeg4",
+) -> bytes:
+    """Return a film of a moving gradient; every ``distance`` frames one can be sought."""
+    av = optional("av")
+    file = io.BytesIO()
+    with av.open(file, "w", format=format_name) as container:
+        stream = container.add_stream(codec, rate=rate)
+        stream.width, stream.height = size
+        stream.pix_fmt = "yuv420p"
+        stream.codec_context.gop_size = distance
+        audio = container.add_stream("aac", rate=RATE) if has_sound else None
+        for number in range(num_frames):
+            frame = av.VideoFrame.from_ndarray(picture(number, size), format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+        if audio is not None:
+            samples = sound(num_frames / rate)[0][:1]
+            frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout="mono")
+            frame.sample_rate = RATE
+            container.mux(audio.encode(frame))
+            container.mux(audio.encode())
+    return file.getvalue()
+
+
+def picture(number: int, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+    """Return one frame of the film; the frames of a film all differ."""
+    width, height = size
+    row = (np.arange(width) * 2 + number * 5) % 256
+    pixels: Any = np.broadcast_to(row[None, :, None], (height, width, 3))
+    return np.ascontiguousarray(pixels.astype(np.uint8))

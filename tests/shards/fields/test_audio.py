@@ -1,0 +1,296 @@
+"""Audio becomes the samples that libsndfile decodes, and is written and read again."""
+
+from __future__ import annotations
+
+import io
+import struct
+import subprocess
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import need, optional, raises
+from recordings import FFMPEG, sound, wav
+from torch.utils.data import DataLoader
+
+import wids
+from wids.shards.fields.encode import encode
+
+soundfile = optional("soundfile")
+
+
+def converted(folder: Path, data: bytes, *arguments: str) -> bytes:
+    """Return what ffmpeg makes of a wav."""
+    need(FFMPEG, "ffmpeg")
+    (folder / "in.wav").write_bytes(data)
+    target = folder / arguments[-1]
+    command = [str(FFMPEG), "-loglevel", "error", "-i", "in.wav", *arguments]
+    subprocess.run(command, check=True, cwd=folder, timeout=60)
+    return target.read_bytes()
+
+
+FILES = {
+    "wav": (),
+    "flac": (),
+    "mp3": (),
+    "ogg": ("-c:a", "libvorbis"),
+    "opus": ("-ar", "48000"),
+}
+
+
+@pytest.mark.parametrize("extension", FILES)
+def test_files_of_ffmpeg(extension: str, tmp_path: Path) -> None:
+    """Each format, as ffmpeg writes it, has the samples that soundfile reads from the file."""
+    data = converted(tmp_path, wav(), *FILES[extension], f"out.{extension}")
+    expected, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+    sample = wids.Decoder(audio="torch")({f".{extension}": data})
+    samples, found_rate = sample[f".{extension}"]
+    assert (samples.dtype, samples.shape) == (torch.float32, expected.T.shape)
+    assert found_rate == rate
+    # soundfile seeks first, after which the decoder of mp3 rounds otherwise.
+    assert np.allclose(samples.numpy(), expected.T, rtol=0, atol=1e-6 * (extension == "mp3"))
+
+
+def test_m4a_by_pyav(tmp_path: Path) -> None:
+    """An m4a, which libsndfile does not read, has the samples that PyAV decodes."""
+    av = optional("av")
+    data = converted(tmp_path, wav(), "out.m4a")
+    with av.open(io.BytesIO(data)) as file:
+        expected = np.concatenate([frame.to_ndarray() for frame in file.decode(audio=0)], axis=1)
+    samples, rate = wids.Audio("numpy")(data)
+    assert rate == 8000
+    assert np.array_equal(samples, expected)
+    part, _ = wids.Audio("numpy", start_s=0.5, duration_s=0.25)(data)
+    assert np.array_equal(part, expected[:, 4000:6000])
+
+
+@pytest.mark.parametrize("extension", ["wav", "flac", "ogg"])
+def test_a_part_is_a_part_of_the_whole(extension: str) -> None:
+    """A part has the same samples as that part of the whole file."""
+    data = encode(extension, sound())
+    whole, rate = wids.Audio("numpy")(data)
+    part, _ = wids.Audio("numpy", start_s=0.5, duration_s=0.25)(data)
+    assert np.array_equal(part, whole[:, rate // 2 : rate // 2 + rate // 4])
+    rest, _ = wids.Audio("numpy", start_s=0.9, duration_s=5.0)(data)
+    assert np.array_equal(rest, whole[:, int(0.9 * rate) :])
+    beyond, _ = wids.Audio("numpy", start_s=7.0)(data)
+    assert beyond.shape == (2, 0)
+
+
+def test_what_is_not_asked_for_stays_bytes() -> None:
+    """Without audio= a sound stays bytes, as in earlier versions."""
+    data = wav()
+    assert wids.Decoder("torch")({".wav": data, ".cls": b"3"}) == {".wav": data, ".cls": 3}
+
+
+def test_names_of_webdataset(tmp_path: Path) -> None:
+    """``"torch_audio"`` among transformations decodes sounds and nothing else."""
+    with wids.TarWriter(tmp_path / "x.tar") as writer:
+        writer.write({"__key__": "a", "wav": wav(), "cls": 3})
+    path = tmp_path / "x.tar"
+    with wids.ShardListDataset(path, raw="bytes", transformations=["torch_audio"]) as dataset:
+        samples, rate = dataset[0][".wav"]
+        assert (tuple(samples.shape), rate, dataset[0][".cls"]) == ((2, 8000), 8000, b"3")
+    with wids.ShardListDataset(path, transformations=["torch", "torch_audio"]) as dataset:
+        assert dataset[0][".cls"] == 3
+        assert torch.equal(dataset[0][".wav"][0], samples)
+
+
+def test_mono_and_rate() -> None:
+    """A sound becomes the mean of its channels, and has the wanted rate and length."""
+    optional("soxr")
+    data = wav()
+    whole, _ = wids.Audio("numpy")(data)
+    mono, _ = wids.Audio("numpy", mono=True)(data)
+    assert np.allclose(mono, whole.mean(axis=0, keepdims=True))
+    samples, rate = wids.Audio("torch", rate=16000, mono=True)(data)
+    assert (tuple(samples.shape), rate) == ((1, 16000), 16000)
+    # A tone keeps its frequency.
+    spectrum = np.abs(np.fft.rfft(samples[0].numpy()))
+    assert spectrum.argmax() == 440
+
+
+def test_random_parts_follow_seed_and_epoch(tmp_path: Path) -> None:
+    """map(seed=…) chooses parts: the same for any number of workers, others each epoch."""
+    path = tmp_path / "x.tar"
+    with wids.TarWriter(path) as writer:
+        for number in range(6):
+            writer.write({"__key__": f"{number}", "wav": sound(seed=number)})
+    decode = wids.Decoder(audio=wids.Audio(start_s="random", duration_s=0.1))
+    dataset = wids.ShardListDataset(path).map(decode, seed=5)
+
+    def parts(workers: int, epoch: int) -> list[Any]:
+        dataset.set_epoch(epoch)
+        loader = DataLoader(dataset, batch_size=None, num_workers=workers)
+        return [sample[".wav"][0] for sample in loader]
+
+    first, again, later = parts(0, 0), parts(2, 0), parts(0, 1)
+    assert [part.shape for part in first] == [(2, 800)] * 6
+    assert all(map(torch.equal, first, again))
+    assert not any(map(torch.equal, first, later))
+
+
+def test_a_random_part_needs_a_seed() -> None:
+    """A random part without a generator is an error that names the way."""
+    decode = wids.Decoder(audio=wids.Audio(start_s="random", duration_s=0.1))
+    with raises(wids.DecodeError, r"found none; pass the decoder to dataset.map(decoder, seed=0)"):
+        decode({".wav": wav()})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"container": "list"}, 'audio: expected "torch" or "numpy", found \'list\''),
+        ({"rate": 0}, "rate: expected 1 to"),
+        ({"start_s": -1.0}, "start_s: expected 0 seconds or more"),
+        ({"start_s": "random"}, "expected duration_s beside it"),
+        ({"duration_s": 0.0}, "duration_s: expected more than 0"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], message: str) -> None:
+    """A wrong option is an error when the decoder is made."""
+    with raises(ValueError, message):
+        wids.Audio(**options)
+
+
+def test_a_wrong_name() -> None:
+    """A misspelt name is an error when the decoder is made."""
+    with raises(ValueError, 'audio: expected "torch", "numpy" or wids.Audio'):
+        wids.Decoder(audio="tensor")
+
+
+def test_limits() -> None:
+    """A sound beyond max_nbytes is refused, and a part of it is decoded."""
+    data = wav()
+    with raises(wids.DecodeError, "longer than 1000 bytes when decoded (`max_nbytes`)"):
+        wids.Decoder(audio="numpy", max_nbytes=1000)({".wav": data})
+    part, _ = wids.Audio("numpy", duration_s=0.01, max_nbytes=1000)(data)
+    assert part.shape == (2, 80)
+
+
+def test_a_header_that_lies() -> None:
+    """A header that claims an hour of sound makes no memory for it."""
+    data = bytearray(wav())
+    at = data.index(b"data") + 4
+    data[at : at + 4] = struct.pack("<I", 2 * 2 * 8000 * 3600)
+    data[4:8] = struct.pack("<I", 2**31)
+    samples, _ = wids.Audio("numpy")(bytes(data))
+    assert samples.shape == (2, 8000)
+
+
+@pytest.mark.parametrize("data", [b"", b"RIFF", b"\0" * 100, b"ID3" + b"\xff" * 100])
+def test_damaged(data: bytes) -> None:
+    """Bytes that are no sound are a DecodeError that names the field."""
+    with raises(wids.DecodeError, 'field ".wav": expected wav data'):
+        wids.Decoder(audio="torch")({".wav": data})
+
+
+@pytest.mark.parametrize("extension", ["wav", "flac"])
+@pytest.mark.parametrize("dtype", [np.float32, np.int16])
+def test_lossless(extension: str, dtype: Any) -> None:
+    """What the decoder returns is written and read again without a loss, as tensor and array."""
+    samples, rate = sound()
+    if dtype is np.int16:
+        samples = (samples * 32767).astype(np.int16)
+        expected = samples.astype(np.float32) / 32768
+    else:
+        samples = expected = np.round(samples * 2**23).astype(np.float32) / 2**23
+    for value in (samples, torch.from_numpy(samples)):
+        found, found_rate = wids.Audio("numpy")(encode(extension, (value, rate)))
+        assert found_rate == rate
+        assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("extension", ["ogg", "mp3", "opus"])
+def test_lossy(extension: str) -> None:
+    """What is encoded with a loss sounds the same."""
+    samples, rate = sound()
+    found, found_rate = wids.Audio("numpy")(encode(extension, (samples, rate)))
+    assert found_rate == rate
+    length = min(found.shape[1], samples.shape[1])
+    spectra = [np.abs(np.fft.rfft(each[0, : length // 2 * 2])) for each in (found, samples)]
+    assert spectra[0].argmax() == spectra[1].argmax()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("wav", 3, "expected (samples, rate)"),
+        ("wav", (np.zeros((1, 9), np.int64), 8000), "floats from -1 to 1 or of int16"),
+        (
+            "wav",
+            (np.zeros((500, 2), np.float32), 8000),
+            r"shape of samples is (channels, frames)",
+        ),
+        ("wav", (np.full((1, 9), np.nan, np.float32), 8000), "expected finite samples"),
+        ("flac", (np.full((1, 9), 1.5, np.float32), 8000), "would clip those beyond"),
+        ("opus", (np.zeros((1, 9), np.float32), 44100), "opus: expected a rate of"),
+    ],
+)
+def test_what_cannot_be_written(field: str, value: Any, message: str) -> None:
+    """A value that its format cannot store is an error."""
+    with raises((TypeError, ValueError), message):
+        encode(field, value)
+
+
+def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without soundfile only decoding is an error, which names the extra."""
+    monkeypatch.setitem(__import__("sys").modules, "soundfile", None)
+    decode = wids.Decoder(audio="torch")
+    with raises(wids.DecodeError, "pip install 'wids[audio]'"):
+        decode({".wav": b"RIFF"})
+
+
+def test_collating_sounds(tmp_path: Path) -> None:
+    """Sounds of different lengths are padded, or an error says how."""
+    path = tmp_path / "x.tar"
+    with wids.TarWriter(path) as writer:
+        for number, length in enumerate((800, 500, 640)):
+            samples, rate = sound()
+            writer.write({"__key__": f"{number}", "wav": (samples[:, :length], rate)})
+    dataset = wids.ShardListDataset(path, transformations=wids.Decoder(audio="torch"))
+    with raises(ValueError, 'collate: field ".wav"', 'pad={".wav": 0.0}'):
+        wids.collate(dataset[:])
+    pad = partial(wids.collate, pad={".wav": 0.0})
+    batch = next(iter(DataLoader(dataset, batch_size=3, collate_fn=pad, num_workers=1)))
+    samples, rates = batch[".wav"]
+    assert samples.shape == (3, 2, 800)
+    assert rates.tolist() == [8000] * 3
+    assert batch["__lengths__"][".wav"].tolist() == [800, 500, 640]
+    assert not samples[1, :, 500:].any()
+    assert torch.equal(samples[1, :, :500], dataset[1][".wav"][0])
+
+
+@pytest.mark.parametrize(
+    ("values", "pad", "message"),
+    [
+        ([torch.zeros(2, 3), torch.zeros(3, 2)], {".x": 0}, "differ in one dimension"),
+        ([torch.zeros(2), torch.zeros(3, 2)], {".x": 0}, "differ in one dimension"),
+        ([(torch.zeros(1, 3), 8), (torch.zeros(1, 3), 9)], {".x": 0}, "one rate, found 8, 9 Hz"),
+        ([b"1", b"2"], {".x": 0}, "expected tensors, arrays or sounds to pad, found bytes"),
+        ([torch.zeros(2), torch.zeros(3)], {".y": 0}, "pad: expected a field of the samples, .x"),
+    ],
+)
+def test_what_cannot_be_padded(values: list[Any], pad: dict[str, float], message: str) -> None:
+    """Values that padding does not even out are an error that names the field."""
+    with raises((ValueError, TypeError), message):
+        wids.collate([{".x": value} for value in values], pad=pad)
+
+
+def test_padding_other_arrays() -> None:
+    """Arrays are padded in the dimension in which they differ, with the wanted number."""
+    samples = [{".npy": np.ones((length, 2), np.int64)} for length in (1, 3)]
+    batch = wids.collate(samples, pad={".npy": -1})
+    assert batch[".npy"].tolist() == [[[1, 1], [-1, -1], [-1, -1]], [[1, 1]] * 3]
+    assert batch["__lengths__"][".npy"].tolist() == [1, 3]
+
+
+def test_bytes_are_not_collated() -> None:
+    """A batch of undecoded sounds or films is an error that names their decoder."""
+    with raises(TypeError, 'decode it (Decoder(audio="torch"))'):
+        wids.collate([{".wav": io.BytesIO(b"x")}] * 2)
+    with raises(TypeError, "decode it (Decoder(video=wids.Clips(…)))"):
+        wids.collate([{".mp4": io.BytesIO(b"x")}] * 2)

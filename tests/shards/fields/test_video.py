@@ -1,0 +1,267 @@
+"""Films become frames, clips or readers with the frames that PyAV decodes, within limits."""
+
+from __future__ import annotations
+
+import http.server
+import io
+import subprocess
+import threading
+import time
+from bisect import bisect_right
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from conftest import need, optional, raises
+from recordings import FFMPEG, film, picture
+from torch.utils.data import DataLoader
+
+import wids
+from wids.shards.fields import safety, video
+
+av = optional("av")
+
+
+def decoded(data: bytes) -> list[npt.NDArray[np.uint8]]:
+    """Return all frames by PyAV alone."""
+    with av.open(io.BytesIO(data)) as container:
+        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+
+
+def shown(frames: torch.Tensor) -> list[npt.NDArray[np.uint8]]:
+    """Return frames in the order of PyAV's arrays."""
+    return list(frames.permute(0, 2, 3, 1).numpy())
+
+
+@pytest.mark.parametrize("extension", ["mp4", "mov", "mkv", "webm", "avi"])
+def test_files_of_ffmpeg(extension: str, tmp_path: Path) -> None:
+    """Each format, as ffmpeg writes it, has the frames and sound that PyAV reads from the file."""
+    need(FFMPEG, "ffmpeg")
+    path = tmp_path / f"film.{extension}"
+    inputs = ["testsrc=size=64x48:rate=25:duration=2", "sine=frequency=440:duration=2"]
+    arguments = [part for each in inputs for part in ("-f", "lavfi", "-i", each)]
+    command = [str(FFMPEG), "-loglevel", "error", *arguments, "-pix_fmt", "yuv420p", str(path)]
+    subprocess.run(command, check=True, timeout=60)
+    expected = decoded(path.read_bytes())
+    with av.open(str(path)) as container:
+        sound = np.concatenate([each.to_ndarray() for each in container.decode(audio=0)], axis=1)
+        rate = container.streams.audio[0].rate
+    sample = wids.Decoder(video="frames")({f".{extension}": path.read_bytes()})
+    frames, samples, info = sample[f".{extension}"]
+    assert np.array_equal(frames.numpy(), np.stack(expected))
+    assert info == {"video_fps": 25.0, "audio_fps": rate}
+    scale = 32768 if sound.dtype == np.int16 else 1  # of avi, whose sound PyAV returns as integers
+    assert samples.shape == sound.shape
+    assert np.allclose(samples.numpy(), sound / scale, atol=1e-4)
+    with av.open(str(path)) as container:  # in avi the first frame has the time of two
+        times = [frame.time for frame in container.decode(video=0)]
+    on_screen = [expected[bisect_right(times, n / 25 + 0.01) - 1] for n in range(50)]
+    reader = wids.Decoder(video="reader")({f".{extension}": path.read_bytes()})[f".{extension}"]
+    indices = [49, 0, 13, 12, 13, 48]
+    assert all(map(np.array_equal, shown(reader.frames(indices)), [on_screen[n] for n in indices]))
+
+
+@pytest.mark.parametrize("distance", [1, 12, 300])
+@pytest.mark.parametrize("at", [0.0, 0.5, 1.0, 11.3])
+def test_clips(distance: int, at: float) -> None:
+    """A clip has the frames at equal distances, wherever films can be sought."""
+    data = film(300, distance=distance)
+    expected = decoded(data)
+    clip = wids.Clips(num_frames=5, stride=3, at=at)(data)
+    assert (clip.dtype, clip.shape) == (torch.uint8, (5, 3, 48, 64))
+    wanted = [expected[min(299, round(at * 25) + 3 * n)] for n in range(5)]
+    assert all(map(np.array_equal, shown(clip), wanted))
+
+
+def test_a_short_film_repeats_its_last_frame() -> None:
+    """A clip of a film that is too short has its last frame several times."""
+    data = film(4)
+    expected = decoded(data)
+    clip = shown(wids.Clips(num_frames=6, at=0.0)(data))
+    assert all(map(np.array_equal, clip, [*expected, expected[3], expected[3]]))
+
+
+def test_random_clips_follow_seed_and_epoch(tmp_path: Path) -> None:
+    """map(seed=…) chooses clips: the same for any number of workers, others each epoch."""
+    path = tmp_path / "x.tar"
+    with wids.TarWriter(path) as writer:
+        for number in range(4):
+            writer.write({"__key__": f"{number}", "mp4": film(100)})
+    decode = wids.Decoder(video=wids.Clips(num_frames=2, stride=2))
+    dataset = wids.ShardListDataset(path).map(decode, seed=1)
+
+    def clips(workers: int, epoch: int) -> list[Any]:
+        dataset.set_epoch(epoch)
+        loader = DataLoader(dataset, batch_size=None, num_workers=workers)
+        return [sample[".mp4"] for sample in loader]
+
+    first, again, later = clips(0, 0), clips(2, 0), clips(0, 1)
+    assert all(map(torch.equal, first, again))
+    assert not all(map(torch.equal, first, later))
+    with raises(wids.DecodeError, "dataset.map(decoder, seed=0)"):
+        decode({".mp4": film(4)})
+
+
+def test_reader() -> None:
+    """A reader states length, rate and size, and returns frames by number and by time."""
+    with wids.VideoReader(film(50, size=(32, 16))) as reader:
+        assert (len(reader), reader.rate, reader.duration_s) == (50, 25.0, 2.0)
+        assert (reader.width, reader.height, reader.audio_rate) == (32, 16, None)
+        assert torch.equal(reader.frames(seconds=[0.4, 1.96]), reader.frames([10, 49]))
+        assert reader.frames([]).shape == (0, 3, 16, 32)
+        with raises(IndexError, "frame 50 is out of range for 50 frames"):
+            reader.frames([50])
+        with raises(ValueError, "either indices or seconds"):
+            reader.frames()
+
+
+def test_a_reader_reads_only_what_it_needs() -> None:
+    """A clip from a file that can seek reads its index, and the bytes near the clip."""
+
+    class Counting(io.BytesIO):
+        num_read = 0
+
+        def read(self, size: int | None = -1, /) -> bytes:
+            data = super().read(size)
+            Counting.num_read += len(data)
+            return data
+
+    data = film(1000, size=(320, 240), distance=12)
+    wids.Clips(num_frames=4, at=20.0)(Counting(data))
+    assert Counting.num_read < len(data) / 3
+
+
+def test_what_is_not_asked_for_stays_bytes() -> None:
+    """Without video= a film stays bytes, as in earlier versions."""
+    data = film(2)
+    assert wids.Decoder("torch")({".mp4": data}) == {".mp4": data}
+
+
+def test_names_of_webdataset(tmp_path: Path) -> None:
+    """``"torch_video"`` among transformations returns what webdataset's decoder returns."""
+    with wids.TarWriter(tmp_path / "x.tar") as writer:
+        writer.write({"__key__": "a", "mp4": film(10, has_sound=True), "json": {"n": 3}})
+    path = tmp_path / "x.tar"
+    with wids.ShardListDataset(path, raw="bytes", transformations=["torch_video"]) as dataset:
+        frames, samples, info = dataset[0][".mp4"]
+        assert dataset[0][".json"] == b'{"n": 3}'
+    assert (frames.shape, frames.dtype) == ((10, 48, 64, 3), torch.uint8)
+    assert (samples.dtype, samples.ndim) == (torch.float32, 2)
+    assert info == {"video_fps": 25.0, "audio_fps": 8000}
+
+
+def test_batches_of_clips(tmp_path: Path) -> None:
+    """Clips of films of different lengths are collated to one tensor."""
+    with wids.TarWriter(tmp_path / "x.tar") as writer:
+        for length in (5, 30):
+            writer.write({"__key__": f"{length}", "mp4": film(length)})
+    decode = wids.Decoder(video=wids.Clips(num_frames=8, at=0.0))
+    dataset = wids.ShardListDataset(tmp_path / "x.tar", transformations=decode)
+    batch = next(iter(DataLoader(dataset, batch_size=2, collate_fn=wids.collate)))
+    assert batch[".mp4"].shape == (2, 8, 3, 48, 64)
+
+
+def test_limits() -> None:
+    """Frames beyond max_nbytes are refused, and a short clip is decoded."""
+    data = film(20)
+    with raises(wids.DecodeError, "more than 20000 bytes (`max_nbytes`)"):
+        wids.Decoder(video="frames", max_nbytes=20_000)({".mp4": data})
+    assert wids.Clips(2, at=0.0, max_nbytes=20_000)(data).shape == (2, 3, 48, 64)
+    with raises(ValueError, "more than 20000 bytes"):
+        wids.VideoReader(data, max_nbytes=20_000).frames([0, 1, 2])
+
+
+def test_pictures_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A film of too many pixels is refused before a frame is decoded."""
+    monkeypatch.setattr(video, "_MAX_PIXELS", 100)
+    with raises(wids.DecodeError, "expected frames of 1 to 100 pixels, found 64 by 48"):
+        wids.Decoder(video="frames")({".mp4": film(2)})
+
+
+def test_a_decoder_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding that does not end is given up, and the process goes on."""
+    released = threading.Event()
+    monkeypatch.setattr(video, "MAX_S", 0.2)
+    monkeypatch.setattr(video.VideoReader, "all_frames", lambda _: released.wait(60))
+    started_s = time.monotonic()
+    with raises(wids.DecodeError, "took longer than 0.2 s, and was given up"):
+        wids.Decoder(video="frames")({".mp4": film(2)})
+    assert time.monotonic() - started_s < 10
+    released.set()
+    for thread in threading.enumerate():
+        if thread.name == "wids-decode":
+            thread.join(10)
+
+
+def test_an_error_in_the_thread_is_raised() -> None:
+    """What decoding raises reaches the caller, a time-out of its own included."""
+    with raises(TimeoutError, "mine"):
+        safety.within_s(9, lambda: (_ for _ in ()).throw(TimeoutError("mine")))
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 100, b"GIF89a", film(3)[:200]])
+def test_damaged(data: bytes) -> None:
+    """Bytes that are no film are a DecodeError that names the field."""
+    with raises(wids.DecodeError, 'field ".mp4": expected mp4 data'):
+        wids.Decoder(video="frames")({".mp4": data})
+
+
+def test_a_playlist_opens_nothing(tmp_path: Path) -> None:
+    """A field that names other files and addresses makes nothing read them (SEC-65)."""
+    requests = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            requests.append(self.path)
+            self.send_error(404)
+
+    (tmp_path / "secret.mp4").write_bytes(film(3))
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}/part.ts"
+        lists = [
+            f"#EXTM3U\n#EXTINF:10,\n{url}\n#EXTINF:10,\nfile://{tmp_path}/secret.mp4\n",
+            f"ffconcat version 1.0\nfile {tmp_path}/secret.mp4\n",
+            f"ffconcat version 1.0\nfile {url}\n",
+        ]
+        for text in lists:
+            with raises(wids.DecodeError, "decoder refuses"):
+                wids.Decoder(video="frames")({".mp4": text.encode()})
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert requests == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_frames": 0}, "num_frames: expected at least 1"),
+        ({"stride": 0}, "stride: expected at least 1"),
+        ({"at": -1.0}, 'at: expected seconds or "random"'),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], message: str) -> None:
+    """A wrong option is an error when the clips are described."""
+    with raises(ValueError, message):
+        wids.Clips(**options)
+
+
+def test_a_wrong_name() -> None:
+    """A misspelt name is an error when the decoder is made."""
+    with raises(ValueError, 'video: expected "frames", "reader" or wids.Clips'):
+        wids.Decoder(video="clip")
+
+
+def test_frames_of_the_film_are_right() -> None:
+    """The frames of the test's film are its pictures, as far as the codec keeps them."""
+    frames = decoded(film(30))
+    for number in (0, 17, 29):
+        difference = frames[number].astype(int) - picture(number, (64, 48))
+        assert np.abs(difference).mean() < 12

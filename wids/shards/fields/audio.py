@@ -1,0 +1,328 @@
+"""Decode audio to samples and their rate, all of it or a part, and encode it.
+
+libsndfile (by soundfile) reads wav, flac, mp3, ogg and opus; FFmpeg (by PyAV) reads m4a. soxr
+resamples. All three are imported when first used. The format is detected from the bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from wids.shards.fields.safety import MAX_UNZIPPED_NBYTES, RefusedError
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+Samples = npt.NDArray[np.float32]
+
+_BLOCK_FRAMES: Final = 1 << 20
+"""Frames that are decoded at a time: the header of a damaged file may claim any number."""
+
+_WRITTEN_FRAMES: Final = 1 << 14
+_ALL_FRAMES: Final = 1 << 60
+_MAX_CHANNELS: Final = 64
+_FORMATS: Final = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,ogg,mpeg,mpegts,flv,asf,mjpeg"
+"""Formats that FFmpeg may read. A playlist could name other files and addresses (SEC-65)."""
+
+_OPUS_RATES: Final = (8000, 12000, 16000, 24000, 48000)
+
+
+@dataclass(frozen=True)
+class Audio:
+    """How audio fields are decoded: to ``(samples, rate)``, as ``torchaudio.load`` returns them.
+
+    The samples are float32 from -1 to 1, of shape ``(channels, frames)``; the rate is an integer in
+    Hz. A part is decoded alone, without what comes earlier where the format allows.
+
+    Args:
+        container: ``"torch"`` for a tensor, ``"numpy"`` for an array.
+        rate: Rate in Hz to resample to; None for the rate of the file.
+        mono: Whether to return the mean of all channels as one channel.
+        start_s: Where the part begins, in seconds; ``"random"`` for anywhere in the file, chosen by
+            the generator of ``dataset.map(decoder, seed=…)``.
+        duration_s: Length of the part in seconds; None for the rest of the file. A file that ends
+            earlier yields fewer frames.
+        max_nbytes: Largest decoded size in bytes; None for 1 GiB.
+
+    Raises:
+        ValueError: An argument has a value that it cannot have.
+
+    Example:
+        >>> import wids
+        >>> wids.Decoder(audio=wids.Audio("numpy", rate=16000, mono=True, duration_s=2.0))
+        Decoder(images='PIL', audio=Audio(container='numpy', rate=16000, mono=True, duration_s=2.0))
+    """
+
+    container: Literal["torch", "numpy"] = "torch"
+    rate: int | None = None
+    mono: bool = False
+    start_s: float | Literal["random"] = 0.0
+    duration_s: float | None = None
+    max_nbytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.container not in ("torch", "numpy"):
+            raise ValueError(f'audio: expected "torch" or "numpy", found {self.container!r:.80}')
+        if self.rate is not None and not 1 <= self.rate <= 1 << 20:
+            raise ValueError(f"rate: expected 1 to {1 << 20} Hz, found {self.rate!r:.80}")
+        if self.is_random and self.duration_s is None:
+            raise ValueError('start_s="random": expected duration_s beside it, found None')
+        if not self.is_random and not 0 <= float(self.start_s) < math.inf:
+            raise ValueError(f"start_s: expected 0 seconds or more, found {self.start_s!r:.80}")
+        if self.duration_s is not None and not 0 < self.duration_s < math.inf:
+            raise ValueError(
+                f"duration_s: expected more than 0 seconds, found {self.duration_s!r:.80}"
+            )
+
+    def __repr__(self) -> str:
+        options = {
+            name: value
+            for name, value in vars(self).items()
+            if name == "container" or value != getattr(Audio, name)
+        }
+        return f"Audio({', '.join(f'{name}={value!r}' for name, value in options.items())})"
+
+    @property
+    def is_random(self) -> bool:
+        """Whether decoding needs a random generator."""
+        return self.start_s == "random"
+
+    def __call__(self, data: bytes, generator: Generator | None = None) -> tuple[Any, int]:
+        """Return the samples and the rate of a file.
+
+        Args:
+            data: The file.
+            generator: Chooses a random part.
+
+        Raises:
+            ModuleNotFoundError: A package is not installed.
+            Exception: The bytes are not audio, or longer than the limit; any type.
+        """
+        read = read_by_ffmpeg if data[4:8] == b"ftyp" else _read_by_libsndfile
+        samples, rate = read(data, self, generator)
+        if self.mono and len(samples) > 1:
+            samples = samples.mean(axis=0, keepdims=True)
+        if self.rate is not None and self.rate != rate:
+            import soxr
+
+            # Frames first, and one dimension for one channel, as soxr has them.
+            resampled = soxr.resample(samples.T, rate, self.rate)
+            samples, rate = np.ascontiguousarray(resampled.T), self.rate
+        if self.container == "numpy":
+            return samples, rate
+        import torch
+
+        return torch.from_numpy(samples), rate
+
+    def part(self, rate: int, num_frames: int, generator: Generator | None) -> tuple[int, int]:
+        """Return the first frame of the part in a file, and the most frames that it has.
+
+        Args:
+            rate: The rate of the file.
+            num_frames: The frames that the file has.
+            generator: Chooses a random part.
+        """
+        if self.duration_s is None:
+            start = round(float(self.start_s) * rate)
+            return start, max(0, num_frames - start)
+        wanted = max(1, round(self.duration_s * rate))
+        if not self.is_random:
+            return round(float(self.start_s) * rate), wanted
+        if generator is None:
+            raise needs_generator("a random part of audio")
+        return int(generator.integers(max(1, num_frames - wanted + 1))), wanted
+
+    def check_size(self, num_channels: int, num_frames: int) -> None:
+        """Raise `ValueError` for a file with too many channels, or longer than the limit."""
+        if num_channels > _MAX_CHANNELS:
+            raise ValueError(f"expected at most {_MAX_CHANNELS} channels, found {num_channels}")
+        limit = MAX_UNZIPPED_NBYTES if self.max_nbytes is None else self.max_nbytes
+        if num_channels * num_frames * 4 > limit:
+            raise ValueError(
+                f"it is longer than {limit} bytes when decoded (`max_nbytes`); decode a part of it "
+                "with duration_s"
+            )
+
+
+def needs_generator(what: str) -> RefusedError:
+    """Return the error for a random part that is decoded without a generator."""
+    return RefusedError(
+        f"expected a random generator to choose {what}, found none; pass the decoder to "
+        "dataset.map(decoder, seed=0) instead of transformations"
+    )
+
+
+def _read_by_libsndfile(
+    data: bytes, wanted: Audio, generator: Generator | None
+) -> tuple[Samples, int]:
+    import soundfile
+
+    with soundfile.SoundFile(io.BytesIO(data)) as file:
+        start, count = wanted.part(file.samplerate, file.frames, generator)
+        start = min(start, file.frames)
+        count = min(count, file.frames - start)
+        wanted.check_size(file.channels, count)
+        if start:
+            file.seek(start)
+
+        def blocks() -> Iterator[Samples]:
+            left = count
+            while left:
+                block = file.read(min(left, _BLOCK_FRAMES), dtype="float32", always_2d=True)
+                if not len(block):  # the header claims more frames than there are
+                    return
+                left -= len(block)
+                yield block
+
+        return _joined(list(blocks()), file.channels), file.samplerate
+
+
+def read_by_ffmpeg(
+    data: bytes, wanted: Audio, generator: Generator | None = None
+) -> tuple[Samples, int]:
+    """Return the samples and the rate of the first audio stream of a file."""
+    import av
+
+    with opened_media(io.BytesIO(data)) as file:
+        if not file.streams.audio:
+            raise ValueError("expected audio, found a file without an audio stream")
+        stream = file.streams.audio[0]
+        rate, channels = int(stream.rate), int(stream.channels)
+        total = _num_frames(file, stream, rate)
+        if total is None and wanted.is_random:
+            raise ValueError("expected a file that states its length, found none to choose from")
+        start, count = wanted.part(rate, total or 0, generator)
+        if wanted.duration_s is None:
+            count = _ALL_FRAMES  # the stated length leaves out what encoders add at the end
+        planar = av.AudioResampler(format="fltp")
+        blocks: list[Samples] = []
+        at = 0
+        for frame in file.decode(stream):
+            for piece in planar.resample(frame):
+                block = piece.to_ndarray()[:, max(0, start - at) : max(0, start + count - at)]
+                at += piece.samples
+                blocks.append(block.T)
+            wanted.check_size(channels, sum(map(len, blocks)))
+            if at >= start + count:
+                break
+        return _joined(blocks, channels), rate
+
+
+def _num_frames(file: Any, stream: Any, rate: int) -> int | None:
+    """Return how many frames a stream has, or None where neither it nor the file says so."""
+    if stream.duration is not None:
+        return round(float(stream.duration * stream.time_base) * rate)
+    return None if file.duration is None else round(file.duration / 1e6 * rate)
+
+
+def opened_media(file: IO[bytes]) -> Any:
+    """Return the container of PyAV for a film or a sound, which reads this file and no other."""
+    import av
+
+    # Without a protocol no demuxer can open anything else.
+    options = {"format_whitelist": _FORMATS, "protocol_whitelist": "none"}
+    return av.open(file, metadata_errors="ignore", container_options=options)
+
+
+def _joined(blocks: list[Samples], num_channels: int) -> Samples:
+    """Return blocks of shape (frames, channels) as one array of shape (channels, frames)."""
+    if not blocks:
+        return np.zeros((num_channels, 0), np.float32)
+    whole = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+    return np.ascontiguousarray(whole.T)
+
+
+# Encoding.
+
+
+def audio_encoder(format_name: str, subtype: str | None = None) -> Callable[[Any], bytes]:
+    """Return the function that encodes ``(samples, rate)`` in a format of libsndfile.
+
+    Args:
+        format_name: libsndfile's name of the format.
+        subtype: libsndfile's name of the encoding; None for 16 bits if the samples are int16, and
+            otherwise for as many bits as the format has.
+    """
+
+    def encode_audio(value: Any) -> bytes:
+        import soundfile
+
+        samples, rate = _checked(value)
+        chosen = subtype
+        if chosen is None:
+            deep = "FLOAT" if format_name == "WAV" else "PCM_24"
+            chosen = "PCM_16" if samples.dtype == np.int16 else deep
+        if chosen == "OPUS" and rate not in _OPUS_RATES:
+            raise ValueError(f"opus: expected a rate of {_OPUS_RATES} Hz, found {rate}")
+        if chosen != "FLOAT" and samples.dtype != np.int16 and np.abs(samples).max(initial=0) > 1:
+            raise ValueError(
+                f"{format_name} stores samples from -1 to 1, and would clip those beyond; found "
+                f"{np.abs(samples).max():.3g}; scale them, or store them as wav"
+            )
+        stream = io.BytesIO()
+        options = {"samplerate": rate, "channels": len(samples), "subtype": chosen}
+        with soundfile.SoundFile(stream, "w", format=format_name, **options) as file:
+            # In short pieces: the encoder of Vorbis keeps each piece on its stack.
+            for start in range(0, samples.shape[1], _WRITTEN_FRAMES):
+                file.write(samples[:, start : start + _WRITTEN_FRAMES].T)
+        return stream.getvalue()
+
+    return encode_audio
+
+
+def _checked(value: Any) -> tuple[npt.NDArray[Any], int]:
+    """Return samples of shape (channels, frames) and their rate."""
+    try:
+        samples, rate = value
+        samples, rate = np.asarray(samples), int(rate)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"expected (samples, rate), as audio is decoded, found {type(value).__name__}"
+        ) from None
+    if samples.ndim == 1:
+        samples = samples[None]
+    if samples.dtype.kind == "f":
+        samples = samples.astype(np.float32, copy=False)
+    if samples.dtype not in (np.float32, np.int16) or samples.ndim != 2:
+        raise ValueError(
+            "expected samples of shape (channels, frames), of floats from -1 to 1 or of int16, "
+            f"found {samples.shape} of {samples.dtype}"
+        )
+    if not 1 <= len(samples) <= _MAX_CHANNELS:
+        raise ValueError(
+            f"expected 1 to {_MAX_CHANNELS} channels, found {len(samples)}; the shape of samples "
+            "is (channels, frames)"
+        )
+    if not np.isfinite(samples).all():
+        raise ValueError("expected finite samples, found infinity or NaN")
+    return samples, rate
+
+
+AUDIO_ENCODERS: Final[dict[str, Callable[[Any], bytes]]] = {
+    "wav": audio_encoder("WAV"),
+    "flac": audio_encoder("FLAC"),
+    "ogg": audio_encoder("OGG", "VORBIS"),
+    "opus": audio_encoder("OGG", "OPUS"),
+    "mp3": audio_encoder("MP3", "MPEG_LAYER_III"),
+}
+"""Encoders by extension. All but wav and flac are lossy."""
+
+
+def audio_decoder(audio: Any, max_nbytes: int | None) -> Audio:
+    """Return the function that decodes audio as ``Decoder(audio=...)`` says.
+
+    Raises:
+        ValueError: It is not ``"torch"``, ``"numpy"`` or an `Audio`.
+    """
+    if isinstance(audio, Audio):
+        return audio
+    if audio not in ("torch", "numpy"):
+        raise ValueError(f'audio: expected "torch", "numpy" or wids.Audio(…), found {audio!r:.80}')
+    return Audio(audio, max_nbytes=max_nbytes)

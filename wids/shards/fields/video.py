@@ -1,0 +1,347 @@
+"""Decode films: all frames, clips of a few frames, or any frames through a reader.
+
+FFmpeg (by PyAV, imported when first used) reads mp4, mov, mkv, webm, avi and others. A film is
+bytes, or a file that can seek, of which only the film's index and the needed frames are read.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from wids.shards.fields.audio import (
+    Audio,
+    Samples,
+    needs_generator,
+    opened_media,
+    read_by_ffmpeg,
+)
+from wids.shards.fields.safety import MAX_UNZIPPED_NBYTES, within_s
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.random import Generator
+    from typing_extensions import Self
+
+Pixels = npt.NDArray[np.uint8]
+Film = bytes | IO[bytes]
+
+MAX_S: Final = 60.0
+"""Longest time that decoding one field may take."""
+
+_SEEK_S: Final = 10.0
+"""A frame that is further ahead is sought; for a nearer one, those between are decoded. Encoders
+place a frame to begin at every ten seconds or less."""
+
+_MAX_STREAMS: Final = 64
+_MAX_PIXELS: Final = 1 << 27
+"""Most pixels of a frame: 16,384 by 8,192."""
+
+
+class VideoReader:
+    """The frames of one film, each decoded when it is asked for.
+
+    Frame ``n`` is the one that is on the screen at ``n / rate`` seconds, which for films of a
+    constant rate is the frame number ``n``. Not safe to share between threads.
+
+    Args:
+        film: The bytes of the film, or a binary file that can seek.
+        max_nbytes: Largest size of the frames that one call returns, in bytes; None for 1 GiB.
+
+    Attributes:
+        rate: Frames per second.
+        duration_s: Length in seconds.
+        height, width: Size of a frame in pixels, as stored: a rotation is not applied.
+        audio_rate: Rate of the first audio stream in Hz; None if there is none.
+
+    Raises:
+        ModuleNotFoundError: PyAV is not installed.
+        ValueError: It has no video, or a frame of more than 134 million pixels.
+        Exception: It is not a film; any type.
+
+    Example:
+        >>> import io, av, numpy as np, wids
+        >>> film = io.BytesIO()
+        >>> with av.open(film, "w", format="mp4") as container:
+        ...     stream = container.add_stream("mpeg4", rate=25)
+        ...     stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        ...     for number in range(50):
+        ...         pixels = np.full((48, 64, 3), 5 * number, np.uint8)
+        ...         container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels)))
+        ...     container.mux(stream.encode())
+        >>> with wids.VideoReader(film.getvalue()) as reader:
+        ...     len(reader), reader.rate, reader.frames([0, 49]).shape
+        (50, 25.0, torch.Size([2, 3, 48, 64]))
+    """
+
+    def __init__(self, film: Film, max_nbytes: int | None = None) -> None:
+        self._max_nbytes = MAX_UNZIPPED_NBYTES if max_nbytes is None else max_nbytes
+        file = io.BytesIO(film) if isinstance(film, bytes) else film
+        self._is_lost = False
+        self._container = opened_media(file)
+        try:
+            self._stream = _checked_stream(self._container)
+            # One thread: a loader has a worker for each processor.
+            self._stream.codec_context.thread_count = 1
+            self.width, self.height = self._stream.width, self._stream.height
+            self.rate = float(self._stream.average_rate or self._stream.guessed_rate)
+            sound = self._container.streams.audio
+            self.audio_rate = int(sound[0].rate) if sound else None
+            self._start_s = float((self._stream.start_time or 0) * self._stream.time_base)
+            self.duration_s = self._stated_s()
+        except BaseException:
+            self.close()
+            raise
+
+    def _stated_s(self) -> float:
+        if self._stream.duration is not None:
+            return float(self._stream.duration * self._stream.time_base)
+        if self._container.duration is not None:
+            return float(self._container.duration) / 1e6
+        return int(self._stream.frames) / self.rate
+
+    def __len__(self) -> int:
+        """Return the number of frames, from the film's index or from its length and rate."""
+        return int(self._stream.frames or round(self.duration_s * self.rate))
+
+    def __repr__(self) -> str:
+        return (
+            f"<VideoReader: {len(self)} frames of {self.width} by {self.height} at {self.rate:g} "
+            f"per second, {self.duration_s:.2f} s>"
+        )
+
+    def frames(
+        self, indices: Sequence[int] | None = None, *, seconds: Sequence[float] | None = None
+    ) -> torch.Tensor:
+        """Return frames by their numbers, or those on the screen at some times.
+
+        Args:
+            indices: Numbers of frames, in any order; negative ones count from the end.
+            seconds: Times from the beginning, in place of ``indices``.
+
+        Returns:
+            A uint8 tensor of shape ``(frames, 3, height, width)``. A time beyond the end has the
+            last frame.
+
+        Raises:
+            ValueError: Both arguments, or neither; or the frames are larger than the limit.
+            IndexError: There is no frame with this number.
+        """
+        if (indices is None) == (seconds is None):
+            raise ValueError("frames: expected either indices or seconds")
+        if indices is not None:
+            seconds = [self._index(index) / self.rate for index in indices]
+        times = [float(at_s) for at_s in seconds or ()]
+        self._is_lost = True  # until the thread has ended, it may use the decoder
+        pixels = within_s(MAX_S, lambda: self.at(times))
+        self._is_lost = False
+        return _as_tensor(pixels)
+
+    def _index(self, index: int) -> int:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"frame {index} is out of range for {len(self)} frames")
+        return index % len(self)
+
+    def at(self, seconds: Sequence[float]) -> Pixels:
+        """Return the frames at some times, shape (frames, height, width, 3), in this thread."""
+        self._check_size(len(seconds))
+        found = np.empty((len(seconds), self.height, self.width, 3), np.uint8)
+        frames: Iterator[tuple[float, Any]] = iter(())
+        current = following = None
+        for place in np.argsort(np.array(seconds, float), kind="stable").tolist():
+            # A quarter of a frame later, since the times of frames are rounded.
+            at_s = seconds[place] + 0.25 / self.rate
+            if current is None or (following is not None and at_s - following[0] > _SEEK_S):
+                frames = self._from(at_s)
+                current, following = next(frames, None), next(frames, None)
+            if current is None:
+                raise ValueError("expected a film with frames, found none that can be decoded")
+            while following is not None and following[0] <= at_s:
+                current, following = following, next(frames, None)
+            found[place] = self._pixels(current[1])
+        return found
+
+    def _from(self, start_s: float) -> Iterator[tuple[float, Any]]:
+        """Yield frames with their times, from one that is not later than ``start_s`` on."""
+        base = self._stream.time_base
+        offset = max(0, math.floor((start_s + self._start_s) / base))
+        self._container.seek(offset, stream=self._stream, backward=True)
+        for frame in self._container.decode(self._stream):
+            if frame.pts is not None:
+                yield float(frame.pts * base) - self._start_s, frame
+
+    def all_frames(self) -> Pixels:
+        """Return all frames, shape (frames, height, width, 3)."""
+        self._check_size(len(self))
+        found: list[Pixels] = []
+        for _, frame in self._from(0.0):
+            found.append(self._pixels(frame))
+            self._check_size(len(found))
+        if not found:
+            raise ValueError("expected a film with frames, found none that can be decoded")
+        return np.stack(found)
+
+    def _pixels(self, frame: Any) -> Pixels:
+        if (frame.width, frame.height) != (self.width, self.height):  # it may change inside
+            frame = frame.reformat(self.width, self.height)
+        pixels: Pixels = frame.to_ndarray(format="rgb24")
+        return pixels
+
+    def _check_size(self, num_frames: int) -> None:
+        if num_frames * self.height * self.width * 3 > self._max_nbytes:
+            raise ValueError(
+                f"{num_frames} frames of {self.width} by {self.height} pixels are more than "
+                f"{self._max_nbytes} bytes (`max_nbytes`); decode fewer with wids.Clips"
+            )
+
+    def close(self) -> None:
+        """Release the decoder."""
+        if not self._is_lost:
+            self._container.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _checked_stream(container: Any) -> Any:
+    """Return the first video stream of a container."""
+    streams = container.streams
+    if not streams.video or len(streams) > _MAX_STREAMS:
+        raise ValueError(
+            f"expected a film with video and at most {_MAX_STREAMS} streams, found "
+            f"{len(streams.video)} of video, {len(streams)} in all"
+        )
+    stream = streams.video[0]
+    if not 1 <= stream.width * stream.height <= _MAX_PIXELS:
+        raise ValueError(
+            f"expected frames of 1 to {_MAX_PIXELS} pixels, found {stream.width} by {stream.height}"
+        )
+    if not (stream.average_rate or stream.guessed_rate):
+        raise ValueError("expected a film with a frame rate, found none")
+    return stream
+
+
+def _as_tensor(pixels: Pixels) -> torch.Tensor:
+    import torch
+
+    # A view: the memory keeps the order in which decoders write it, as for pictures.
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class Clips:
+    """How video fields are decoded to clips: a few frames at equal distances.
+
+    Only these frames, and those that they depend on, are decoded. A clip is a uint8 tensor of shape
+    ``(num_frames, 3, height, width)``; a film that ends earlier repeats its last frame.
+
+    Args:
+        num_frames: Frames in a clip.
+        stride: Distance between two of them, in frames of the film.
+        at: Where the clip begins, in seconds; ``"random"`` for anywhere in the film, chosen by the
+            generator of ``dataset.map(decoder, seed=…)``.
+        max_nbytes: Largest clip in bytes; None for 1 GiB.
+
+    Raises:
+        ValueError: An argument has a value that it cannot have.
+
+    Example:
+        >>> import wids
+        >>> wids.Decoder("torch", video=wids.Clips(num_frames=8, stride=4, at=1.5))
+        Decoder(images='torch', video=Clips(num_frames=8, stride=4, at=1.5, max_nbytes=None))
+    """
+
+    num_frames: int = 16
+    stride: int = 1
+    at: float | Literal["random"] = "random"
+    max_nbytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("num_frames", self.num_frames), ("stride", self.stride)):
+            if value < 1:
+                raise ValueError(f"{name}: expected at least 1, found {value!r:.80}")
+        if not self.is_random and not 0 <= float(self.at) < math.inf:
+            raise ValueError(f'at: expected seconds or "random", found {self.at!r:.80}')
+
+    @property
+    def is_random(self) -> bool:
+        """Whether decoding needs a random generator."""
+        return self.at == "random"
+
+    def __call__(self, film: Film, generator: Generator | None = None) -> torch.Tensor:
+        """Return a clip of a film; the generator chooses a random one."""
+        if self.is_random and generator is None:
+            raise needs_generator("a random clip")
+        return _as_tensor(within_s(MAX_S, partial(self._pixels, film, generator)))
+
+    def _pixels(self, film: Film, generator: Generator | None) -> Pixels:
+        with VideoReader(film, self.max_nbytes) as reader:
+            if generator is not None and self.is_random:
+                span = (self.num_frames - 1) * self.stride + 1
+                first = float(generator.integers(max(1, len(reader) - span + 1)))
+            else:
+                first = float(self.at) * reader.rate
+            places = first + self.stride * np.arange(self.num_frames)
+            return reader.at((places / reader.rate).tolist())
+
+
+def decode_frames(
+    film: Film, max_nbytes: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
+    """Return all frames and all sound, as ``torchvision.io.read_video(pts_unit="sec")`` does.
+
+    Returns:
+        Frames as uint8 of shape ``(frames, height, width, 3)``; samples of the first audio stream
+        as float32 of shape ``(channels, frames)``, without channels if there is none; and a dict
+        with ``video_fps``, and ``audio_fps`` if there is sound.
+    """
+    import torch
+
+    pixels, sound, info = within_s(MAX_S, partial(_all_of, film, max_nbytes))
+    return torch.from_numpy(pixels), torch.from_numpy(sound), info
+
+
+def _all_of(film: Film, max_nbytes: int | None) -> tuple[Pixels, Samples, dict[str, float]]:
+    with VideoReader(film, max_nbytes) as reader:
+        pixels = reader.all_frames()
+    info: dict[str, float] = {"video_fps": reader.rate}
+    if reader.audio_rate is None:
+        return pixels, np.zeros((0, 0), np.float32), info
+    data = film if isinstance(film, bytes) else _whole(film)
+    sound, rate = read_by_ffmpeg(data, Audio(max_nbytes=max_nbytes))
+    return pixels, sound, {**info, "audio_fps": rate}
+
+
+def _whole(film: IO[bytes]) -> bytes:
+    film.seek(0)
+    return film.read()
+
+
+def video_decoder(video: Any, max_nbytes: int | None) -> Any:
+    """Return the function that decodes films as ``Decoder(video=...)`` says.
+
+    Raises:
+        ValueError: It is not ``"frames"``, ``"reader"`` or clips.
+    """
+    if isinstance(video, Clips):
+        return video
+    if isinstance(video, str) and video in ("frames", "reader"):
+        decode = decode_frames if video == "frames" else VideoReader
+        return partial(decode, max_nbytes=max_nbytes)
+    raise ValueError(f'video: expected "frames", "reader" or wids.Clips(…), found {video!r:.80}')
