@@ -154,35 +154,43 @@ class VideoReader:
         """Return the frames at some times, shape (frames, height, width, 3), in this thread."""
         self._check_size(len(seconds))
         found = np.empty((len(seconds), self.height, self.width, 3), np.uint8)
-        frames: Iterator[tuple[float, Any]] = iter(())
+        frames: Iterator[Any] = iter(())
         current = following = None
         for place in np.argsort(np.array(seconds, float), kind="stable").tolist():
             # A quarter of a frame later, since the times of frames are rounded.
             at_s = seconds[place] + 0.25 / self.rate
-            if current is None or (following is not None and at_s - following[0] > _SEEK_S):
+            if current is None or at_s - self._time_s(following or current) > _SEEK_S:
                 frames = self._from(at_s)
-                current, following = next(frames, None), next(frames, None)
+                current, following = next(frames, None), None
             if current is None:
                 raise ValueError("expected a film with frames, found none that can be decoded")
-            while following is not None and following[0] <= at_s:
-                current, following = following, next(frames, None)
-            found[place] = self._pixels(current[1])
+            # The next frame is decoded only where the current one does not say that it lasts.
+            while self._time_s(current, is_end=True) <= at_s:
+                following = following or next(frames, None)
+                if following is None or self._time_s(following) > at_s:
+                    break
+                current, following = following, None
+            found[place] = self._pixels(current)
         return found
 
-    def _from(self, start_s: float) -> Iterator[tuple[float, Any]]:
-        """Yield frames with their times, from one that is not later than ``start_s`` on."""
-        base = self._stream.time_base
-        offset = max(0, math.floor((start_s + self._start_s) / base))
+    def _time_s(self, frame: Any, *, is_end: bool = False) -> float:
+        """Return when a frame begins, or the earliest time at which it may end."""
+        ticks = frame.pts + ((frame.duration or 0) if is_end else 0)
+        return float(ticks * self._stream.time_base) - self._start_s
+
+    def _from(self, start_s: float) -> Iterator[Any]:
+        """Yield frames from one that is not later than ``start_s`` on."""
+        offset = max(0, math.floor((start_s + self._start_s) / self._stream.time_base))
         self._container.seek(offset, stream=self._stream, backward=True)
         for frame in self._container.decode(self._stream):
             if frame.pts is not None:
-                yield float(frame.pts * base) - self._start_s, frame
+                yield frame
 
     def all_frames(self) -> Pixels:
         """Return all frames, shape (frames, height, width, 3)."""
         self._check_size(len(self))
         found: list[Pixels] = []
-        for _, frame in self._from(0.0):
+        for frame in self._from(0.0):
             found.append(self._pixels(frame))
             self._check_size(len(found))
         if not found:
