@@ -38,19 +38,27 @@ def film(
     distance: int = 12,
     format_name: str = "mp4",
     has_sound: bool = False,
-    codec: str = "mpeg4",
+    bit_rate: int | None = None,
 ) -> bytes:
-    """Return a film of a moving gradient; every ``distance`` frames one can be sought."""
+    """Return a film of a moving gradient; every ``distance`` frames one can be sought.
+
+    With a bit rate there is noise in it, so that it has about this many bits per second.
+    """
     av = optional("av")
     file = io.BytesIO()
     with av.open(file, "w", format=format_name) as container:
-        stream = container.add_stream(codec, rate=rate)
+        stream = container.add_stream("mpeg4", rate=rate)
         stream.width, stream.height = size
         stream.pix_fmt = "yuv420p"
         stream.codec_context.gop_size = distance
+        noise = None
+        if bit_rate is not None:
+            stream.bit_rate = bit_rate
+            noise = np.random.default_rng(0).integers(0, 256, (8, *size[::-1], 3), np.uint8)
         audio = container.add_stream("aac", rate=RATE) if has_sound else None
         for number in range(num_frames):
-            frame = av.VideoFrame.from_ndarray(picture(number, size), format="rgb24")
+            pixels = picture(number, size) if noise is None else noise[number % 8]
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
         if audio is not None:

@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import replace
+from io import BufferedReader
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -27,7 +28,13 @@ from wids.look.in_notebooks import show_samples_in_notebooks
 from wids.shards.cache_settings import cache_folder, cache_limits, placed_names
 from wids.shards.counted_shards import counted_shards
 from wids.shards.indices import as_index
-from wids.shards.positions import Positions, counts_per_shard, first_index_of, from_start
+from wids.shards.positions import (
+    Positions,
+    counts_per_shard,
+    first_index_of,
+    from_start,
+    position_at,
+)
 from wids.shards.read_options import AccessMode, ReadOptions, Verify, field_set
 from wids.shards.reader import ShardReader
 from wids.shards.specs.loader import Shards, load_with
@@ -827,6 +834,31 @@ class ShardListDataset(TorchDataset):
         if not isinstance(shard, Shard):  # the reader was asked for a local one
             raise TypeError(f"{shard!r}: expected a local shard")
         return shard, local_index, self.spec.shards[number].entry()
+
+    def open_field(self, index: int, field: str) -> BufferedReader:
+        """Open a field as a file, of which only the parts that are read leave the shard.
+
+        For a remote shard whose index is known, each part is a request, of at least 256 kB. The
+        header of the member is compared with the index, but the checksum of the field is not: a
+        part cannot show it. `fields` does not matter here.
+
+        Args:
+            index: The sample.
+            field: The field, with its leading dot.
+
+        Raises:
+            IndexError: The index is out of range.
+            KeyError: The sample does not have the field.
+            FetchError: The shard cannot be opened or fetched; later also when a part is read.
+
+        Example:
+            >>> with dataset.open_field(0, ".txt") as file:
+            ...     file.seek(1), file.read()
+            (1, b'ext 0')
+        """
+        from wids.shards.field_file import open_field
+
+        return open_field(self.reader, position_at(self._access.positions, index), field)
 
     def locate(self, index: int) -> tuple[int, int]:
         """Return the number of the shard that a sample is in, and its position in the shard.

@@ -1,0 +1,75 @@
+"""Open one field of a sample as a file, of which only the requested parts are read."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any, Final
+
+from wids.shards.reader import ShardReader
+from wids.shards.tars.raw_samples import missing_field_error
+from wids.storage.transport import urls
+
+_BUFFER_NBYTES: Final = 256 << 10
+"""Bytes of a request: films are read in steps of 32 kB, each of which would cost a round trip."""
+
+
+def open_field(reader: ShardReader, position: int, field: str) -> io.BufferedReader:
+    """Open a field as a binary file that can seek.
+
+    Args:
+        reader: The shards.
+        position: The sample.
+        field: The field, with its leading dot.
+
+    Raises:
+        KeyError: The sample does not have the field.
+        FetchError: The shard cannot be opened.
+    """
+    number, local_index = reader.locate(position)
+    shard = reader.open(number, local=False)
+    member = shard.index.member(local_index, field)
+    if member is None:
+        raise missing_field_error(
+            urls.redact(reader.shards[number].url), shard.index.key(local_index), field
+        )
+
+    def read(start: int, stop: int) -> bytes:
+        # Opened for each part: a copy that stays open cannot be evicted (CACHE-7).
+        return reader.open(number, local=False).read_part(local_index, field, start, stop)
+
+    return io.BufferedReader(_FieldFile(int(shard.index.sizes[member]), read), _BUFFER_NBYTES)
+
+
+class _FieldFile(io.RawIOBase):
+    """The bytes of a field, by a callable that reads from a start to a stop."""
+
+    def __init__(self, nbytes: int, read: Callable[[int, int], bytes]) -> None:
+        self._nbytes = nbytes
+        self._read = read
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._nbytes}[whence]
+        if base + offset < 0:
+            raise ValueError(f"expected a position of 0 or more, found {base + offset}")
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any, /) -> int:
+        stop = min(self._at + len(buffer), self._nbytes)
+        if stop <= self._at:
+            return 0
+        data = self._read(self._at, stop)
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
