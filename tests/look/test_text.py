@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import sys
 
 import numpy as np
 import pytest
+from conftest import optional
 from PIL import Image
+from recordings import film, wav
 
+from wids.look.html import field_html
 from wids.look.text import sample_text, share_text, table, value_text
 from wids.shards.fields.encode import encode
 from wids.storage.sizes import count_text, nbytes_text
@@ -53,6 +57,23 @@ def test_pictures_are_described() -> None:
     data = picture()
     assert value_text(".jpg", data) == f"JPEG 64 x 48 RGB, {len(data)} B"
     assert value_text(".png", data) == f"JPEG 64 x 48 RGB, {len(data)} B"
+
+
+def test_sounds_and_films_are_described() -> None:
+    """A sound has length, rate and channels; a film length, size and rate, by their headers."""
+    optional("soundfile")
+    optional("av")
+    assert value_text(".wav", wav()) == "1.0 s, 8,000 Hz, 2 channels, 32.0 kB"
+    text = value_text(".mp4", film(50))
+    assert text.startswith("2.0 s, 64 x 48, 25 frames per second, ")
+    assert "1.0 s, 8,000 Hz" in field_html(".wav", wav())
+
+
+def test_sounds_that_cannot_be_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Damaged sounds, and those without a package to read them, are shown as other bytes."""
+    assert value_text(".wav", b"RIFF") == "b'RIFF', 4 B"
+    monkeypatch.setitem(sys.modules, "av", None)
+    assert value_text(".mp4", b"1234") == "b'1234', 4 B"
 
 
 def test_samples_fit_the_window() -> None:

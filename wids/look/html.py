@@ -30,6 +30,7 @@ from wids.look.text import (
 )
 from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension
 from wids.shards.fields.media import played_type
+from wids.shards.fields.media_facts import facts_of_bytes
 from wids.storage.sizes import count_text, nbytes_text
 from wids.storage.transport import urls
 
@@ -210,7 +211,9 @@ def _bytes_html(
     # A notebook stores its outputs, and base64 makes them a third longer.
     if kind is not None and len(data) <= _MAX_PLAYED_NBYTES:
         tag = kind.partition("/")[0]
-        return f'<{tag} controls preload="metadata" src="{data_url(data, kind)}"></{tag}>'
+        facts = ", ".join(filter(None, (facts_of_bytes(field, data), size)))
+        player = f'<{tag} controls preload="metadata" src="{data_url(data, kind)}"></{tag}>'
+        return f"{player} <small>{escaped(facts)}</small>"
     if len(data) > MAX_SHOWN_NBYTES:
         return f"<small>{escaped(size)}</small> <code>{escaped(repr(data[:60]))}</code>"
     try:

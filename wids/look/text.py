@@ -16,6 +16,7 @@ from wids.errors import SampleError, printable
 from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension
 from wids.shards.fields.decode import Decoder
 from wids.shards.fields.images import opened_image
+from wids.shards.fields.media_facts import facts_of_bytes
 from wids.shards.specs.model import DatasetSpec
 from wids.storage.sizes import nbytes_text
 from wids.storage.transport import urls
@@ -58,9 +59,10 @@ def value_text(field: str, value: Any) -> str:
         if extension(field) in IMAGE_EXTENSIONS:
             image = opened_image(data)
             return f"{image.format} {image.width} x {image.height} {image.mode}, {size}"
-        # After the test for images, of which only the header is read, whatever their length.
-        if len(data) > MAX_SHOWN_NBYTES:
-            return f"{printable(repr(data[:60]))}, {size}"
+        facts = facts_of_bytes(field, data)
+        # After images, sounds and films, of which only the header is read, whatever their length.
+        if facts or len(data) > MAX_SHOWN_NBYTES:
+            return f"{facts or printable(repr(data[:60]))}, {size}"
         decoded = PREVIEW_DECODER({field: data})[field]
     except SampleError as error:
         return printable(f"{size} that cannot be decoded: {error}")
