@@ -75,22 +75,23 @@ def test_each_form_of_a_file(train: Path, pattern: str, form: Callable[[Entries]
 
 def test_files_are_read_when_they_are_needed(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One for each shard that is read, once while it is among the last (JOIN-8)."""
-    write_files(train.parent, "{shard}.json", as_object)
-    parsed = []
-    parse = join_files.parse_entries
-    monkeypatch.setattr(
-        join_files, "parse_entries", lambda data, url: parsed.append(url[-6]) or parse(data, url)
-    )
+    files = [train.parent / f"train-{number:06d}.json" for number in range(3)]
+
+    def publish(score: int) -> None:
+        for file, numbers in zip(files, SHARDS, strict=True):
+            file.write_text(json.dumps({f"s{n:05d}": {"score": score} for n in numbers}))
+
     with wids.ShardListDataset(train) as dataset:
-        joined = dataset.join("{shard}.json")
-        assert parsed == []
-        joined.__getitems__([9, 3, 10, 4])
-        assert [joined[n][".score"] for n in (12, 0)] == [6, 0]
-        assert parsed == ["0", "1"]
+        joined = dataset.join("{shard}.json")  # there is no file yet
+        publish(0)
+        files[2].unlink()
+        assert [s[".score"] for s in joined.__getitems__([9, 3, 10, 4])] == [0] * 4
+        publish(1)
+        assert [joined[n][".score"] for n in (12, 0)] == [0, 0], "what was read stays in memory"
         monkeypatch.setattr(join_files, "_MAX_STORED_NBYTES", 1)
-        for index in (19, 18, 0, 19):
-            assert joined[index][".score"] == index / 2
-        assert parsed == ["0", "1", "2", "0", "2"]
+        assert joined[19][".score"] == 1
+        publish(2)
+        assert [joined[n][".score"] for n in (18, 0, 19)] == [1, 2, 2], "only the last file stays"
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])

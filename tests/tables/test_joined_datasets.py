@@ -23,10 +23,12 @@ from torch.utils.data import DataLoader
 
 import wids
 from wids.errors import FetchError, JoinError
-from wids.tables.join_datasets import DatasetPart
-from wids.tables.join_sides import Names, Side
+from wids.tables.join_datasets import DatasetSide
+from wids.tables.join_names import Names
+from wids.tables.join_samples import KeyedSamples
 from wids.tables.join_store import PositionMap
 from wids.tables.joined_reader import JoinedReader
+from wids.tables.joint import Joint
 
 KEYS = [f"s{number:05d}" for number in range(20)]
 
@@ -189,13 +191,13 @@ def test_limits_of_many_shards_in_random_order_take_little_memory() -> None:
 
     left, right = dataset("a"), dataset("b")
     targets = np.random.default_rng(0).permutation(num_shards * length)
-    positions = PositionMap(0, targets, ())
-    part = DatasetPart(Side(right), left.reader.edges, positions, Names(""))
-    reader = JoinedReader(Side(left), part, fills=False)
+    other = DatasetSide(KeyedSamples(right), Names(""), ())
+    joint = Joint(KeyedSamples(left), other, PositionMap(0, targets, ()), fills=False)
+    reader = JoinedReader(joint)
     lengths = [length] * num_shards
     # This also imports modules, which take memory, and looks up how samples are read.
-    assert left.limits.nbytes.sum() == part.side.reader.limits(lengths).nbytes.sum()
-    nbytes_pickled = len(pickle.dumps(part)), len(pickle.dumps(reader))
+    assert left.limits.nbytes.sum() == right.reader.limits(lengths).nbytes.sum()
+    nbytes_pickled = len(pickle.dumps(reader))
     tracemalloc.start()
     try:
         limits = reader.limits(lengths)
@@ -211,8 +213,9 @@ def test_limits_of_many_shards_in_random_order_take_little_memory() -> None:
 
     assert not reader.is_local(0)
     assert reader.nbytes(1) == sizes[1] + sizes[is_needed[1]].sum()
-    assert (len(pickle.dumps(part)), len(pickle.dumps(reader))) == nbytes_pickled
-    assert pickle.loads(pickle.dumps(part)).nbytes(1) == part.nbytes(1)  # noqa: S301 - made here
+    pickled = pickle.dumps(reader)
+    assert len(pickled) == nbytes_pickled
+    assert pickle.loads(pickled).nbytes(1) == reader.nbytes(1)  # noqa: S301 - made here
 
 
 def test_fetching_ahead_fetches_both_sides(tmp_path: Path, server: Server) -> None:

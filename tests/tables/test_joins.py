@@ -748,6 +748,19 @@ def test_only_reads_the_side_that_has_a_field(joined: wids.ShardListDataset) -> 
         assert fields(view[4]) == fields(joined[4])
 
 
+def test_only_leaves_out_fields_that_are_missing(train: Path) -> None:
+    """A sample without an entry has None for the named fields alone (JOIN-3, JOIN-9)."""
+    (train.parent / "train-000000.json").write_text('{"s00001": {"x": 1, "y": 2}}')
+    with wids.ShardListDataset(train) as dataset:
+        for other in ({"s00001": {"x": 1, "y": 2}}, "{shard}.json"):
+            with dataset.join(other, missing="none").only([".cls", ".x"]) as view:
+                for samples in ([view[0], view[1]], view.__getitems__([0, 1])):
+                    assert [fields(sample) for sample in samples] == [
+                        {".cls": b"0", ".x": None},
+                        {".cls": b"1", ".x": 1},
+                    ]
+
+
 def test_closing_a_join_releases_both_sides(train: Path, captions: Path) -> None:
     """And a later read opens them again."""
     before = len(os.listdir("/proc/self/fd"))

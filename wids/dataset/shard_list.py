@@ -704,13 +704,13 @@ class ShardListDataset(TorchDataset):
         return self._plain(replace(self._access.selected(chosen), reader=reader))
 
     def _joinable(self) -> JoinableView:
-        from wids.tables.join_sides import Side
+        from wids.tables.join_samples import KeyedSamples
         from wids.tables.joins import JoinableView
 
         # Of all samples, with its own transformations; the joined dataset handles errors.
         access = self._access.with_on_error(None).followed_by()
         whole = replace(access, positions=range(len(access.reader)))
-        return JoinableView(Side(self._view(whole)), self.positions)
+        return JoinableView(KeyedSamples(self._view(whole)), self.positions)
 
     # All samples at once.
 

@@ -1,4 +1,4 @@
-"""Read fields for the samples of each shard from files such as ``{shard}.captions.json``.
+"""Use files such as ``{shard}.captions.json``, one beside each shard, as the other side of a join.
 
 The file of a shard is read when a sample of the shard is first joined, and the last few files stay
 in memory. A remote file is stored in the cache.
@@ -17,9 +17,11 @@ from wids.errors import JoinError, NotFoundError
 from wids.shards.fields.values import decode_json_lines
 from wids.shards.reader import ShardReader
 from wids.storage.array_types import IntArray
+from wids.storage.cache.store import BackgroundFetch
 from wids.storage.transport import urls
 from wids.tables.column_paths import KEY
-from wids.tables.join_sides import Fields
+from wids.tables.join_names import Fields, Names
+from wids.tables.join_sides import OtherSide
 from wids.tables.join_values import own_value, value_fields
 
 SHARD: Final = "{shard}"
@@ -36,39 +38,42 @@ class _Repeated(dict[str, Any]):
     key: str
 
 
-class ShardFiles:
-    """A file of JSON for each shard; see `value_part.Source`.
+class FileSide(OtherSide):
+    """A file of JSON for each shard; see `OtherSide`. An entry is a position in the dataset.
 
     Safe to use from any number of threads.
 
     Args:
-        reader: The shards of the dataset.
+        first: The shards of the dataset.
         pattern: The URL or path of the files, with ``{shard}`` for the base name of a shard without
             ``.tar``. A relative one is beside each shard.
+        names: The names of the fields.
         is_optional: Whether a file that does not exist means that all its keys are missing.
 
     Raises:
         JoinError: Several shards would share one file.
     """
 
-    spans_shards = False
-
-    def __init__(self, reader: ShardReader, pattern: str, *, is_optional: bool) -> None:
-        if SHARD not in pattern and len(reader.shards) > 1:
+    def __init__(
+        self, first: ShardReader, pattern: str, names: Names, *, is_optional: bool
+    ) -> None:
+        if SHARD not in pattern and len(first.shards) > 1:
             raise JoinError(
                 f"{urls.redact(pattern)}: expected {SHARD} in the pattern, which stands for the "
-                f'name of each of the {len(reader.shards)} shards, as in "{SHARD}.captions.json"; '
+                f'name of each of the {len(first.shards)} shards, as in "{SHARD}.captions.json"; '
                 "found none. Pass one file for all shards as a table or a mapping"
             )
-        self._reader = reader
+        self.edges = first.edges
+        self._first = first
         self._pattern = pattern
+        self._names = names
         self._is_optional = is_optional
         self._stored: dict[int, tuple[int, dict[str, Fields]]] = {}
         self._fetched: set[int] = set()
 
     def url(self, number: int) -> str:
         """Return the URL of the file of a shard."""
-        shard_url = self._reader.shards[number].url
+        shard_url = self._first.shards[number].url
         path = urls.path_of(shard_url)
         name = os.path.basename(path).removesuffix(".tar")
         reference = self._pattern.replace(SHARD, name)
@@ -87,18 +92,18 @@ class ShardFiles:
             pass
         url = self.url(number)
         try:
-            data = self._reader.read_file(url)
+            data = self._first.read_file(url)
         except NotFoundError as error:
             if not self._is_optional:
                 raise NotFoundError(
                     f"{urls.redact(url)}: expected a file for each shard, found none for "
-                    f"{urls.redact(self._reader.shards[number].url)}; add it, or pass "
+                    f"{urls.redact(self._first.shards[number].url)}; add it, or pass "
                     'missing="none" or missing="skip"'
                 ) from error
             _logger.warning("%s: no such file, so all its keys are missing", urls.redact(url))
             data = b"{}"
         self._fetched.add(number)
-        found = parse_entries(data, url)
+        found = parse_entries(data, url, self._names)
         # Each step is one operation on the dict, since other threads may use it.
         self._stored[number] = (len(data), found)
         for old in list(self._stored):
@@ -108,38 +113,45 @@ class ShardFiles:
             self._stored.pop(old, None)
         return found
 
-    def read(
-        self,
-        number: int,
-        positions: Sequence[int] | IntArray,  # noqa: ARG002 - a file has keys
-        keys: Sequence[str],
-    ) -> list[Fields | None]:
-        """Return the values of keys of one shard."""
-        entries = self.entries(number)
-        return [own_value(entries[key]) if key in entries else None for key in keys]
+    def read(self, entries: IntArray) -> list[Fields | None]:
+        """Return the values that the files have for the keys of samples."""
+        found: list[Fields | None] = [None] * len(entries)
+        for number, places, local_indices in self._first.groups(entries):
+            read = self._values(number, local_indices)
+            for place, fields in zip(places, read, strict=True):
+                found[place] = fields
+        return self._selected(found)
+
+    def read_one(self, entry: int, *, local: bool) -> Fields | None:  # noqa: ARG002 - all are read
+        """Return the values for one sample."""
+        number, local_index = self._first.locate(entry)
+        return self._selected(self._values(number, [local_index]))[0]
+
+    def _values(self, number: int, local_indices: Sequence[int]) -> list[Fields | None]:
+        of_keys, index = self.entries(number), self._first.key_index(number)
+        keys = map(index.key, local_indices)
+        return [own_value(of_keys[key]) if key in of_keys else None for key in keys]
 
     def fields(self, number: int | None) -> Sequence[str]:
-        """Return all fields that the entries of one shard's file have; none without a number."""
-        if number is None:
-            return ()
-        return list(
-            dict.fromkeys(name for fields in self.entries(number).values() for name in fields)
-        )
+        """Return all fields that one shard's file has; none without a number."""
+        found = [] if number is None else self.entries(number).values()
+        return list(dict.fromkeys(name for fields in found for name in fields if name != KEY))
 
     def is_local(self, number: int) -> bool:
         """Whether the file of a shard is on this machine, or was read."""
         return number in self._fetched or urls.is_local(self.url(number))
 
-    def fetch(self, number: int) -> None:
+    def fetch(self, number: int, background: BackgroundFetch | None) -> None:
         """Read the file of a shard, which stores a remote one in the cache."""
-        self.entries(number)
+        if background is None or not background.cancelled.is_set():
+            self.entries(number)
 
     def __getstate__(self) -> dict[str, Any]:
         # Each process reads the files that it needs.
         return {**self.__dict__, "_stored": {}, "_fetched": set()}
 
 
-def parse_entries(data: bytes, url: str) -> dict[str, Fields]:
+def parse_entries(data: bytes, url: str, names: Names) -> dict[str, Fields]:
     """Return the fields by key of a file: an object, a list of objects, or lines of objects.
 
     Raises:
@@ -157,16 +169,16 @@ def parse_entries(data: bytes, url: str) -> dict[str, Fields]:
     if isinstance(content, _Repeated):
         raise JoinError(f"{name}: expected each key once, found {content.key!r} twice")
     if isinstance(content, dict):
-        return {key: value_fields(value, name) for key, value in content.items()}
+        return {k: {**value_fields(value, names, name), KEY: k} for k, value in content.items()}
     if not isinstance(content, list):
         raise JoinError(
             f"{name}: expected an object from keys to values, or a list of objects with "
             f"{KEY!r}, found {type(content).__name__}"
         )
-    return _listed(content, name)
+    return _listed(content, names, name)
 
 
-def _listed(content: list[Any], name: str) -> dict[str, Fields]:
+def _listed(content: list[Any], names: Names, name: str) -> dict[str, Fields]:
     entries: dict[str, Fields] = {}
     for row, item in enumerate(content):
         key = item.get(KEY) if isinstance(item, Mapping) else None
@@ -176,7 +188,7 @@ def _listed(content: list[Any], name: str) -> dict[str, Fields]:
             )
         if key in entries:
             raise JoinError(f"{name}: expected each key once, found {key!r} twice, in item {row}")
-        entries[key] = value_fields(item, name)
+        entries[key] = {**value_fields(item, names, name), KEY: key}
     return entries
 
 

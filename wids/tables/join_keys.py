@@ -57,8 +57,8 @@ class Keyed(Protocol):
         """Return the place of an entry, for messages."""
 
     @property
-    def fields(self) -> list[str]:
-        """The fields that are stored for the entries, of those that `hashes` has seen."""
+    def fields(self) -> Sequence[str]:
+        """The fields that shards of the entries store, of those that `hashes` has seen."""
 
 
 class _EqualHashesError(Exception):
@@ -150,14 +150,14 @@ class RowKeys:
 
     Args:
         keys: Returns the keys in the order of the rows.
-        fields: The fields that the rows have.
         name: What the rows are in, for messages.
     """
 
-    def __init__(self, keys: Callable[[], Iterator[Any]], fields: Sequence[str], name: str) -> None:
+    fields: Sequence[str] = ()
+
+    def __init__(self, keys: Callable[[], Iterator[Any]], name: str) -> None:
         self._keys = keys
         self._name = name
-        self.fields = list(fields)
 
     def _blocks(self) -> Iterator[bytes]:
         """Yield the keys as text, each followed by a NUL."""

@@ -1,4 +1,4 @@
-"""Turn a table, a frame or a mapping into rows with keys, whose fields a join takes.
+"""Use a table, a frame or a mapping as the other side of a join.
 
 Values are joined as they are, which Arrow could not do for all of them (decision 0085). pyarrow and
 pandas are used by their methods, and imported only where a caller's object needs it.
@@ -7,36 +7,55 @@ pandas are used by their methods, and imported only where a caller's object need
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from math import isnan
 from typing import Any
 
 from wids.errors import JoinError
+from wids.storage.array_types import IntArray
 from wids.tables.column_paths import KEY
-from wids.tables.join_sides import Fields
-from wids.tables.join_values import PLAIN, columns_by_field, own_value, value_fields
+from wids.tables.join_keys import RowKeys
+from wids.tables.join_names import Fields, Names, columns_by_field
+from wids.tables.join_sides import OtherSide
+from wids.tables.join_values import PLAIN, own_value, value_fields
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Rows with keys, from any kind of source.
+class RowSide(OtherSide):
+    """Rows with keys, from any kind of source. An entry is the number of a row.
 
-    Attributes:
+    Args:
         name: The name of their source, for messages.
-        fields: The fields that a row can have, with their leading dots.
+        fields: The fields that a row can have.
         keys: Returns the keys, in order.
         take: Returns the fields of rows, in new dicts, each with its key as ``__key__``.
     """
 
-    name: str
-    fields: Sequence[str]
-    keys: Callable[[], Iterator[Any]]
-    take: Callable[[Sequence[int]], list[Fields]]
+    def __init__(
+        self,
+        name: str,
+        fields: Iterable[str],
+        keys: Callable[[], Iterator[Any]],
+        take: Callable[[Sequence[int]], list[Fields]],
+    ) -> None:
+        self.keys = RowKeys(keys, name)
+        self._fields = list(fields)
+        self._take = take
+
+    def read(self, entries: IntArray) -> list[Fields | None]:
+        """Return the values of rows; see `OtherSide`."""
+        return self._selected([*self._take(entries.tolist())] if len(entries) else [])
+
+    def read_one(self, entry: int, *, local: bool) -> Fields | None:  # noqa: ARG002 - in memory
+        """Return the values of one row."""
+        return self._selected([*self._take([entry])])[0]
+
+    def fields(self, number: int | None) -> Sequence[str]:  # noqa: ARG002 - the same for all
+        """Return the fields that a row can have."""
+        return self._fields
 
 
-def table_rows(table: Any) -> Rows:
+def table_rows(table: Any, names: Names) -> RowSide:
     """Return the rows of a ``pyarrow.Table``."""
     if table.column_names.count(KEY) != 1:
         raise _no_keys("the table", table.column_names, "table.rename_columns(…)")
@@ -46,10 +65,14 @@ def table_rows(table: Any) -> Rows:
         if str(column.type) in wide:
             cast = table.column(number).cast(wide[str(column.type)])
             table = table.set_column(number, column.name, cast)
-    columns = columns_by_field("the table", table.column_names)
+    columns = _columns("the table", table.column_names, names)
     # Partials and no closures: a joined dataset is pickled for workers.
     keys, take = partial(_table_keys, table), partial(_take_of_table, table, columns)
-    return Rows("the table", list(columns), keys, take)
+    return RowSide("the table", columns, keys, take)
+
+
+def _columns(what: str, columns: Sequence[Any], names: Names) -> dict[str, str]:
+    return {names[field]: column for field, column in columns_by_field(what, columns).items()}
 
 
 def _table_keys(table: Any) -> Iterator[Any]:
@@ -76,17 +99,17 @@ def _taken(column: Any, rows: Sequence[int]) -> list[Any]:
     return found
 
 
-def frame_rows(frame: Any) -> Rows:
+def frame_rows(frame: Any, names: Names) -> RowSide:
     """Return the rows of a pandas frame as it is now, whose keys are a column or the index."""
-    names = list(frame.columns)
+    named = list(frame.columns)
     is_index = frame.index.name == KEY
-    if (names.count(KEY) == 1) is is_index:
-        raise _no_keys("the frame", names, f'frame.rename_axis("{KEY}") or frame.rename(…)')
-    columns = columns_by_field("the frame", names)
+    if (named.count(KEY) == 1) is is_index:
+        raise _no_keys("the frame", named, f'frame.rename_axis("{KEY}") or frame.rename(…)')
+    columns = _columns("the frame", named, names)
     # Copies, since frames are sorted in place.
     labels = (frame.index if is_index else frame[KEY]).copy()
     take = partial(_take_of_frame, frame[list(columns.values())].copy(), labels, columns)
-    return Rows("the frame", list(columns), partial(iter, labels), take)
+    return RowSide("the frame", columns, partial(iter, labels), take)
 
 
 def _take_of_frame(
@@ -103,26 +126,27 @@ def _take_of_frame(
     return _as_rows(columns, [*values, labels.take(list(rows)).tolist()])
 
 
-def mapping_rows(mapping: Mapping[str, Any], *, with_fields: bool) -> Rows:
+def mapping_rows(mapping: Mapping[str, Any], names: Names, *, with_fields: bool) -> RowSide:
     """Return the values of a mapping by their keys: mappings of fields, or single values.
 
     Args:
         mapping: The mapping, which must not change while datasets read it.
+        names: The names of the fields.
         with_fields: Whether the fields of all values are needed; otherwise those of the first one.
     """
-    names: dict[str, None] = {}
+    fields: dict[str, None] = {}
     for value in islice(mapping.values(), None if with_fields else 1):
-        names.update(dict.fromkeys(value_fields(value)))
+        fields.update(dict.fromkeys(value_fields(value, names)))
     listed = list(mapping)
-    take = partial(_take_of_mapping, mapping, listed)
-    return Rows("the mapping", list(names), partial(iter, listed), take)
+    take = partial(_take_of_mapping, mapping, listed, names)
+    return RowSide("the mapping", fields, partial(iter, listed), take)
 
 
 def _take_of_mapping(
-    mapping: Mapping[str, Any], listed: Sequence[str], rows: Sequence[int]
+    mapping: Mapping[str, Any], listed: Sequence[str], names: Names, rows: Sequence[int]
 ) -> list[Fields]:
     keys = [listed[row] for row in rows]
-    return [{**value_fields(mapping[key]), KEY: key} for key in keys]
+    return [{**value_fields(mapping[key], names), KEY: key} for key in keys]
 
 
 def _as_rows(fields: Iterable[str], values: list[list[Any]]) -> list[Fields]:

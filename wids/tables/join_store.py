@@ -58,6 +58,24 @@ class PositionMap:
         return found
 
 
+class EveryPosition(PositionMap):
+    """Maps each position to itself."""
+
+    def __init__(self) -> None:
+        super().__init__(0, np.empty(0, np.int64), ())
+
+    def one(self, position: int) -> int:
+        """Return the position."""
+        return position
+
+    def at(self, positions: npt.NDArray[np.integer]) -> IntArray:
+        """Return the positions."""
+        return positions.astype(np.int64, copy=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EveryPosition, ()
+
+
 def map_path(cache_folder: str, digest: bytes) -> str:
     """Return the path of the file for two sides with a digest."""
     return os.path.join(indexes_folder(cache_folder), f"{digest.hex()[:32]}-keys.join")

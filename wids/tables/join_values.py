@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from copy import copy
 from typing import Any, Final
 
 import numpy as np
 
-from wids.errors import JoinError
 from wids.tables.column_values import DecodeMany
-from wids.tables.join_sides import Fields
+from wids.tables.join_names import Fields, Names, columns_by_field, dotted
 
 PLAIN: Final = frozenset({str, int, float, bool, bytes, type(None)})
 """Types whose values cannot change, and need no copy."""
@@ -21,15 +20,15 @@ _NULLS: Final = frozenset(("NAType", "NaTType"))
 """The names of the types of pandas' nulls."""
 
 
-def value_fields(value: Any, what: str = "the mapping") -> Fields:
+def value_fields(value: Any, names: Names, what: str = "the mapping") -> Fields:
     """Return a value that belongs to a key as fields, with copies of its containers.
 
-    A value that is not a mapping has no name.
+    A value that is not a mapping is a field by itself, whose own name is empty.
     """
     if not isinstance(value, Mapping):
-        return {"": own_value(value)}
+        return {names[""]: own_value(value)}
     fields = {
-        _dotted(str(name)): item if type(item) in PLAIN else own_value(item)
+        names[dotted(str(name))]: item if type(item) in PLAIN else own_value(item)
         for name, item in value.items()
         if not str(name).startswith("__")
     }
@@ -94,28 +93,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(item) for item in value]
     return value if type(value) in PLAIN else str(value)
-
-
-def _dotted(name: str) -> str:
-    return name if name.startswith(".") else f".{name}"
-
-
-def columns_by_field(what: str, names: Iterable[Any]) -> dict[str, str]:
-    """Return the column of each field; columns with the names of labels have none."""
-    found: dict[str, str] = {}
-    for name in names:
-        if not isinstance(name, str):
-            raise JoinError(
-                f"{what}: expected columns with names, which become fields, found the column "
-                f"{name!r:.80} of type {type(name).__name__}; rename it first"
-            )
-        if name.startswith("__"):
-            continue
-        field = _dotted(name)
-        if field in found:
-            raise JoinError(
-                f"{what}: expected one column for the field {field}, found {found[field]!r} and "
-                f"{name!r}; rename one of them"
-            )
-        found[field] = name
-    return found

@@ -6,19 +6,21 @@ joined dataset differs from others in its reader alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from wids.errors import WidsError
+from wids.shards.key_lookup import KeyLookup
 from wids.shards.reader import Group, OpenByNumber, ShardReader
 from wids.shards.tars.index import ShardIndex
 from wids.storage.array_types import FloatArray, IntArray
 from wids.storage.cache.store import BackgroundFetch
-from wids.tables.join_parts import Part
-from wids.tables.join_sides import Fields, Side
-from wids.tables.joined_index import joined_index
+from wids.tables.join_sides import shards_of
+from wids.tables.joined_index import indexed_members, joined_index
 from wids.tables.joined_shard import JoinedShard
+from wids.tables.joint import Joint
 
 _MAX_INDEXES: Final = 64
 """Indexes of joined shards that stay in memory, for notebooks and pages."""
@@ -28,66 +30,59 @@ class JoinedReader(ShardReader):
     """The shards of a dataset, with fields of another side; see `ShardReader`.
 
     Args:
-        side: The dataset.
-        part: What is joined to it.
-        fills: As for `JoinedShard`.
+        joint: What is joined.
     """
 
-    def __init__(self, side: Side, part: Part, *, fills: bool) -> None:
-        super().__init__(side.reader.counted)
-        self._side = side
-        self._inner = side.reader
-        self._part = part
-        self._fills = fills
+    def __init__(self, joint: Joint) -> None:
+        self._inner = joint.own.reader
+        super().__init__(self._inner.counted)
+        self._joint = joint
+        self._other = joint.other
+        self._needed: dict[int, list[int]] = {}
         self._indexes: dict[int, tuple[ShardIndex, ShardIndex]] = {}
         self.open = self._joined_shard
 
     def _joined_shard(self, number: int, local: bool = True) -> JoinedShard:
-        return self._shard(number, local, self._inner.open)
-
-    def _shard(
-        self,
-        number: int,
-        local: bool,
-        open_own: OpenByNumber,
-        batch: list[Fields | None] | None = None,
-    ) -> JoinedShard:
-        return JoinedShard(
-            *(self, self._side, open_own, self._part, number),
-            local=local,
-            fills=self._fills,
-            batch=batch,
-        )
+        return JoinedShard(self, self._joint, number, local)
 
     def of_batch(self, positions: IntArray) -> tuple[Iterable[Group], OpenByNumber]:
-        """Return the samples of a batch by shards, after reading the other side for all of them."""
+        """Return the samples of a batch by shards, after reading all of them."""
         try:
-            found = self._part.read_batch(positions)
             own, open_own = self._inner.of_batch(positions)
+            groups = list(own)
+            found = self._joint.read(positions, (groups, open_own))
         except WidsError:  # raised again where only the sample that failed is replaced
-            found = None
-        if found is None:
-            return super().of_batch(positions)
-        groups = list(own)
+            return self.groups(positions), self.open
         batches = {number: [found[place] for place in places] for number, places, _ in groups}
 
         def open_shard(number: int, local: bool = True) -> JoinedShard:
-            return self._shard(number, local, open_own, batches[number])
+            return JoinedShard(self, self._joint, number, local, batches[number])
 
         return groups, open_shard
 
-    def find(self, key: str, number: int | None = None) -> Iterator[int]:
-        """Yield the positions of a key of the dataset; see `ShardReader.find`."""
-        return self._inner.find(key, number)
+    def _key_lookup(self) -> KeyLookup:
+        """Return the look-up of keys of the dataset, which is made once for all joins of it."""
+        return self._inner._key_lookup()  # noqa: SLF001 - a reader too
+
+    def _shards_needed(self, number: int) -> list[int]:
+        """Return the shards of the other side that the samples of a shard need."""
+        if number not in self._needed:
+            self._needed[number] = self._found_needed(number).tolist()
+        return self._needed[number]
+
+    def _found_needed(self, number: int) -> IntArray:
+        """Return what `_shards_needed` does, without storing it."""
+        return shards_of(self._joint.entries_of(number), self._other.edges)
 
     def is_local(self, number: int) -> bool:
         """Whether a shard, and what is joined to its samples, can be read without fetching."""
-        return self._inner.is_local(number) and self._part.is_local(number)
+        needed = self._shards_needed(number)
+        return self._inner.is_local(number) and all(map(self._other.is_local, needed))
 
     def nbytes(self, number: int) -> int | None:
         """Return the length of a shard, and of what has to be fetched for its samples."""
-        own, others = self._inner.nbytes(number), self._part.nbytes(number)
-        return None if own is None or others is None else own + others
+        sizes = [self._inner.nbytes(number), *map(self._other.nbytes, self._shards_needed(number))]
+        return None if None in sizes else sum(size or 0 for size in sizes)
 
     def index(self, number: int) -> ShardIndex | None:
         """Return an index with the fields of both sides; None if one would have to be fetched."""
@@ -98,79 +93,97 @@ class JoinedReader(ShardReader):
         if made_from is own:
             return joined
         # None yet, or the shard was opened again, and may be another one.
-        members = self._part.members(number, own)
+        numbers = {name: at for at, name in enumerate(own.fields)}
+        entries, samples = self._joint.entries_of(number), np.arange(len(own))
+        is_present = entries >= 0
+        members = self._other.members(
+            entries[is_present],
+            samples[is_present],
+            lambda name: numbers.setdefault(name, len(numbers)),
+        )
         if members is None:
             return None
+        first = indexed_members(own, samples, samples, range(len(own.fields)))
+        joined = joined_index(own, np.concatenate([first, members], axis=1), numbers)
         # One operation at a time, since other threads may use the dict.
         for old in list(self._indexes)[: len(self._indexes) - _MAX_INDEXES + 1]:
             self._indexes.pop(old, None)
-        joined = joined_index(own, members)
         self._indexes[number] = own, joined
         return joined
 
-    def known_index(self, number: int) -> ShardIndex | None:
-        """Return the index of a shard of the dataset if it is at hand."""
-        return self._inner.known_index(number)
-
-    def key_index(self, number: int) -> ShardIndex:
-        """Return an index of a shard of the dataset for its keys."""
-        return self._inner.key_index(number)
-
     def field_names(self, stored: Sequence[str]) -> Sequence[str]:
         """Return the fields of shards, and those joined to them, where these are known."""
-        names = (*self._inner.field_names(stored), *self._part.fields())
+        names = (*self._inner.field_names(stored), *self._other.fields(None))
         return list(dict.fromkeys(names))  # `stored` may have those that are joined
-
-    def identity(self, number: int) -> tuple[Any, ...]:
-        """Return values that change when the keys of a shard do."""
-        return self._inner.identity(number)
 
     def content(self, number: int) -> tuple[Any, ...]:
         """Return values that change when the samples of a shard, or what is joined to them, do."""
-        reader = self._inner
-        return reader.content(number), self._part.content(number, reader.key_index(number))
+        entries = self._joint.entries_of(number)
+        return self._inner.content(number), self._other.content(entries)
 
     def fetch(self, number: int, background: BackgroundFetch | None = None) -> None:
         """Fetch a shard, and what is joined to its samples; see `ShardReader.fetch`."""
         self._inner.fetch(number, background)
-        self._part.fetch(number, background)
+        for other in self._shards_needed(number):
+            self._other.fetch(other, background)
 
     def only(self, fields: Collection[str] | None) -> JoinedReader:
         """Return a reader that fetches no shard; see `ShardReader.only`."""
-        side, part = self._side.only(fields), self._part.only(fields)
-        return JoinedReader(side, part, fills=self._fills)
+        return JoinedReader(self._joint.only(fields))
 
     @property
     def transformations(self) -> Sequence[Any]:
         """The transformations of both sides, which run before the join."""
-        return *self._side.transformations, *self._part.transformations
+        return [step for each in self._joint.datasets for step in each.transformations]
 
     def undecoded(self) -> JoinedReader:
         """Return a reader that joins the samples of both sides as they are stored."""
-        return JoinedReader(self._side.undecoded(), self._part.undecoded(), fills=self._fills)
+        return JoinedReader(self._joint.undecoded())
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the transformations of both sides."""
-        self._side.dataset.set_epoch(epoch)
-        self._part.set_epoch(epoch)
+        for each in self._joint.datasets:
+            each.dataset.set_epoch(epoch)
+
+    def _cached_together(self) -> list[ShardReader]:
+        """Return the readers of both sides that store shards in the cache folder of the first."""
+        readers = [each.reader for each in self._joint.datasets]
+        return [reader for reader in readers if reader.cache_folder == self.cache_folder]
 
     @property
     def cache_nbytes(self) -> int | None:
         """The lower of the cache limits of both sides; see `ShardReader.cache_nbytes`."""
-        limits = self._inner.cache_nbytes, self._part.cache_nbytes(self.cache_folder)
+        limits = [reader.cache_nbytes for reader in self._cached_together()]
         return min((limit for limit in limits if limit is not None), default=None)
 
     def stored_nbytes(self, numbers: IntArray, counted: set[str]) -> FloatArray:
-        """Return the bytes that the cache stores for the samples of shards, of both sides."""
-        own = self._inner.stored_nbytes(numbers, counted)
-        return own + self._part.stored_nbytes(self.cache_folder, numbers, counted)
+        """Return the bytes that the cache stores for the samples of shards, of both sides.
+
+        Bytes of the other side that several shards need are divided among them.
+        """
+        own, others = self._inner.stored_nbytes(numbers, counted), self._cached_together()[1:]
+        if not others:
+            return own
+        (other,) = others
+        shares = np.zeros(len(other.shards))
+        if not other.stored_nbytes(np.arange(len(shares)), set(counted)).any():
+            return own  # nothing is looked up
+        # Twice, since the pairs of shards, in random order nearly all, may not fit into memory.
+        users = np.zeros(len(shares), np.int64)
+        for number in numbers.tolist():
+            users[self._found_needed(number)] += 1
+        needed = np.flatnonzero(users)
+        shares[needed] = other.stored_nbytes(needed, counted) / users[needed]
+        sums = [shares[self._found_needed(number)].sum() for number in numbers.tolist()]
+        found: FloatArray = own + sums
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Without the indexes: another process makes those that it shows.
-        return partial(type(self), fills=self._fills), (self._side, self._part)
+        # Another process makes the indexes that it shows, and finds the shards that it needs.
+        return type(self), (self._joint,)
 
     def close(self) -> None:
         """Release the open shards of both sides; the next read opens them again."""
-        self._inner.close()
-        self._part.close()
+        for each in self._joint.datasets:
+            each.reader.close()
         self._indexes.clear()

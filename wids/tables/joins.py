@@ -20,15 +20,16 @@ from wids.shards.reader import ShardReader
 from wids.storage.array_types import BoolArray
 from wids.storage.transport import urls
 from wids.tables import join_store
-from wids.tables.join_datasets import DatasetPart
-from wids.tables.join_files import ShardFiles
-from wids.tables.join_keys import DatasetKeys, Keyed, RowKeys, digest_of, match_keys
-from wids.tables.join_parts import Part
-from wids.tables.join_rows import Rows, frame_rows, mapping_rows, table_rows
-from wids.tables.join_sides import Names, Side
-from wids.tables.join_store import PositionMap
+from wids.tables.join_datasets import DatasetSide
+from wids.tables.join_files import FileSide
+from wids.tables.join_keys import DatasetKeys, Keyed, digest_of, match_keys
+from wids.tables.join_names import Names
+from wids.tables.join_rows import RowSide, frame_rows, mapping_rows, table_rows
+from wids.tables.join_samples import KeyedSamples
+from wids.tables.join_sides import OtherSide
+from wids.tables.join_store import EveryPosition, PositionMap
 from wids.tables.joined_reader import JoinedReader
-from wids.tables.value_part import MatchedRows, ValuePart
+from wids.tables.joint import Joint
 
 Missing = Literal["error", "skip", "none"]
 
@@ -40,21 +41,21 @@ class JoinableView:
     """A dataset or view, as a join takes it.
 
     Attributes:
-        side: All samples of its shards.
+        samples: All samples of its shards.
         positions: Those of the view.
     """
 
-    side: Side
+    samples: KeyedSamples
     positions: Positions
 
     @property
     def reader(self) -> ShardReader:
         """The shards."""
-        return self.side.reader
+        return self.samples.reader
 
     def keys(self, role: str = "the dataset") -> DatasetKeys:
         """Return the keys of the view, which messages name by its role if it has no name."""
-        name = self.side.access.dataset_name or role
+        name = self.samples.access.dataset_name or role
         return DatasetKeys(self.reader, self.positions, name)
 
 
@@ -76,10 +77,10 @@ def joined_reader(
     """
     if missing not in get_args(Missing):
         raise ValueError(f'missing: expected "error", "skip" or "none", found {missing!r}')
-    names = _names(prefix)
-    part, is_present = _part(view, other, missing, names)
-    reader = JoinedReader(view.side, part, fills=missing == "none")
-    return reader, slice(None) if missing != "skip" or is_present.all() else is_present
+    joint, is_present = _joint(view, other, missing, _names(prefix))
+    if missing == "skip" and not is_present.all():
+        return JoinedReader(joint), is_present
+    return JoinedReader(joint), slice(None)
 
 
 def _names(prefix: Any) -> Names:
@@ -92,33 +93,35 @@ def _names(prefix: Any) -> Names:
     return Names(prefix)
 
 
-def _part(view: JoinableView, other: Any, missing: Missing, names: Names) -> tuple[Part, BoolArray]:
-    """Return the other side as a part, and which samples of the view have their keys there."""
-    reader = view.reader
+def _joint(
+    view: JoinableView, other: Any, missing: Missing, names: Names
+) -> tuple[Joint, BoolArray]:
+    """Return what is joined, and which samples of the view have their keys on the other side."""
+    fills = missing == "none"
     if isinstance(other, str | os.PathLike):
-        files = ShardFiles(reader, os.fspath(other), is_optional=missing != "error")
-        return ValuePart(files, reader.edges, names), _present_in_files(view, files, missing)
+        files = FileSide(view.reader, os.fspath(other), names, is_optional=missing != "error")
+        joint = Joint(view.samples, files, EveryPosition(), fills)
+        return joint, _present_in_files(view, files, missing)
     if isinstance(other, JoinableView):
         keyed: Keyed = other.keys("the other dataset")
         positions = _positions(view, keyed)
-        part: Part = DatasetPart(other.side, reader.edges, positions, names)
+        side: OtherSide = DatasetSide(other.samples, names, positions.fields)
     else:
-        rows = _rows(other, missing)
-        keyed = RowKeys(rows.keys, rows.fields, rows.name)
+        side = _rows(other, names, with_fields=fills)
+        keyed = side.keys
         positions = _positions(view, keyed)
-        part = ValuePart(MatchedRows(rows, positions), reader.edges, names)
     is_present = positions.at(as_int_array(view.positions)) >= 0
     if missing == "error" and not is_present.all():
         raise _missing_error(view, keyed, is_present)
-    return part, is_present
+    return Joint(view.samples, side, positions, fills), is_present
 
 
-def _rows(other: Any, missing: Missing) -> Rows:
+def _rows(other: Any, names: Names, *, with_fields: bool) -> RowSide:
     """Return rows with keys, from any kind of source."""
     if isinstance(other, Mapping):
-        return mapping_rows(other, with_fields=missing == "none")
+        return mapping_rows(other, names, with_fields=with_fields)
     if hasattr(other, "iloc") and hasattr(other, "columns"):
-        return frame_rows(other)
+        return frame_rows(other, names)
     if not hasattr(other, "__arrow_c_stream__") and not hasattr(other, "__arrow_c_array__"):
         raise _not_joinable(other)
     try:
@@ -132,7 +135,7 @@ def _rows(other: Any, missing: Missing) -> Rows:
         table = other if isinstance(other, pa.Table) else pa.table(other)
     except (ValueError, TypeError) as error:  # a single column
         raise _not_joinable(other) from error
-    return table_rows(table)
+    return table_rows(table, names)
 
 
 def _not_joinable(other: Any) -> TypeError:
@@ -159,7 +162,7 @@ def _positions(view: JoinableView, other: Keyed) -> PositionMap:
     return found
 
 
-def _present_in_files(view: JoinableView, files: ShardFiles, missing: Missing) -> BoolArray:
+def _present_in_files(view: JoinableView, files: FileSide, missing: Missing) -> BoolArray:
     """Return which samples of a view have their keys in the files; all unless ``"skip"``."""
     positions = as_int_array(view.positions)
     is_present = np.ones(len(positions), bool)

@@ -1,0 +1,191 @@
+"""Read the samples of a dataset for a join: with their stored keys, labelled and transformed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from wids.errors import JoinError, ShardFormatError
+from wids.shards.reader import Group, OpenByNumber, ShardReader
+from wids.shards.sample_access import SampleAccess, required_access
+from wids.shards.tars.index import ShardIndex
+from wids.shards.tars.raw_samples import Labels
+from wids.shards.tars.readable_shard import ReadableShard
+from wids.storage.array_types import IntArray
+from wids.tables.column_reader import members_in, values_in
+from wids.tables.column_values import DecodeMany
+
+T = TypeVar("T")
+
+
+class JoinableDataset(Protocol):
+    """What a join asks of a dataset."""
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return several samples."""
+
+    def only(self, fields: Collection[str] | None) -> JoinableDataset:
+        """Return the same samples, fetching no shards, and undecoded if fields are named."""
+
+    def undecoded(self) -> JoinableDataset:
+        """Return the same samples as they are stored."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the transformations."""
+
+
+@dataclass(frozen=True, eq=False)
+class KeyedSamples:
+    """The samples of a dataset, each with its key as it is stored.
+
+    Attributes:
+        dataset: All samples of the shards, which raises where a sample cannot be produced.
+    """
+
+    dataset: JoinableDataset
+
+    @cached_property
+    def access(self) -> SampleAccess:
+        """How the samples are read."""
+        return required_access(self.dataset)
+
+    @property
+    def reader(self) -> ShardReader:
+        """The shards."""
+        return self.access.reader
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether samples are as they are stored."""
+        return not (self.access.transformations or self.access.is_overridden)
+
+    def read(
+        self, positions: IntArray, batch: tuple[Iterable[Group], OpenByNumber] | None = None
+    ) -> tuple[list[str], list[Any]]:
+        """Return the keys of samples as they are stored, and the samples.
+
+        Those of a plain dataset are new dicts, with the key. Others have been labelled and
+        transformed, and may be anything. Each shard is opened once.
+
+        Args:
+            positions: The samples.
+            batch: What `ShardReader.of_batch` has returned for them, if it was called.
+        """
+        keys, samples = [""] * len(positions), [None] * len(positions)
+        groups, open_shard = batch or self.reader.of_batch(positions)
+        for number, places, local_indices in groups:
+            found = zip(places, *self._read_many(open_shard, number, local_indices), strict=True)
+            for place, key, sample in found:
+                keys[place], samples[place] = key, sample
+        return keys, samples
+
+    def _read_many(
+        self, open_shard: OpenByNumber, number: int, local_indices: Sequence[int]
+    ) -> tuple[list[str], list[Any]]:
+        access, reader = self.access, self.reader
+        if access.is_overridden:
+            start, index = reader.starts[number], reader.key_index(number)
+            indices = [start + local_index for local_index in local_indices]
+            return list(map(index.key, local_indices)), self.dataset.__getitems__(indices)
+        verify, labels = self._settings(number)
+        samples: list[Any] = self._read_from(
+            open_shard,
+            number,
+            reader.fetches_for_many,
+            lambda shard: shard.read_many(local_indices, verify=verify, labels=labels),
+        )
+        keys = [sample["__key__"] for sample in samples]
+        if access.transformations:
+            samples = list(map(access.transformed, samples))
+        return keys, samples
+
+    def read_one(self, position: int, *, local: bool) -> tuple[str, Any]:
+        """Return the key of one sample as it is stored, and the sample; see `read`.
+
+        Args:
+            position: The sample.
+            local: As for `ShardPool.get`.
+        """
+        access = self.access
+        if access.is_overridden:
+            (key,), (sample,) = self.read(np.array([position]))
+            return key, sample
+        number, local_index = self.reader.locate(position)
+        verify, labels = self._settings(number)
+        sample = self._read_from(
+            self.reader.open, number, local, lambda shard: shard.read(local_index, verify, labels)
+        )
+        key = sample["__key__"]
+        return key, access.transformed(sample) if access.transformations else sample
+
+    def _settings(self, number: int) -> tuple[bool, Labels | None]:
+        """Return whether to compare checksums, and the labels that transformations see."""
+        access, reader = self.access, self.reader
+        if not access.transformations:
+            return reader.verifies_raw, None
+        return reader.verifies_decoded, reader.labels(number, access.dataset_name)
+
+    def _read_from(
+        self, open_shard: OpenByNumber, number: int, local: bool, read: Callable[[ReadableShard], T]
+    ) -> T:
+        """Return what is read of a shard, from a new copy if the one at hand is damaged."""
+        shard = open_shard(number, local=local)
+        try:
+            return read(shard)
+        except ShardFormatError as error:
+            if not self.reader.replaces(number, shard, error):
+                raise
+        return self._read_from(open_shard, number, local, read)
+
+    def column(
+        self, positions: IntArray, field: str, decode: DecodeMany, *, local: bool
+    ) -> tuple[list[str], list[Any]]:
+        """Return the keys of samples and one stored field; None for a sample that lacks it."""
+        keys, values = [""] * len(positions), [None] * len(positions)
+        verify = self.reader.verifies_decoded
+        for number, places, local_indices in self.reader.groups(positions):
+            rows = np.array(local_indices)
+
+            def read(shard: ReadableShard) -> tuple[ShardIndex, IntArray, list[Any]]:
+                having, members = members_in(shard.index, field, rows)  # noqa: B023 - called at once
+                return shard.index, having, values_in(shard, members, decode, verify=verify)
+
+            index, having, found = self._read_from(self.reader.open, number, local, read)
+            for place, local_index in zip(places, local_indices, strict=True):
+                keys[place] = index.key(local_index)
+            for at, value in zip(having.tolist(), found, strict=True):
+                values[places[at]] = value
+        return keys, values
+
+    def check(self, samples: list[Any]) -> None:
+        """Raise `JoinError` if transformations returned anything but dicts."""
+        for sample in samples:
+            # The first check nearly always decides, and takes a tenth of the second.
+            if type(sample) is not dict and not isinstance(sample, Mapping):
+                raise JoinError(
+                    f"{self}: expected samples that are dicts, to join their fields, found "
+                    f"{type(sample).__name__} {sample!r:.80}; join the datasets first, and then "
+                    "use map or to_tuple on the joined dataset"
+                )
+
+    @property
+    def transformations(self) -> Sequence[Any]:
+        """Its transformations, those of joins, and its class if that overrides samples."""
+        access = self.access
+        own = [type(self.dataset)] if access.is_overridden else []
+        return *access.reader.transformations, *access.transformations, *own
+
+    def undecoded(self) -> KeyedSamples:
+        """Return the samples as they are stored."""
+        return KeyedSamples(self.dataset.undecoded())
+
+    def only(self, fields: Collection[str] | None) -> KeyedSamples:
+        """Return the samples, fetching no shards; see `ShardReader.only`."""
+        return KeyedSamples(self.dataset.only(fields))
+
+    def __str__(self) -> str:
+        return self.access.dataset_name or "the dataset"
