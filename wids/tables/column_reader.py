@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -27,12 +27,10 @@ from wids.tables.column_parts import ColumnPart, Errors, Example, joined
 from wids.tables.column_paths import ColumnPath
 from wids.tables.column_types import layers_of
 from wids.tables.column_values import DecodeMany, Parts, decoder_of, parts_of
+from wids.tables.shard_rows import Rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-Rows: TypeAlias = "range | IntArray"
-"""Samples of a shard: consecutive ones, or ascending positions in the shard."""
 
 _MAX_MEMBERS: Final = 4096
 _MAX_NBYTES: Final = 8 << 20

@@ -18,6 +18,8 @@ from wids.tables.column_paths import codec_of, position_of
 _MAX_NAMES: Final = 100
 """Names of existing parts to keep for a message."""
 
+_MISSING: Final = object()
+
 DecodeMany = Callable[[Sequence[bytes]], list[Any]]
 
 
@@ -88,7 +90,7 @@ def parts_of(values: list[Any], steps: Sequence[str]) -> Parts:
         parts = _step_into(values, step)
         if parts.count(None) == len(parts):
             is_last = depth == len(steps) - 1
-            if is_last and any(_has(value, step) for value in values):
+            if is_last and any(_part(value, step, _MISSING) is not _MISSING for value in values):
                 return Parts(parts, exists=True)
             prefix = tuple(steps[:depth])
             names = tuple((*prefix, name) for name in _names(values))
@@ -103,23 +105,17 @@ def _step_into(values: list[Any], step: str) -> list[Any]:
     return [_part(value, step) for value in values]
 
 
-def _part(value: Any, step: str) -> Any:
+def _part(value: Any, step: str, default: Any = None) -> Any:
+    """Return the part of a value that a step leads to, or the default."""
     if isinstance(value, DecodeError):
         return value
     at = position_of(step)
     if isinstance(value, dict):
         # MessagePack and CBOR have numbers as keys too.
-        return value[step] if step in value else None if at is None else value.get(at)
+        return value[step] if step in value else default if at is None else value.get(at, default)
     if isinstance(value, list) and at is not None and -len(value) <= at < len(value):
         return value[at]
-    return None
-
-
-def _has(value: Any, step: str) -> bool:
-    at = position_of(step)
-    if isinstance(value, dict):
-        return step in value or (at is not None and at in value)
-    return isinstance(value, list) and at is not None and -len(value) <= at < len(value)
+    return default
 
 
 def _names(values: list[Any]) -> list[str]:

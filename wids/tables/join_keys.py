@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import islice
-from typing import Any, Final, Protocol
+from itertools import islice, pairwise
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from wids.errors import JoinError
 from wids.shards.indexes import pack
-from wids.shards.indexes.key_hashes import key_hashes, text_hashes
-from wids.shards.positions import Positions, as_int_array, is_ascending
+from wids.shards.indexes.key_hashes import text_hashes
+from wids.shards.positions import Positions
 from wids.shards.reader import ShardReader
 from wids.shards.tars.member_names import to_bytes
 from wids.storage.array_types import IntArray, WordArray
 from wids.storage.transport import urls
+from wids.tables.shard_rows import Rows, in_ascending_order, rows_of_shards
 
 MISSING: Final = -1
 """Stands where the other side does not have the key."""
@@ -30,25 +31,35 @@ _BLOCK: Final = 1 << 16
 """Keys that are looked up, or hashed, at a time."""
 
 
+class KeyTexts(NamedTuple):
+    """Some consecutive keys of a side.
+
+    Attributes:
+        text: Their bytes, with a byte after each key.
+        starts: Where each key begins, and where the next one would.
+        rows: Which of them belong to an entry.
+    """
+
+    text: npt.NDArray[np.uint8]
+    starts: npt.NDArray[np.integer]
+    rows: IntArray | slice
+
+
 class Keyed(Protocol):
     """One side of a join: entries with keys.
 
     An *entry* is a position in a dataset, or the number of a row.
     """
 
+    @property
+    def entries(self) -> IntArray | None:
+        """The entries, ascending; None for 0, 1, 2, …."""
+
     def digest(self) -> bytes:
         """Return a digest that changes whenever a key or its entry does."""
 
-    def hashes(self, *, robust: bool) -> tuple[WordArray, IntArray | None]:
-        """Return the hashes of all keys, and the entries that they belong to, ascending.
-
-        Args:
-            robust: Whether to use hashes that cannot be made equal on purpose, and that take ten
-                times as long.
-
-        Returns:
-            The hashes, shape ``(num_keys,)``, and as many entries; None for 0, 1, 2, ….
-        """
+    def texts(self) -> Iterator[KeyTexts]:
+        """Yield the keys of all entries in order, many at a time."""
 
     def key(self, entry: int) -> str:
         """Return the key of an entry."""
@@ -58,7 +69,7 @@ class Keyed(Protocol):
 
     @property
     def fields(self) -> Sequence[str]:
-        """The fields that shards of the entries store, of those that `hashes` has seen."""
+        """The fields that shards of the entries store, of those that `texts` has seen."""
 
 
 class _EqualHashesError(Exception):
@@ -81,50 +92,34 @@ class DatasetKeys:
         self._fields: dict[str, None] = {}
 
     @cached_property
-    def _entries(self) -> IntArray | None:
+    def entries(self) -> IntArray | None:
         """The positions in ascending order, each once; None for all of the dataset."""
-        positions = self._positions
-        if not isinstance(positions, range):
-            return np.unique(as_int_array(positions))
-        ascending = positions if is_ascending(positions) else positions[::-1]
-        return None if ascending == range(len(self._reader)) else as_int_array(ascending)
+        ascending = in_ascending_order(self._positions)
+        is_whole = isinstance(ascending, range) and ascending == range(len(self._reader))
+        return None if is_whole else np.asarray(ascending, np.int64)
 
-    def _shards(self) -> Iterator[tuple[int, IntArray | slice]]:
-        """Yield the shards that the view touches, each with its samples there."""
-        edges, entries = self._reader.edges, self._entries
-        if entries is None:
-            yield from ((number, slice(None)) for number in np.flatnonzero(np.diff(edges)).tolist())
-            return
-        bounds = np.searchsorted(entries, edges)
-        for number in np.flatnonzero(np.diff(bounds)).tolist():
-            inside = entries[bounds[number] : bounds[number + 1]]
-            yield number, inside - int(edges[number])
+    def _shards(self) -> list[tuple[int, Rows]]:
+        """Return the shards that the view touches, each with its samples there."""
+        return list(rows_of_shards(in_ascending_order(self._positions), self._reader.edges))
 
     def digest(self) -> bytes:
         """Return a digest of the shards that the view touches, and of its positions."""
         shards = [(number, self._reader.identity(number)) for number, _ in self._shards()]
-        entries = self._entries
+        entries = self.entries
         text = repr((shards, len(self._reader), entries is None)).encode(
             "utf-8", "backslashreplace"
         )
         return digest_of(text, self._reader.edges.tobytes(), b"" if entries is None else entries)
 
-    def hashes(self, *, robust: bool) -> tuple[WordArray, IntArray | None]:
-        """Return the hashes of all keys and their positions, as in `Keyed`."""
-        entries = self._entries
-        hashes = np.empty(len(self._reader) if entries is None else len(entries), np.uint64)
-        start = 0
-        for number, local_indices in self._shards():
-            shard_index = self._reader.key_index(number)
-            self._fields.update(dict.fromkeys(shard_index.fields))
-            if robust:
-                part = np.array(list(map(pack.key_hash, shard_index.stored_keys())), np.uint64)
-            else:
-                part = key_hashes(shard_index)
-            part = part[local_indices]
-            hashes[start : start + len(part)] = part
-            start += len(part)
-        return hashes, entries
+    def texts(self) -> Iterator[KeyTexts]:
+        """Yield the keys of each shard; see `Keyed`."""
+        for number, rows in self._shards():
+            index = self._reader.key_index(number)
+            self._fields.update(dict.fromkeys(index.fields))
+            nbytes = index.text_stop - index.text_start
+            text = np.frombuffer(index.text, np.uint8, nbytes, index.text_start)
+            chosen = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
+            yield KeyTexts(text, index.key_starts, chosen)
 
     def key(self, entry: int) -> str:
         """Return the key of a sample."""
@@ -138,7 +133,7 @@ class DatasetKeys:
 
     @property
     def fields(self) -> list[str]:
-        """The fields that the shards store, of those that `hashes` has seen."""
+        """The fields that the shards store, of those that `texts` has seen."""
         return list(self._fields)
 
     def __str__(self) -> str:
@@ -154,6 +149,7 @@ class RowKeys:
     """
 
     fields: Sequence[str] = ()
+    entries: IntArray | None = None
 
     def __init__(self, keys: Callable[[], Iterator[Any]], name: str) -> None:
         self._keys = keys
@@ -184,17 +180,11 @@ class RowKeys:
         """Return a digest of all keys in order."""
         return digest_of(*self._blocks())
 
-    def hashes(self, *, robust: bool) -> tuple[WordArray, IntArray | None]:
-        """Return the hashes of all keys, as in `Keyed`."""
-        parts = [np.empty(0, np.uint64)]
-        for text in self._blocks():
-            if robust:
-                found = map(pack.key_hash, text.split(b"\0")[:-1])
-                parts.append(np.array(list(found), np.uint64))
-            else:
-                array = np.frombuffer(text, np.uint8)
-                parts.append(text_hashes(array, np.append(0, np.flatnonzero(array == 0) + 1)))
-        return np.concatenate(parts), None
+    def texts(self) -> Iterator[KeyTexts]:
+        """Yield blocks of keys; see `Keyed`."""
+        for block in self._blocks():
+            text = np.frombuffer(block, np.uint8)
+            yield KeyTexts(text, np.append(0, np.flatnonzero(text == 0) + 1), slice(None))
 
     def key(self, entry: int) -> str:
         """Return the key of a row."""
@@ -240,17 +230,36 @@ def match_keys(left: Keyed, right: Keyed) -> tuple[int, npt.NDArray[np.signedint
         return _matched(left, right, robust=True)
 
 
+def _hashes(side: Keyed, *, robust: bool) -> WordArray:
+    """Return the hashes of all keys of a side.
+
+    Args:
+        side: The side.
+        robust: Whether to use hashes that cannot be made equal on purpose, and that take ten times
+            as long.
+    """
+    parts = [np.empty(0, np.uint64)]
+    for text, starts, rows in side.texts():
+        if robust:
+            cuts = pairwise(starts.tolist())
+            keys = (text[start : stop - 1].tobytes() for start, stop in cuts)
+            parts.append(np.array(list(map(pack.key_hash, keys)), np.uint64)[rows])
+        else:
+            parts.append(text_hashes(text, starts)[rows])
+    return np.concatenate(parts)
+
+
 def _matched(
     left: Keyed, right: Keyed, *, robust: bool
 ) -> tuple[int, npt.NDArray[np.signedinteger]]:
-    hashes, entries = right.hashes(robust=robust)
+    hashes, entries = _hashes(right, robust=robust), right.entries
     order = np.argsort(hashes, kind="stable")
     hashes = hashes[order]
     last = len(hashes) - 1 if entries is None else int(entries[-1]) if len(entries) else 0
     order = (order if entries is None else entries[order]).astype(_dtype(last))
     _check_unique(hashes, lambda at: int(order[at]), right)
 
-    wanted, places = left.hashes(robust=robust)
+    wanted, places = _hashes(left, robust=robust), left.entries
     _check_unique_hashes(wanted, places, left)
     first = 0 if places is None else int(places[0]) if len(places) else 0
     count = len(wanted) if places is None else int(places[-1]) + 1 - first if len(places) else 0

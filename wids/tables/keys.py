@@ -9,36 +9,16 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any, Final, Protocol, overload
+from typing import Any, Final, overload
 
 from wids.errors import WidsError, printable
 from wids.shards.indices import as_index
 from wids.shards.positions import Positions, first_index_of, from_start, select
-from wids.shards.tars.index import ShardIndex
+from wids.shards.reader import ShardReader
 from wids.shards.tars.member_names import to_text
-from wids.storage.array_types import IntArray
 
 _PART: Final = 8
 """If less than one in this many of a shard's keys is wanted, they are decoded one by one."""
-
-
-class KeyedShards(Protocol):
-    """What keys are read from: the shards of a dataset."""
-
-    edges: IntArray
-
-    def key_index(self, number: int) -> ShardIndex:
-        """Return an index of a shard that has its keys.
-
-        Raises:
-            FetchError: The shard would have to be fetched.
-        """
-
-    def find(self, key: str) -> Iterator[int]:
-        """Yield the positions of a key in ascending order."""
-
-    def locate(self, position: int) -> tuple[int, int]:
-        """Return the number of the shard that a position lies in, and the position in the shard."""
 
 
 class Keys(Sequence[str]):
@@ -52,7 +32,7 @@ class Keys(Sequence[str]):
         FetchError: When keys are read: a remote shard has no index.
     """
 
-    def __init__(self, shards: KeyedShards, positions: Positions) -> None:
+    def __init__(self, shards: ShardReader, positions: Positions) -> None:
         self._shards = shards
         self._positions = positions
 

@@ -24,7 +24,8 @@ from wids.storage.progress import Bar
 from wids.storage.transport import urls
 from wids.tables.column_parts import Errors, column_of, names_of
 from wids.tables.column_paths import INDEX, KEY, ColumnPath, Columns, parse_columns
-from wids.tables.column_reader import ColumnReader, PickledOnce, Rows, ShardColumns
+from wids.tables.column_reader import ColumnReader, PickledOnce, ShardColumns
+from wids.tables.shard_rows import Rows, in_ascending_order, rows_of_shards
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,8 +65,8 @@ def read_table(
         raise ValueError(f'errors: expected "raise" or "null", found {errors!r}')
     paths = parse_columns(columns)
     reader = ColumnReader(shards, paths, errors)
-    ascending = _ascending(positions)
-    tasks = list(_rows_of_shards(ascending, shards.edges))
+    ascending = in_ascending_order(positions)
+    tasks = list(rows_of_shards(ascending, shards.edges))
     read: list[ShardColumns] = []
     with Bar("reading columns", len(tasks), "shard", wanted=progress) as bar:
         for group in _results(reader, tasks, executor):
@@ -89,14 +90,7 @@ def read_table(
     return _in_order(table, ascending, positions)
 
 
-def _ascending(positions: Positions) -> Positions | IntArray:
-    """Return each position once, in ascending order."""
-    if isinstance(positions, range):
-        return positions if positions.step > 0 else positions[::-1]
-    return np.unique(np.asarray(positions))
-
-
-def _in_order(table: pa.Table, ascending: Positions | IntArray, positions: Positions) -> pa.Table:
+def _in_order(table: pa.Table, ascending: range | IntArray, positions: Positions) -> pa.Table:
     """Return the rows of ascending positions in the order of positions."""
     import pyarrow as pa
 
@@ -106,22 +100,6 @@ def _in_order(table: pa.Table, ascending: Positions | IntArray, positions: Posit
     if len(ascending) == len(positions) and positions.is_ascending:
         return table
     return table.take(pa.array(np.searchsorted(ascending, np.asarray(positions))))
-
-
-def _rows_of_shards(ascending: Positions | IntArray, edges: IntArray) -> Iterator[tuple[int, Rows]]:
-    """Yield the shards that have some of the positions, each with its rows."""
-    if isinstance(ascending, range) and ascending.step == 1:
-        firsts = np.clip(edges, ascending.start, max(ascending.start, ascending.stop))
-        for number in np.flatnonzero(np.diff(firsts)).tolist():
-            start = int(edges[number])
-            yield number, range(int(firsts[number]) - start, int(firsts[number + 1]) - start)
-        return
-    positions = np.asarray(ascending, np.int64)
-    cuts = np.searchsorted(positions, edges)
-    for number in np.flatnonzero(np.diff(cuts)).tolist():
-        rows = positions[cuts[number] : cuts[number + 1]] - edges[number]
-        first, last = int(rows[0]), int(rows[-1])
-        yield number, range(first, last + 1) if last - first == len(rows) - 1 else rows
 
 
 def _results(
