@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -129,44 +129,14 @@ class ShardRows:
         return [by_row.get(row) for row in rows]
 
 
-class OpenRows:
-    """The shard that a scan reads, which stays open until it reads another one.
+@contextmanager
+def opened_rows(dataset: Browsable, number: int) -> Iterator[ShardRows]:
+    """Provide the fields of a shard of a dataset, which is not downloaded.
 
-    Args:
-        dataset: The dataset, of which no shard is downloaded.
+    Raises:
+        ValueError: The shard has no index.
     """
-
-    def __init__(self, dataset: Browsable) -> None:
-        self._dataset = dataset
-        self._open = ExitStack()
-        self._number = -1
-        self._rows: ShardRows | None = None
-        self._left_out: Counter[str] = Counter()
-
-    @property
-    def left_out(self) -> Counter[str]:
-        """How many fields of all shards were left out so far; see `ShardRows`."""
-        return self._left_out + (self._rows.left_out if self._rows else Counter())
-
-    def of(self, number: int) -> ShardRows:
-        """Return the fields of a shard.
-
-        Raises:
-            ValueError: The shard has no index.
-        """
-        if self._rows is None or number != self._number:
-            self.close()
-            if self._dataset.reader.index(number) is None:
-                raise ValueError(
-                    f"shard {number} has no index to search; `wids create` makes an index"
-                )
-            selection = self._open.enter_context(self._dataset.only(None))
-            self._rows = ShardRows(selection.reader.open(number, local=False))
-            self._number = number
-        return self._rows
-
-    def close(self) -> None:
-        """Release the shard."""
-        self._left_out = self.left_out
-        self._rows = None
-        self._open.close()
+    if dataset.reader.index(number) is None:
+        raise ValueError(f"shard {number} has no index to search; `wids create` makes an index")
+    with dataset.only(None) as selection:
+        yield ShardRows(selection.reader.open(number, local=False))

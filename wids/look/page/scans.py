@@ -11,6 +11,7 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Hashable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -18,7 +19,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import numpy as np
 
 from wids.errors import message_of, printable
-from wids.look.page.rows import OpenRows, Rows, ShardRows
+from wids.look.page.rows import Rows, ShardRows, opened_rows
 from wids.look.preview import Browsable
 
 _BLOCK: Final = 512
@@ -107,30 +108,33 @@ class Scan(Generic[AnyVisitor]):
         """Begin the pass, or continue it where it stopped, until the event is set."""
         self.problem = ""
         self._asked_s = time.monotonic()
-        rows = OpenRows(self._dataset)
         try:
-            self._run(rows, stopped)
+            starts = [0, *accumulate(self._dataset.lengths)]
+            while self._next < starts[-1] and self._goes_on(stopped):
+                number = bisect_right(starts, self._next) - 1
+                self._run_shard(number, starts[number], starts[number + 1], stopped)
         except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
             self.problem = printable(message_of(error))
-        finally:
-            rows.close()
 
-    def _run(self, open_rows: OpenRows, stopped: threading.Event) -> None:
-        starts = [0, *accumulate(self._dataset.lengths)]
-        before = self._left_out  # of the part before it was stopped
-        while self._next < starts[-1] and not self._is_enough and not stopped.is_set():
-            if time.monotonic() - self._asked_s > _PATIENCE_S:
-                return
-            number = bisect_right(starts, self._next) - 1
-            start, stop = starts[number], min(self._next + _BLOCK, starts[number + 1])
-            rows = self.visitor.wanted(start, np.arange(self._next - start, stop - start))
-            if len(rows):  # or the shard is not even opened
-                shard = open_rows.of(number)
-                few = shard.affordable(rows, self.visitor.fields)
-                stop = stop if len(few) == len(rows) else start + int(rows[len(few)])
-                self._is_enough = self.visitor.visit(start, shard, few)
-                self._left_out = before + open_rows.left_out
-            self._next = stop
+    def _goes_on(self, stopped: threading.Event) -> bool:
+        is_wanted = time.monotonic() - self._asked_s <= _PATIENCE_S
+        return is_wanted and not self._is_enough and not stopped.is_set()
+
+    def _run_shard(self, number: int, start: int, end: int, stopped: threading.Event) -> None:
+        """Visit the samples of a shard from the next one on, block by block."""
+        with ExitStack() as stack:
+            shard: ShardRows | None = None
+            while self._next < end and self._goes_on(stopped):
+                stop = min(self._next + _BLOCK, end)
+                rows = self.visitor.wanted(start, np.arange(self._next - start, stop - start))
+                if len(rows):  # or the shard is not even opened
+                    shard = shard or stack.enter_context(opened_rows(self._dataset, number))
+                    few = shard.affordable(rows, self.visitor.fields)
+                    stop = stop if len(few) == len(rows) else start + int(rows[len(few)])
+                    self._is_enough = self.visitor.visit(start, shard, few)
+                    # Not those of a block that failed, which is visited again.
+                    self._left_out, shard.left_out = self._left_out + shard.left_out, Counter()
+                self._next = stop
 
 
 @dataclass(frozen=True, eq=False)
