@@ -126,17 +126,17 @@ class JoinedShard:
         Raises:
             KeyError: The sample does not have the field.
         """
-        index, position = self._own.index(self._number), self._start + local_index
+        index, place = self._own.index(self._number), self._start + local_index
         if index is None:
             raise missing_field_error(self.name, f"number {local_index}", field)
         if index.member(local_index, field) is not None:
             shard = self._own.open(self._number, local=self._local)
             return shard.read_part(local_index, field, start, stop)
-        key, entry = index.key(local_index), self._joint.entries.one(position)
+        key, entry = index.key(local_index), self._joint.entries.one(place)
         found = None if entry < 0 else self._joint.other.read_part(entry, field, start, stop)
         if found is None:
             raise missing_field_error(self.name, key, field)
-        self._joint.check_keys([position], [key], [found[0]])
+        self._joint.check_keys([place], [key], [found[0]])
         return found[1]
 
     def read_values(self, members: IntArray, decode: DecodeMany) -> list[Any]:
