@@ -33,14 +33,8 @@ class FieldBytes:
 
 Answer = tuple[int, str, bytes | FieldBytes]
 """Status, media type and body."""
-Route = Callable[[str, Query], Answer]
-"""Takes the rest of the path, and the query."""
-
-
-def json_answer(value: Any) -> Answer:
-    """Return a value as the answer to a request."""
-    # ASCII escapes hold lone surrogates too, which names may have and UTF-8 cannot.
-    return 200, "application/json", json.dumps(value).encode("ascii")
+Route = Callable[[str, Query], Answer | dict[str, Any]]
+"""Takes the rest of the path, and the query; a dict becomes JSON."""
 
 
 def error_answer(error: Exception, path: str) -> tuple[int, str, bytes]:
@@ -71,7 +65,11 @@ def parsed_number(text: str, name: str) -> int:
 
 
 def _error(status: HTTPStatus, text: str) -> tuple[int, str, bytes]:
-    document = {"error": printable(text)}
+    return _json_answer(status, {"error": printable(text)})
+
+
+def _json_answer(status: HTTPStatus, document: dict[str, Any]) -> tuple[int, str, bytes]:
+    # ASCII escapes hold lone surrogates too, which names may have and UTF-8 cannot.
     return int(status), "application/json", json.dumps(document).encode("ascii")
 
 
@@ -126,6 +124,7 @@ def _routed(routes: Mapping[str, Route], path: str, query: Query) -> Answer:
     if route is None:
         return _error(HTTPStatus.NOT_FOUND, "not found")
     try:
-        return route(rest, query)
+        found = route(rest, query)
+        return _json_answer(HTTPStatus.OK, found) if isinstance(found, dict) else found
     except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
         return error_answer(error, path)

@@ -19,7 +19,6 @@ from wids.look.page.answers import (
     Query,
     Route,
     Site,
-    json_answer,
     number_in,
     parsed_number,
 )
@@ -65,21 +64,21 @@ class Pages(Site):
         self._python = python
         self._questions = questions or Questions(dataset)
         self._stats: list[FieldStats] | None = None
-        routes = {
+        routes: dict[str, Route] = {
             "about": self._about,
-            "samples": lambda _, query: json_answer(self.samples(query)),
-            "sample": lambda rest, query: json_answer(self.sample(rest, query)),
+            "samples": lambda _, query: self.samples(query),
+            "sample": self.sample,
             "find": self._find,
             "field": self._field,
             "picture": self._picture,
-            "hits": lambda _, query: json_answer(self._questions.hits(query)),
-            "columns": lambda _, __: json_answer(self._questions.column_names()),
-            "column": lambda _, query: json_answer(self._questions.column(query.get("name", ""))),
+            "hits": lambda _, query: self._questions.hits(query),
+            "columns": lambda _, __: self._questions.column_names(),
+            "column": lambda _, query: self._questions.column(query.get("name", "")),
         }
-        all_actions = {
-            "hits": lambda _, query: json_answer(self._questions.search(query)),
-            "column": lambda _, query: json_answer(self._questions.count(query.get("name", ""))),
-            "stop": lambda kind, _: json_answer(self._questions.stop(kind)),
+        all_actions: dict[str, Route] = {
+            "hits": lambda _, query: self._questions.search(query),
+            "column": lambda _, query: self._questions.count(query.get("name", "")),
+            "stop": lambda kind, _: self._questions.stop(kind),
             **(actions or {}),
         }
         super().__init__(routes, all_actions)
@@ -97,21 +96,19 @@ class Pages(Site):
             self._stats = preview.field_stats(self._dataset)
         return self._stats
 
-    def _about(self, _: str, __: Query) -> Answer:
+    def _about(self, _: str, __: Query) -> dict[str, Any]:
         """Answer with the name, size and fields of the dataset."""
         shards = self._dataset.spec.shards
         nbytes = total_of([shard.nbytes for shard in shards])
-        return json_answer(
-            {
-                "name": printable(self._dataset.dataset_name or "dataset"),
-                "num_samples": len(self._dataset),
-                "num_shards": len(shards),
-                "size": None if nbytes is None else nbytes_text(nbytes),
-                "fields": field_rows(self.stats),
-                "pictures": picture_fields(self.stats),
-                "python": self._python,
-            }
-        )
+        return {
+            "name": printable(self._dataset.dataset_name or "dataset"),
+            "num_samples": len(self._dataset),
+            "num_shards": len(shards),
+            "size": None if nbytes is None else nbytes_text(nbytes),
+            "fields": field_rows(self.stats),
+            "pictures": picture_fields(self.stats),
+            "python": self._python,
+        }
 
     def samples(self, query: Query) -> dict[str, Any]:
         """Return cards from a position on: of all samples, or of those that were found."""
@@ -196,9 +193,9 @@ class Pages(Site):
         picture = thumbnail(data, pixels)
         return 200, picture.media_type, picture.data
 
-    def _find(self, _: str, query: Query) -> Answer:
+    def _find(self, _: str, query: Query) -> dict[str, Any]:
         """Answer with the index of a key."""
-        return json_answer({"index": self._dataset.find_key(query.get("key", ""))})
+        return {"index": self._dataset.find_key(query.get("key", ""))}
 
     def _field(self, rest: str, query: Query) -> Answer:
         """Answer with the bytes of a field: audio and video to play, all others to save."""

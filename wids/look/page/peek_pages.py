@@ -13,7 +13,7 @@ from typing import Any, Final
 from wids.errors import printable
 from wids.look.latest import latest
 from wids.look.notebook import known_text
-from wids.look.page.answers import Answer, Query, Site, json_answer, parsed_number
+from wids.look.page.answers import Query, Site, parsed_number
 from wids.look.page.hits import parse_conditions
 from wids.look.page.pages import Pages, field_rows, page_in, picture_fields
 from wids.look.page.questions import PageScans, Questions
@@ -53,20 +53,18 @@ class PeekPages(Site):
         """Stop what was started."""
         self._scans.close()
 
-    def _about(self, _: str, __: Query) -> Answer:
+    def _about(self, _: str, __: Query) -> dict[str, Any]:
         """Answer with what is known of all shards, without reading any."""
         peek = self._peek
-        return json_answer(
-            {
-                "name": peek.title,
-                "num_samples": None,
-                "num_shards": peek.num_shards,
-                "size": None,
-                "fields": [],
-                "shard": peek.number,
-                "command": peek.create_command,
-            }
-        )
+        return {
+            "name": peek.title,
+            "num_samples": None,
+            "num_shards": peek.num_shards,
+            "size": None,
+            "fields": [],
+            "shard": peek.number,
+            "command": peek.create_command,
+        }
 
     def _pages(self, rest: str) -> _ShardPages:
         """Return the pages of the shard whose number a path begins with."""
@@ -96,24 +94,22 @@ class _ShardPages(Pages):
         self._peek = peek
         self._indexing = indexing
 
-    def _index_shard(self, rest: str, query: Query) -> Answer:
+    def _index_shard(self, rest: str, query: Query) -> dict[str, Any]:
         with self._indexing:
             self._peek.make_index()
         return self._about(rest, query)
 
-    def _about(self, _: str, __: Query) -> Answer:
+    def _about(self, _: str, __: Query) -> dict[str, Any]:
         """Answer with what is known of the shard, after its beginning was read."""
         peek, glimpse = self._peek, self._peek.glimpse
-        return json_answer(
-            {
-                "url": printable(urls.redact(peek.url)),
-                **_what_is_known(peek),
-                "cost": "" if glimpse is None else cost_text(glimpse),
-                "fields": field_rows(self.stats) if peek.is_complete else [],
-                "pictures": picture_fields(self.stats),
-                "python": self._python,
-            }
-        )
+        return {
+            "url": printable(urls.redact(peek.url)),
+            **_what_is_known(peek),
+            "cost": "" if glimpse is None else cost_text(glimpse),
+            "fields": field_rows(self.stats) if peek.is_complete else [],
+            "pictures": picture_fields(self.stats),
+            "python": self._python,
+        }
 
     def sample(self, rest: str, query: Query) -> dict[str, Any]:
         """Return a sample; others that are not known yet may follow it."""
