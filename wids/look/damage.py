@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wids.errors import printable
+from wids.look.field_stats import field_members
 from wids.shards.tars.index import ShardIndex
 from wids.storage.checksums import fastest_crc32
 
@@ -25,11 +26,9 @@ def damaged_fields(index: ShardIndex, local_index: int, sample: Mapping[str, Any
     if not len(index.payload_crcs):
         return []
     crc32 = fastest_crc32()
-    members = range(*map(int, index.member_starts[local_index : local_index + 2]))
-    fields = {index.fields[index.field_ids[member]]: member for member in members}
     return [
         field
-        for field, member in fields.items()
+        for field, member in field_members(index, local_index).items()
         if field in sample and -1 < index.payload_crcs[member] != crc32(sample[field])
     ]
 

@@ -18,6 +18,7 @@ from wids.look.field_stats import (
     FieldStats,
     card_fields,
     compute_field_stats,
+    field_members,
     field_sizes,
 )
 from wids.look.html import card_html
@@ -148,22 +149,15 @@ def num_affordable(
     order = [each.field for each in compute_field_stats([index])]
     stop, nbytes = min(start + count, len(index)), 0
     for local_index in range(start, stop):
-        fields = card_fields(field_sizes(index, local_index), order)
-        nbytes += sum(
-            size
-            for field, size, at in _spans(index, local_index)
-            if field in fields and not (glimpse is not None and glimpse.has(at, at + size))
-        )
+        members = field_members(index, local_index)
+        for field in card_fields(field_sizes(index, local_index), order):
+            size = int(index.sizes[members[field]])
+            at = int(index.blocks[members[field]]) * BLOCK_NBYTES
+            if glimpse is None or not glimpse.has(at, at + size):
+                nbytes += size
         if nbytes > limit_nbytes and local_index > start:
             return local_index - start
     return max(stop - start, 0)
-
-
-def _spans(index: ShardIndex, local_index: int) -> Iterator[tuple[str, int, int]]:
-    """Yield the field, the length and the offset of each member of a sample."""
-    for member in range(*map(int, index.member_starts[local_index : local_index + 2])):
-        at = int(index.blocks[member]) * BLOCK_NBYTES
-        yield index.fields[index.field_ids[member]], int(index.sizes[member]), at
 
 
 def field_stats(dataset: Browsable) -> list[FieldStats]:
