@@ -34,11 +34,7 @@ def indexed_members(
         samples: The samples in the joined index that they belong to.
         field_numbers: The numbers of its fields in the joined index.
     """
-    starts = index.member_starts.astype(np.int64)
-    counts = starts[local + 1] - starts[local]
-    # The members of each sample are consecutive: where they start, less how many precede.
-    firsts = np.repeat(starts[local] - np.cumsum(counts) + counts, counts)
-    members = firsts + np.arange(len(firsts))
+    members, counts = index.members_in(local)
     numbers = np.array(list(field_numbers), np.int64)[index.field_ids[members]]
     crcs = (
         index.payload_crcs[members] if len(index.payload_crcs) else np.full(len(members), UNKNOWN)

@@ -145,12 +145,9 @@ def _members_of(
     index: ShardIndex, local: IntArray, wanted: frozenset[str] | None
 ) -> tuple[IntArray, IntArray]:
     """Return the members of samples, sample by sample, and how many each has."""
-    starts = index.member_starts[local].astype(np.int64)
-    counts = index.member_starts[local + 1].astype(np.int64) - starts
-    ends = np.cumsum(counts)
-    members = np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])
+    members, counts = index.members_in(local)
     if wanted is None:
         return members, counts
     is_wanted = np.array([field in wanted for field in index.fields])[index.field_ids[members]]
-    sums = np.concatenate(([0], np.cumsum(is_wanted)))
+    ends, sums = np.cumsum(counts), np.concatenate(([0], np.cumsum(is_wanted)))
     return members[is_wanted], sums[ends] - sums[ends - counts]

@@ -148,6 +148,14 @@ class ShardIndex:
         field: str = self.fields[self.field_ids[member]]
         return self.key(local_index) + field
 
+    def members_in(self, local_indices: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the members of some samples, sample by sample, and how many each has."""
+        starts = self.member_starts[local_indices].astype(np.int64)
+        counts = self.member_starts[local_indices + 1].astype(np.int64) - starts
+        # The members of each sample are consecutive: where they start, less how many precede.
+        firsts = np.repeat(starts - np.cumsum(counts) + counts, counts)
+        return firsts + np.arange(len(firsts)), counts
+
     def members_of(self, field: str) -> tuple[IntArray, IntArray]:
         """Return the samples that have a field, ascending, and the member of each."""
         if field not in self.fields:
