@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from wids.dataset.peeking import Peek
     from wids.dataset.shard_list import ShardListDataset
     from wids.publish.describe import ShardRecord
-    from wids.publish.journal import Part
+    from wids.publish.journal_parts import Part
     from wids.shards.specs.loader import Shards
     from wids.shards.specs.model import DatasetSpec, ShardSpec
     from wids.storage.transport.storage_options import Assignment
@@ -137,7 +137,7 @@ def add_parts(parser: argparse.ArgumentParser) -> None:
 
 
 def _part(text: str) -> Part:
-    from wids.publish.journal import Part
+    from wids.publish.journal_parts import Part
 
     return _without_quoting(Part.parse, text)
 

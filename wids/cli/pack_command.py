@@ -101,16 +101,17 @@ def run(options: argparse.Namespace) -> int:
 @contextmanager
 def _workers(jobs: int | None, job: PackJob) -> Iterator[Executor | None]:
     """Yield an executor: processes, or threads for an output that is uploaded."""
-    if job.output.is_local:
+    num_tasks = len(job.writing.tasks)
+    if job.writing.output.is_local:
         from wids.publish.processes import process_pool
 
-        with process_pool(jobs, len(job.tasks)) as processes:
+        with process_pool(jobs, num_tasks) as processes:
             yield processes
         return
     from wids.storage.reading_threads import ReadingThreads
 
     # Not processes: connections of drivers that were opened before do not survive a fork.
-    num_threads = min(jobs or os.cpu_count() or 1, len(job.tasks))
+    num_threads = min(jobs or os.cpu_count() or 1, num_tasks)
     with ReadingThreads(num_threads, "wids-pack") as threads:
         yield threads
 

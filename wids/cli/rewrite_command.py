@@ -25,7 +25,7 @@ from wids.cli.options import (
 
 if TYPE_CHECKING:
     from wids.publish.describe import ShardRecord
-    from wids.publish.rewriting.rewrite import RewriteJob
+    from wids.publish.shard_job import ShardJob
     from wids.shards.specs.model import ShardSpec
 
 
@@ -166,7 +166,7 @@ def _pattern(output: str) -> str:
     return Output.for_prefix(output, "rewriting").prefix + "-%06d.tar"
 
 
-def _written(job: RewriteJob, options: argparse.Namespace) -> Sequence[ShardSpec | ShardRecord]:
+def _written(job: ShardJob, options: argparse.Namespace) -> Sequence[ShardSpec | ShardRecord]:
     """Write all shards, or a part of them, or merge all parts; return what was written."""
     from wids.publish.processes import process_pool
 

@@ -31,6 +31,7 @@ class ShardTask(Protocol):
     Attributes:
         path: Its absolute path, or its URL.
         nbytes: Approximate length in bytes.
+        num_samples: How many samples it will have; None where that is not known.
         source: Digest of what it is made from.
     """
 
@@ -38,6 +39,8 @@ class ShardTask(Protocol):
     def path(self) -> str: ...  # noqa: D102 - above
     @property
     def nbytes(self) -> int: ...  # noqa: D102
+    @property
+    def num_samples(self) -> int | None: ...  # noqa: D102
     @property
     def source(self) -> str: ...  # noqa: D102
 

@@ -110,7 +110,7 @@ def build_spec(
     pack_path = None if pack is None else upload.absolute(pack)
     fetcher = fetch.Fetcher(storage_options)
     spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
-    tasks = tasks_of(spec, key_split)
+    tasks = tasks_of(spec.shards, key_split)
     with Journal(journal) as log:
         describe_all(tasks, spec.shards, log, fetcher, executor, progress, on_cost, digests=digests)
         described = tuple(
@@ -130,9 +130,9 @@ def build_spec(
     )
 
 
-def tasks_of(spec: DatasetSpec, key_split: KeySplit | None) -> list[Task]:
-    """Return the tasks of describing the shards of a spec."""
-    return [(shard.url, key_split or shard.key_split or "first") for shard in spec.shards]
+def tasks_of(shards: Sequence[ShardSpec], key_split: KeySplit | None) -> list[Task]:
+    """Return the tasks of describing shards."""
+    return [(shard.url, key_split or shard.key_split or "first") for shard in shards]
 
 
 def describe_all(

@@ -11,10 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
+from wids.errors import SpecError
 from wids.publish.replaced import Replaced
 from wids.publish.shard_names import ShardNames, pack_path
 from wids.publish.tar_writer import check_target
+from wids.shards.specs.loader import load_spec
+from wids.shards.specs.model import DatasetSpec
 from wids.storage import upload
+from wids.storage.fetch import Fetcher
 from wids.storage.transport import urls
 
 IfExists = Literal["error", "replace"]
@@ -127,6 +131,16 @@ class Output:
             prefix = f"{os.path.basename(prefix)}-{digest[:8]}"
         return os.path.abspath(f"{prefix}.{self.work}")
 
+    @property
+    def journal_mode(self) -> int:
+        """The permissions of journals, which for a URL contain the passwords in it."""
+        return 0o666 if self.is_local else 0o600
+
+    def make_folder(self) -> None:
+        """Make the folder of a local output."""
+        if self.is_local:
+            os.makedirs(self.names.folder, exist_ok=True)
+
     def replaced(self) -> Replaced:
         """Return the names of the dataset that is replaced, if it exists."""
         return Replaced(self.names, self.spec_path, self.storage_options)
@@ -136,9 +150,22 @@ class Output:
         numbers = self.names.existing_numbers(0, self.storage_options)
         return [self.names.path(number) for number in sorted(numbers)]
 
+    def saved_spec(self) -> DatasetSpec | None:
+        """Return the dataset whose spec exists; None if it is another document."""
+        try:
+            return load_spec(self.spec_path, read=Fetcher(self.storage_options).read)
+        except SpecError:
+            return None
+
     def check_absent(self) -> None:
         """Raise FileExistsError if a shard, the spec or the pack exists."""
-        for path in (self.spec_path, self.pack_path, *self.existing_shards()[:1]):
+        self.check_unpublished()
+        for path in self.existing_shards()[:1]:
+            raise self.already_exists(path)
+
+    def check_unpublished(self) -> None:
+        """Raise FileExistsError if the spec or the pack exists."""
+        for path in (self.spec_path, self.pack_path):
             if upload.exists(path, self.storage_options):
                 raise self.already_exists(path)
 

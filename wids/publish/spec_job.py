@@ -6,6 +6,8 @@ resumed.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -14,11 +16,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wids.publish.appending import append_shards
-from wids.publish.build_parts import build_part, merge_parts, shards_of
 from wids.publish.by_headers import IndexingCost, first_look
 from wids.publish.describe import ShardRecord
-from wids.publish.journal import Journal, Part, path_of_part
-from wids.publish.new_spec import build_spec
+from wids.publish.journal import Journal, Task
+from wids.publish.journal_parts import Part, collect_parts, part_journal, path_of_part
+from wids.publish.new_spec import build_spec, describe_all, tasks_of
 from wids.publish.problems import Problem
 from wids.shards.download_cost import DownloadCost, download_cost
 from wids.shards.specs.edit import name_with_query
@@ -65,7 +67,7 @@ class SpecJob:
         """Return the shards of a part; None for all."""
         if part is None:
             return self.named.shards
-        own = shards_of(self.named, part, self.key_split)
+        own = {url for url, _ in part.of(self._tasks)}
         return tuple(shard for shard in self.named.shards if shard.url in own)
 
     def measured(self, ask: Callable[[DownloadCost], None], part: Part | None = None) -> SpecJob:
@@ -80,10 +82,8 @@ class SpecJob:
         if not shards:
             return self
         journal = self.journal if part is None else path_of_part(self.journal, part)
-        fetcher = Fetcher(self.storage_options)
-        fetcher.bind_options(self.named.origin)
         remote = [ShardSpec(shard.url) for shard in shards if not urls.is_local(shard.url)]
-        found = download_cost(remote, fetcher).nbytes_of
+        found = download_cost(remote, self._fetcher).nbytes_of
         known = self._known_to(journal, shards) if remote else set()
         left = DownloadCost({url: nbytes for url, nbytes in found.items() if url not in known})
         ask(left if self.digests else first_look(left))
@@ -95,7 +95,7 @@ class SpecJob:
         if not os.path.exists(journal):
             return set()
         with Journal(journal) as log:
-            tasks = ((s.url, self.key_split or s.key_split or "first") for s in shards)
+            tasks = tasks_of(shards, self.key_split)
             found = [log.record(task) for task in tasks if task in log]
         return {record.url for record in found if record.sha256 is not None or not self.digests}
 
@@ -178,19 +178,44 @@ class SpecJob:
             document["index"] = pack if is_local else urls.relative(pack, base)
 
     def run_part(self, part: Part, executor: Executor | None) -> list[ShardRecord]:
-        """Describe a part of the shards, and return what was found."""
-        return build_part(
-            *(self.named, part, self.journal),
-            key_split=self.key_split,
-            digests=self.digests,
-            on_cost=self.on_cost,
-            executor=executor,
-            storage_options=self.storage_options,
-        )
+        """Describe a part of the shards, and return what was found.
+
+        Raises:
+            FileExistsError: There is a journal of this part for other shards or options.
+            WidsError: A shard cannot be read.
+        """
+        own, fetcher = part.of(self._tasks), self._fetcher
+        with part_journal(self.journal, part, self._plan) as log:
+            describe_all(
+                *(own, self.named.shards, log, fetcher, executor, None, self.on_cost),
+                digests=self.digests,
+            )
+            return [log.record(task) for task in own]
 
     def merge(self) -> None:
-        """Take over the descriptions of all parts, so that `run` describes nothing again."""
-        merge_parts(self.named, self.journal, key_split=self.key_split, digests=self.digests)
+        """Take over the descriptions of all parts, so that `run` describes nothing again.
+
+        Raises:
+            FileNotFoundError: A part is missing.
+            FileExistsError: A part is of other shards or options.
+            ValueError: A shard has changed since its part was made.
+        """
+        collect_parts(self.journal, self._plan, self._tasks)
+
+    @property
+    def _tasks(self) -> list[Task]:
+        return list(dict.fromkeys(tasks_of(self.named.shards, self.key_split)))
+
+    @property
+    def _plan(self) -> str:
+        """Digest of what all parts are made from."""
+        return hashlib.sha256(json.dumps([self._tasks, self.digests]).encode("ascii")).hexdigest()
+
+    @property
+    def _fetcher(self) -> Fetcher:
+        fetcher = Fetcher(self.storage_options)
+        fetcher.bind_options(self.named.origin)
+        return fetcher
 
 
 def prepare_spec(

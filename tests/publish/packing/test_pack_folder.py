@@ -70,7 +70,7 @@ def test_the_length_of_a_shard_is_known_before(name: str, count: int, tmp_path: 
     make_tree(tmp_path / "in", {f"{name}{n}.txt": "x" * 511 * n for n in range(count)})
     job = prepare_job(tmp_path / "in", tmp_path / "out", 100, "1GB", 0, None, "last", None, "error")
     job.run(executor=None)
-    (task,) = job.tasks
+    (task,) = job.writing.tasks
     assert task.nbytes == os.path.getsize(task.path)
 
 

@@ -11,7 +11,7 @@ from conftest import raises, write_shards
 
 import wids
 from wids import ShardListDataset
-from wids.publish import task_run
+from wids.publish import shard_job
 
 Sample = dict[str, Any]
 Change = Callable[[str], None]
@@ -146,7 +146,7 @@ def test_new_keys_come_from_a_function_too(
 ) -> None:
     """Without a version, shards with keys of another ``rename`` are written again (REWRITE-8)."""
     pattern = tmp_path / "out" / "new-%06d.tar"
-    monkeypatch.setattr(task_run, "_publish", interrupt)
+    monkeypatch.setattr(shard_job, "write_pack", interrupt)
     with pytest.raises(KeyboardInterrupt):
         wids.rewrite(dataset, pattern, rename=lambda labels: "old" + labels["__key__"])
     monkeypatch.undo()

@@ -18,8 +18,8 @@ from wids.publish.packing.folder_listing import is_inside
 from wids.publish.packing.pack_plan import Plan, plan_folder
 from wids.publish.packing.pack_report import PackReport
 from wids.publish.packing.shard_file import write_shard
-from wids.publish.packing.shard_tasks import ShardTask, cut, make_task, ordered
-from wids.publish.task_run import run_tasks
+from wids.publish.packing.shard_tasks import cut, make_task, ordered
+from wids.publish.shard_job import ShardJob
 from wids.shards.tars.member_names import KeySplit
 from wids.storage.sizes import parse_nbytes
 
@@ -107,28 +107,20 @@ class PackJob:
 
     Attributes:
         plan: The samples.
-        tasks: The shards.
-        output: Where they are written.
+        writing: Writes the shards.
     """
 
     plan: Plan
-    tasks: list[ShardTask]
-    output: Output
+    writing: ShardJob
 
     def run(self, *, executor: Executor | None, progress: bool | None = None) -> PackReport:
         """Write the dataset, or what is missing of it."""
-        plan = self.plan
-        extras = {"classes": list(plan.classes)} if plan.classes else {}
-        spec = run_tasks(
-            *(self.tasks, self.output, write_shard),
-            extras=extras,
-            executor=executor,
-            progress=progress,
-        )
-        remark = self.output.replaced().remark_on_others({task.path for task in self.tasks})
+        plan, output = self.plan, self.writing.output
+        spec = self.writing.run(executor=executor, progress=progress)
+        remark = output.replaced().remark_on_others({shard.url for shard in spec.shards})
         counts = Counter(field for sample in plan.samples for field, _ in sample.members)
         return PackReport(
-            self.output.prefix + ".json",
+            output.prefix + ".json",
             spec,
             dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
             plan.skipped,
@@ -169,4 +161,5 @@ def prepare_job(
         make_task(target.names.path(number), plan.root, samples, nbytes)
         for number, (samples, nbytes) in enumerate(shards)
     ]
-    return PackJob(plan, tasks, target)
+    extras = {"classes": list(plan.classes)} if plan.classes else {}
+    return PackJob(plan, ShardJob(tasks, target, write_shard, extras))

@@ -35,6 +35,11 @@ class ShardTask:
     nbytes: int
     source: str
 
+    @property
+    def num_samples(self) -> int:
+        """How many samples it will have."""
+        return len(self.samples)
+
 
 def make_task(path: str, root: str, samples: tuple[Sample, ...], nbytes: int) -> ShardTask:
     """Return the task for some samples."""

@@ -10,22 +10,18 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from wids.errors import PackError
 from wids.order.arguments import at_least
-from wids.publish.describe import ShardRecord
-from wids.publish.journal import Part
 from wids.publish.output import Output
-from wids.publish.part_run import merge_parts, run_part
 from wids.publish.rewriting.mapped import CheckedMap
 from wids.publish.rewriting.orders import order_of
 from wids.publish.rewriting.rewrite_plan import Rename, plan_shards
 from wids.publish.rewriting.rewritten_shard import RewriteTask, rewrite_shard
-from wids.publish.task_run import NO_SAMPLE, run_tasks
+from wids.publish.shard_job import ShardJob, no_sample_error
 from wids.shards.fields.decode import Decoder
 from wids.shards.positions import Positions
 from wids.shards.reader import ShardReader
@@ -135,48 +131,6 @@ def rewrite(
     return job.run(executor=executor, progress=progress)
 
 
-@dataclass(frozen=True)
-class RewriteJob:
-    """All that is decided before anything is written.
-
-    Attributes:
-        tasks: The shards.
-        output: Where they are written.
-        extras: Further entries of the spec.
-        resume: Whether complete shards of an interrupted run are kept.
-        is_comparable: Whether the tasks state everything that shards are made from.
-    """
-
-    tasks: list[RewriteTask]
-    output: Output
-    extras: Mapping[str, Any]
-    resume: bool
-    is_comparable: bool
-
-    def run(self, *, executor: Executor | None, progress: bool | None = None) -> DatasetSpec:
-        """Write the dataset, or what is missing of it."""
-        return run_tasks(
-            *(self.tasks, self.output, rewrite_shard),
-            extras=self.extras,
-            resume=self.resume,
-            is_comparable=self.is_comparable,
-            executor=executor,
-            progress=progress,
-        )
-
-    def run_part(self, part: Part, *, executor: Executor | None) -> list[ShardRecord]:
-        """Write a part of the shards, or what is missing of it."""
-        return run_part(self.tasks, part, self.output, rewrite_shard, executor=executor)
-
-    def merge(self) -> DatasetSpec:
-        """Publish what all parts have written."""
-        counts = [
-            None if task.is_mapped else task.samples.stop - task.samples.start
-            for task in self.tasks
-        ]
-        return merge_parts(self.tasks, counts, self.output, rewrite_shard, extras=self.extras)
-
-
 def prepare_rewrite(
     dataset: Rewritable,
     pattern: str | os.PathLike[str],
@@ -190,7 +144,7 @@ def prepare_rewrite(
     resume: bool,
     storage_options: Mapping[str, Any] | None,
     shuffle: int | None = None,
-) -> RewriteJob:
+) -> ShardJob:
     """Decide what to write.
 
     The arguments are those of `wids.rewrite`, and the seed of a random order, or None. That order
@@ -219,7 +173,7 @@ def prepare_rewrite(
         checks_keys=map is None,
     )
     if not cuts:
-        raise PackError(NO_SAMPLE.format(urls.redact(output.spec_path)))
+        raise no_sample_error(output)
     has_functions = map is not None or rename is not None
     settings = (map is not None, rename is not None, version, access.dataset_name)
     sources = _Sources(access.reader, settings)
@@ -236,7 +190,7 @@ def prepare_rewrite(
     ]
     extras = {name: value for name, value in dataset.spec.extras.items() if name != "__kind__"}
     is_comparable = version is not None or not has_functions
-    return RewriteJob(tasks, output, extras, resume, is_comparable)
+    return ShardJob(tasks, output, rewrite_shard, extras, resume, is_comparable)
 
 
 def limits(maxcount: int | None, maxsize: int | str | None) -> tuple[int, int | None]:

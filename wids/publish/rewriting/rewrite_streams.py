@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from wids.errors import PackError
 from wids.publish.journal import Journal
 from wids.publish.output import Output
 from wids.publish.rewriting.old_streams import stream_samples
 from wids.publish.rewriting.rewrite import limits
+from wids.publish.shard_job import no_sample_error
 from wids.publish.shard_writer import ShardWriter
-from wids.publish.task_run import NO_SAMPLE, unfinished_run
+from wids.publish.unfinished_run import unfinished_run
 from wids.shards.fields.encode import encode
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.tars.index import TarIdentity
@@ -71,8 +71,7 @@ def rewrite_streams(
     wanted = None if fields is None else frozenset("." + field.lstrip(".") for field in fields)
     facts = (*map(_identity, names), maxcount, limit, key_split, sorted(wanted or ()))
     source = hashlib.sha256(repr(facts).encode("utf-8", "surrogatepass")).hexdigest()
-    if output.is_local:
-        os.makedirs(output.names.folder, exist_ok=True)
+    output.make_folder()
 
     def unwanted(_: Journal) -> list[str] | None:
         return None if resume else output.existing_shards()
@@ -92,7 +91,7 @@ def rewrite_streams(
             for sample in islice(samples, writer.num_samples, None):
                 writer.write(sample)
             if not writer.num_samples:
-                raise PackError(NO_SAMPLE.format(urls.redact(output.spec_path)))
+                raise no_sample_error(output)
     return DatasetSpec(tuple(writer.shards), output.name, output.pack_path)
 
 

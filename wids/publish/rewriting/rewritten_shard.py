@@ -66,6 +66,11 @@ class RewriteTask:
     source: str
     is_mapped: bool = True
 
+    @property
+    def num_samples(self) -> int | None:
+        """How many samples it will have; None if a map decides."""
+        return None if self.is_mapped else self.samples.stop - self.samples.start
+
 
 def rewrite_shard(task: RewriteTask, *, how: Publishing) -> ShardRecord:
     """Write a shard and return its description; one without samples is not written.

@@ -1,0 +1,267 @@
+"""Write shards, then their pack and their spec: in one run or in parts, on any executor.
+
+A journal has the complete shards, each with a digest of what it was made from, so that an
+interrupted run can be resumed. Parts are written by independent processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, Protocol
+
+from wids.errors import PackError
+from wids.publish.describe import ShardRecord
+from wids.publish.journal import Journal, Task
+from wids.publish.journal_parts import Part, collect_parts, has_parts, part_journal
+from wids.publish.new_shard import Publishing, ShardTask
+from wids.publish.only_writer import only_writer
+from wids.publish.output import Output
+from wids.publish.results import results_of
+from wids.publish.unfinished_run import unfinished_run
+from wids.shards.indexes.pack_writer import write_pack
+from wids.shards.specs.model import DatasetSpec, ShardSpec
+from wids.storage import abandoned, upload
+from wids.storage.complete_files import STEM_LENGTH
+from wids.storage.progress import Bar
+from wids.storage.transport import urls
+
+_NOT_RESUMED: Final = (
+    "%s: started over: an interrupted run left complete shards (%d), which may have been written "
+    "by other functions; pass version= (--version) to resume"
+)
+_MERGED: Final = "%s: already published, and no part is left to merge"
+
+_logger = logging.getLogger("wids")
+
+
+class WriteShard(Protocol):
+    """Writes a shard, on the workers of an executor."""
+
+    def __call__(self, task: Any, *, how: Publishing) -> ShardRecord:
+        """Write a shard and return its description; that of no samples if it was left out."""
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """All that is decided before the first shard is written.
+
+    Attributes:
+        tasks: The shards.
+        output: Where they are written.
+        write: Writes one of them.
+        extras: Further entries of the spec.
+        resume: False to write again what an interrupted run has left.
+        is_comparable: False if the tasks do not state by which functions shards are made; then
+            what an interrupted run of the same tasks has left is written again too.
+    """
+
+    tasks: Sequence[ShardTask]
+    output: Output
+    write: WriteShard
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    resume: bool = True
+    is_comparable: bool = True
+
+    @property
+    def plan(self) -> str:
+        """Digest of what all shards are made from."""
+        text = "".join(task.source for task in self.tasks)
+        return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+    def run(self, *, executor: Executor | None, progress: bool | None = None) -> DatasetSpec:
+        """Write the shards that are missing, then the pack and the spec.
+
+        Args:
+            executor: Where to write; None for this thread.
+            progress: Whether to show a progress bar.
+
+        Raises:
+            FileExistsError: The output exists, or the journal is of other tasks.
+        """
+        output, plan = self.output, self.plan
+
+        def unwanted(log: Journal) -> Iterable[str] | None:
+            if not self.resume:
+                return [path for path, _ in log]
+            if self.is_comparable or log.plan != plan:
+                return None
+            _logger.warning(_NOT_RESUMED, urls.redact(output.spec_path), len(log))
+            # All of them, since one may be published and not noted.
+            return [task.path for task in self.tasks]
+
+        output.make_folder()
+        with (
+            only_writer(output.names, output.spec_path, output.pack_path),
+            # Under the locks, so that a run that is not interrupted keeps its journal.
+            unfinished_run(output, plan, unwanted, is_alone=executor is None) as (log, target),
+        ):
+            missing = _missing(self.tasks, log, target)
+            replaced = target.replaced() if target.if_exists == "replace" else None
+            with replaced.aside() if replaced and missing else nullcontext():
+                self._write(self.tasks, missing, log, target, executor, progress)
+                spec = self._publish(log, target)
+            if replaced:
+                replaced.remove_others({shard.url for shard in spec.shards})
+        return spec
+
+    def run_part(
+        self, part: Part, *, executor: Executor | None, progress: bool | None = None
+    ) -> list[ShardRecord]:
+        """Write the shards of a part that are missing, and return the descriptions of its shards.
+
+        Raises:
+            FileExistsError: The output exists, or the journal of the part is of other tasks.
+        """
+        output, own = self.output, part.of(self.tasks)
+        output.check_unpublished()
+        output.make_folder()
+        with part_journal(output.journal_path, part, self.plan, output.journal_mode) as log:
+            _sweep(own, output)
+            missing = _missing(own, log, output)
+            self._write(own, missing, log, output, executor, progress)
+            _sweep(own, output)
+            return [log.record(_place(task)) for task in own]
+
+    def merge(self) -> DatasetSpec:
+        """Publish the pack and the spec of the shards that all parts have written.
+
+        A merge that was killed after it deleted the journals counts as complete.
+
+        Raises:
+            FileNotFoundError: A part is missing.
+            FileExistsError: The output exists, or a part is of other tasks.
+            ValueError: A shard has changed since it was written.
+        """
+        output = self.output
+        if not has_parts(output.journal_path):
+            spec = self._merged()
+            if spec is not None:
+                _logger.warning(_MERGED, urls.redact(output.spec_path))
+                return spec
+        places = [_place(task) for task in self.tasks]
+        collect_parts(output.journal_path, self.plan, places, output.journal_mode)
+        # As after an interruption: nothing is left to write.
+        return self.run(executor=None)
+
+    def _write(
+        self,
+        tasks: Sequence[ShardTask],
+        missing: Sequence[ShardTask],
+        log: Journal,
+        output: Output,
+        executor: Executor | None,
+        progress: bool | None,
+    ) -> None:
+        """Write the missing shards, each of which is in the journal as soon as it is complete."""
+        if len(missing) < len(tasks):
+            kept = len(tasks) - len(missing)
+            name = urls.redact(output.spec_path)
+            _logger.info("%s: resumed; shards kept: %d of %d", name, kept, len(tasks))
+        total = sum(task.nbytes for task in tasks)
+        done = total - sum(task.nbytes for task in missing)
+        with Bar(output.work, total, "B", wanted=progress) as bar:
+
+            def advance(nbytes: int) -> None:
+                bar.reach(done + nbytes)
+
+            def watch(running: list[ShardTask]) -> None:
+                advance(sum(_unfinished_nbytes(task.path) for task in running))
+
+            # Workers cannot call this process, which watches their files instead.
+            is_new, options = output.if_exists == "error", output.storage_options
+            how = Publishing(is_new, options, None if executor else advance)
+            results = results_of(
+                *(executor, partial(self.write, how=how), missing),
+                lambda task: urls.redact(task.path),
+                advice="run it again to resume: complete shards are kept",
+                watch=watch,
+            )
+            with closing(results):
+                for task, record in results:
+                    log.add(record)
+                    done += task.nbytes
+            bar.reach(done)
+
+    def _publish(self, log: Journal, output: Output) -> DatasetSpec:
+        found = [log.record(_place(task)) for task in self.tasks]
+        records = [record for record in found if record.num_samples]
+        if not records:
+            raise no_sample_error(output)
+        spec = DatasetSpec(
+            tuple(ShardSpec(r.url, r.num_samples, r.nbytes, sha256=r.sha256) for r in records),
+            output.name,
+            output.pack_path,
+            self.extras,
+        )
+        options = output.storage_options
+        if output.if_exists == "error" and upload.exists(output.spec_path, options):
+            # Only the spec that an earlier run saved may be there.
+            there = output.saved_spec()
+            if there is None or (there.name, there.shards) != (spec.name, spec.shards):
+                raise output.already_exists(output.spec_path)
+        with upload.publishing(output.pack_path, storage_options=options) as file:
+            write_pack(file, log.indexes((record.url, record.key_split) for record in records))
+        spec.save(output.spec_path, storage_options=options)
+        return spec
+
+    def _merged(self) -> DatasetSpec | None:
+        """Return the dataset that is published, if its shards have these names and counts."""
+        output = self.output
+        if not upload.exists(output.spec_path, output.storage_options):
+            return None
+        # This also deletes what a killed merge has left.
+        with only_writer(output.names, output.spec_path, output.pack_path):
+            spec = output.saved_spec()
+            there = output.existing_shards()
+        found = {} if spec is None else {shard.url: shard.num_samples for shard in spec.shards}
+        for task in self.tasks:
+            count = task.num_samples
+            num_samples = found.pop(task.path, None if count is None else 0)
+            if count not in (None, num_samples) or (num_samples and task.path not in there):
+                return None
+        return None if found else spec
+
+
+def no_sample_error(output: Output) -> PackError:
+    """Return the error for a dataset without samples."""
+    name = urls.redact(output.spec_path)
+    return PackError(f"{name}: expected samples to write, found none: no sample is left")
+
+
+def _place(task: ShardTask) -> Task:
+    """Return the key of a shard in a journal."""
+    return task.path, "first"
+
+
+def _missing(tasks: Sequence[ShardTask], log: Journal, output: Output) -> list[ShardTask]:
+    """Return the shards that are not in the journal, or were made from something else."""
+    # The journal compares the times of local shards only.
+    existing = None if output.is_local else set(output.existing_shards())
+    missing = []
+    for task in tasks:
+        record = log.get(_place(task))
+        is_there = record is not None and (
+            not record.num_samples or existing is None or task.path in existing
+        )
+        if record is None or record.source != task.source or not is_there:
+            missing.append(task)
+    return missing
+
+
+def _unfinished_nbytes(path: str) -> int:
+    return sum(nbytes for _, nbytes, _ in abandoned.temporary_files(path))
+
+
+def _sweep(tasks: Sequence[ShardTask], output: Output) -> None:
+    """Delete what killed workers left unfinished of the shards of a part."""
+    for task in tasks if output.is_local else ():
+        # Nobody else writes these shards. Those of other parts may have the same temporary names.
+        is_own = len(os.path.basename(task.path)) <= STEM_LENGTH
+        abandoned.sweep_beside(task.path, min_age_s=0 if is_own else None)
