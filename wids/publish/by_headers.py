@@ -17,13 +17,12 @@ from itertools import islice
 from typing import Final, Literal, TypeAlias
 
 from wids.errors import MismatchError
-from wids.publish.describe import ShardRecord
+from wids.publish.describe import ShardRecord, record_of
 from wids.publish.journal import Task
 from wids.shards.download_cost import DownloadCost
 from wids.shards.index_cost import Cost, estimate
-from wids.shards.indexes import index_file
 from wids.shards.tars.header_scan import HeaderScan
-from wids.shards.tars.index import TarIdentity, index_tar
+from wids.shards.tars.index import index_tar
 from wids.storage.fetch import Fetcher
 from wids.storage.reading_threads import ReadingThreads
 from wids.storage.sizes import count_text
@@ -176,9 +175,7 @@ def _attempt(fetcher: Fetcher, task: Task, is_over: threading.Event) -> Attempt:
         if is_over.is_set():
             raise CancelledError(f"{urls.redact(url)}: its index is not wanted any more")
         scan.step()
-    shard_index = scan.index(scan.members(), key_split)
-    blob = index_file.dump(shard_index, TarIdentity(len(parts)))
-    record = ShardRecord(url, key_split, None, len(shard_index), len(parts), None, blob)
+    record = record_of(url, scan.index(scan.members(), key_split), len(parts), None)
     spent = Cost(parts.num_requests, parts.num_read_nbytes)
     return record, ShardCost(url, "headers", spent, whole)
 
@@ -187,6 +184,4 @@ def _described(task: Task, data: bytes) -> ShardRecord:
     """Describe a shard whose bytes are all in memory, with digest and checksums."""
     url, key_split = task
     shard_index = index_tar(data, key_split, urls.redact(url), checksums=True)
-    blob = index_file.dump(shard_index, TarIdentity(len(data)))
-    digest = hashlib.sha256(data).hexdigest()
-    return ShardRecord(url, key_split, None, len(shard_index), len(data), digest, blob)
+    return record_of(url, shard_index, len(data), hashlib.sha256(data).hexdigest())

@@ -42,6 +42,20 @@ class ShardRecord:
     source: str = ""
 
 
+def record_of(
+    url: str,
+    shard_index: ShardIndex,
+    nbytes: int,
+    sha256: str | None,
+    identity: TarIdentity | None = None,
+    source: str = "",
+) -> ShardRecord:
+    """Return the description of a shard that was indexed; for arguments see `ShardRecord`."""
+    blob = index_file.dump(shard_index, TarIdentity(nbytes))
+    rule, count = shard_index.key_split, len(shard_index)
+    return ShardRecord(url, rule, identity, count, nbytes, sha256, blob, source)
+
+
 def describe_shard(path: str, key_split: KeySplit = "first") -> ShardRecord:
     """Read a local shard from end to end and describe it.
 
@@ -50,15 +64,9 @@ def describe_shard(path: str, key_split: KeySplit = "first") -> ShardRecord:
         ShardFormatError: It is not a complete, plain tar.
     """
     with Shard(path, find_index=partial(_index_with_checksums, key_split)) as shard:
-        return ShardRecord(
-            path,
-            key_split,
-            # Of the opened file, so that a change during reading is noticed later.
-            shard.identity,
-            len(shard),
-            shard.nbytes,
-            file_digest(path, "sha256"),
-            index_file.dump(shard.index, TarIdentity(shard.nbytes)),
+        # The identity of the opened file, so that a change during reading is noticed later.
+        return record_of(
+            path, shard.index, shard.nbytes, file_digest(path, "sha256"), shard.identity
         )
 
 

@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from wids.publish.describe import ShardRecord
+from wids.publish.describe import ShardRecord, record_of
 from wids.publish.tar_writer import TarWriter
 from wids.publish.threaded_tar import ThreadedTar
-from wids.shards.indexes.index_file import dump
 from wids.shards.tars.index import TarIdentity
 from wids.storage import fetch, upload
 from wids.storage.digests import file_digest
@@ -89,7 +88,16 @@ def write_published(
         with _published_once(writer, task.path, how.storage_options):
             for sample in samples:
                 append(writer, sample)
-    return _record_of(writer, task)
+    identity = TarIdentity.of_file(os.stat(task.path)) if urls.is_local(task.path) else None
+    return written_record(writer, task.path, identity, task.source)
+
+
+def written_record(
+    writer: TarWriter, url: str, identity: TarIdentity | None = None, source: str = ""
+) -> ShardRecord:
+    """Return the description of a shard that was written; for arguments see `ShardRecord`."""
+    assert writer.index is not None  # noqa: S101 - as always, except for a stream
+    return record_of(url, writer.index, writer.nbytes, writer.sha256, identity, source)
 
 
 @contextmanager
@@ -110,17 +118,6 @@ def _published_once(writer: TarWriter, url: str, storage_options: upload.Options
             f"{urls.redact(url)}: expected no file, or the shard that an interrupted run wrote, "
             "found another file; move it away and run again"
         ) from error
-
-
-def _record_of(writer: TarWriter, task: ShardTask) -> ShardRecord:
-    """Return the description of a shard that was written."""
-    # There always is an index, except for a stream.
-    blob = b"" if writer.index is None else dump(writer.index, TarIdentity(writer.nbytes))
-    identity = TarIdentity.of_file(os.stat(task.path)) if urls.is_local(task.path) else None
-    return ShardRecord(
-        *(task.path, "first", identity, writer.num_samples),
-        *(writer.nbytes, writer.sha256, blob, task.source),
-    )
 
 
 def _is_same_file(writer: TarWriter, url: str, storage_options: upload.Options) -> bool:

@@ -10,25 +10,24 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from types import TracebackType
 from typing import Any, ClassVar, Literal, get_args
 
 from wids.publish.appending import publish_appended
+from wids.publish.block_writer import BlockWriter
 from wids.publish.dataset_problems import repeated_keys
 from wids.publish.describe import ShardRecord
 from wids.publish.journal import Journal
 from wids.publish.members import Encoder, member_encoder
 from wids.publish.new_packs import new_pack
+from wids.publish.new_shard import written_record
 from wids.publish.only_writer import only_writer
 from wids.publish.problems import log_problem
 from wids.publish.published import published
 from wids.publish.replaced import Replaced
 from wids.publish.shard_names import ShardNames, pack_path
 from wids.publish.tar_writer import TarWriter, check_target
-from wids.shards.indexes.index_file import dump
 from wids.shards.specs.loader import load_spec
 from wids.shards.specs.model import DatasetSpec, ShardSpec
-from wids.shards.tars.index import TarIdentity
 from wids.storage import fetch, upload
 from wids.storage.progress import Bar
 from wids.storage.sizes import count_text
@@ -39,7 +38,7 @@ IfExists = Literal["error", "resume", "append", "replace"]
 _logger = logging.getLogger("wids")
 
 
-class ShardWriter:
+class ShardWriter(BlockWriter):
     """Writes samples into numbered shards, and at the end their spec and their pack.
 
     Use it as a context manager. A shard appears under its name when it is complete. If the block
@@ -112,6 +111,7 @@ class ShardWriter:
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_target(pattern, compress)
+        super().__init__()
         self._names = ShardNames.from_pattern(pattern)
         self._title = urls.redact(os.fspath(pattern))
         _check_options(if_exists, maxcount, maxsize)
@@ -129,7 +129,6 @@ class ShardWriter:
         self._to_members = member_encoder(encoder)
         self._replaced = Replaced(self._names, self._spec_path, storage_options, start_shard)
         self._tar_options = {"mode": mode, "user": user, "group": group, "mtime": mtime}
-        self._is_open = True
         self._has_failed = False
         self._writer: TarWriter | None = None
         self._stack = ExitStack()
@@ -177,21 +176,22 @@ class ShardWriter:
         self.num_samples += 1
         return nbytes
 
-    def close(self) -> None:
-        """Publish the last shard, the pack and the spec; a second call does nothing."""
-        if not self._is_open:
-            return
-        try:
-            self._is_open = False
-            self._check_not_failed()
-            if self._writer is not None:
-                self._finish_shard(self._writer)
-            if self._spec_path and self.shards:
-                self._publish_spec(self._spec_path)
-        except BaseException as error:
-            self.__exit__(type(error), error, error.__traceback__)
-            raise
+    def _publish(self) -> None:
+        """Publish the last shard, the pack and the spec."""
+        self._check_not_failed()
+        if self._writer is not None:
+            self._finish_shard(self._writer)
+        if self._spec_path and self.shards:
+            self._publish_spec(self._spec_path)
         self._stack.close()
+
+    def _drop(self, *failure: Any) -> None:
+        with suppress(OSError):  # a full disk: what could not be written is not needed
+            try:
+                if self._writer is not None:
+                    self._writer.__exit__(*failure)
+            finally:
+                self._stack.__exit__(*failure)
 
     def _check_not_failed(self) -> None:
         if self._has_failed:
@@ -208,14 +208,7 @@ class ShardWriter:
         writer.close()
         self._writer = None
         path = self._names.path(self._number)
-        if writer.index is not None:  # as always for a path
-            blob = dump(writer.index, TarIdentity(writer.nbytes))
-            self._add(
-                ShardRecord(
-                    *(path, "first", None, writer.num_samples),
-                    *(writer.nbytes, writer.sha256, blob),
-                )
-            )
+        self._add(written_record(writer, path))
         self._has_failed = False
         if self.post is not None:
             self.post(path)
@@ -318,26 +311,6 @@ class ShardWriter:
         samples, shards = count_text(self.num_samples, "sample"), len(self.shards)
         counts = f"{samples}, {count_text(shards, 'complete shard')}"
         return f"<ShardWriter {self._title!r}: {counts}, {state}>"
-
-    def __enter__(self) -> ShardWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-            return
-        self._is_open = False
-        with suppress(OSError):  # a full disk: what could not be written is not needed
-            try:
-                if self._writer is not None:
-                    self._writer.__exit__(kind, error, trace)
-            finally:
-                self._stack.__exit__(kind, error, trace)
 
 
 class _NumberedTar(TarWriter):

@@ -14,10 +14,10 @@ import tarfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import lru_cache, partial
-from types import TracebackType
 from typing import IO, Any, ClassVar, Final
 from zlib import adler32
 
+from wids.publish.block_writer import BlockWriter
 from wids.publish.members import Encoder, member_encoder
 from wids.shards.tars.archive import padded
 from wids.shards.tars.index import ShardIndex, index_tar
@@ -35,7 +35,7 @@ _JOINED_NBYTES: Final = 32 << 10
 MAX_OCTAL_NBYTES: Final = 8**11  # larger members need another form of header
 
 
-class TarWriter:
+class TarWriter(BlockWriter):
     """Writes samples into one tar shard.
 
     Use it as a context manager. The file appears under its path when the block ends normally; after
@@ -93,6 +93,7 @@ class TarWriter:
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_target(target, compress)
+        super().__init__()
         self._title = type(target).__name__
         if isinstance(target, str | os.PathLike):
             self._title = urls.redact(os.fsdecode(target))
@@ -106,7 +107,6 @@ class TarWriter:
         self._crc32 = fastest_crc32()
         self._keys: set[str] = set()
         self._digest = hashlib.sha256()
-        self._is_open = True
         self._has_partial_sample = False
         # Not an ExitStack, and before `_stream`: if an unclosed writer is collected in a cycle, the
         # collector ends what it reaches first, and this closes the stream.
@@ -179,20 +179,16 @@ class TarWriter:
         """Wait until the stream and the digest have received everything that was put."""
         self._stream.flush()
 
-    def close(self) -> None:
-        """Finish the tar and publish the file; a second call does nothing."""
-        if not self._is_open:
-            return
-        try:
-            self._is_open = False
-            self._finish()
-            if self._publishing is not None:
-                # Indexed before it has its name, so that a published shard is always a valid one.
-                self.index = self._make_index()
-                self._publishing.__exit__(None, None, None)
-        except BaseException as error:
-            self.__exit__(type(error), error, error.__traceback__)
-            raise
+    def _publish(self) -> None:
+        self._finish()
+        if self._publishing is not None:
+            # Indexed before it has its name, so that a published shard is always a valid one.
+            self.index = self._make_index()
+            self._publishing.__exit__(None, None, None)
+
+    def _drop(self, *failure: Any) -> None:
+        if self._publishing is not None:
+            self._publishing.__exit__(*failure)
 
     def _make_index(self) -> ShardIndex:
         """Return the index of the tar that was finished."""
@@ -216,22 +212,6 @@ class TarWriter:
         state = "open" if self._is_open else "closed"
         counts = f"{count_text(self.num_samples, 'sample')}, {nbytes_text(self.nbytes)}"
         return f"<TarWriter {self._title!r}: {counts}, {state}>"
-
-    def __enter__(self) -> TarWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-            return
-        self._is_open = False
-        if self._publishing is not None:  # if it has ended already, this does nothing
-            self._publishing.__exit__(kind, error, trace)
 
 
 def _write_whole(stream: IO[bytes], data: bytes | memoryview) -> None:

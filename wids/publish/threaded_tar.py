@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, ClassVar, Final
 
 from wids.publish.tar_writer import TarWriter
@@ -87,13 +86,7 @@ class ThreadedTar(TarWriter):
         self._wait()
         super()._drain()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is not None:
-            with suppress(Exception):  # the error that is raised already comes first
-                self._wait()  # or the file would be closed while it is written
-        super().__exit__(kind, error, trace)
+    def _drop(self, *failure: Any) -> None:
+        with suppress(Exception):  # the error that is raised already comes first
+            self._wait()  # or the file would be closed while it is written
+        super()._drop(*failure)

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from wids.errors import FetchError, SampleError, ShardFormatError
 from wids.publish.dataset_problems import dataset_problems
-from wids.publish.describe import ShardRecord
+from wids.publish.describe import ShardRecord, record_of
 from wids.publish.journal import Journal
 from wids.publish.new_packs import first_of, new_pack
 from wids.publish.problems import Problem, log_problem
@@ -222,10 +222,9 @@ def _findings(
         texts += scanned[0].remarks
         if decode:
             texts += _decode_problems(shard)
-        blob = index_file.dump(shard.index, TarIdentity(nbytes))
-        record = ShardRecord(shard_spec.url, key_split, None, len(shard), nbytes, None, blob)
+        record = record_of(shard_spec.url, shard.index, nbytes, None)
         plain = index_file.dump(shard.index.without_payload_crcs(), TarIdentity(nbytes))
-        digests = _digest(blob), _digest(plain)
+        digests = _digest(record.blob), _digest(plain)
         fingerprint = _Fingerprint(nbytes, digests, record if wants_index else None)
     if mismatch:
         # The file is not the one that the spec describes: one problem, with the rest as details.
