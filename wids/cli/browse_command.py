@@ -6,28 +6,25 @@ import argparse
 import os
 import sys
 from contextlib import ExitStack
-from typing import Any
+from typing import Final
 
 from wids.cli.options import (
-    add_command,
     add_reading,
     add_spec,
     spec_and_peek,
     storage_options,
 )
+from wids.storage.transport import urls
+
+EXAMPLE: Final = (
+    "  wids browse train.json\n"
+    "  wids browse https://example.com/train.json   # reads what is shown, no whole shards\n"
+    "  wids browse 's3://bucket/train-{000000..000146}.tar'   # without an index, too"
+)
 
 
-def add(commands: Any) -> None:
-    """Add the command to the parser."""
-    parser = add_command(
-        commands,
-        "browse",
-        run,
-        "look at a dataset in a browser on this machine, until Ctrl-C",
-        "  wids browse train.json\n"
-        "  wids browse https://example.com/train.json   # reads what is shown, no whole shards\n"
-        "  wids browse 's3://bucket/train-{000000..000146}.tar'   # without an index, too",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     add_spec(parser)
     parser.add_argument("-p", "--port", type=int, default=0, help="(default: a free one)")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
@@ -74,8 +71,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _python_name(named: str) -> str:
     """Return what a command was called with as a literal for Python, without secrets."""
-    from wids.storage.transport import urls
-
     return repr(os.path.abspath(named) if os.path.exists(named) else urls.redact(named))
 
 

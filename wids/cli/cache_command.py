@@ -7,31 +7,30 @@ import os
 import sys
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
 from wids.cli.consent import add_yes, ask
 from wids.cli.options import (
-    add_command,
     add_reading,
     loaded_spec,
 )
+from wids.errors import printable
 from wids.storage.sizes import count_text, nbytes_text
+from wids.storage.transport import urls
 
 if TYPE_CHECKING:
     from wids.storage.cache.eviction import CacheFile
 
 
-def add(commands: Any) -> None:
-    """Add the command to the parser."""
-    parser = add_command(
-        commands,
-        "cache",
-        run,
-        "show, clear or check the copies of remote shards",
-        "  wids cache\n  wids cache show train.json\n  wids cache show --files\n"
-        "  wids cache clear train.json\n  wids cache clear\n"
-        "  wids cache check train.json --sample 5%",
-    )
+EXAMPLE: Final = (
+    "  wids cache\n  wids cache show train.json\n  wids cache show --files\n"
+    "  wids cache clear train.json\n  wids cache clear\n"
+    "  wids cache check train.json --sample 5%"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     parser.add_argument(
         "action",
         nargs="?",
@@ -70,7 +69,6 @@ def _show_dataset(options: argparse.Namespace, folder: str) -> int:
     from wids.shards.shard_facts import remote_file
     from wids.storage import fetch
     from wids.storage.cache.store import Cache
-    from wids.storage.transport import urls
 
     cache = Cache(folder, fetch.Fetcher())
     spec = loaded_spec(options.spec, options)
@@ -85,7 +83,6 @@ def _show_dataset(options: argparse.Namespace, folder: str) -> int:
 
 
 def _show(folder: str, options: argparse.Namespace) -> int:
-    from wids.errors import printable
     from wids.storage.cache.eviction import contents
 
     files = contents(folder)
@@ -124,7 +121,6 @@ def _table_of_datasets(files: Iterable[CacheFile]) -> str:
 
 def _clear(options: argparse.Namespace, folder: str) -> int:
     from wids.storage.cache import eviction
-    from wids.storage.transport import urls
 
     if options.spec is not None:
         from wids.shards.cached_files import cached_files
@@ -148,7 +144,6 @@ def _clear(options: argparse.Namespace, folder: str) -> int:
 
 
 def _check(options: argparse.Namespace, folder: str) -> int:
-    from wids.errors import printable
     from wids.publish.checked_copies import check_copies
     from wids.publish.spot_check import parse_share
 

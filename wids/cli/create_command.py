@@ -6,43 +6,41 @@ import argparse
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
 from wids.cli.consent import add_yes, ask_consent
 from wids.cli.options import (
-    add_command,
     add_parts,
     add_processes,
     add_storage,
     print_counts,
     storage_options,
 )
+from wids.errors import printable
+from wids.publish.problems import Problem
 
 if TYPE_CHECKING:
     from wids.publish.by_headers import IndexingCost
     from wids.publish.describe import ShardRecord
-    from wids.publish.problems import Problem
     from wids.shards.download_cost import DownloadCost
     from wids.shards.specs.model import ShardSpec
 
 
-def add(commands: Any) -> None:
-    """Add the command to the parser."""
-    parser = add_command(
-        commands,
-        "create",
-        run,
-        "describe shards in a JSON spec, with their index beside it",
-        "  wids create train-*.tar --output train.json\n"
-        "  wids create 'https://example.com/train-{000000..000146}.tar' -o train.json\n"
-        "  wids create s3://bucket/train/ -o train.json\n"
-        "  wids create shards/ -o train.json --base https://example.com/train/\n"
-        "  wids create https://example.com/old.json -o train.json   # its shards, with an index\n"
-        "  wids create more-*.tar --append -o train.json\n"
-        "  wids create shards/ -o train.json --part 3/16             # on one of 16 machines\n"
-        "  wids create shards/ -o train.json --merge                 # after all 16 parts\n"
-        "After an interruption, run it again to resume.",
-    )
+EXAMPLE: Final = (
+    "  wids create train-*.tar --output train.json\n"
+    "  wids create 'https://example.com/train-{000000..000146}.tar' -o train.json\n"
+    "  wids create s3://bucket/train/ -o train.json\n"
+    "  wids create shards/ -o train.json --base https://example.com/train/\n"
+    "  wids create https://example.com/old.json -o train.json   # its shards, with an index\n"
+    "  wids create more-*.tar --append -o train.json\n"
+    "  wids create shards/ -o train.json --part 3/16             # on one of 16 machines\n"
+    "  wids create shards/ -o train.json --merge                 # after all 16 parts\n"
+    "After an interruption, run it again to resume."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     parser.add_argument(
         "files",
         nargs="+",
@@ -163,8 +161,6 @@ def _state_cost(options: argparse.Namespace, cost: IndexingCost) -> None:
 
 def _print_problem(problems: list[Problem], problem: Problem) -> None:
     """Print what is wrong with the dataset, or a remark on it, and note it."""
-    from wids.errors import printable
-
     problems.append(problem)
     kind = "remark: " if problem.severity == "remark" else ""
     print(f"wids: {kind}{printable(str(problem))}", file=sys.stderr)

@@ -6,20 +6,13 @@ import argparse
 import shlex
 import sys
 import textwrap
-from typing import Any
+from typing import Final
 
-from wids.cli.options import add_command
+EXAMPLE: Final = "  wids demo"
 
 
-def add(commands: Any) -> None:
-    """Add the command to the parser."""
-    parser = add_command(
-        commands,
-        "demo",
-        run,
-        "make a small dataset and run one exact epoch over it in two processes",
-        "  wids demo",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     parser.description = textwrap.fill(
         "Make a small dataset of pictures, captions and labels, show one sample, and run one exact "
         "epoch over it in two processes. The exit status is 1 if the epoch was not exact."

@@ -7,11 +7,10 @@ import json
 import os
 from collections.abc import Iterable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from wids.cli.consent import add_yes, ask_to_fetch
 from wids.cli.options import (
-    add_command,
     add_reading,
     loaded_spec,
     named_columns,
@@ -19,8 +18,9 @@ from wids.cli.options import (
     output_width,
     storage_options,
 )
-from wids.errors import WidsError
+from wids.errors import WidsError, printable
 from wids.storage.sizes import nbytes_text
+from wids.storage.transport import urls
 
 if TYPE_CHECKING:
     from wids.look.field_stats import FieldStats
@@ -31,19 +31,17 @@ _MAX_TABLE_NBYTES: Final = 20_000_000
 """A larger table is read only if its columns are asked for."""
 
 
-def add(commands: Any) -> None:
-    """Add the command to the parser."""
-    parser = add_command(
-        commands,
-        "info",
-        run,
-        "show what a spec says, and what is in a first shard",
-        "  wids info train.json\n  wids info --json train.json | jq .num_samples\n"
-        "  wids info --table *.json\n"
-        "  wids info 's3://bucket/train-{000000..000146}.tar'\n"
-        "  wids info train.json --columns\n"
-        "  wids info train.json --columns label=.cls,height=.json/height",
-    )
+EXAMPLE: Final = (
+    "  wids info train.json\n  wids info --json train.json | jq .num_samples\n"
+    "  wids info --table *.json\n"
+    "  wids info 's3://bucket/train-{000000..000146}.tar'\n"
+    "  wids info train.json --columns\n"
+    "  wids info train.json --columns label=.cls,height=.json/height"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     parser.add_argument("specs", nargs="+", help="JSON specs or their URLs, patterns, folders")
     parser.add_argument("-t", "--table", action="store_true", help="one line for each spec")
     parser.add_argument(
@@ -64,7 +62,6 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print what each spec says."""
     from wids.look.text import shortened, spec_rows, spec_text, table
-    from wids.storage.transport import urls
 
     if options.columns is not None and (options.json or options.table):
         raise ValueError("--columns: expected neither --json nor --table, found both")
@@ -92,8 +89,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _fields_text(spec: DatasetSpec) -> str:
     """Return the fields of a dataset as a table if a local pack has them, else ``""``."""
-    from wids.storage.transport import urls
-
     # A remote pack is not fetched for this: `info` shows what the spec says and stays fast.
     packs = spec.all_packs()
     if not (packs and all(urls.is_local(pack.url) for pack in packs)):
@@ -122,7 +117,6 @@ def _table(stats: Iterable[FieldStats]) -> str:
 def _glimpse_text(path: str, spec: DatasetSpec, options: argparse.Namespace) -> str:
     """Return the fields at the beginning of the first shard, if shards were named directly."""
     from wids.dataset.peeking import create_command, peek
-    from wids.errors import printable
     from wids.look import preview
     from wids.look.notebook import known_text
     from wids.shards.specs.naming import is_document
@@ -144,8 +138,6 @@ def _glimpse_text(path: str, spec: DatasetSpec, options: argparse.Namespace) -> 
 
 def _saved_columns_text(spec: DatasetSpec) -> str:
     """Return a line for each column of a saved table, if it is local and small, else ``""``."""
-    from wids.storage.transport import urls
-
     place = spec.table.url if spec.table else ""
     # Shown unasked, so it may cost neither a request nor a second.
     if not place or not urls.is_local(place) or not find_spec("pyarrow"):

@@ -10,41 +10,32 @@ import argparse
 import io
 import os
 import sys
+import textwrap
 import threading
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Final
 
 import wids
-from wids.cli import (
-    browse_command,
-    cache_command,
-    create_command,
-    demo_command,
-    info_command,
-    pack_command,
-    prefetch_command,
-    rewrite_command,
-    sample_command,
-    table_command,
-    update_command,
-    verify_command,
-)
 from wids.errors import WidsError
 
-_COMMANDS: Final = (
-    pack_command,
-    create_command,
-    info_command,
-    sample_command,
-    verify_command,
-    update_command,
-    table_command,
-    rewrite_command,
-    browse_command,
-    prefetch_command,
-    cache_command,
-    demo_command,
-)
+_COMMANDS: Final = {
+    "pack": "pack a folder of files into shards, with a spec and their index",
+    "create": "describe shards in a JSON spec, with their index beside it",
+    "info": "show what a spec says, and what is in a first shard",
+    "sample": "show a sample",
+    "verify": "compare shards with their spec and print a line for each problem",
+    "update": "change what a spec says of its dataset; the previous file stays beside it as .bak",
+    "table": "save fields of all samples as the columns of a Parquet file, named in the spec",
+    "rewrite": "write a dataset into new shards: shuffled, filtered, cut or mapped",
+    "browse": "look at a dataset in a browser on this machine, until Ctrl-C",
+    "prefetch": "fetch the shards of a dataset into the cache",
+    "cache": "show, clear or check the copies of remote shards",
+    "demo": "make a small dataset and run one exact epoch over it in two processes",
+}
+"""What each command does. ``create`` is the module `create_command`, with ``EXAMPLE``,
+``add_arguments`` and ``run``; it is imported if the command is run."""
+
 _INTERRUPTED: Final = 130
 _EXPECTED: Final = (
     *(WidsError, OSError, ValueError, IndexError, KeyError, RuntimeError),
@@ -54,7 +45,8 @@ _EXPECTED: Final = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    options = _parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = _parser(arguments).parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal cannot show
     try:
@@ -96,7 +88,8 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser of all commands, with the arguments of the one that is run."""
     parser = argparse.ArgumentParser(
         prog="wids",
         description="Indexed random access to datasets stored as tar shards.",
@@ -104,8 +97,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, help="show program's version number and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in _COMMANDS:
-        command.add(commands)
+    # No option before a command has a value.
+    chosen = next((text for text in arguments if not text.startswith("-")), None)
+    for name, text in _COMMANDS.items():
+        command: argparse.ArgumentParser = commands.add_parser(
+            name,
+            help=text,
+            description=textwrap.fill(text[0].upper() + text[1:] + "."),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if name == chosen:
+            module = import_module(f"wids.cli.{name}_command")
+            command.epilog = "example:\n" + module.EXAMPLE
+            command.set_defaults(run=module.run)
+            module.add_arguments(command)
     return parser
 
 

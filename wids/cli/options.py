@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,29 +23,6 @@ if TYPE_CHECKING:
     from wids.storage.transport.storage_options import Assignment
 
 Parsed = TypeVar("Parsed")
-
-
-def add_command(
-    commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str, example: str
-) -> argparse.ArgumentParser:
-    """Add a command to the parser, with a line of help and an example.
-
-    Args:
-        commands: The subparsers of the parser.
-        name: Name of the command.
-        run: Takes the parsed arguments and returns the exit status.
-        text: What the command does, in lower case and without a full stop.
-        example: Indented lines.
-    """
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=text,
-        description=textwrap.fill(text[0].upper() + text[1:] + "."),
-        epilog="example:\n" + example,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(run=run)
-    return parser
 
 
 def add_spec(parser: argparse.ArgumentParser) -> None:

@@ -7,15 +7,16 @@ import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
 from wids.cli.options import (
-    add_command,
     add_processes,
     add_storage,
     positive,
     storage_options,
 )
+from wids.errors import printable
+from wids.storage.transport import urls
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -24,19 +25,17 @@ if TYPE_CHECKING:
     from wids.publish.packing.packed_folder import PackJob
 
 
-def add(commands: Any) -> None:
-    """Add the command to the parser."""
-    parser = add_command(
-        commands,
-        "pack",
-        run,
-        "pack a folder of files into shards, with a spec and their index",
-        "  wids pack photos -o train\n"
-        "  wids pack photos -o out/train --maxsize 500MB --jobs 4\n"
-        "Files of one stem are a sample: 0001.jpg and 0001.txt. Folders of classes and tables\n"
-        "(metadata.csv, metadata.jsonl) become labels. After an interruption, run it again to\n"
-        "resume.",
-    )
+EXAMPLE: Final = (
+    "  wids pack photos -o train\n"
+    "  wids pack photos -o out/train --maxsize 500MB --jobs 4\n"
+    "Files of one stem are a sample: 0001.jpg and 0001.txt. Folders of classes and tables\n"
+    "(metadata.csv, metadata.jsonl) become labels. After an interruption, run it again to\n"
+    "resume."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     parser.add_argument("folder", help="the folder of files")
     parser.add_argument(
         "-o",
@@ -118,7 +117,6 @@ def _workers(jobs: int | None, job: PackJob) -> Iterator[Executor | None]:
 
 def report_text(report: PackReport) -> str:
     """Return the counts as text: samples, fields, classes, and what was left out."""
-    from wids.errors import printable
     from wids.look.text import table
 
     lines = [str(report)]
@@ -135,8 +133,6 @@ def report_text(report: PackReport) -> str:
 
 def next_steps(report: PackReport) -> str:
     """Return the two things to do next, as a command and as lines of Python."""
-    from wids.storage.transport import urls
-
     name = urls.redact(report.spec_path)
     lines = [
         f"    wids browse {shlex.quote(name)}",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from typing import Final
 
 from wids.cli.options import (
-    add_command,
     add_reading,
     add_spec,
     loaded_spec,
@@ -15,18 +14,16 @@ from wids.cli.options import (
     positive,
 )
 from wids.storage.sizes import count_text, parse_nbytes
+from wids.storage.transport import urls
+
+EXAMPLE: Final = (
+    "  wids prefetch https://example.com/train.json --limit 200GB\n"
+    "  wids prefetch train.json --rank 3 --num-replicas 8   # the share of one rank"
+)
 
 
-def add(commands: Any) -> None:
-    """Add the command to the parser."""
-    parser = add_command(
-        commands,
-        "prefetch",
-        run,
-        "fetch the shards of a dataset into the cache",
-        "  wids prefetch https://example.com/train.json --limit 200GB\n"
-        "  wids prefetch train.json --rank 3 --num-replicas 8   # the share of one rank",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     add_spec(parser)
     parser.add_argument("--cache-dir", help="the cache folder (default: $WIDS_CACHE)")
     parser.add_argument("--limit", metavar="SIZE", help="maximum size of shards, such as 200GB")
@@ -41,7 +38,6 @@ def run(options: argparse.Namespace) -> int:
     from wids.dataset import bulk_fetch
     from wids.shards.download_cost import download_cost
     from wids.shards.fetch_all import fetch_all
-    from wids.storage.transport import urls
 
     if (options.rank is None) != (options.num_replicas is None):
         raise ValueError("expected --rank and --num-replicas together")

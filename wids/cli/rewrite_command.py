@@ -8,10 +8,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from wids.cli.options import (
-    add_command,
     add_parts,
     add_processes,
     add_reading,
@@ -22,6 +21,7 @@ from wids.cli.options import (
     print_counts,
     storage_options,
 )
+from wids.storage.transport import urls
 
 if TYPE_CHECKING:
     from wids.publish.describe import ShardRecord
@@ -29,22 +29,20 @@ if TYPE_CHECKING:
     from wids.shards.specs.model import ShardSpec
 
 
-def add(commands: Any) -> None:
-    """Add the command to the parser."""
-    parser = add_command(
-        commands,
-        "rewrite",
-        run,
-        "write a dataset into new shards: shuffled, filtered, cut or mapped",
-        "  wids rewrite train.json out/train --shuffle 0 --maxsize 500MB\n"
-        "  wids rewrite train.json large --where '.json/height >= 256' --fields jpg,cls\n"
-        "  wids rewrite train.json small --map mypackage.resize:smaller --version 1 --jobs 4\n"
-        "  wids rewrite train.json out/train --shuffle 0 --part 3/16   # on one of 16 machines\n"
-        "  wids rewrite train.json out/train --shuffle 0 --merge       # after all 16 parts\n"
-        "  wids rewrite 'old-{000..009}.tgz' out/train\n"
-        "After an interruption, run it again to resume. Compressed tars (.tgz, .tar.zst) and\n"
-        "concatenated MessagePack or CBOR (.msgpack, .cbor) become plain tars.",
-    )
+EXAMPLE: Final = (
+    "  wids rewrite train.json out/train --shuffle 0 --maxsize 500MB\n"
+    "  wids rewrite train.json large --where '.json/height >= 256' --fields jpg,cls\n"
+    "  wids rewrite train.json small --map mypackage.resize:smaller --version 1 --jobs 4\n"
+    "  wids rewrite train.json out/train --shuffle 0 --part 3/16   # on one of 16 machines\n"
+    "  wids rewrite train.json out/train --shuffle 0 --merge       # after all 16 parts\n"
+    "  wids rewrite 'old-{000..009}.tgz' out/train\n"
+    "After an interruption, run it again to resume. Compressed tars (.tgz, .tar.zst) and\n"
+    "concatenated MessagePack or CBOR (.msgpack, .cbor) become plain tars."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     add_spec(parser)
     parser.add_argument(
         "output",
@@ -130,7 +128,6 @@ def _run_streams(options: argparse.Namespace) -> int:
     from wids.publish.rewriting.rewrite_streams import rewrite_streams
     from wids.shards.specs.naming import tar_urls
     from wids.storage.fetch import Fetcher
-    from wids.storage.transport import urls
 
     for name in ("shuffle", "where", "map", "part", "merge"):
         if getattr(options, name) is not None and getattr(options, name) is not False:

@@ -6,10 +6,9 @@ import argparse
 import re
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from wids.cli.options import (
-    add_command,
     add_reading,
     add_spec,
     opened,
@@ -17,24 +16,24 @@ from wids.cli.options import (
     positive,
     spec_and_peek,
 )
+from wids.errors import printable
 from wids.storage.sizes import nbytes_text
+from wids.storage.transport import urls
 
 if TYPE_CHECKING:
     from wids.look.preview import Browsable
     from wids.shards.specs.model import DatasetSpec
 
 
-def add(commands: Any) -> None:
-    """Add the command to the parser."""
-    parser = add_command(
-        commands,
-        "sample",
-        run,
-        "show a sample",
-        "  wids sample train.json 17\n  wids sample train.json n01440764_10026\n"
-        "  wids sample train.json 17 --cat .jpg > 17.jpg\n"
-        "  wids sample 's3://bucket/train-{000000..000146}.tar' 17 --shard 3",
-    )
+EXAMPLE: Final = (
+    "  wids sample train.json 17\n  wids sample train.json n01440764_10026\n"
+    "  wids sample train.json 17 --cat .jpg > 17.jpg\n"
+    "  wids sample 's3://bucket/train-{000000..000146}.tar' 17 --shard 3"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     add_spec(parser)
     parser.add_argument(
         "sample", nargs="?", help="its number, negative from the end (default: 0), or its key"
@@ -77,8 +76,6 @@ def run(options: argparse.Namespace) -> int:
         # Bypasses the text layer, which would encode the bytes, and on Windows change line ends.
         sys.stdout.buffer.write(sample[field])
     else:
-        from wids.storage.transport import urls
-
         place = f'{urls.redact(options.spec)}: sample "{sample["__key__"]}"'
         raise KeyError(f"{place}: it has no field {field}")
     if damage:
@@ -112,10 +109,8 @@ def _from_dataset(
 
 def _damage(dataset: Browsable, index: int, sample: dict[str, Any]) -> str:
     """Return which fields of a sample are not as its index states, in a sentence; else ``""``."""
-    from wids.errors import printable
     from wids.look.damage import damage_text
     from wids.look.preview import damage_of
-    from wids.storage.transport import urls
 
     damage = damage_text(damage_of(dataset, index, sample))
     place = f'{urls.redact(sample["__shard__"])}: sample "{sample["__key__"]}"'
@@ -124,9 +119,7 @@ def _damage(dataset: Browsable, index: int, sample: dict[str, Any]) -> str:
 
 def _text(sample: dict[str, Any], options: argparse.Namespace, unread: Mapping[str, int]) -> str:
     """Return a sample as text; of fields that were not read, their lengths in bytes."""
-    from wids.errors import printable
     from wids.look.text import sample_text, shortened
-    from wids.storage.transport import urls
 
     # A terminal's history, a log or a bug report is no place for a signed URL.
     sample = {**sample, "__shard__": urls.redact(sample["__shard__"])}

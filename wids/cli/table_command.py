@@ -5,34 +5,33 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
 from wids.cli.consent import add_yes, ask_to_fetch
 from wids.cli.options import (
     add_columns,
-    add_command,
     add_processes,
     add_reading,
     add_spec,
     named_columns,
     opened,
 )
+from wids.errors import printable
 from wids.storage.sizes import count_text
+from wids.storage.transport import urls
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def add(commands: Any) -> None:
-    """Add the command to the parser."""
-    parser = add_command(
-        commands,
-        "table",
-        run,
-        "save fields of all samples as the columns of a Parquet file, named in the spec",
-        "  wids table train.json --columns label=.cls,height=.json/height --output train.parquet\n"
-        "In Python, wids.load_table('train.json') reads it back, and dataset[mask] filters by it.",
-    )
+EXAMPLE: Final = (
+    "  wids table train.json --columns label=.cls,height=.json/height --output train.parquet\n"
+    "In Python, wids.load_table('train.json') reads it back, and dataset[mask] filters by it."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     add_spec(parser)
     add_columns(parser)
     parser.add_argument("-o", "--output", required=True, help="the Parquet file")
@@ -51,7 +50,6 @@ def run(options: argparse.Namespace) -> int:
     """Read the columns, save them, and name the file in the spec."""
     from wids.publish.processes import process_pool
     from wids.shards.specs.edit import is_local_document, name_table
-    from wids.storage.transport import urls
     from wids.tables.column_paths import parse_columns
     from wids.tables.table import check_arrow
     from wids.tables.table_file import save_table
@@ -80,8 +78,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _checked_output(output: str) -> str:
     """Return the absolute path of the output; reject now what would fail after reading."""
-    from wids.storage.transport import urls
-
     if not urls.is_local(output):
         raise ValueError(
             f"--output: expected a file on this machine, found {urls.redact(output)}; write it "
@@ -97,7 +93,6 @@ def _checked_output(output: str) -> str:
 
 def _text(output: str, table: pa.Table) -> str:
     """Return what was saved: rows, and for each column its type and its nulls."""
-    from wids.errors import printable
     from wids.look.text import table as text_table
 
     rows = [

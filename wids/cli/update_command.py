@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Final
 
-from wids.cli.options import add_command
+EXAMPLE: Final = (
+    "  wids update train.json --name train-2026 --base https://example.com/train/\n"
+    "  wids update train.json --rebase"
+)
 
 
-def add(commands: Any) -> None:
-    """Add the command to the parser."""
-    parser = add_command(
-        commands,
-        "update",
-        run,
-        "change what a spec says of its dataset; the previous file stays beside it as .bak",
-        "  wids update train.json --name train-2026 --base https://example.com/train/\n"
-        "  wids update train.json --rebase",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     parser.add_argument("filename", help="a local JSON spec")
     parser.add_argument("-n", "--name", default="", help="set the name of the dataset")
     parser.add_argument("-i", "--info", default="", help="set its description")

@@ -4,34 +4,33 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from wids.cli.consent import add_yes, ask_consent
 from wids.cli.options import (
-    add_command,
     add_processes,
     add_reading,
     add_spec,
     loaded_spec,
     storage_options,
 )
+from wids.errors import printable
+from wids.publish.problems import Problem
 from wids.storage.sizes import count_text
+from wids.storage.transport import urls
 
 if TYPE_CHECKING:
-    from wids.publish.problems import Problem
     from wids.shards.download_cost import DownloadCost
     from wids.shards.specs.model import DatasetSpec
 
 
-def add(commands: Any) -> None:
-    """Add the command to the parser."""
-    parser = add_command(
-        commands,
-        "verify",
-        run,
-        "compare shards with their spec and print a line for each problem",
-        "  wids verify train.json\n  wids verify --decode train.json || echo do not train on this",
-    )
+EXAMPLE: Final = (
+    "  wids verify train.json\n  wids verify --decode train.json || echo do not train on this"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     add_spec(parser)
     parser.add_argument("--decode", action="store_true", help="decode every field too")
     add_processes(parser)
@@ -41,10 +40,8 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the problems; return 1 if there are any."""
-    from wids.errors import printable
     from wids.publish.processes import process_pool
     from wids.publish.verification import verify_spec
-    from wids.storage.transport import urls
 
     spec = loaded_spec(options.spec, options)
     servers = storage_options(options)
@@ -75,7 +72,6 @@ def _cost(spec: DatasetSpec, servers: dict[str, Any]) -> DownloadCost:
     from wids.shards.download_cost import DownloadCost
     from wids.storage.fetch import Fetcher
     from wids.storage.remote_lengths import lengths_as_known
-    from wids.storage.transport import urls
 
     fetcher = Fetcher(servers)
     fetcher.bind_options(spec.origin)
@@ -85,6 +81,4 @@ def _cost(spec: DatasetSpec, servers: dict[str, Any]) -> DownloadCost:
 
 def _print_remark(remark: Problem) -> None:
     """Print a remark; standard output is for problems."""
-    from wids.errors import printable
-
     print(f"wids: remark: {printable(str(remark))}", file=sys.stderr)
