@@ -8,12 +8,7 @@ import sys
 from contextlib import ExitStack
 from typing import Final
 
-from wids.cli.options import (
-    add_reading,
-    add_spec,
-    spec_and_peek,
-    storage_options,
-)
+from wids.cli.options import add_reading, add_spec, spec_and_peek, storage_options
 from wids.storage.transport import urls
 
 EXAMPLE: Final = (

@@ -10,10 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from wids.cli.consent import add_yes, ask
-from wids.cli.options import (
-    add_reading,
-    loaded_spec,
-)
+from wids.cli.options import add_reading, loaded_spec
 from wids.errors import printable
 from wids.storage.sizes import count_text, nbytes_text
 from wids.storage.transport import urls
@@ -144,8 +141,7 @@ def _clear(options: argparse.Namespace, folder: str) -> int:
 
 
 def _check(options: argparse.Namespace, folder: str) -> int:
-    from wids.publish.checked_copies import check_copies
-    from wids.publish.spot_check import parse_share
+    from wids.publish.checked_copies import check_copies, parse_share
 
     if options.spec is None:
         raise ValueError("wids cache check: expected a spec whose copies to check, found none")

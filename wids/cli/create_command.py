@@ -9,13 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from wids.cli.consent import add_yes, ask_consent
-from wids.cli.options import (
-    add_parts,
-    add_processes,
-    add_storage,
-    print_counts,
-    storage_options,
-)
+from wids.cli.options import add_parts, add_processes, add_storage, print_counts, storage_options
 from wids.errors import printable
 from wids.publish.problems import Problem
 

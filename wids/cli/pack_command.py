@@ -9,12 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from wids.cli.options import (
-    add_processes,
-    add_storage,
-    positive,
-    storage_options,
-)
+from wids.cli.options import add_processes, add_storage, positive, storage_options
 from wids.errors import printable
 from wids.storage.transport import urls
 

@@ -6,13 +6,7 @@ import argparse
 import sys
 from typing import Final
 
-from wids.cli.options import (
-    add_reading,
-    add_spec,
-    loaded_spec,
-    opened,
-    positive,
-)
+from wids.cli.options import add_reading, add_spec, loaded_spec, opened, positive
 from wids.storage.sizes import count_text, parse_nbytes
 from wids.storage.transport import urls
 

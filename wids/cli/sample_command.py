@@ -8,14 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from wids.cli.options import (
-    add_reading,
-    add_spec,
-    opened,
-    output_width,
-    positive,
-    spec_and_peek,
-)
+from wids.cli.options import add_reading, add_spec, opened, output_width, positive, spec_and_peek
 from wids.errors import printable
 from wids.storage.sizes import nbytes_text
 from wids.storage.transport import urls

@@ -7,13 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from wids.cli.consent import add_yes, ask_consent
-from wids.cli.options import (
-    add_processes,
-    add_reading,
-    add_spec,
-    loaded_spec,
-    storage_options,
-)
+from wids.cli.options import add_processes, add_reading, add_spec, loaded_spec, storage_options
 from wids.errors import printable
 from wids.publish.problems import Problem
 from wids.storage.sizes import count_text

@@ -20,11 +20,11 @@ from typing import Any, Final
 from wids.errors import SpecError
 from wids.publish.by_headers import IndexingCost
 from wids.publish.dataset_problems import dataset_problems
+from wids.publish.new_packs import joined_pack
 from wids.publish.new_spec import build_spec
 from wids.publish.problems import Problem, log_problem
 from wids.publish.published import Published, check_rules, entries, num_fitting, published
 from wids.shards.indexes.pack import LocalPack, load_pack
-from wids.shards.indexes.pack_writer import join_packs
 from wids.shards.specs.loader import Shards, load_spec
 from wids.shards.specs.model import DatasetSpec, ShardSpec, save_document
 from wids.shards.tars.member_names import KeySplit
@@ -172,7 +172,7 @@ def _publish(
     old: Published,
     document: Mapping[str, Any],
     spec: DatasetSpec,
-    new_pack: LocalPack,
+    new: LocalPack,
     on_problem: Callable[[Problem], None],
     storage_options: upload.Options,
 ) -> None:
@@ -180,15 +180,10 @@ def _publish(
     if old.pack is not None:
         with (
             _old_packs(old, storage_options) as packs,
-            upload.publishing(old.pack, storage_options=storage_options) as file,
+            joined_pack(old.pack, [*packs, (new, len(new))], storage_options) as joined,
         ):
-            join_packs(file, [*packs, (new_pack, len(new_pack))])
-            file.flush()
-            file.seek(0)
-            joined = load_pack(old.pack, os.dup(file.fileno()), len(spec.shards))
             for problem in dataset_problems(joined, spec.shards, spec.name):
                 on_problem(problem)
-            del joined
             if upload.read(old.target, storage_options)[0] != old.data:
                 raise upload.ReplacedError(old.target)
     else:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import IO
 
 from wids.shards.indexes.pack import LocalPack, load_pack
@@ -28,28 +28,40 @@ def new_pack(
         shards: As for `write_pack`.
         storage_options: As for `ShardListDataset`.
     """
-    with (
-        tempfile.TemporaryFile()
-        if target is None
-        else upload.publishing(target, storage_options=storage_options)
-    ) as file:
+    with _file(target, storage_options) as file:
         write_pack(file, shards)
-        yield _loaded(file, "a temporary pack" if target is None else urls.redact(target))
+        yield _loaded(file, target)
 
 
 @contextmanager
-def first_of(pack: LocalPack, num_shards: int) -> Iterator[LocalPack | None]:
-    """Yield a temporary pack of the first shards of another.
+def joined_pack(
+    target: str | None,
+    packs: Sequence[tuple[LocalPack, int]],
+    storage_options: upload.Options = None,
+) -> Iterator[LocalPack | None]:
+    """Yield a pack of the first shards of others, which is published when the block ends.
+
+    Args:
+        target: As for `new_pack`.
+        packs: As for `join_packs`.
+        storage_options: As for `ShardListDataset`.
 
     Raises:
-        ValueError: The other one is damaged.
+        ValueError: One of the others is damaged.
     """
-    with tempfile.TemporaryFile() as file:
-        join_packs(file, [(pack, num_shards)])
-        yield _loaded(file, "a temporary pack")
+    with _file(target, storage_options) as file:
+        join_packs(file, packs)
+        yield _loaded(file, target)
 
 
-def _loaded(file: IO[bytes], name: str) -> LocalPack | None:
+def _file(target: str | None, storage_options: upload.Options) -> AbstractContextManager[IO[bytes]]:
+    if target is None:
+        return tempfile.TemporaryFile()
+    return upload.publishing(target, storage_options=storage_options)
+
+
+def _loaded(file: IO[bytes], target: str | None) -> LocalPack | None:
     file.flush()
     file.seek(0)
+    name = "a temporary pack" if target is None else urls.redact(target)
     return load_pack(name, os.dup(file.fileno()))

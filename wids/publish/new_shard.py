@@ -6,15 +6,14 @@ Runs on the workers of an executor.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from wids.publish.describe import ShardRecord, record_of
 from wids.publish.tar_writer import TarWriter
-from wids.publish.threaded_tar import ThreadedTar
+from wids.publish.threaded_tar import Publishing, ThreadedTar
 from wids.shards.tars.index import TarIdentity
 from wids.storage import fetch, upload
 from wids.storage.digests import file_digest
@@ -44,22 +43,6 @@ class ShardTask(Protocol):
     def source(self) -> str: ...  # noqa: D102
 
 
-@dataclass(frozen=True)
-class Publishing:
-    """How the shards of a run are published.
-
-    Attributes:
-        is_new: Whether another file of that name is an error; a file of the same bytes, which an
-            interrupted run published, is not.
-        storage_options: As for `ShardListDataset`, for a URL.
-        advance: Called from time to time with the number of bytes written so far.
-    """
-
-    is_new: bool = True
-    storage_options: Mapping[str, Any] | None = None
-    advance: Callable[[int], object] | None = None
-
-
 def write_published(
     task: ShardTask,
     samples: Iterable[Sample],
@@ -80,11 +63,7 @@ def write_published(
         FileExistsError: There is another file under the shard's name.
     """
     with ThreadPoolExecutor(1, "wids-write") as thread:
-        writer = writer_class(
-            *(task.path, thread, how.advance),
-            is_new=how.is_new,
-            storage_options=how.storage_options,
-        )
+        writer = writer_class(task.path, thread, how)
         with _published_once(writer, task.path, how.storage_options):
             for sample in samples:
                 append(writer, sample)

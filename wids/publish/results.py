@@ -85,10 +85,7 @@ def results_of(
         watched = time.monotonic()
         while pending:
             # Failed futures come last, so that no other result is lost.
-            found = (
-                [next(iter(pending))] if in_order else sorted(_drained(finished), key=_has_failed)
-            )
-            for future in found:
+            for future in [next(iter(pending))] if in_order else _drained(finished):
                 result = _result(future, name_of(pending[future]), advice)
                 yield pending.pop(future), result
                 submit(1)

@@ -20,10 +20,11 @@ from wids.errors import PackError
 from wids.publish.describe import ShardRecord
 from wids.publish.journal import Journal, Task
 from wids.publish.journal_parts import Part, collect_parts, has_parts, part_journal
-from wids.publish.new_shard import Publishing, ShardTask
+from wids.publish.new_shard import ShardTask
 from wids.publish.only_writer import only_writer
 from wids.publish.output import Output
 from wids.publish.results import results_of
+from wids.publish.threaded_tar import Publishing
 from wids.publish.unfinished_run import unfinished_run
 from wids.shards.indexes.pack_writer import write_pack
 from wids.shards.specs.model import DatasetSpec, ShardSpec

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from wids.publish.tar_writer import TarWriter
@@ -15,6 +16,22 @@ from wids.publish.tar_writer import TarWriter
 PIECE_NBYTES: Final = 1 << 20
 """How much is written and hashed at a time. Large enough that the thread that does it seldom waits
 for the interpreter, small enough to stay in the processor's cache."""
+
+
+@dataclass(frozen=True)
+class Publishing:
+    """How the shards of a run are published.
+
+    Attributes:
+        is_new: Whether another file of that name is an error; a file of the same bytes, which an
+            interrupted run published, is not.
+        storage_options: As for `ShardListDataset`, for a URL.
+        advance: Called from time to time with the number of bytes written so far.
+    """
+
+    is_new: bool = True
+    storage_options: Mapping[str, Any] | None = None
+    advance: Callable[[int], object] | None = None
 
 
 class ThreadedTar(TarWriter):
@@ -25,28 +42,18 @@ class ThreadedTar(TarWriter):
     Args:
         target: Path or URL.
         thread: The thread, for this shard only.
-        advance: Called with the number of bytes written so far, after each piece.
-        is_new: As for `TarWriter`.
-        storage_options: As for `TarWriter`.
+        how: How it is published.
     """
 
     _sweeps: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        target: str,
-        thread: ThreadPoolExecutor,
-        advance: Callable[[int], object] | None = None,
-        *,
-        is_new: bool = False,
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, target: str, thread: ThreadPoolExecutor, how: Publishing) -> None:
         self._thread = thread
-        self._advance = advance
+        self._advance = how.advance
         self._buffer, self._other = (memoryview(bytearray(PIECE_NBYTES)) for _ in range(2))
         self._end = 0  # of what is in the buffer
         self._stored: Future[None] | None = None
-        super().__init__(target, is_new=is_new, storage_options=storage_options)
+        super().__init__(target, is_new=how.is_new, storage_options=how.storage_options)
 
     def _put(self, data: bytes | memoryview) -> None:
         end, limit = self._end + len(data), len(self._buffer)

@@ -18,7 +18,7 @@ from wids.errors import FetchError, SampleError, ShardFormatError
 from wids.publish.dataset_problems import dataset_problems
 from wids.publish.describe import ShardRecord, record_of
 from wids.publish.journal import Journal
-from wids.publish.new_packs import first_of, new_pack
+from wids.publish.new_packs import joined_pack, new_pack
 from wids.publish.problems import Problem, log_problem
 from wids.publish.results import results_of
 from wids.shards.fields.decode import Decoder
@@ -310,7 +310,7 @@ def _opened_pack(
         text = _APPENDING.format(count_text(len(pack), "shard"), f"{num_shards:,}")
         on_remark(Problem(name, text, "remark"))
         try:
-            return stack.enter_context(first_of(pack, num_shards)), []
+            return stack.enter_context(joined_pack(None, [(pack, num_shards)])), []
         except ValueError as error:
             return None, [Problem(name, _without(name, error))]
     if len(pack) != num_shards:

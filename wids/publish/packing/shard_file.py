@@ -12,11 +12,11 @@ from typing import Final
 
 from wids.errors import FetchError, local_error
 from wids.publish.describe import ShardRecord
-from wids.publish.new_shard import Publishing, write_published
+from wids.publish.new_shard import write_published
 from wids.publish.packing.file_samples import Sample
 from wids.publish.packing.folder_listing import ListedFile
 from wids.publish.packing.shard_tasks import ShardTask, nbytes_of
-from wids.publish.threaded_tar import ThreadedTar
+from wids.publish.threaded_tar import Publishing, ThreadedTar
 from wids.shards.tars.archive import BLOCK_NBYTES
 from wids.shards.tars.member_names import to_bytes
 

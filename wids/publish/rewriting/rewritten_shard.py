@@ -16,13 +16,13 @@ from typing import Any, Final, Protocol, TypeAlias
 from wids.errors import PackError, WidsError
 from wids.publish.describe import ShardRecord
 from wids.publish.members import member_encoder
-from wids.publish.new_shard import Publishing, write_published
+from wids.publish.new_shard import write_published
 from wids.publish.rewriting.copying_tar import CopyingTar
 from wids.publish.rewriting.mapped import listed
 from wids.publish.rewriting.orders import SomeSamples
 from wids.publish.rewriting.rewrite_plan import Place, Rename, place_text, repeated_key_error
 from wids.publish.rewriting.stored_samples import StoredView, stored_members
-from wids.publish.threaded_tar import ThreadedTar
+from wids.publish.threaded_tar import Publishing, ThreadedTar
 from wids.shards.fields.encode import encode
 from wids.storage.transport import urls
 
