@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from wids.cli.consent import add_yes, ask
+from wids.cli.messages import print_note
 from wids.cli.options import add_reading, loaded_spec
 from wids.errors import printable
 from wids.storage.sizes import count_text, nbytes_text
@@ -134,9 +135,7 @@ def _clear(options: argparse.Namespace, folder: str) -> int:
     print(f"{label}: deleted {count_text(num_files, 'file')}, {nbytes_text(nbytes)}")
     if num_used:
         verb = "is" if num_used == 1 else "are"
-        print(
-            f"wids: {count_text(num_used, 'file')} {verb} in use and not deleted", file=sys.stderr
-        )
+        print_note(f"{count_text(num_used, 'file')} {verb} in use and not deleted")
     return 0
 
 

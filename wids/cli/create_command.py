@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from wids.cli.consent import add_yes, ask_consent
-from wids.cli.options import add_parts, add_processes, add_storage, print_counts, storage_options
-from wids.errors import printable
+from wids.cli.messages import print_counts, print_note, print_problem
+from wids.cli.options import add_parts, add_processes, add_storage, storage_options
 from wids.publish.problems import Problem
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _ask_consent(options: argparse.Namespace, cost: DownloadCost) -> None:
 
 def _state_cost(options: argparse.Namespace, cost: IndexingCost) -> None:
     """Print the cost of reading remote shards, and ask before many bytes of whole ones are read."""
-    print(f"wids: {cost}", file=sys.stderr)
+    print_note(cost)
     if cost.unread.is_large:
         ask_consent(cost.unread, options, "reading remote shards whole")
 
@@ -156,5 +156,4 @@ def _state_cost(options: argparse.Namespace, cost: IndexingCost) -> None:
 def _print_problem(problems: list[Problem], problem: Problem) -> None:
     """Print what is wrong with the dataset, or a remark on it, and note it."""
     problems.append(problem)
-    kind = "remark: " if problem.severity == "remark" else ""
-    print(f"wids: {kind}{printable(str(problem))}", file=sys.stderr)
+    print_problem(problem)

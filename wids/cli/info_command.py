@@ -10,14 +10,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from wids.cli.consent import add_yes, ask_to_fetch
-from wids.cli.options import (
-    add_reading,
-    loaded_spec,
-    named_columns,
-    opened,
-    output_width,
-    storage_options,
-)
+from wids.cli.messages import output_width
+from wids.cli.options import add_reading, loaded_spec, named_columns, opened, storage_options
 from wids.errors import WidsError, printable
 from wids.storage.sizes import nbytes_text
 from wids.storage.transport import urls

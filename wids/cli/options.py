@@ -1,25 +1,20 @@
-"""What commands share: their parsers and arguments, loading a spec, and the form of output.
+"""What commands share: their arguments, and loading a spec.
 
-Imported at every start, so it imports little itself.
+Imported by every command, so it imports little itself.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
-
-from wids.storage.sizes import count_text
 
 if TYPE_CHECKING:
     from wids.dataset.peeking import Peek
     from wids.dataset.shard_list import ShardListDataset
-    from wids.publish.describe import ShardRecord
     from wids.publish.journal_parts import Part
     from wids.shards.specs.loader import Shards
-    from wids.shards.specs.model import DatasetSpec, ShardSpec
+    from wids.shards.specs.model import DatasetSpec
     from wids.storage.transport.storage_options import Assignment
 
 Parsed = TypeVar("Parsed")
@@ -208,19 +203,3 @@ def spec_and_peek(
     )
     shards.create_command = create_command(options.spec, spec)
     return spec, shards if wanted or not shards.has_all_indexes else None
-
-
-def output_width() -> int:
-    """Return the width of the terminal in columns; output to another program is not cut."""
-    return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 10_000
-
-
-def print_counts(
-    output: str, shards: Sequence[ShardSpec | ShardRecord], part: Part | None = None
-) -> None:
-    """Print how many shards and samples were written or described."""
-    from wids.storage.transport import urls
-
-    samples = count_text(sum(shard.num_samples or 0 for shard in shards), "sample")
-    label = "" if part is None else f"part {part}: "
-    print(f"{urls.redact(output)}: {label}{count_text(len(shards), 'shard')}, {samples}")

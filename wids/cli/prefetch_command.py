@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Final
 
+from wids.cli.messages import print_note
 from wids.cli.options import add_reading, add_spec, loaded_spec, opened, positive
 from wids.storage.sizes import count_text, parse_nbytes
 from wids.storage.transport import urls
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         shards = [spec.shards[number] for number in missing]
         cost = download_cost(shards, dataset.reader.store.fetcher)
         if missing:
-            print(f"wids: downloading {cost}", file=sys.stderr)
+            print_note(f"downloading {cost}")
         nbytes_of = {number: cost.nbytes_of[spec.shards[number].url] for number in missing}
         fetch_all(dataset.reader.fetch, nbytes_of, num_threads=options.jobs)
     available = count_text(len(numbers) - num_left_out, "shard")
@@ -60,5 +60,5 @@ def run(options: argparse.Namespace) -> int:
     if num_left_out:
         left_out = count_text(num_left_out, "shard")
         verb = "does" if num_left_out == 1 else "do"
-        print(f"wids: {left_out} {verb} not fit into {options.limit}", file=sys.stderr)
+        print_note(f"{left_out} {verb} not fit into {options.limit}")
     return 1 if num_left_out else 0

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from wids.cli.messages import print_counts
 from wids.cli.options import (
     add_parts,
     add_processes,
@@ -18,7 +19,6 @@ from wids.cli.options import (
     not_negative,
     opened,
     positive,
-    print_counts,
     storage_options,
 )
 from wids.storage.transport import urls

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from wids.cli.options import add_reading, add_spec, opened, output_width, positive, spec_and_peek
+from wids.cli.messages import output_width, print_note
+from wids.cli.options import add_reading, add_spec, opened, positive, spec_and_peek
 from wids.errors import printable
 from wids.storage.sizes import nbytes_text
 from wids.storage.transport import urls
@@ -72,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
         place = f'{urls.redact(options.spec)}: sample "{sample["__key__"]}"'
         raise KeyError(f"{place}: it has no field {field}")
     if damage:
-        print(f"wids: {damage}", file=sys.stderr)
+        print_note(damage)
     return 1 if damage else 0
 
 
@@ -107,7 +108,7 @@ def _damage(dataset: Browsable, index: int, sample: dict[str, Any]) -> str:
 
     damage = damage_text(damage_of(dataset, index, sample))
     place = f'{urls.redact(sample["__shard__"])}: sample "{sample["__key__"]}"'
-    return f"{printable(place)}: {damage}" if damage else ""
+    return f"{place}: {damage}" if damage else ""
 
 
 def _text(sample: dict[str, Any], options: argparse.Namespace, unread: Mapping[str, int]) -> str:

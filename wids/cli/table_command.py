@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from typing import TYPE_CHECKING, Final
 
 from wids.cli.consent import add_yes, ask_to_fetch
+from wids.cli.messages import print_note
 from wids.cli.options import (
     add_columns,
     add_processes,
@@ -67,10 +67,9 @@ def run(options: argparse.Namespace) -> int:
     if is_local_document(options.spec):
         name_table(options.spec, saved)
     else:
-        print(
-            f"wids: {urls.redact(options.spec)}: no JSON spec on this machine, so it does not name "
-            "the table; load_table needs one: make it with `wids create`",
-            file=sys.stderr,
+        print_note(
+            f"{urls.redact(options.spec)}: no JSON spec on this machine, so it does not name the "
+            "table; load_table needs one: make it with `wids create`"
         )
     print(_text(options.output, table))
     return 0

@@ -7,9 +7,9 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from wids.cli.consent import add_yes, ask_consent
+from wids.cli.messages import print_problem
 from wids.cli.options import add_processes, add_reading, add_spec, loaded_spec, storage_options
 from wids.errors import printable
-from wids.publish.problems import Problem
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
 
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
             spec,
             decode=options.decode,
             executor=executor,
-            on_remark=_print_remark,
+            on_remark=print_problem,
             storage_options=servers,
         )
     for problem in problems:
@@ -71,8 +71,3 @@ def _cost(spec: DatasetSpec, servers: dict[str, Any]) -> DownloadCost:
     fetcher.bind_options(spec.origin)
     stated = {shard.url: shard.nbytes for shard in spec.shards if not urls.is_local(shard.url)}
     return DownloadCost(lengths_as_known(fetcher, stated))
-
-
-def _print_remark(remark: Problem) -> None:
-    """Print a remark; standard output is for problems."""
-    print(f"wids: remark: {printable(str(remark))}", file=sys.stderr)

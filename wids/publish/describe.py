@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from wids.shards.indexes import index_file
+from wids.shards.specs.model import ShardSpec
 from wids.shards.tars.archive import TarBytes
 from wids.shards.tars.index import ShardIndex, TarIdentity, index_tar
 from wids.shards.tars.member_names import KeySplit
@@ -40,6 +41,10 @@ class ShardRecord:
     sha256: str | None
     blob: bytes
     source: str = ""
+
+    def spec(self) -> ShardSpec:
+        """Return what a spec says of the shard."""
+        return ShardSpec(self.url, self.num_samples, self.nbytes, sha256=self.sha256)
 
 
 def record_of(

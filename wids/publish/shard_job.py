@@ -27,7 +27,7 @@ from wids.publish.results import results_of
 from wids.publish.threaded_tar import Publishing
 from wids.publish.unfinished_run import unfinished_run
 from wids.shards.indexes.pack_writer import write_pack
-from wids.shards.specs.model import DatasetSpec, ShardSpec
+from wids.shards.specs.model import DatasetSpec
 from wids.storage import abandoned, upload
 from wids.storage.complete_files import STEM_LENGTH
 from wids.storage.progress import Bar
@@ -196,10 +196,7 @@ class ShardJob:
         if not records:
             raise no_sample_error(output)
         spec = DatasetSpec(
-            tuple(ShardSpec(r.url, r.num_samples, r.nbytes, sha256=r.sha256) for r in records),
-            output.name,
-            output.pack_path,
-            self.extras,
+            tuple(record.spec() for record in records), output.name, output.pack_path, self.extras
         )
         options = output.storage_options
         if output.if_exists == "error" and upload.exists(output.spec_path, options):

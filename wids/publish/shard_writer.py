@@ -215,9 +215,7 @@ class ShardWriter(BlockWriter):
 
     def _add(self, record: ShardRecord) -> None:
         """Take a published shard into the spec and the pack."""
-        self.shards.append(
-            ShardSpec(record.url, record.num_samples, record.nbytes, sha256=record.sha256)
-        )
+        self.shards.append(record.spec())
         self._number += 1
         self._journal.add(record)
 

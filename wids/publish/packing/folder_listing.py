@@ -128,27 +128,10 @@ def list_folder(folder: str | os.PathLike[str]) -> Listing:
             continue
         with entries:
             for entry in entries:
-                if not _list_plain_file(found, entry, prefix):
-                    _list_entry(found, entry, prefix + entry.name, ancestors, pending)
+                _list_entry(found, entry, prefix + entry.name, ancestors, pending)
     found.files.sort()
     found.folders.sort()
     return found
-
-
-def _list_plain_file(found: Listing, entry: os.DirEntry[str], prefix: str) -> bool:
-    """Add an entry to the listing if it is plainly a readable file, as nearly all are."""
-    name = entry.name
-    if name[0] == "." or name in _OF_SYSTEMS or not entry.is_file(follow_symlinks=False):
-        return False
-    try:
-        status = entry.stat()
-    except OSError:
-        return False
-    # Asking the system what this user may read takes as long as everything else.
-    if status.st_mode & _FOR_ALL != _FOR_ALL:
-        return False
-    found.files.append(ListedFile(prefix + name, status.st_size, status.st_mtime_ns))
-    return True
 
 
 def _list_entry(
@@ -180,10 +163,11 @@ def _list_entry(
         pending.append((path + "/", (*ancestors, identity)))
     elif not stat.S_ISREG(status.st_mode):
         found.leave_out(path, "not regular")
-    elif not os.access(entry.path, os.R_OK):
-        found.leave_out(path, UNREADABLE)
-    else:
+    # Asking the system what this user may read takes as long as everything else.
+    elif status.st_mode & _FOR_ALL == _FOR_ALL or os.access(entry.path, os.R_OK):
         found.files.append(ListedFile(path, status.st_size, status.st_mtime_ns))
+    else:
+        found.leave_out(path, UNREADABLE)
 
 
 def is_inside(path: str, folder: str) -> bool:
