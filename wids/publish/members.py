@@ -33,6 +33,15 @@ def member_encoder(encoder: Encoder) -> ToMembers:
     return partial(_members, None, _only_bytes if encoder is False else encode)
 
 
+def members_as_read(sample: Mapping[str, Any]) -> tuple[str, dict[str, bytes]]:
+    """Return the key of a sample that was read undecoded, and its members.
+
+    Values that are not bytes are those of rows that were joined; None where there is no row.
+    """
+    fields = {name: value for name, value in sample.items() if value is not None}
+    return _members(None, stored_or_encoded, fields)
+
+
 def _encode_by(encoders: Mapping[str, Encode], field: str, value: Any) -> bytes:
     return encode(field, value, encoders)
 
@@ -71,6 +80,13 @@ def _members(
     if not members:
         raise ValueError(f"sample {key!r}: expected at least one field, found none")
     return key, members
+
+
+def stored_or_encoded(field: str, value: Any) -> bytes:
+    """Return bytes as they are, whatever their field, and any other value encoded."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    return encode(field, value)
 
 
 def _only_bytes(field: str, value: Any) -> bytes:

@@ -12,13 +12,13 @@ from itertools import islice
 from typing import Any
 
 from wids.publish.journal import Journal
+from wids.publish.members import stored_or_encoded
 from wids.publish.output import Output
 from wids.publish.rewriting.old_streams import stream_samples
 from wids.publish.rewriting.rewrite import limits
 from wids.publish.shard_job import no_sample_error
 from wids.publish.shard_writer import ShardWriter
 from wids.publish.unfinished_run import unfinished_run
-from wids.shards.fields.encode import encode
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.tars.index import TarIdentity
 from wids.shards.tars.member_names import KeySplit
@@ -98,9 +98,7 @@ def rewrite_streams(
 def _encoded(sample: dict[str, Any]) -> dict[str, Any]:
     """Return a sample with values as bytes; bytes are copied as they are, whatever their field."""
     return {
-        field: value
-        if field.startswith("_") or isinstance(value, bytes)
-        else encode("." + field.lstrip("."), value)
+        field: value if field.startswith("_") else stored_or_encoded("." + field.lstrip("."), value)
         for field, value in sample.items()
     }
 

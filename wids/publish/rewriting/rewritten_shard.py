@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from wids.errors import PackError, WidsError
 from wids.publish.describe import ShardRecord
-from wids.publish.members import member_encoder
+from wids.publish.members import ToMembers, member_encoder, members_as_read
 from wids.publish.new_shard import write_published
 from wids.publish.rewriting.copying_tar import CopyingTar
 from wids.publish.rewriting.mapped import listed
@@ -23,7 +23,6 @@ from wids.publish.rewriting.orders import SomeSamples
 from wids.publish.rewriting.rewrite_plan import Place, Rename, place_text, repeated_key_error
 from wids.publish.rewriting.stored_samples import StoredView, stored_members
 from wids.publish.threaded_tar import Publishing, ThreadedTar
-from wids.shards.fields.encode import encode
 from wids.storage.transport import urls
 
 _BATCH_NBYTES: Final = 8 << 20
@@ -31,8 +30,6 @@ _BATCH_NBYTES: Final = 8 << 20
 _MAX_BATCH: Final = 1024
 
 Sample: TypeAlias = Mapping[str, Any]
-
-_stored_members = member_encoder(False)  # noqa: FBT003 - as for TarWriter: bytes as they are
 
 
 class Readable(StoredView, Protocol):
@@ -89,7 +86,7 @@ def rewrite_shard(task: RewriteTask, *, how: Publishing) -> ShardRecord:
     append: Callable[[CopyingTar, Any], object] = partial(_copy, task, view, first)
     if task.is_mapped:
         samples = chain.from_iterable(_renamed(task, view, batch, first) for batch in samples)
-        append = partial(_append, ThreadedTar.write)
+        append = partial(_append, member_encoder(None))
     head = next(samples, None)
     if head is None:
         return ShardRecord(task.path, "first", None, 0, 0, None, b"", task.source)
@@ -105,36 +102,19 @@ def _copy(
         if stored is not None and writer.append_stored(stored):
             return
     for sample in _renamed(task, view, batch, first):
-        _append(_append_stored, writer, sample)
+        _append(members_as_read, writer, sample)
 
 
-def _append(
-    write: Callable[[ThreadedTar, Sample], object],
-    writer: ThreadedTar,
-    placed: tuple[Place, Sample],
-) -> None:
+def _append(to_members: ToMembers, writer: ThreadedTar, placed: tuple[Place, Sample]) -> None:
     place, sample = placed
     try:
-        write(writer, sample)
+        writer.append(*to_members(sample))
     except WidsError:
         raise
     except (TypeError, ValueError) as error:
         raise PackError(
             f"{place_text(place)}: {error}; pass rename= for other keys, map= for other fields"
         ) from error
-
-
-def _append_stored(writer: ThreadedTar, sample: Sample) -> None:
-    try:
-        members = _stored_members(sample)
-    except TypeError:  # values of rows that were joined; None where there is no row
-        fields = {
-            name: value if isinstance(value, bytes | memoryview) else encode(name, value)
-            for name, value in sample.items()
-            if name != "__key__" and value is not None
-        }
-        members = _stored_members({"__key__": sample["__key__"], **fields})
-    writer.append(*members)
 
 
 def _renamed(
