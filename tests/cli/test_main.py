@@ -142,6 +142,23 @@ def test_start_is_quick_and_without_torch(train: Path) -> None:
     assert min(times) < 0.6, "0.2 s on an idle machine"
 
 
+def test_help_imports_one_command_and_no_numpy() -> None:
+    """Help, and a mistake in an argument, cost no import of the library (decision 104)."""
+    code = (
+        "import sys; from wids.cli import main\n"
+        "for command in sys.argv[1:]:\n"
+        "    try: main.main([command, '--help'] if command else ['--help'])\n"
+        "    except SystemExit: pass\n"
+        "    found = {name for name in sys.modules if name.endswith('_command')}\n"
+        "    assert found == ({f'wids.cli.{command}_command'} if command else set()), found\n"
+        "    for name in found: del sys.modules[name]\n"
+        "assert 'numpy' not in sys.modules"
+    )
+    arguments = [sys.executable, "-c", code, "", *COMMANDS, "table", "rewrite"]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_progress_goes_to_standard_error(
     shards: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,7 @@ from wids.publish.describe import ShardRecord
 from wids.publish.new_shard import write_published
 from wids.publish.packing.file_samples import Sample
 from wids.publish.packing.folder_listing import ListedFile
-from wids.publish.packing.shard_tasks import ShardTask, nbytes_of
+from wids.publish.packing.shard_tasks import PackTask, nbytes_of
 from wids.publish.threaded_tar import Publishing, ThreadedTar
 from wids.shards.tars.archive import BLOCK_NBYTES
 from wids.shards.tars.member_names import to_bytes
@@ -24,7 +24,7 @@ _ZEROS: Final = bytes(BLOCK_NBYTES)
 _READ_FLAGS: Final = os.O_RDONLY | getattr(os, "O_BINARY", 0)
 
 
-def write_shard(task: ShardTask, *, how: Publishing) -> ShardRecord:
+def write_shard(task: PackTask, *, how: Publishing) -> ShardRecord:
     """Write a shard and return its description. Runs on the workers of an executor.
 
     Args:

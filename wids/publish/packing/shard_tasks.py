@@ -18,7 +18,7 @@ from wids.shards.tars.member_names import to_bytes
 
 
 @dataclass(frozen=True)
-class ShardTask:
+class PackTask:
     """One shard to write.
 
     Attributes:
@@ -41,7 +41,7 @@ class ShardTask:
         return len(self.samples)
 
 
-def make_task(path: str, root: str, samples: tuple[Sample, ...], nbytes: int) -> ShardTask:
+def make_task(path: str, root: str, samples: tuple[Sample, ...], nbytes: int) -> PackTask:
     """Return the task for some samples."""
     parts = (
         f"{key}\0{field}\0{source.path}\0{source.nbytes}\0{source.mtime_ns}"
@@ -51,7 +51,7 @@ def make_task(path: str, root: str, samples: tuple[Sample, ...], nbytes: int) ->
         for field, source in members
     )
     text = "\n".join((root, *parts)).encode("utf-8", "surrogatepass")
-    return ShardTask(path, root, samples, nbytes, hashlib.blake2b(text, digest_size=16).hexdigest())
+    return PackTask(path, root, samples, nbytes, hashlib.blake2b(text, digest_size=16).hexdigest())
 
 
 def ordered(samples: list[Sample], seed: int | None) -> list[Sample]:
