@@ -86,22 +86,12 @@ class ShardJob:
         Raises:
             FileExistsError: The output exists, or the journal is of other tasks.
         """
-        output, plan = self.output, self.plan
-
-        def unwanted(log: Journal) -> Iterable[str] | None:
-            if not self.resume:
-                return [path for path, _ in log]
-            if self.is_comparable or log.plan != plan:
-                return None
-            _logger.warning(_NOT_RESUMED, urls.redact(output.spec_path), len(log))
-            # All of them, since one may be published and not noted.
-            return [task.path for task in self.tasks]
-
+        output, is_alone = self.output, executor is None
         output.make_folder()
         with (
             only_writer(output.names, output.spec_path, output.pack_path),
             # Under the locks, so that a run that is not interrupted keeps its journal.
-            unfinished_run(output, plan, unwanted, is_alone=executor is None) as (log, target),
+            unfinished_run(output, self.plan, self._unwanted, is_alone=is_alone) as (log, target),
         ):
             missing = _missing(self.tasks, log, target)
             replaced = target.replaced() if target.if_exists == "replace" else None
@@ -150,6 +140,16 @@ class ShardJob:
         collect_parts(output.journal_path, self.plan, places, output.journal_mode)
         # As after an interruption: nothing is left to write.
         return self.run(executor=None)
+
+    def _unwanted(self, log: Journal) -> Iterable[str] | None:
+        """Return the shards of an interrupted run that are written again; None to resume it."""
+        if not self.resume:
+            return [path for path, _ in log]
+        if self.is_comparable or log.plan != self.plan:
+            return None
+        _logger.warning(_NOT_RESUMED, urls.redact(self.output.spec_path), len(log))
+        # All of them, since one may be published and not noted.
+        return [task.path for task in self.tasks]
 
     def _write(
         self,
