@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from wids.errors import FetchError, ShardFormatError
-from wids.publish.problems import Problem
+from wids.publish.problems import Problem, problem_of
 from wids.publish.verification import verify_spec
 from wids.shards.indexes import index_file
 from wids.shards.shard_facts import remote_file
@@ -102,7 +102,7 @@ def _check_copy(path: str, index_path: str, share: float) -> tuple[int, list[Pro
     try:
         shard = Shard(path, raw="view", find_index=lambda *_: shard_index)
     except (FetchError, ShardFormatError) as error:
-        return 0, [Problem(path, _without_path(path, error))]
+        return 0, [problem_of(path, error)]
     with shard:
         if shard.nbytes != identity.nbytes:
             text = f"expected {identity.nbytes} bytes as when it was fetched, found {shard.nbytes}"
@@ -114,9 +114,5 @@ def _check_copy(path: str, index_path: str, share: float) -> tuple[int, list[Pro
             try:
                 shard.read(local_index, verify=True)
             except ShardFormatError as error:
-                problems.append(Problem(path, _without_path(path, error)))
+                problems.append(problem_of(path, error))
     return len(draw), problems
-
-
-def _without_path(path: str, error: Exception) -> str:
-    return str(error).removeprefix(f"{path}: ")

@@ -37,6 +37,11 @@ class Problem:
         return f"{self.shard}: {self.text}" if self.shard else self.text
 
 
+def problem_of(shard: str, error: Exception) -> Problem:
+    """Return an error as a problem of a shard, whose name the error need not repeat."""
+    return Problem(shard, str(error).removeprefix(shard).removeprefix(": "))
+
+
 def log_problem(problem: Problem) -> None:
     """Log a problem as a warning."""
     _logger.warning("%s", printable(str(problem)))

@@ -19,7 +19,7 @@ from wids.publish.dataset_problems import dataset_problems
 from wids.publish.describe import ShardRecord, record_of
 from wids.publish.journal import Journal
 from wids.publish.new_packs import joined_pack, new_pack
-from wids.publish.problems import Problem, log_problem
+from wids.publish.problems import Problem, log_problem, problem_of
 from wids.publish.results import results_of
 from wids.shards.fields.decode import Decoder
 from wids.shards.indexes import index_file
@@ -189,7 +189,7 @@ def _examined(
         with fetch.downloaded(fetcher, shard_spec.url, report) as path:
             return _findings(shard_spec, path, name, decode, wants_index=wants_index)
     except FetchError as error:
-        return [Problem(name, _without(name, error))], None
+        return [problem_of(name, error)], None
 
 
 def _findings(
@@ -205,7 +205,7 @@ def _findings(
     try:
         shard = Shard(path, find_index=partial(_indexed, key_split, scanned))
     except (FetchError, ShardFormatError) as error:
-        reason = _without(path, error)
+        reason = problem_of(path, error).text
         try:
             mismatch = _mismatch(shard_spec, path, nbytes)
         except OSError:  # a folder, or a missing file: the reason already says so
@@ -300,7 +300,7 @@ def _opened_pack(
     try:
         path = stack.enter_context(fetch.downloaded(fetcher, shared.url))
     except FetchError as error:
-        return None, [Problem(name, _without(name, error))]
+        return None, [problem_of(name, error)]
     pack = load_pack(path, None, num_shards)
     if pack is None:
         found = "another or a damaged file" if os.path.exists(path) else "no file"
@@ -312,7 +312,7 @@ def _opened_pack(
         try:
             return stack.enter_context(joined_pack(None, [(pack, num_shards)])), []
         except ValueError as error:
-            return None, [Problem(name, _without(name, error))]
+            return None, [problem_of(name, error)]
     if len(pack) != num_shards:
         text = f"expected the indexes of {num_shards} shards, found {len(pack)}"
         return pack, [Problem(name, text)]
@@ -344,7 +344,3 @@ def _pack_mismatch(
 
 def _digest(blob: bytes) -> bytes:
     return hashlib.blake2b(blob).digest()
-
-
-def _without(prefix: str, error: Exception) -> str:
-    return str(error).removeprefix(prefix).removeprefix(": ")
