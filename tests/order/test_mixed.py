@@ -16,7 +16,14 @@ from conftest import raises, sample_members, write_tar
 from torch.utils.data import DataLoader, DistributedSampler
 
 import wids
-from wids import ChunkedSampler, MixedSampler, Prefetcher, ShardListDataset, sampling_cost
+from wids import (
+    ChunkedSampler,
+    MixedSampler,
+    Prefetcher,
+    ShardListDataset,
+    StateError,
+    sampling_cost,
+)
 
 LENGTHS = {"a": [12, 9], "b": [5], "c": [7, 8, 4]}
 
@@ -200,6 +207,29 @@ def test_loader_with_workers_reads_the_mix(dataset: ShardListDataset) -> None:
     for batch in batches[:4]:
         counts = Counter(batch["__dataset__"])
         assert all(abs(counts[n] - 10 * w) < 2 for n, w in {"a": 0.6, "b": 0.3, "c": 0.1}.items())
+
+
+# Other ranks
+
+
+def test_a_mix_names_the_ranks_that_are_possible(dataset: ShardListDataset) -> None:
+    """A mix keeps its runs, and the error says on how many ranks it resumes (ORDER-10)."""
+    sampler = MixedSampler(dataset, num_replicas=2, rank=0, num_canonical=4)
+    full, inside = sampler.state_dict(num_consumed=6), sampler.state_dict(num_consumed=3)
+    for number in (1, 2, 4):
+        MixedSampler(dataset, num_replicas=number, rank=0, num_canonical=4).load_state_dict(full)
+    with raises(StateError, "2 ranks at position 12", "on 1, 2 or 4 ranks with num_canonical=4"):
+        MixedSampler(dataset, num_replicas=3, rank=0).load_state_dict(full)
+    with raises(StateError, "resumes there on 2 ranks with num_canonical=4; found 1 ranks"):
+        MixedSampler(dataset, num_replicas=1, rank=0, num_canonical=4).load_state_dict(inside)
+    with raises(ValueError, "which 1, 2 or 4 ranks can share") as caught:
+        len(MixedSampler(dataset, num_replicas=3, rank=0, num_canonical=4))
+    assert "without num_canonical" not in str(caught.value)
+    batches = wids.BucketBatchSampler(sampler, [0] * len(dataset), 2)
+    state = batches.state_dict(num_consumed=3)
+    other = MixedSampler(dataset, num_replicas=1, rank=0, num_canonical=4)
+    with raises(StateError, "resumes there on 2 ranks"):
+        wids.BucketBatchSampler(other, [0] * len(dataset), 2).load_state_dict(state)
 
 
 # What a mix reads

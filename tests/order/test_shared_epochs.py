@@ -10,6 +10,7 @@ from conftest import in_child, raises, write_shards
 from torch.utils.data._utils import worker as torch_worker
 
 import wids
+from wids.order.history import Place
 from wids.order.passes import Epochs
 from wids.order.shared_epochs import SharedEpochs
 
@@ -32,7 +33,7 @@ def as_workers(numbers: Iterable[int], num_workers: int, work: Callable[[int], b
 @pytest.mark.parametrize("num_workers", [1, 3, 300])
 def test_an_epoch_is_complete_when_the_last_worker_is(num_workers: int) -> None:
     """Each worker has a number of its own, however many there are (VIEW-14)."""
-    epochs = SharedEpochs(Epochs(), 0)
+    epochs = SharedEpochs(Epochs(), Place(0))
 
     def complete(number: int) -> bool:  # noqa: ARG001 - that of the worker
         before = (epochs.own_number, epochs.number, epochs.num_passes)
@@ -47,7 +48,7 @@ def test_an_epoch_is_complete_when_the_last_worker_is(num_workers: int) -> None:
 
 def test_each_worker_is_restored_to_its_own_epoch() -> None:
     """What one worker notes does not change that of another (VIEW-15)."""
-    epochs = SharedEpochs(Epochs(), 0)
+    epochs = SharedEpochs(Epochs(), Place(0))
 
     def restore(number: int) -> bool:
         epochs.note_restored(number, number + 1, 0, is_complete=True)

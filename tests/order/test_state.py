@@ -175,16 +175,105 @@ def test_state_is_carried_over_to_other_ranks() -> None:
         assert sorted(done) == expected
 
 
-def test_state_inside_a_round_is_tied_to_its_ranks() -> None:
-    """Inside a round, only the same number of ranks is accepted (ORDER-10)."""
-    sampler = DistributedChunkedSampler(DATA, num_replicas=2, rank=0, num_canonical=4)
-    list(islice(sampler, 3))
-    state = sampler.state_dict()
+@pytest.mark.parametrize("options", [{}, {"redeal": True}, {"drop_last": True}])
+def test_any_number_of_ranks_after_a_failure(options: dict[str, Any]) -> None:
+    """8 ranks, then 6, 7, 16, 3, 16 and 8: each sample comes once, and the next epoch is whole.
 
+    Fewer than the ranks come again at the end, or are left out (ORDER-50, ORDER-51).
+    """
+    data = Lengths(301, 0, 200, 502)
+
+    def samplers(num_replicas: int) -> list[DistributedChunkedSampler]:
+        made = [
+            DistributedChunkedSampler(
+                data, num_replicas=num_replicas, rank=rank, chunksize=50, **options
+            )
+            for rank in range(num_replicas)
+        ]
+        for sampler in made if state else ():
+            sampler.load_state_dict(state)
+        return made
+
+    state: dict[str, Any] = {}
+    seen: list[int] = []
+    for num_replicas, steps in ((8, 31), (6, 17), (7, 1), (16, 9), (3, 40), (16, 2)):
+        ranks = samplers(num_replicas)
+        seen += [index for rank in ranks for index in islice(rank, steps)]
+        (state,) = {json.dumps(rank.state_dict()): rank.state_dict() for rank in ranks}.values()
+    assert len(seen) == len(set(seen))
+    assert state["fingerprint"]["history"] == [[8, 31], [6, 17], [7, 1], [16, 9], [3, 40]]
+    ranks = samplers(8)
+    seen += [index for rank in ranks for index in rank]
+    assert len(seen) - len(set(seen)) <= (0 if "drop_last" in options else 7)
+    assert 1003 - len(set(seen)) <= (7 if "drop_last" in options else 0)
+    assert ranks[0].state_dict() == ranks[7].state_dict()
+    assert (ranks[0].epoch, "history" in ranks[0].state_dict()["fingerprint"]) == (1, False)
+    fresh = DistributedChunkedSampler(data, num_replicas=8, rank=5, chunksize=50, **options)
+    fresh.set_epoch(1)
+    assert list(ranks[5]) == list(fresh)
+
+
+def test_ranks_that_read_nothing_change_nothing() -> None:
+    """A job that fails before its first step leaves the order as it was (ORDER-50)."""
+    state = DistributedChunkedSampler(DATA, num_replicas=2, rank=0).state_dict(num_consumed=4)
+    other = DistributedChunkedSampler(DATA, num_replicas=3, rank=0)
+    other.load_state_dict(state)
+    same = DistributedChunkedSampler(DATA, num_replicas=2, rank=0)
+    same.load_state_dict(other.state_dict())
+    assert same.state_dict() == state
+    assert list(same) == list(DistributedChunkedSampler(DATA, num_replicas=2, rank=0))[4:]
+
+
+def test_the_length_counts_what_other_ranks_have_read() -> None:
+    """Trainers count steps up to ``len``: those of the whole epoch, on any ranks (ORDER-52)."""
+    state = DistributedChunkedSampler(DATA, num_replicas=4, rank=0).state_dict(num_consumed=2)
+    sampler = DistributedChunkedSampler(DATA, num_replicas=3, rank=0)
     sampler.load_state_dict(state)
-    one = DistributedChunkedSampler(DATA, num_replicas=1, rank=0, num_canonical=4)
-    with raises(StateError, "saved on 2 ranks at position 6", "multiple of num_canonical=4"):
-        one.load_state_dict(state)
+    assert len(sampler) == 2 + 4
+    assert len(list(sampler)) == 4
+    assert len(sampler) == 7
+
+
+def test_a_rest_that_ranks_cannot_share_is_left_out() -> None:
+    """With ``drop_last``, fewer samples than ranks are no epoch: the next one begins."""
+    state = DistributedChunkedSampler(DATA, num_replicas=2, rank=0, drop_last=True).state_dict(
+        num_consumed=9
+    )
+    sampler = DistributedChunkedSampler(DATA, num_replicas=3, rank=0, drop_last=True)
+    sampler.load_state_dict(state)
+    assert (sampler.epoch, len(list(sampler))) == (1, 6)
+
+
+def test_a_state_with_num_canonical_resumes_without_it() -> None:
+    """A job that has fixed its runs resumes on ranks that do not divide them, by leaving it out."""
+    whole = DistributedChunkedSampler(DATA, num_replicas=2, rank=0, num_canonical=4)
+    state = whole.state_dict(num_consumed=3)
+    five = [DistributedChunkedSampler(DATA, num_replicas=5, rank=rank) for rank in range(5)]
+    seen = list(islice(whole, 3))
+    other = DistributedChunkedSampler(DATA, num_replicas=2, rank=1, num_canonical=4)
+    seen += islice(other, 3)
+    for sampler in five:
+        sampler.load_state_dict(state)
+        seen += sampler
+    assert five[0].state_dict()["epoch"] == 1
+    assert set(seen) == set(range(20))
+    assert len(seen) == 21
+    with raises(
+        ValueError, "which 1, 2 or 4 ranks can share; without num_canonical, a job resumes on any"
+    ):
+        len(DistributedChunkedSampler(DATA, num_replicas=5, rank=0, num_canonical=4))
+
+
+@pytest.mark.parametrize(
+    "history", [3, [[2]], [["2", 1]], [[2, -1]], [[2, 10**6]], [[2, 1, 3]], [[2, 1, 2, 2]]]
+)
+def test_damaged_history_is_refused(history: Any) -> None:
+    """A history that no job can have is a ``StateError``, as any damage is."""
+    sampler = ChunkedSampler(DATA)
+    state = sampler.state_dict()
+    state["fingerprint"]["history"] = history
+    with raises(StateError, "the state is damaged: "):
+        sampler.load_state_dict(state)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from math import ceil, floor
 from typing import Any
@@ -81,20 +81,24 @@ def in_order(case: Case, run: int, start: int, stop: int) -> list[int]:
     return indices
 
 
-def runs(case: Case) -> list[list[int]]:
-    """Return all runs of an epoch (ORDER-1, ORDER-3)."""
+def own_runs(case: Case) -> list[list[int]]:
+    """Return the indices of all runs of an epoch, before they end alike (ORDER-1)."""
     n, c = case.stop - case.start, case.num_runs
     bounds = [(n * run // c, n * (run + 1) // c) for run in range(c)]
     if case.redeal:
         whole = in_order(case, 0, case.start, case.stop)
-        own = [whole[a:b] for a, b in bounds]
-    else:
-        own = [
-            in_order(case, run, case.start + a, case.start + b) for run, (a, b) in enumerate(bounds)
-        ]
-    if case.ending == "uneven" or n == 0:
+        return [whole[a:b] for a, b in bounds]
+    return [
+        in_order(case, run, case.start + a, case.start + b) for run, (a, b) in enumerate(bounds)
+    ]
+
+
+def ended(own: list[list[int]], ending: str) -> list[list[int]]:
+    """Return runs that end in one of three ways (ORDER-3)."""
+    c, n = len(own), sum(map(len, own))
+    if ending == "uneven" or n == 0:
         return own
-    if case.ending == "drop":
+    if ending == "drop":
         return [run[: n // c] for run in own]
     length = -(-n // c)
     filled = [number for number in range(c) if own[number]]
@@ -105,12 +109,44 @@ def runs(case: Case) -> list[list[int]]:
     return padded
 
 
+def runs(case: Case) -> list[list[int]]:
+    """Return all runs of an epoch (ORDER-1, ORDER-3)."""
+    return ended(own_runs(case), case.ending)
+
+
+def of_rank(all_runs: list[list[int]], number: int, num_replicas: int) -> list[tuple[int, int]]:
+    """Return what a rank has (ORDER-2): the run, and the place in it, of each index."""
+    width = len(all_runs) // num_replicas
+    mine = range(number * width, (number + 1) * width)
+    longest = max(len(all_runs[run]) for run in mine)
+    return [(run, turn) for turn in range(longest) for run in mine if turn < len(all_runs[run])]
+
+
+def rest(case: Case, history: list[tuple[int, int, int]], num_runs: int) -> list[list[int]]:
+    """Return the runs of what is left after parts: ranks, steps and runs of each (ORDER-50)."""
+    own = own_runs(replace(case, num_runs=history[0][2]))
+    for at, (num_replicas, steps, _) in enumerate(history):
+        whole = ended(own, case.ending)
+        read = {
+            place
+            for number in range(num_replicas)
+            for place in of_rank(whole, number, num_replicas)[:steps]
+        }
+        left = [
+            index
+            for run, indices in enumerate(own)
+            for turn, index in enumerate(indices)
+            if (run, turn) not in read
+        ]
+        c = history[at + 1][2] if at + 1 < len(history) else num_runs
+        own = [left[len(left) * run // c : len(left) * (run + 1) // c] for run in range(c)]
+    return ended(own, case.ending)
+
+
 def rank(case: Case, number: int, num_replicas: int) -> list[int]:
     """Return the indices of a rank (ORDER-2)."""
-    width = case.num_runs // num_replicas
-    mine = runs(case)[number * width : (number + 1) * width]
-    longest = max(map(len, mine))
-    return [run[turn] for turn in range(longest) for run in mine if turn < len(run)]
+    whole = runs(case)
+    return [whole[run][turn] for run, turn in of_rank(whole, number, num_replicas)]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import reference_order as reference
 from hypothesis import strategies as st
 from laws import REPEATS, law
 
-from wids import ChunkedSampler, DistributedChunkedSampler, ShardListSampler, StateError
+from wids import ChunkedSampler, DistributedChunkedSampler, ShardListSampler
 from wids.order import epoch_order
 
 GOLDEN = json.loads(
@@ -337,23 +337,6 @@ def test_state_resumes_on_other_numbers_of_ranks(job: Job, data: st.DataObject) 
         for new in news:
             new.load_state_dict(states[0])
         assert sorted([*done, *(index for new in news for index in new)]) == expected
-
-
-@law(25, 200, jobs(), st.integers(1, 30))
-def test_state_inside_a_round_is_refused_on_other_ranks(job: Job, position: int) -> None:
-    """Another number of ranks would repeat or lose samples there, so it is an error."""
-    sampler = job.sampler(0, job.num_canonical)
-    if job.num_canonical == 1 or len(sampler) <= position:
-        return
-    whole = job.sampler(0, 1)
-    list(islice(whole, position))
-    state = whole.state_dict()
-
-    if position % job.num_canonical:
-        with pytest.raises(StateError):
-            sampler.load_state_dict(state)
-    else:
-        sampler.load_state_dict(state)
 
 
 # Epochs

@@ -75,7 +75,7 @@ class SamplerCallback(Callback):
         self._begin(0)
 
     def _begin(self, epoch: int) -> None:
-        self._epoch, self._position = epoch, self._sampler.resume_position(epoch)
+        self._place = self._sampler.place_of(epoch)
 
     def on_fit_start(self, *_: Any) -> None:
         """Silence a warning about stateless loaders, which suffice here."""
@@ -112,7 +112,7 @@ class SamplerCallback(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Count what was used."""
-        self._position += self._num_items
+        self._place += self._num_items
         if trainer.is_last_batch:  # also of an epoch that `limit_train_batches` ends
             self._begin(trainer.current_epoch + 1)
 
@@ -122,7 +122,7 @@ class SamplerCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sampler's state after the samples that training has used."""
-        state: dict[str, Any] = self._sampler.state_at(self._epoch, self._position)
+        state: dict[str, Any] = self._sampler.state_at(self._place)
         return state
 
     def on_load_checkpoint(

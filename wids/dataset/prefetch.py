@@ -98,7 +98,7 @@ class Prefetcher(Sampler[T]):
     epoch = _OfSampler()
     ahead = _OfSampler()
     state_at = _OfSampler()
-    resume_position = _OfSampler()
+    place_of = _OfSampler()
 
     def __init__(
         self,

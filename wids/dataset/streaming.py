@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from wids.dataset.prefetch import Prefetcher
 from wids.errors import StateError
 from wids.order.arguments import at_least
+from wids.order.history import Place
 from wids.order.passes import EpochSampler
 from wids.order.shared_epochs import SharedEpochs, worker
 
@@ -82,16 +83,14 @@ class _Restored:
 
     Attributes:
         state: The state.
-        epoch: The epoch of its pass.
-        start: Where the pass started in the epoch.
+        start: Where its pass started.
         share: The share of the batches that it reads: the first batch, counted by workers.
         next_share: Its share of the pass after that.
         set_number: The epoch that the program has set; None if it never set one.
     """
 
     state: Mapping[str, Any]
-    epoch: int
-    start: int
+    start: Place
     share: int
     next_share: int
     set_number: int | None
@@ -129,15 +128,15 @@ class SampleStream(IterableDataset[Any]):
         self.sampler = order
         self.prefetcher = sampler if isinstance(sampler, Prefetcher) else None
         if not isinstance(order.epochs, SharedEpochs):
-            order.epochs = SharedEpochs(order.epochs, order.resume_position(order.epoch))
+            order.epochs = SharedEpochs(order.epochs, order.place_of(order.epoch))
         self.epochs: SharedEpochs = order.epochs
         self.batch_size = at_least(1, batch_size, "batch_size")
         self.webdataset = bool(webdataset)
         # Groups of samples that this worker has returned in its pass, and samples of the next one;
         # and those that it returned before the state was saved.
         self._consumed = self._resume = (0, 0)
-        # Epoch and start of the latest pass, and how often an epoch had been set.
-        self._pass: tuple[int, int, int] | None = None
+        # Where the latest pass started, and how often an epoch had been set.
+        self._pass: tuple[Place, int] | None = None
         # The first of the batches that this worker reads; before its first pass, its own number.
         self._share: int | None = None
         self._restored: _Restored | None = None
@@ -154,8 +153,8 @@ class SampleStream(IterableDataset[Any]):
 
     def _samples(self) -> Iterator[Any]:
         self.sampler.note_second_dealing()
-        epoch, start, (first, num_returned) = self._begin()
-        for number, group in enumerate(self._groups(epoch, start, first), start=first):
+        start, (first, num_returned) = self._begin()
+        for number, group in enumerate(self._groups(start, first), start=first):
             samples = self.dataset.__getitems__(group)
             last = len(samples) - 1
             for place in range(num_returned, len(samples)):
@@ -164,52 +163,51 @@ class SampleStream(IterableDataset[Any]):
                 sample = samples[place]
                 yield _without_dots(sample) if self.webdataset else sample
             num_returned = 0
-        self._consumed = (self._num_groups(epoch, start), 0)
-        self.epochs.complete(epoch)
+        self._consumed = (self._num_groups(start), 0)
+        self.epochs.complete(start.epoch)
         self.sampler.rewind()
 
     def set_epoch(self, epoch: int) -> None:
         """Fix the epoch of the next passes, in the workers of a DataLoader too."""
         self.sampler.set_epoch(epoch)
 
-    def _begin(self) -> tuple[int, int, tuple[int, int]]:
-        """Begin a pass; return its epoch, where it starts, and what was returned before."""
-        epoch, resume, self._share = self.epochs.number, self._resume, worker()[0]
+    def _begin(self) -> tuple[Place, tuple[int, int]]:
+        """Begin a pass; return where it starts, and what was returned of it before."""
+        number, resume, self._share = self.epochs.number, self._resume, worker()[0]
         # A worker that was restored knows its epoch; others may have ended theirs since.
         if self._restored is not None:
-            epoch, self._share, resume = self._restored_pass(self._restored)
-        start = self.epochs.position(epoch)
-        self.epochs.begin(epoch, start)
+            number, self._share, resume = self._restored_pass(self._restored)
+        place = self.epochs.place(number)
+        self.epochs.begin(place)
         if self.sampler.tell_epoch is not None:
-            self.sampler.tell_epoch(epoch)
-        self._pass = (epoch, start, self.epochs.num_set)
+            self.sampler.tell_epoch(number)
+        self._pass = (place, self.epochs.num_set)
         self._consumed, self._resume, self._restored = resume, (0, 0), None
-        return epoch, start, resume
+        return place, resume
 
     def _restored_pass(self, restored: _Restored) -> tuple[int, int, tuple[int, int]]:
         """Return the epoch of a worker that was restored, its share, and what was returned."""
-        epoch, share, start = restored.epoch, restored.share, restored.start
-        resume = self._resume
-        if epoch < self.epochs.latest_restored:
+        place, share, resume = restored.start, restored.share, self._resume
+        if place.epoch < self.epochs.latest_restored:
             # Others had begun the next pass, of which this one had not returned a sample.
-            epoch, share = self.epochs.latest_restored, restored.next_share
-            start, resume = 0, (0, 0)
-        num_batches = self._num_batches(epoch, start)
+            place, share = Place(self.epochs.latest_restored), restored.next_share
+            resume = (0, 0)
+        num_batches = self._num_batches(place)
         is_complete = self.epochs.were_restored_complete(num_batches)
-        next_epoch = epoch + is_complete
+        next_epoch = place.epoch + is_complete
         if restored.set_number is not None and restored.set_number != next_epoch:
             next_epoch, is_complete = restored.set_number, True
         # The loader first asks the worker that follows the one that it asked last.
         if is_complete:
             return next_epoch, (share - num_batches) % worker()[1], (0, 0)
-        return epoch, share, resume
+        return place.epoch, share, resume
 
-    def _groups(self, epoch: int, start: int, first: int) -> Iterator[list[int]]:
+    def _groups(self, start: Place, first: int) -> Iterator[list[int]]:
         """Yield the indices that this worker reads, many at a time, from a group on."""
         share = self._own_share
 
         def groups() -> Iterator[list[int]]:
-            indices = chain.from_iterable(self.sampler.blocks(epoch, start))
+            indices = chain.from_iterable(self.sampler.blocks(start))
             batches = iter(lambda: list(islice(indices, self.batch_size)), [])
             own = islice(batches, share, None, worker()[1])
             each = iter(lambda: list(chain.from_iterable(islice(own, self._group_length))), [])
@@ -228,13 +226,13 @@ class SampleStream(IterableDataset[Any]):
         """Number of batches in a group."""
         return -(-_READ_AHEAD // self.batch_size)
 
-    def _num_groups(self, epoch: int, start: int) -> int:
+    def _num_groups(self, start: Place) -> int:
         """Return how many groups this worker reads in a pass."""
-        own = range(self._own_share, self._num_batches(epoch, start), worker()[1])
+        own = range(self._own_share, self._num_batches(start), worker()[1])
         return -(-len(own) // self._group_length)
 
-    def _num_batches(self, epoch: int, start: int) -> int:
-        return -(-(self.sampler.num_items(epoch) - start) // self.batch_size)
+    def _num_batches(self, start: Place) -> int:
+        return -(-self.sampler.num_left(start) // self.batch_size)
 
     # The state.
 
@@ -250,29 +248,29 @@ class SampleStream(IterableDataset[Any]):
                 returned.
         """
         if num_consumed is not None:
-            epoch, start = self.epochs.begun
-            return self.sampler.state_at(epoch, start + at_least(0, num_consumed, "num_consumed"))
+            return self.sampler.state_at(
+                self.epochs.begun + at_least(0, num_consumed, "num_consumed")
+            )
         if self._restored is not None:
             return dict(self._restored.state)  # nothing was read since
         num_workers = worker()[1]
-        epoch, start, consumed = self._place()
-        if num_workers == 1 and consumed[0] >= self._num_groups(epoch, start):
+        place, consumed = self._place()
+        if num_workers == 1 and consumed[0] >= self._num_groups(place):
             # ORDER-11. One of several workers does not know how far the others are.
-            start, consumed = self.sampler.num_items(epoch), (0, 0)
+            place, consumed = place + self.sampler.num_items(place), (0, 0)
         return {
-            "sampler": self.sampler.state_at(epoch, start),
+            "sampler": self.sampler.state_at(place),
             "consumed": list(consumed),
             "shares": [self._own_share, num_workers, self.batch_size],
         }
 
-    def _place(self) -> tuple[int, int, tuple[int, int]]:
-        """Return epoch and start of the latest pass, and what it has returned of it."""
+    def _place(self) -> tuple[Place, tuple[int, int]]:
+        """Return where the latest pass started, and what it has returned."""
         if self._pass is not None:
-            epoch, start, num_set = self._pass
-            if self.epochs.is_kept(epoch, num_set):
-                return epoch, start, self._consumed
-        epoch = self.epochs.number
-        return epoch, self.epochs.position(epoch), self._resume
+            place, num_set = self._pass
+            if self.epochs.is_kept(place.epoch, num_set):
+                return place, self._consumed
+        return self.epochs.place(self.epochs.number), self._resume
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state, of the stream or of its sampler: the next pass is the rest.
@@ -307,8 +305,7 @@ class SampleStream(IterableDataset[Any]):
         self._share = share
         self._resume, self._pass = (num_groups, num_returned), None
         if get_worker_info() is None:
-            epoch = self.epochs.own_number
-            self.epochs.begin(epoch, self.epochs.position(epoch))
+            self.epochs.begin(self.epochs.place(self.epochs.own_number))
             if set_number is not None:
                 self.sampler.note_skipping()
         else:
@@ -322,10 +319,10 @@ class SampleStream(IterableDataset[Any]):
             set_number: The epoch that the program had set before; None if it never set one.
         """
         epoch = self.epochs.own_number
-        start = self.epochs.position(epoch)
-        is_complete = self._resume[0] >= self._num_groups(epoch, start)
-        next_share = (self._own_share - self._num_batches(epoch, start)) % worker()[1]
-        self._restored = _Restored(state, epoch, start, self._own_share, next_share, set_number)
+        place = self.epochs.place(epoch)
+        is_complete = self._resume[0] >= self._num_groups(place)
+        next_share = (self._own_share - self._num_batches(place)) % worker()[1]
+        self._restored = _Restored(state, place, self._own_share, next_share, set_number)
         next_epoch = epoch + is_complete
         if set_number is not None and set_number != epoch:
             # As ORDER-11 says for samplers: a state's epoch does not override one that was set.

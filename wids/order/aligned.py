@@ -108,7 +108,19 @@ class AlignedRounds(Rounds):
     def num_left_out(self) -> int:  # noqa: D102 - inherited
         return int(self._left.sum()) if self._drop_last else 0
 
+    def own(self, run: int) -> tuple[IntArray, IntArray, IntArray]:  # noqa: D102 - inherited
+        rounds = self._plan[0].astype(np.int64)
+        lengths = self._buckets.sizes[rounds]
+        # The last rounds, one for each bucket with indices left, are not full.
+        if not self._drop_last and (num_last := np.count_nonzero(self._left)):
+            lengths[-num_last:] = self._shares[run, rounds[-num_last:]]
+        (numbers,) = np.nonzero(lengths)
+        return numbers, rounds[numbers], lengths[numbers]
+
     # The batches.
+
+    def own_batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
+        return self.batches(run, start)
 
     def batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
         rounds, sizes = self._plan[0], self._buckets.sizes

@@ -12,6 +12,8 @@ from typing import Any, Final, Protocol
 
 from wids.order.aligned import AlignedRounds
 from wids.order.buckets import checked_buckets
+from wids.order.dealt_again import RoundsAgain
+from wids.order.history import History, Place
 from wids.order.passes import Epochs, EpochSampler
 from wids.order.rounds import Rounds, SeparateRounds, in_turn
 from wids.storage.array_types import IntArray
@@ -26,6 +28,8 @@ class RunSampler(Protocol):
     epochs: Epochs
     dataset_length: int
     shuffle: bool
+    num_canonical: int | None
+    is_elastic: bool
 
     @property
     def num_runs(self) -> int:
@@ -34,11 +38,11 @@ class RunSampler(Protocol):
     def replica(self) -> tuple[int, int]:
         """Return the rank and the number of ranks, which divides the number of runs."""
 
-    def run_blocks(self, epoch: int, run: int) -> Iterator[IntArray]:
-        """Yield the indices of a run of an epoch, in arrays."""
+    def run_blocks(self, epoch: int, run: int, num_runs: int) -> Iterator[IntArray]:
+        """Yield the indices of a run of an epoch that is cut into so many, in arrays."""
 
-    def most_items(self) -> int:
-        """Return a number that the indices of all runs in an epoch do not exceed."""
+    def most_items(self, num_runs: int) -> int:
+        """Return a number that the indices of so many runs in an epoch do not exceed."""
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what the order depends on besides epoch, position and ranks; JSON-able."""
@@ -120,7 +124,9 @@ class BucketBatchSampler(EpochSampler[list[int]]):
         self.tell_epoch = getattr(sampler, "tell_epoch", None)
         self._buckets = checked_buckets(buckets, batch_size, sampler.dataset_length)
         self._bucket_fingerprint = self._buckets.fingerprint()
-        self._epochs_made: dict[tuple[int, int], Rounds] = {}
+        self.num_canonical = sampler.num_canonical
+        self.is_elastic = sampler.is_elastic
+        self._epochs_made: dict[tuple[int, int, History], Rounds] = {}
         self._set_up_passes(sampler.epochs)
 
     @property
@@ -136,12 +142,12 @@ class BucketBatchSampler(EpochSampler[list[int]]):
     @property
     def num_repeated(self) -> int:
         """Number of samples of the current epoch, on all ranks, in batches that repeat others."""
-        return self._rounds(self.epoch).num_repeated
+        return self._rounds(self.place_of(self.epoch)).num_repeated
 
     @property
     def num_left_out(self) -> int:
         """Number of samples of the current epoch that are in no batch of any rank."""
-        return self._rounds(self.epoch).num_left_out
+        return self._rounds(self.place_of(self.epoch)).num_left_out
 
     @property
     def num_runs(self) -> int:  # noqa: D102 - inherited
@@ -150,15 +156,15 @@ class BucketBatchSampler(EpochSampler[list[int]]):
     def replica(self) -> tuple[int, int]:  # noqa: D102 - inherited
         return self.sampler.replica()
 
-    def blocks(self, epoch: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
-        return in_turn(self._rounds(epoch), self._my_runs(), start)
+    def blocks(self, start: Place) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
+        return in_turn(self._rounds(start), self._my_runs(), start.position)
 
-    def num_items(self, epoch: int) -> int:  # noqa: D102 - inherited
-        return self._rounds(epoch).num_rounds * len(self._my_runs())
+    def num_items(self, place: Place) -> int:  # noqa: D102 - inherited
+        return self._rounds(place).num_rounds * len(self._my_runs())
 
-    def most_items(self) -> int:  # noqa: D102 - inherited
+    def most_items(self, num_runs: int) -> int:  # noqa: D102 - inherited
         # No run has more batches than all runs have indices; the exact number takes a second.
-        return self.sampler.most_items() * self.num_runs
+        return self.sampler.most_items(num_runs) * num_runs
 
     def fingerprint(self) -> dict[str, Any]:  # noqa: D102 - inherited
         return {
@@ -173,20 +179,25 @@ class BucketBatchSampler(EpochSampler[list[int]]):
         width = self.num_runs // num_replicas
         return range(rank * width, (rank + 1) * width)
 
-    def _rounds(self, epoch: int) -> Rounds:
-        """Return the batches of an epoch; the latest two epochs are cached."""
-        key = (epoch, self.num_runs)
+    def _rounds(self, place: Place) -> Rounds:
+        """Return the batches of an epoch, or of its rest; the latest two are cached."""
+        key = (place.epoch, self.num_runs, place.history)
         if key not in self._epochs_made:
             for old in list(self._epochs_made)[:-1]:
                 del self._epochs_made[old]
-            kind = AlignedRounds if self.aligned and self.num_runs > 1 else SeparateRounds
-            self._epochs_made[key] = kind(
-                partial(self.sampler.run_blocks, epoch),
-                self.num_runs,
-                self._buckets,
-                drop_last=self.drop_last,
-            )
+            self._epochs_made[key] = self._made(place)
         return self._epochs_made[key]
+
+    def _made(self, place: Place) -> Rounds:
+        num_runs = place.history[0].num_runs if place.history else self.num_runs
+        kind = AlignedRounds if self.aligned and num_runs > 1 else SeparateRounds
+        run_blocks = partial(self.sampler.run_blocks, place.epoch, num_runs=num_runs)
+        whole = kind(run_blocks, num_runs, self._buckets, drop_last=self.drop_last)
+        if not place.history:
+            return whole
+        return RoundsAgain(
+            whole, place.history, self.num_runs, aligned=self.aligned, drop_last=self.drop_last
+        )
 
     def __repr__(self) -> str:
         sizes = sorted(set(self._buckets.sizes.tolist()))

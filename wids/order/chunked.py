@@ -17,7 +17,9 @@ from wids.order.arguments import (
     shard_lengths,
     warn_of_unsorted_view,
 )
+from wids.order.history import History, Place
 from wids.order.passes import EpochSampler
+from wids.order.rest_of_epoch import rest_of_epoch
 from wids.order.state import fingerprint, lengths_digest
 from wids.order.wrapped import EpochTeller
 from wids.storage.array_types import IntArray
@@ -103,7 +105,7 @@ class ChunkedSampler(EpochSampler[int]):
         self.shufflefirst = bool(shufflefirst)
         self.chunksize: int | None = None
         if chunksize == "auto":
-            self.chunksize = self._fitting_chunksize(ChunkedSampler.settings.__get__(self))
+            self.chunksize = self._fitting_chunksize(ChunkedSampler.settings_of(self, 1))
         elif chunksize is not None:
             self.chunksize = min(chunksize, 1 << 62)  # numpy's integers end at 1 << 63
         self.dataset_length = len(dataset)
@@ -130,13 +132,22 @@ class ChunkedSampler(EpochSampler[int]):
     @property
     def settings(self) -> epoch_order.Settings:
         """What the order depends on, besides seed, epoch and rank."""
+        return self.settings_of(self.num_runs)
+
+    def settings_of(self, num_runs: int) -> epoch_order.Settings:
+        """Return the settings of an epoch that is cut into so many runs."""
         return epoch_order.Settings(
-            self._lengths, *self._range, self.chunksize, self.shuffle, self.shufflefirst
+            self._lengths,
+            *self._range,
+            self.chunksize,
+            self.shuffle,
+            self.shufflefirst,
+            num_runs,
         )
 
     @property
     def num_runs(self) -> int:  # noqa: D102 - inherited
-        return self.settings.num_runs
+        return 1
 
     def replica(self) -> tuple[int, int]:  # noqa: D102 - inherited
         return 0, 1
@@ -144,26 +155,40 @@ class ChunkedSampler(EpochSampler[int]):
     def __len__(self) -> int:
         return super().__len__() if self._stated_length is None else self._stated_length
 
-    def num_items(self, epoch: int) -> int:  # noqa: ARG002, D102 - inherited; all are equally long
-        return epoch_order.rank_length(self.settings, *self.replica())
+    def order_of(self, history: History) -> epoch_order.Runs:
+        """Return what this job reads of an epoch after the parts of a history."""
+        return rest_of_epoch(self.settings, history) if history else self.settings
 
-    def most_items(self) -> int:  # noqa: D102 - inherited
+    def num_items(self, place: Place) -> int:  # noqa: D102 - inherited
+        return epoch_order.rank_length(self.order_of(place.history), *self.replica())
+
+    def is_over(self, place: Place) -> bool:  # noqa: D102 - inherited
+        # The last run is as long as any.
+        return not self.order_of(place.history).run_length(self.num_runs - 1)
+
+    def most_items(self, num_runs: int) -> int:  # noqa: D102 - inherited
         # One round more than the indices, because padding adds at most one index to each run.
-        return self.settings.num_indices + self.num_runs
+        return self.settings_of(num_runs).num_indices + num_runs
 
-    def blocks(self, epoch: int, start: int) -> Iterator[list[int]]:  # noqa: D102 - inherited
+    def blocks(self, start: Place) -> Iterator[list[int]]:  # noqa: D102 - inherited
         self.check_fit(self._dataset)
         rank, num_replicas = self.replica()
         for block in epoch_order.rank_blocks(
-            self.settings, self.seed, epoch, rank, num_replicas, start
+            self.order_of(start.history),
+            self.seed,
+            start.epoch,
+            rank,
+            num_replicas,
+            start.position,
         ):
             for at in range(0, len(block), _PART_LENGTH):
                 yield block[at : at + _PART_LENGTH].tolist()
 
-    def run_blocks(self, epoch: int, run: int) -> Iterator[IntArray]:
-        """Yield the indices of one of the ``num_runs`` runs of an epoch, in arrays."""
+    def run_blocks(self, epoch: int, run: int, num_runs: int) -> Iterator[IntArray]:
+        """Yield the indices of a run of an epoch that is cut into so many, in arrays."""
         self.check_fit(self._dataset)
-        return epoch_order.rank_blocks(self.settings, self.seed, epoch, run, self.num_runs)
+        settings = self.settings_of(num_runs)
+        return epoch_order.rank_blocks(settings, self.seed, epoch, run, num_runs)
 
     def check_fit(self, dataset: Any, ahead_nbytes: int = 0) -> None:
         """Warn once if the order does not fit the dataset, such as its cache (ORDER-28).

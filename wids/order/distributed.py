@@ -18,6 +18,7 @@ from torch.utils.data import DistributedSampler
 from wids.order import epoch_order
 from wids.order.arguments import at_least
 from wids.order.chunked import ChunkedSampler
+from wids.order.state import divisors, either
 
 
 class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
@@ -94,7 +95,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         self.drop_last = bool(drop_last)
         self.even = bool(even)
         self.redeal = bool(redeal)
-        self._num_replicas, self._num_canonical = (
+        self._num_replicas, self.num_canonical = (
             None if number is None else at_least(1, number, name)
             for number, name in ((num_replicas, "num_replicas"), (num_canonical, "num_canonical"))
         )
@@ -105,19 +106,19 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
     @property
     def num_runs(self) -> int:  # noqa: D102 - inherited
         num_replicas = self.num_replicas
-        num_runs = self._num_canonical or num_replicas
+        num_runs = self.num_canonical or num_replicas
         if num_runs % num_replicas:
+            hint = "; without num_canonical, a job resumes on any number of ranks"
             raise ValueError(
-                f"num_canonical: expected a multiple of the {num_replicas} ranks, found {num_runs}"
+                f"num_canonical: expected a multiple of the {num_replicas} ranks, found "
+                f"{num_runs}, which {either(divisors(num_runs))} ranks can share"
+                f"{hint if self.is_elastic else ''}"
             )
         return num_runs
 
-    @property
-    def settings(self) -> epoch_order.Settings:  # noqa: D102 - inherited
-        # Made at each use, since a process group may start after the sampler is created.
+    def settings_of(self, num_runs: int) -> epoch_order.Settings:  # noqa: D102 - inherited
         return replace(
-            super().settings,
-            num_runs=self.num_runs,
+            super().settings_of(num_runs),
             redeal=self.redeal,
             ending="drop" if self.drop_last else "pad" if self.even else "uneven",
         )

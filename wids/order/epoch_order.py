@@ -25,11 +25,15 @@ _CHUNK_ORDER: Final = 0
 """The second number of a generator's key, other than that of the order inside a chunk."""
 
 
-class Run(Protocol):
-    """One run of an epoch."""
+class BlocksOfRun(Protocol):
+    """The indices of one run."""
 
     def blocks(self, position: int) -> Iterator[IntArray]:
         """Yield the indices from a position in the run on, in arrays."""
+
+
+class Run(BlocksOfRun, Protocol):
+    """One run of an epoch."""
 
     def visits(self, lengths: IntArray) -> IntArray:
         """Return the shards that are read, as `visits` defines them.
@@ -39,7 +43,21 @@ class Run(Protocol):
         """
 
 
-class Order(Protocol):
+class Runs(Protocol):
+    """What an epoch, or the rest of one, is cut into."""
+
+    @property
+    def num_runs(self) -> int:
+        """Number of runs that an epoch is cut into."""
+
+    def run_length(self, run: int) -> int:
+        """Return the number of indices that a run yields."""
+
+    def runs(self, seed: int, epoch: int, numbers: range) -> Iterator[BlocksOfRun]:
+        """Yield some of the runs of an epoch."""
+
+
+class Order(Runs, Protocol):
     """Epochs that are cut into runs: those of one sequence of shards, or of a mix of several."""
 
     @property
@@ -53,10 +71,6 @@ class Order(Protocol):
     @property
     def shuffle(self) -> bool:
         """Whether anything is shuffled."""
-
-    @property
-    def num_runs(self) -> int:
-        """Number of runs that an epoch is cut into."""
 
     @property
     def num_indices(self) -> int:
@@ -74,9 +88,6 @@ class Order(Protocol):
         Returns:
             For each sequence its shards, and the start and stop in these of each chunk's own.
         """
-
-    def run_length(self, run: int) -> int:
-        """Return the number of indices that a run yields."""
 
     def runs(self, seed: int, epoch: int, numbers: range) -> Iterator[Run]:
         """Yield some of the runs of an epoch."""
@@ -143,21 +154,19 @@ class Settings:
 
     def runs(self, seed: int, epoch: int, numbers: range) -> Iterator[SlicedRun]:
         """Yield some of the runs of an epoch."""
-        # With `redeal`, all runs are slices of one sequence, so it is computed once for all of
-        # them.
-        shared = None
-        if self.redeal:
-            shared = shuffled_chunks(self, seed, epoch, 0, self.start, self.stop)
-        return (_run(self, seed, epoch, number, shared) for number in numbers)
+        if self.redeal:  # all runs are slices of one sequence, so it is computed once
+            whole = shuffled_chunks(self, seed, epoch, 0, self.start, self.stop)
+            return (SlicedRun(whole, *bounds_of(self, number)) for number in numbers)
+        return (_own_run(self, seed, epoch, number) for number in numbers)
 
 
-def rank_length(settings: Order, rank: int, num_replicas: int) -> int:
+def rank_length(settings: Runs, rank: int, num_replicas: int) -> int:
     """Return the number of indices that a rank yields in an epoch."""
     return sum(settings.run_length(run) for run in _numbers_of(settings, rank, num_replicas))
 
 
 def rank_blocks(
-    settings: Order, seed: int, epoch: int, rank: int, num_replicas: int, position: int = 0
+    settings: Runs, seed: int, epoch: int, rank: int, num_replicas: int, position: int = 0
 ) -> Iterator[IntArray]:
     """Yield a rank's indices from a position on, in arrays of about one chunk each.
 
@@ -187,16 +196,26 @@ def visits(settings: Order, seed: int, epoch: int) -> Iterator[IntArray]:
 
 def num_chunks(settings: Settings) -> int:
     """Return the number of chunks in an epoch; a chunk that two runs share counts once."""
-    if settings.redeal:
-        bounds = [(settings.start, settings.stop)]
-    else:
+    first = settings.start
+    bounds = [(0, settings.num_indices)]
+    if not settings.redeal:
         bounds = [_run_bounds(settings, run) for run in range(settings.num_runs)]
-    return sum(len(chunk_edges(settings.lengths, *b, settings.chunksize)) - 1 for b in bounds)
+    return sum(
+        len(chunk_edges(settings.lengths, first + start, first + stop, settings.chunksize)) - 1
+        for start, stop in bounds
+    )
+
+
+class Sequence(Protocol):
+    """Indices in order, of which runs are slices."""
+
+    def blocks(self, start: int, stop: int) -> Iterator[IntArray]:
+        """Yield the indices at positions ``start`` to ``stop``, in arrays."""
 
 
 @dataclass(frozen=True, eq=False)
-class SlicedRun:
-    """A slice of a sequence of chunks, with one index repeated at the end if it is too short.
+class Slice:
+    """A slice of a sequence, with one index repeated at the end if it is too short.
 
     Attributes:
         chunks: The sequence.
@@ -205,7 +224,7 @@ class SlicedRun:
         padding: Position of the index that is repeated at the end, or None.
     """
 
-    chunks: Chunks
+    chunks: Sequence
     start: int
     stop: int
     padding: int | None
@@ -215,6 +234,13 @@ class SlicedRun:
         yield from self.chunks.blocks(self.start + position, self.stop)
         if self.padding is not None and position <= self.stop - self.start:
             yield from self.chunks.blocks(self.padding, self.padding + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class SlicedRun(Slice):
+    """A slice of a sequence of chunks."""
+
+    chunks: Chunks
 
     def visits(self, lengths: IntArray) -> IntArray:
         """Return the shards that are read, as `visits` defines them."""
@@ -250,19 +276,25 @@ class SlicedRun:
         return visited
 
 
-def _run(
-    settings: Settings, seed: int, epoch: int, number: int, shared: Chunks | None
-) -> SlicedRun:
-    start, stop = _run_bounds(settings, number)
-    length = settings.run_length(number)
+def bounds_of(settings: Settings, run: int) -> tuple[int, int, int | None]:
+    """Return start, stop and padding of a run, as positions in the range (ORDER-1, ORDER-3)."""
+    start, stop = _run_bounds(settings, run)
+    length = settings.run_length(run)
     if start == stop and length:
         # Fewer indices than runs: repeat the first index of the nearest run that has one.
-        near = _run(settings, seed, epoch, _nearest_run(settings, number), shared)
-        return SlicedRun(near.chunks, near.start, near.start, near.start)
-    offset = 0 if shared is None else start - settings.start
-    chunks = shared or shuffled_chunks(settings, seed, epoch, number, start, stop)
+        start = stop = _run_bounds(settings, _nearest_run(settings, run))[0]
     own = min(stop - start, length)
-    return SlicedRun(chunks, offset, offset + own, offset if own < length else None)
+    return start, start + own, start if own < length else None
+
+
+def _own_run(settings: Settings, seed: int, epoch: int, run: int) -> SlicedRun:
+    """Return a run that is ordered separately."""
+    start, stop, padding = bounds_of(settings, run)
+    if start == stop and padding is not None:
+        run = _nearest_run(settings, run)
+    first, last = (settings.start + bound for bound in _run_bounds(settings, run))
+    chunks = shuffled_chunks(settings, seed, epoch, run, first, last)
+    return SlicedRun(chunks, 0, stop - start, None if padding is None else 0)
 
 
 def shuffled_chunks(
@@ -278,7 +310,7 @@ def shuffled_chunks(
     return Chunks(edges[:-1][numbers], ends, numbers, seed, (epoch, run), settings.shuffle)
 
 
-def _numbers_of(settings: Order, rank: int, num_replicas: int) -> range:
+def _numbers_of(settings: Runs, rank: int, num_replicas: int) -> range:
     per_rank = settings.num_runs // num_replicas
     return range(rank * per_rank, (rank + 1) * per_rank)
 
@@ -286,7 +318,7 @@ def _numbers_of(settings: Order, rank: int, num_replicas: int) -> range:
 def _run_bounds(settings: Settings, run: int) -> tuple[int, int]:
     n, num_runs = settings.num_indices, settings.num_runs
     # Python's integers, since the products may exceed 64 bits; neighbours share their bound.
-    return settings.start + n * run // num_runs, settings.start + n * (run + 1) // num_runs
+    return n * run // num_runs, n * (run + 1) // num_runs
 
 
 def _nearest_run(settings: Settings, run: int) -> int:

@@ -72,6 +72,7 @@ class MixedSampler(DistributedChunkedSampler):
         Fraction(1, 4)
     """
 
+    is_elastic = False  # each run continues its pattern in the next epoch (ORDER-23)
     _shown: tuple[str, ...] = ("seed", "shuffle", "weights", "num_samples")
 
     def __init__(
@@ -109,14 +110,15 @@ class MixedSampler(DistributedChunkedSampler):
             1, len(dataset) if num_samples is None else num_samples, "num_samples"
         )
         if chunksize == "auto":
-            self.chunksize = self._fitting_chunksize(self._mix(1))
+            self.chunksize = self._fitting_chunksize(self.settings_of(1))
 
     @property
     def settings(self) -> mixing.Mix:  # type: ignore[override]  # another kind of order
         """What the order depends on, besides seed, epoch and rank."""
-        return self._mix(self.num_runs)
+        return self.settings_of(self.num_runs)
 
-    def _mix(self, num_runs: int) -> mixing.Mix:
+    def settings_of(self, num_runs: int) -> mixing.Mix:  # type: ignore[override]  # the same
+        """Return the settings of an epoch that is cut into so many runs."""
         return mixing.Mix(
             self._lengths,
             self._sources,

@@ -17,7 +17,8 @@ from torch.utils.data import Sampler
 
 from wids.order import callers
 from wids.order.arguments import at_least
-from wids.order.state import State, checked_state
+from wids.order.history import Place, resumed
+from wids.order.state import State, checked_state, other_runs
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ class Epochs:
         number: int,
         *,
         is_fixed: bool,
-        position: int | None = None,  # noqa: ARG002 - for epochs that are shared with workers
+        place: Place | None = None,  # noqa: ARG002 - for epochs that are shared with workers
     ) -> None:
         """Restore the epoch of a state. Each sampler has its own position."""
         self.number, self.is_fixed, self.num_full_passes = number, is_fixed, 0
@@ -68,25 +69,24 @@ class Epochs:
 class _Pass(Generic[T]):
     """One pass over the items of an epoch, which knows its position without counting items."""
 
-    def __init__(self, epoch: int, start: int, num_set: int) -> None:
-        self.epoch = epoch
+    def __init__(self, start: Place, num_set: int) -> None:
         self.start = start
+        self.epoch = start.epoch
         self.num_set = num_set
         self.has_begun = False
         self.has_ended = False
-        self._block_stop = start
+        self._num_entered = 0
         self._block: Iterator[T] = iter(())
 
     def enter(self, block: list[T]) -> Iterator[T]:
         self.has_begun = True
-        self._block_stop += len(block)
+        self._num_entered += len(block)
         self._block = iter(block)
         return self._block
 
-    @property
-    def place(self) -> tuple[int, int, int]:
-        """Where the pass began, and after how many calls of ``set_epoch``."""
-        return self.epoch, self.start, self.num_set
+    def begins_like(self, other: _Pass[T]) -> bool:
+        """Return whether both began at the same place, after as many calls of ``set_epoch``."""
+        return (self.start, self.num_set) == (other.start, other.num_set)
 
     def is_waiting(self, epoch: int) -> bool:
         """Return whether it is of this epoch, and nothing was read from it yet."""
@@ -94,22 +94,22 @@ class _Pass(Generic[T]):
 
     @property
     def num_read(self) -> int:
-        return self.position - self.start
-
-    @property
-    def position(self) -> int:
         # The iterator of a list knows how much is left, so no item costs a line of Python.
-        return self._block_stop - operator.length_hint(self._block)
+        return self._num_entered - operator.length_hint(self._block)
 
 
 class EpochSampler(Sampler[T]):
     """Passes over the epochs of an order, with a state.
 
-    A subclass defines `blocks`, `num_items`, `most_items`, `replica`, ``num_runs`` and
-    `fingerprint`. Its order is a pure function of these and the epoch.
+    A subclass defines `blocks`, `num_items`, `is_over`, `most_items`, `replica`, ``num_runs`` and
+    `fingerprint`. Its order is a pure function of these, the epoch and its history.
     """
 
     shuffle: bool
+    num_canonical: int | None = None
+    """Number of runs that the caller has fixed for any number of ranks; None for one per rank."""
+    is_elastic: bool = True
+    """Whether an epoch may continue on any number of ranks, cut into other runs."""
     yields_indices = True
     """Whether an item is an index; otherwise it is a batch."""
     num_noticed: int = 1000
@@ -122,22 +122,30 @@ class EpochSampler(Sampler[T]):
         self.epochs = epochs or Epochs()
         self._warned: set[str] = set()
         self._num_left_passes = 0
-        # Where the next pass starts, in which epoch, and how often an epoch had been set.
-        self._resume = (0, 0, 0)
+        # Where the next pass starts, and how often an epoch had been set.
+        self._resume = (Place(0), 0)
         self._pass: _Pass[T] | None = None
 
     # What a subclass defines.
 
-    def blocks(self, epoch: int, start: int) -> Iterator[list[T]]:
-        """Yield the items of this rank in an epoch from a position on, many at a time."""
+    def blocks(self, start: Place) -> Iterator[list[T]]:
+        """Yield the items of this rank from a place in an epoch on, many at a time."""
         raise NotImplementedError
 
-    def num_items(self, epoch: int) -> int:
-        """Return the number of items of this rank in an epoch."""
+    def num_items(self, place: Place) -> int:
+        """Return the number of items of this rank in the part of an epoch that a place is in."""
         raise NotImplementedError
 
-    def most_items(self) -> int:
-        """Return a number that the items of all ranks in an epoch do not exceed."""
+    def num_left(self, place: Place) -> int:
+        """Return the number of items of this rank from a place in an epoch on."""
+        return self.num_items(place) - place.position
+
+    def is_over(self, place: Place) -> bool:
+        """Return whether no rank has an item in the part of an epoch that a place is in."""
+        return not self.num_items(place)
+
+    def most_items(self, num_runs: int) -> int:
+        """Return a number that the items of all ranks do not exceed in an epoch of so many runs."""
         raise NotImplementedError
 
     def replica(self) -> tuple[int, int]:
@@ -165,11 +173,12 @@ class EpochSampler(Sampler[T]):
         self.epochs.number = number
 
     def __len__(self) -> int:
-        return self.num_items(self.epoch)
+        place = self.place_of(self.epoch)
+        return place.num_earlier + self.num_items(place)
 
     def __iter__(self) -> Iterator[T]:
         # ORDER-8: the epoch is that of this call, even if the first item is read later.
-        latest, this = self._pass, _Pass[T](self.epoch, self._resume_at(), self.epochs.num_set)
+        latest, this = self._pass, _Pass[T](self.place_of(self.epoch), self.epochs.num_set)
         self._pass = this
         self._note_left_pass(latest, this)
         self.note_second_dealing()
@@ -179,11 +188,11 @@ class EpochSampler(Sampler[T]):
 
     def ahead(self) -> Iterator[T]:
         """Return the items of a pass that would begin now, without beginning one."""
-        return chain.from_iterable(self.blocks(self.epoch, self._resume_at()))
+        return chain.from_iterable(self.blocks(self.place_of(self.epoch)))
 
     def _entered(self, this: _Pass[T]) -> Iterator[Iterator[T]]:
         # Blocks, chained in C: an item takes tens of nanoseconds.
-        for block in self.blocks(this.epoch, this.start):
+        for block in self.blocks(this.start):
             yield this.enter(block)
         this.has_ended = True
         # An old iterator may end after `set_epoch` or a restore, which it must not undo.
@@ -191,7 +200,7 @@ class EpochSampler(Sampler[T]):
             self.rewind()
             if not self.epochs.is_fixed:
                 self.epochs.number += 1
-            elif this.start == 0:
+            elif this.start == Place(this.epoch):
                 self._note_full_pass()
 
     def _note_full_pass(self) -> None:
@@ -208,7 +217,7 @@ class EpochSampler(Sampler[T]):
 
     def _note_left_pass(self, latest: _Pass[T] | None, this: _Pass[T]) -> None:
         """Warn when a third pass begins where two that were left early began (ORDER-48)."""
-        if latest is None or latest.place != this.place:
+        if latest is None or not latest.begins_like(this):
             self._num_left_passes = 0
             return
         # A look at the first samples neither counts nor hides what other passes did.
@@ -219,8 +228,8 @@ class EpochSampler(Sampler[T]):
             self._warn_once(
                 "left",
                 f"two passes of epoch {this.epoch} ended early, the latest after "
-                f"{latest.num_read} of {self.num_items(this.epoch) - this.start}, and a third "
-                "begins at the same place, so that the rest is never read; call "
+                f"{latest.num_read} of {self.num_left(this.start)}, and a third begins at "
+                "the same place, so that the rest is never read; call "
                 "sampler.set_epoch(epoch) before each pass for another order, or "
                 "sampler.load_state_dict(sampler.state_dict(num_consumed)) to continue",
             )
@@ -260,19 +269,17 @@ class EpochSampler(Sampler[T]):
 
     # The state.
 
-    def resume_position(self, epoch: int) -> int:
-        """Return the position at which a pass of an epoch starts: 0, or a restored one."""
+    def place_of(self, epoch: int) -> Place:
+        """Return where a pass of an epoch starts: at its beginning, or at a restored place."""
         # Trainers set the epoch after a restore too, to the restored one, whose position stays
         # (ORDER-11).
-        position, of_epoch, num_set = self._resume
-        return position if epoch == of_epoch and self.epochs.is_kept(of_epoch, num_set) else 0
+        place, num_set = self._resume
+        is_kept = epoch == place.epoch and self.epochs.is_kept(epoch, num_set)
+        return place if is_kept else Place(epoch)
 
     def rewind(self) -> None:
-        """Make the next pass start at position 0."""
-        self._resume = (0, self.epoch, self.epochs.num_set)
-
-    def _resume_at(self) -> int:
-        return self.resume_position(self.epoch)
+        """Make the next pass start at the beginning of an epoch."""
+        self._resume = (Place(self.epoch), self.epochs.num_set)
 
     def _latest_pass(self) -> _Pass[T] | None:
         this = self._pass
@@ -290,24 +297,25 @@ class EpochSampler(Sampler[T]):
                 run ahead of training, so only the caller knows; an incomplete last batch may count
                 as full. None counts what the sampler has yielded.
         """
-        epoch, start = self.epoch, self._resume_at()
-        position = start
-        if (latest := self._latest_pass()) is not None:
-            epoch, start, position = latest.epoch, latest.start, latest.position
+        latest = self._latest_pass()
+        start = self.place_of(self.epoch) if latest is None else latest.start
+        num_read = 0 if latest is None else latest.num_read
         if num_consumed is not None:
-            position = start + at_least(0, num_consumed, "num_consumed")
-        return self.state_at(epoch, position)
+            num_read = at_least(0, num_consumed, "num_consumed")
+        return self.state_at(start + num_read)
 
-    def state_at(self, epoch: int, position: int) -> dict[str, Any]:
-        """Return the state of a pass at a position in the items of this rank."""
+    def state_at(self, place: Place) -> dict[str, Any]:
+        """Return the state of a pass at a place."""
         _, num_replicas = self.replica()
         # A complete pass: the state is the start of the next epoch.
-        if position >= self.num_items(epoch):
-            epoch, position = epoch + 1, 0
+        if self.num_left(place) <= 0:
+            place = Place(place.epoch + 1)
+        fingerprint = self.fingerprint()
+        if place.history:
+            fingerprint["history"] = [part.json for part in place.history]
         # The position of all ranks together, so that every rank returns the same state.
-        state = State(
-            epoch, self.epochs.is_fixed, position * num_replicas, num_replicas, self.fingerprint()
-        )
+        position = place.position * num_replicas
+        state = State(place.epoch, self.epochs.is_fixed, position, num_replicas, fingerprint)
         return dict(vars(state))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -317,22 +325,29 @@ class EpochSampler(Sampler[T]):
         was set wins over the state's: torchdata's loader restores at this point. The effect is that
         of ``set_epoch`` after a restore.
 
+        On another number of ranks, what is left of the epoch is cut into as many runs as there are
+        ranks now (ORDER-50).
+
         Raises:
-            StateError: The state is damaged, belongs to another dataset or other settings, or was
-                saved on another number of ranks and cannot be restored at this position.
+            StateError: The state is damaged, or belongs to another dataset or other settings; or
+                the sampler mixes datasets, and its runs are not those of the state.
         """
         _, num_replicas = self.replica()
-        restored = checked_state(
-            state, self.fingerprint(), self.num_runs, self.most_items(), num_replicas
+        saved = checked_state(
+            state, self.fingerprint(), self.most_items, is_cut=self.num_canonical is not None
         )
+        place = resumed(saved.epoch, saved.parts, num_replicas, self.num_runs)
+        if place.history:
+            if not self.is_elastic:
+                raise other_runs(saved, num_replicas, self.num_canonical)
+            if self.is_over(place):  # fewer items than ranks were left, and are left out
+                place = Place(place.epoch + 1)
         # A pass that is still being read belongs to the time before the restore.
         waiting, self._pass = self._pass, None
         is_set = self.epochs.is_fixed and waiting is not None and waiting.is_waiting(self.epoch)
-        if is_set and self.epoch != restored.epoch:
-            self._resume = (0, self.epoch, self.epochs.num_set)
+        if is_set and self.epoch != place.epoch:
+            self.rewind()
             self.note_skipping()
             return
-        # Exact: `checked_state` accepts no position that these ranks cannot share (ORDER-10).
-        position = restored.position // num_replicas
-        self.epochs.restore(restored.epoch, is_fixed=restored.is_fixed, position=position)
-        self._resume = (position, restored.epoch, self.epochs.num_set)
+        self.epochs.restore(place.epoch, is_fixed=saved.is_fixed, place=place)
+        self._resume = (place, self.epochs.num_set)

@@ -57,6 +57,20 @@ class Rounds:
         """Yield the batches of a run from a round on, many at a time."""
         raise NotImplementedError
 
+    def own(self, run: int) -> tuple[IntArray, IntArray, IntArray]:
+        """Return the numbers of the batches of a run that repeat no other.
+
+        With `drop_last`, those that are left out since other runs have fewer are among them.
+
+        Returns:
+            The numbers, and the bucket and length of each batch.
+        """
+        raise NotImplementedError
+
+    def own_batches(self, run: int, start: int) -> Iterator[list[list[int]]]:
+        """Yield these batches from a number on, many at a time."""
+        raise NotImplementedError
+
     def _numbers(self, run: int) -> Iterator[npt.NDArray[Any]]:
         """Yield the numbers of the buckets of the indices of a run."""
         for window in windows(self._run_blocks(run)):
@@ -102,16 +116,28 @@ class SeparateRounds(Rounds):
     @cached_property
     def _num_yielded(self) -> int:
         """Number of indices in all rounds."""
-        sizes, total = self._buckets.sizes, 0
+        total = 0
         for run in range(self._num_runs) if self.num_rounds else ():
-            source = self._source(run)
-            number, counts = full_batches(self._numbers(source), sizes)
-            partial = np.empty(0, np.int64) if self._drop_last else counts % sizes
-            lengths = np.concatenate((sizes[number], partial[partial > 0]))
+            _, _, lengths = self.own(self._source(run))
             again, first = divmod(self.num_rounds, len(lengths))
             # With `drop_last` a run may have more batches than rounds, and `again` is 0.
             total += again * int(lengths.sum()) + int(lengths[:first].sum())
         return total
+
+    def own(self, run: int) -> tuple[IntArray, IntArray, IntArray]:  # noqa: D102 - inherited
+        sizes = self._buckets.sizes
+        full, counts = full_batches(self._numbers(run), sizes)
+        partial = np.zeros_like(counts) if self._drop_last else counts % sizes
+        buckets = np.concatenate((full.astype(np.int64), np.flatnonzero(partial)))
+        lengths = np.concatenate((sizes[full], partial[partial > 0]))
+        return np.arange(len(buckets)), buckets, lengths
+
+    def own_batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
+        at = 0
+        for part in batches(self._run_blocks(run), self._buckets, partial=not self._drop_last):
+            if start < at + len(part):
+                yield part.between(max(start - at, 0), len(part))
+            at += len(part)
 
     def batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
         # A run has all its own batches, unless others have fewer and `drop_last`. So the first

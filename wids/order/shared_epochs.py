@@ -6,24 +6,32 @@ and a pass is complete when each of them has read its share.
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from multiprocessing.sharedctypes import RawArray
 from typing import Any, Final
 
 from torch.utils.data import get_worker_info
 
+from wids.errors import StateError
+from wids.order.history import History, Part, Place
 from wids.order.passes import Epochs
 from wids.storage.shared_number import passes_to_process
 
 _NUM_SLOTS: Final = 1024
 """Maximum number of workers of one loader. The array is made before their number is known."""
 
-# Where the parts of the shared array begin: single numbers, and one number for each worker.
-_FIXED, _BEGUN, _START, _RESTORED, _POSITION, _AFTER, _PASSES = range(7)
+_MOST_PARTS: Final = 1024
+"""Maximum number of times that the ranks of a stream may change in an epoch."""
+
+# Where the parts of the shared array begin: single numbers, one number for each worker, and three
+# for each part of the history of the restored epoch.
+_FIXED, _BEGUN, _START, _IS_REST, _RESTORED, _POSITION, _PARTS, _AFTER, _PASSES = range(9)
 _EPOCHS = _PASSES + _NUM_SLOTS
 _OF_STATE = _EPOCHS + _NUM_SLOTS
 _COMPLETE = _OF_STATE + _NUM_SLOTS
 _SHARES = _COMPLETE + _NUM_SLOTS
-_LENGTH = _SHARES + _NUM_SLOTS
+_HISTORY = _SHARES + _NUM_SLOTS
+_LENGTH = _HISTORY + 3 * _MOST_PARTS
 
 
 class SharedEpochs(Epochs):
@@ -34,33 +42,48 @@ class SharedEpochs(Epochs):
 
     Args:
         epochs: The epoch to start with.
-        position: Where its next pass starts.
+        place: Where its next pass starts.
     """
 
-    def __init__(self, epochs: Epochs, position: int) -> None:
+    def __init__(self, epochs: Epochs, place: Place) -> None:
         self._shared = RawArray("q", _LENGTH)
         vars(self).update(
             {k: v for k, v in vars(epochs).items() if k not in ("number", "is_fixed")}
         )
         self.number, self.is_fixed = epochs.number, epochs.is_fixed
-        self.begin(epochs.number, 0)
-        self._note_position(epochs.number, position)
+        self.begin(Place(epochs.number))
+        self._note_place(place)
 
-    def restore(self, number: int, *, is_fixed: bool, position: int | None = None) -> None:
-        """Restore the epoch of a state and its position; None if only the epoch is set."""
+    def restore(self, number: int, *, is_fixed: bool, place: Place | None = None) -> None:
+        """Restore the epoch of a state and its place; None if only the epoch is set."""
         super().restore(number, is_fixed=is_fixed)
         # A restored position counts only in its own epoch, also in persistent workers (ORDER-11).
-        if position is not None or number != self._shared[_RESTORED]:
-            self._note_position(number, position or 0)
+        if place is not None or number != self._shared[_RESTORED]:
+            self._note_place(place or Place(number))
 
-    def _note_position(self, number: int, position: int) -> None:
-        self._shared[_RESTORED], self._shared[_POSITION] = number, position
+    def _note_place(self, place: Place) -> None:
+        if len(place.history) > _MOST_PARTS:
+            raise StateError(
+                f"the state has {len(place.history):,} changes of the number of ranks in one "
+                f"epoch, and a stream continues after at most {_MOST_PARTS:,}; pass the dataset "
+                "and the sampler to the loader instead"
+            )
+        numbers = [number for part in place.history for number in astuple(part)]
+        self._shared[_HISTORY : _HISTORY + len(numbers)] = numbers
+        self._shared[_RESTORED], self._shared[_POSITION] = place.epoch, place.position
+        self._shared[_PARTS] = len(place.history)
         self._shared[_AFTER] = self.num_passes
 
-    def position(self, number: int) -> int:
-        """Return where a pass of an epoch starts: 0, or a restored position, for one full pass."""
-        restored, position, after = self._shared[_RESTORED : _AFTER + 1]
-        return position if (restored, after) == (number, self.num_passes) else 0
+    def place(self, number: int) -> Place:
+        """Return where a pass of an epoch starts: its start, or a restored place, for one pass."""
+        restored, position, _, after = self._shared[_RESTORED : _AFTER + 1]
+        if (restored, after) != (number, self.num_passes):
+            return Place(number)
+        return Place(number, position, self._history())
+
+    def _history(self) -> History:
+        numbers = self._shared[_HISTORY : _HISTORY + 3 * self._shared[_PARTS]]
+        return tuple(Part(*numbers[at : at + 3]) for at in range(0, len(numbers), 3))
 
     @property
     def number(self) -> int:
@@ -93,13 +116,15 @@ class SharedEpochs(Epochs):
         return int(self._shared[_EPOCHS + worker()[0]])
 
     @property
-    def begun(self) -> tuple[int, int]:
-        """The epoch of the latest pass that began, and the position at which it started."""
-        return self._shared[_BEGUN], self._shared[_START]
+    def begun(self) -> Place:
+        """Where the latest pass that began started."""
+        history = self._history() if self._shared[_IS_REST] else ()
+        return Place(self._shared[_BEGUN], self._shared[_START], history)
 
-    def begin(self, number: int, start: int) -> None:
+    def begin(self, place: Place) -> None:
         """Note that a pass begins. All workers note the same."""
-        self._shared[_BEGUN], self._shared[_START] = number, start
+        self._shared[_BEGUN], self._shared[_START] = place.epoch, place.position
+        self._shared[_IS_REST] = bool(place.history)  # which is that of the restored epoch
 
     def complete(self, number: int) -> None:
         """Note that this worker has read its share of an epoch to the end."""

@@ -6,7 +6,7 @@ ORDER-9 to ORDER-11 in specs/sampler-order.md specify it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from wids.errors import StateError
 from wids.order.arguments import at_least
 from wids.order.epoch_order import Settings
+from wids.order.history import Part
 from wids.storage.array_types import IntArray
 
 
@@ -25,9 +26,11 @@ class State:
     Attributes:
         epoch: The epoch.
         is_fixed: Whether ``set_epoch`` was called, so that the epoch does not advance by itself.
-        position: Samples, or batches, that all ranks together have consumed in this epoch.
+        position: Samples, or batches, that all ranks together have consumed: in this epoch, or
+            since the number of ranks changed.
         num_replicas: Number of ranks.
-        fingerprint: Everything else that the order depends on.
+        fingerprint: Everything else that the order depends on; ``history`` has the parts of the
+            epoch that were read on other numbers of ranks, if there are any.
     """
 
     epoch: int
@@ -35,6 +38,16 @@ class State:
     position: int
     num_replicas: int
     fingerprint: Mapping[str, Any]
+
+    @property
+    def parts(self) -> list[Part]:
+        """What was read of the epoch, on each number of ranks."""
+        earlier = self.fingerprint.get("history", [])
+        if not isinstance(earlier, list):
+            raise ValueError(f"history: expected a list, found {earlier!r:.80}")  # noqa: TRY004 - becomes a StateError
+        steps = self.position // self.num_replicas
+        latest = Part(self.num_replicas, self.fingerprint["num_canonical"], steps)
+        return [*map(Part.from_json, earlier), latest]
 
 
 def lengths_digest(lengths: IntArray) -> str:
@@ -87,47 +100,80 @@ def fingerprint(settings: Settings, seed: int, digest: str) -> dict[str, Any]:
 
 
 def checked_state(
-    state: Any, expected: Mapping[str, Any], num_runs: int, most_items: int, num_replicas: int
+    state: Any, expected: Mapping[str, Any], most_items: Callable[[int], int], *, is_cut: bool
 ) -> State:
-    """Return a state that a sampler can resume from.
+    """Return a state that belongs to the order of a sampler.
 
     Args:
         state: The argument of ``load_state_dict``.
         expected: The sampler's own fingerprint.
-        num_runs: Its number of runs.
-        most_items: A number that no position in its epochs exceeds.
-        num_replicas: Its number of ranks.
+        most_items: Returns a number that no position exceeds with so many runs.
+        is_cut: Whether the number of runs is fixed, so that the state needs the same.
 
     Raises:
-        StateError: The state is damaged, belongs to another order, or was saved on another number
-            of ranks at a position that exists only there.
+        StateError: The state is damaged, or belongs to another order.
     """
-    _check_fingerprint(state, expected)
+    fingerprint = _checked_fingerprint(state, expected, is_cut=is_cut)
     try:
         position, epoch = (at_least(0, state.get(k), k) for k in ("position", "epoch"))
-        saved_replicas = at_least(1, state.get("num_replicas"), "num_replicas")
+        num_replicas = at_least(1, state.get("num_replicas"), "num_replicas")
+        found = State(epoch, bool(state.get("is_fixed")), position, num_replicas, fingerprint)
+        _check_positions(found, most_items)
     except ValueError as error:
         raise StateError(f"the state is damaged: {error}") from error
-    if position % saved_replicas or position > most_items:
-        raise StateError(
-            f"the state is damaged: expected a multiple of its {saved_replicas} ranks and at most "
-            f"{most_items} as position, found {position}"
-        )
-    # A rank of a job with more ranks reads fewer runs. All jobs agree only after full rounds.
-    if saved_replicas != num_replicas and position % num_runs:
-        raise StateError(
-            f"the state was saved on {saved_replicas} ranks at position {position}; {num_replicas} "
-            f"ranks can resume only at a multiple of num_canonical={num_runs}; save states at such "
-            "positions"
-        )
-    return State(epoch, bool(state.get("is_fixed")), position, saved_replicas, expected)
+    return found
 
 
-def _check_fingerprint(state: Any, expected: Mapping[str, Any]) -> None:
+def _check_positions(state: State, most_items: Callable[[int], int]) -> None:
+    if state.position % state.num_replicas:
+        raise ValueError(
+            f"expected a multiple of its {state.num_replicas} ranks as position, found "
+            f"{state.position}"
+        )
+    for part in state.parts:
+        if part.num_runs % part.num_replicas:
+            raise ValueError(
+                f"expected a multiple of num_replicas={part.num_replicas} runs, found "
+                f"{part.num_runs}"
+            )
+        if part.position > (most := most_items(part.num_runs)):
+            raise ValueError(f"expected at most {most} as position, found {part.position}")
+
+
+def other_runs(state: State, num_replicas: int, num_canonical: int | None) -> StateError:
+    """Return the error for an order that continues only with the runs of the state."""
+    runs, saved_on = state.fingerprint["num_canonical"], state.num_replicas
+    possible = divisors(runs) if state.position % runs == 0 else [saved_on]
+    return StateError(
+        f"the state was saved on {saved_on} ranks at position {state.position}, of a mix of {runs} "
+        f"runs, which resumes there on {either(possible)} ranks with num_canonical={runs}; found "
+        f"{num_replicas} ranks and num_canonical={num_canonical}"
+    )
+
+
+def divisors(number: int) -> list[int]:
+    """Return the numbers that divide a number, ascending."""
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def either(numbers: Collection[int]) -> str:
+    """Return numbers as text, such as ``1, 2 or 4``."""
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _checked_fingerprint(
+    state: Any, expected: Mapping[str, Any], *, is_cut: bool
+) -> Mapping[str, Any]:
+    """Return the fingerprint of a state, if it is that of the sampler."""
     found = state.get("fingerprint") if isinstance(state, Mapping) else None
-    if found == expected:
-        return
     found = found if isinstance(found, Mapping) else {}
+    num_runs = found.get("num_canonical")
+    if not is_cut and type(num_runs) is int and num_runs > 0:  # of any number of ranks
+        expected = {**expected, "num_canonical": num_runs}
+    compared = {name: value for name, value in found.items() if name != "history"}
+    if compared == expected:
+        return found
     differences = [
         f"{name}: expected {value!r}, found "
         f"{repr(found[name]) if name in found else 'nothing'} in the state"
@@ -135,7 +181,7 @@ def _check_fingerprint(state: Any, expected: Mapping[str, Any]) -> None:
         if found.get(name) != value
     ] + [
         f"{name}: found {value!r} in the state, which this sampler does not have"
-        for name, value in found.items()
+        for name, value in compared.items()
         if name not in expected
     ]
     raise StateError(
