@@ -248,8 +248,9 @@ class SampleStream(IterableDataset[Any]):
                 returned.
         """
         if num_consumed is not None:
+            begun = self.epochs.begun
             return self.sampler.state_at(
-                self.epochs.begun + at_least(0, num_consumed, "num_consumed")
+                begun + self.sampler.checked_consumed(num_consumed, begun, None)
             )
         if self._restored is not None:
             return dict(self._restored.state)  # nothing was read since

@@ -1,18 +1,24 @@
 """Inspect the call stack of a sampler for what the calling loader does with its indices.
 
 A trainer can wrap a sampler so that its indices are dealt out among the ranks a second time, or
-skip batches after a restart. The sampler receives no sign of it: only its callers differ. Their
-frames are inspected once per pass. No trainer is imported (decision 0044).
+skip batches after a restart; a loader's workers run ahead of training. The sampler receives no sign
+of it: only its callers differ. Their frames are inspected when a pass begins and when a state is
+taken. No trainer is imported (decision 0044). What is in a frame may be of any kind, and half
+built, so looking at one never raises.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+from weakref import ref
 
-from torch.utils.data import DistributedSampler
+from torch.utils.data import BatchSampler, DistributedSampler
+
+T = TypeVar("T")
 
 _NUM_FRAMES: Final = 200
 """Callers to inspect. A trainer is tens of calls above its loader."""
@@ -31,7 +37,7 @@ def second_dealing(num_replicas: int, *, shuffle: bool) -> str | None:
         shuffle: Whether its order is shuffled.
     """
     for frame in _callers():
-        found = _dealer(frame)
+        found = _looked_at(_dealer, frame)
         if found is None:
             continue
         name, num_dealt = found
@@ -56,13 +62,78 @@ def skipped_by_torchdata() -> str | None:
     """Return what torchdata's loader will skip in the next pass, if it is restoring a state."""
     for frame in _callers():
         if _module(frame).startswith("torchdata.") and "next_iter_state" in frame.f_locals:
-            state = frame.f_locals["next_iter_state"]
-            return _skipped(state) if isinstance(state, dict) else None
+            return _looked_at(_skipped, frame)
     return None
 
 
-def _skipped(state: dict[str, Any]) -> str | None:
-    if state.get("_iterator_finished"):
+@dataclass(frozen=True)
+class Reader:
+    """What reads a pass.
+
+    Attributes:
+        batch_size: Size of the batches that torch's ``BatchSampler`` makes of it; None for others.
+        loader: The iterator of a loader whose workers run ahead of training; None without workers.
+    """
+
+    batch_size: int | None = None
+    loader: ref[Any] | None = None
+
+    def is_ahead(self, *, has_ended: bool) -> bool:
+        """Return whether workers have been sent batches that the loader has not returned.
+
+        Args:
+            has_ended: Whether the pass was read to its end.
+        """
+        if self.loader is None:
+            return False
+        if (loader := self.loader()) is None:
+            # The loop was left before the end, or it is over.
+            return not has_ended
+        outstanding = vars(loader).get("_tasks_outstanding")
+        return isinstance(outstanding, int) and outstanding > 0
+
+    def __reduce__(self) -> tuple[type[Reader], tuple[()]]:
+        return Reader, ()  # in another process nobody reads yet
+
+
+def reader() -> Reader:
+    """Return what begins a pass, by its frames."""
+    batch_size, loader = None, None
+    for frame in _callers():
+        caller = frame.f_locals.get("self")
+        batch_size = batch_size or _looked_at(_batch_size, caller)
+        loader = loader or _looked_at(_loader_with_workers, caller)
+    return Reader(batch_size, loader)
+
+
+def _batch_size(caller: Any) -> int | None:
+    if isinstance(caller, BatchSampler) and type(caller.batch_size) is int:
+        return caller.batch_size
+    return None
+
+
+def _loader_with_workers(caller: Any) -> ref[Any] | None:
+    # torch's, and torchdata's, which is no subclass of it.
+    is_loader = type(caller).__name__.endswith("MultiProcessingDataLoaderIter")
+    return ref(caller) if is_loader else None
+
+
+def is_torchdata() -> bool:
+    """Return whether torchdata's loader takes a state, and counts what it has returned itself."""
+    return any(_module(frame).startswith("torchdata.") for frame in _callers())
+
+
+def _looked_at(look: Callable[[Any], T | None], value: Any) -> T | None:
+    # Others' attributes may be missing while their object is made, or compute and fail.
+    try:
+        return look(value)
+    except Exception:  # noqa: BLE001 - a remark is not worth a job
+        return None
+
+
+def _skipped(frame: FrameType) -> str | None:
+    state = frame.f_locals["next_iter_state"]
+    if not isinstance(state, dict) or state.get("_iterator_finished"):
         return None
     # The state is that of a snapshot, and the loader skips what was read after it.
     if number := state.get("_steps_since_snapshot", 0):

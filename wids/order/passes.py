@@ -69,8 +69,9 @@ class Epochs:
 class _Pass(Generic[T]):
     """One pass over the items of an epoch, which knows its position without counting items."""
 
-    def __init__(self, start: Place, num_set: int) -> None:
+    def __init__(self, start: Place, num_set: int, reader: callers.Reader) -> None:
         self.start = start
+        self.reader = reader
         self.epoch = start.epoch
         self.num_set = num_set
         self.has_begun = False
@@ -178,7 +179,8 @@ class EpochSampler(Sampler[T]):
 
     def __iter__(self) -> Iterator[T]:
         # ORDER-8: the epoch is that of this call, even if the first item is read later.
-        latest, this = self._pass, _Pass[T](self.place_of(self.epoch), self.epochs.num_set)
+        start = self.place_of(self.epoch)
+        latest, this = self._pass, _Pass[T](start, self.epochs.num_set, callers.reader())
         self._pass = this
         self._note_left_pass(latest, this)
         self.note_second_dealing()
@@ -295,14 +297,62 @@ class EpochSampler(Sampler[T]):
             num_consumed: Number of samples (of batches, for a sampler of batches) in the latest
                 pass that training on this rank has consumed. A plain DataLoader has workers that
                 run ahead of training, so only the caller knows; an incomplete last batch may count
-                as full. None counts what the sampler has yielded.
+                as full. None counts what the sampler has yielded, and warns once if workers have
+                run ahead.
+
+        Raises:
+            ValueError: ``num_consumed`` exceeds what the pass has.
         """
         latest = self._latest_pass()
         start = self.place_of(self.epoch) if latest is None else latest.start
-        num_read = 0 if latest is None else latest.num_read
+        batch_size = None if latest is None else latest.reader.batch_size
         if num_consumed is not None:
-            num_read = at_least(0, num_consumed, "num_consumed")
-        return self.state_at(start + num_read)
+            return self.state_at(start + self.checked_consumed(num_consumed, start, batch_size))
+        if latest is not None:
+            self._note_ahead(latest)
+        return self.state_at(start + (0 if latest is None else latest.num_read))
+
+    def checked_consumed(self, num_consumed: Any, start: Place, batch_size: int | None) -> int:
+        """Return the number of items that training has consumed of a pass, as an int.
+
+        Args:
+            num_consumed: The number that a program has counted.
+            start: Where the pass began.
+            batch_size: Items in a batch; None if it is not known. The last batch may count as full.
+
+        Raises:
+            ValueError: It is no number, or there are not as many left from there.
+        """
+        number = at_least(0, num_consumed, "num_consumed")
+        left = max(self.num_left(start), 0)
+        what = "samples" if self.yields_indices else "batches"
+        most = left + (max(batch_size or left, 1) - 1 if self.yields_indices else 0)
+        if number > most:
+            raise ValueError(
+                f"num_consumed: expected at most the {left} {what} that the latest pass has on "
+                f"this rank, found {number}; pass what training has used since this pass began: "
+                + ("num_batches * batch_size" if self.yields_indices else "num_batches")
+                + ", where num_batches is 0 at the start of each pass"
+            )
+        return number
+
+    def _note_ahead(self, latest: _Pass[T]) -> None:
+        """Warn if a state counts what workers were sent, and training has not used (ORDER-63)."""
+        if (
+            "ahead" not in self._warned
+            and latest.has_begun
+            and latest.reader.is_ahead(has_ended=latest.has_ended)
+            and not callers.is_torchdata()
+        ):
+            self._warned.add("ahead")
+            example = "num_batches * batch_size" if self.yields_indices else "num_batches"
+            warnings.warn(
+                f"{type(self).__name__}: the workers of a DataLoader run ahead of training, and "
+                "state_dict() counts what they were sent, so that a resumed job would leave it "
+                f"out; pass state_dict(num_consumed={example}), or use torchdata's "
+                "StatefulDataLoader and its state_dict()",
+                stacklevel=3,
+            )
 
     def state_at(self, place: Place) -> dict[str, Any]:
         """Return the state of a pass at a place."""
