@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import need, write_shards, write_tar
+from conftest import need, raises, write_shards, write_tar
 from torch.utils.data import BatchSampler, DataLoader
 
 from wids import (
+    BucketBatchSampler,
     ChunkedSampler,
     DecodeError,
     DistributedChunkedSampler,
     Prefetcher,
     ShardListDataset,
+    StateError,
+    stream,
 )
 
 
@@ -136,30 +139,90 @@ def test_state_after_an_epoch_is_the_next_one(spec: Path) -> None:
             assert indices(resumed) == epochs[2]
 
 
+# Other numbers of ranks
+
+CHAIN = (4, 6, 5, 3, 7)
+"""Ranks that read three batches each, one job after the other; the last reads to the end."""
+
+
+def samplers_of(dataset: ShardListDataset, num_replicas: int, kind: str) -> list[Any]:
+    ranks = [
+        DistributedChunkedSampler(dataset, num_replicas=num_replicas, rank=rank, chunksize=20)
+        for rank in range(num_replicas)
+    ]
+    if kind == "batches":
+        buckets = [index % 2 for index in range(len(dataset))]
+        return [BucketBatchSampler(rank, buckets, 7) for rank in ranks]
+    return [Prefetcher(rank, dataset) for rank in ranks] if kind == "ahead" else ranks
+
+
+def check_each_sample_once(seen: list[int], most_again: int) -> None:
+    assert set(seen) == set(range(500))
+    assert len(seen) - 500 <= most_again
+
+
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-def test_state_of_a_loader_goes_to_other_ranks(spec: Path) -> None:
-    """A state that one of two ranks saved is resumed by one process, or by four."""
-    with ShardListDataset(spec) as dataset:
+@pytest.mark.parametrize("kind", ["indices", "ahead", "batches"])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_state_of_a_loader_goes_to_other_ranks(tmp_path: Path, num_workers: int, kind: str) -> None:
+    """What one rank's loader saved is resumed by any number of ranks, again and again (ORDER-50).
 
-        def loaders(num_replicas: int) -> list[Any]:
-            return [
-                stateful(
-                    dataset,
-                    DistributedChunkedSampler(
-                        dataset, num_replicas=num_replicas, rank=rank, num_canonical=4
-                    ),
-                    0,
+    Workers that run ahead, and a prefetcher that looks ahead, follow the same order.
+    """
+    need(importlib.util.find_spec("torchdata"), "pip install torchdata")
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    with ShardListDataset(write_shards(tmp_path, [130, 11, 140, 219])) as dataset:
+        state: dict[str, Any] = {}
+        seen: list[int] = []
+        for num_replicas, stop in zip(CHAIN, (3, 3, 3, 3, None), strict=True):
+            states = []
+            for sampler in samplers_of(dataset, num_replicas, kind):
+                options: dict[str, Any] = {"batch_size": 7, "sampler": sampler}
+                if kind == "batches":
+                    options = {"batch_sampler": sampler}
+                loader = StatefulDataLoader(dataset, num_workers=num_workers, **options)
+                if state:
+                    loader.load_state_dict(state)
+                seen += [index for batch in indices(islice(loader, stop)) for index in batch]
+                states.append(loader.state_dict())
+            state = json.loads(json.dumps(states[1]))
+        check_each_sample_once(seen, 6 * 7 if kind == "batches" else 6)
+
+
+@pytest.mark.parametrize("kind", ["ahead", "stream"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_counted_state_goes_to_other_ranks(tmp_path: Path, num_workers: int, kind: str) -> None:
+    """The same with a plain loader, whose workers run ahead, and a count (ORDER-50)."""
+    with ShardListDataset(write_shards(tmp_path, [130, 11, 140, 219])) as dataset:
+        state: dict[str, Any] = {}
+        seen: list[int] = []
+        for num_replicas, stop in zip(CHAIN, (3, 3, 3, 3, None), strict=True):
+            for sampler in samplers_of(dataset, num_replicas, kind):
+                options: dict[str, Any] = {"num_workers": num_workers, "batch_size": 7}
+                own = stream(dataset, sampler, batch_size=7) if kind == "stream" else sampler
+                if state:
+                    own.load_state_dict(state)
+                loader: DataLoader[Any] = (
+                    DataLoader(own, **options)
+                    if kind == "stream"
+                    else DataLoader(dataset, sampler=own, **options)
                 )
-                for rank in range(num_replicas)
-            ]
+                seen += [index for batch in indices(islice(loader, stop)) for index in batch]
+                saved = None if stop is None else own.state_dict(num_consumed=3 * 7)
+            state = json.loads(json.dumps(saved))
+        check_each_sample_once(seen, 6)
 
-        for num_replicas in (1, 2, 4):
-            before, after = loaders(2), loaders(num_replicas)
-            done = [index for loader in before for b in indices(islice(loader, 2)) for index in b]
-            for loader in after:
-                loader.load_state_dict(before[0].state_dict())
-                done += [index for batch in indices(loader) for index in batch]
-            assert sorted(done) == list(range(100))
+
+def test_a_stream_keeps_its_own_state_on_its_ranks(spec: Path) -> None:
+    """What torchdata saves of a stream counts the batches of each worker of one rank."""
+    with ShardListDataset(spec) as dataset:
+        one = DistributedChunkedSampler(dataset, num_replicas=2, rank=0)
+        other = DistributedChunkedSampler(dataset, num_replicas=3, rank=0)
+        state = stream(dataset, one).state_dict()
+        with raises(StateError, "saved on 3 ranks, found 2", "state_dict(num_consumed)"):
+            stream(dataset, other).load_state_dict(state)
+        stream(dataset, other).load_state_dict(state["sampler"])
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")

@@ -296,6 +296,7 @@ class SampleStream(IterableDataset[Any]):
                 f", found {shares!r:.80}; resume with the same loader, or save "
                 "state_dict(num_consumed) in the main process"
             )
+        self._check_ranks(state)
         try:
             num_groups, num_returned = (at_least(0, n, "consumed") for n in own["consumed"])
             share = at_least(0, shares[0], "shares")
@@ -311,6 +312,18 @@ class SampleStream(IterableDataset[Any]):
                 self.sampler.note_skipping()
         else:
             self._note_restored(own, set_number)
+
+    def _check_ranks(self, state: Mapping[str, Any]) -> None:
+        """Refuse the batches that workers of a rank have read, if they are those of other ranks."""
+        _, num_replicas = self.sampler.replica()
+        inside = state.get("sampler")
+        saved_on = inside.get("num_replicas") if isinstance(inside, Mapping) else num_replicas
+        if saved_on != num_replicas:
+            raise StateError(
+                f"state: expected one that was saved on {num_replicas} ranks, found {saved_on}, "
+                "since it counts the batches of each worker; to resume on other ranks, save "
+                "state_dict(num_consumed) in the main process"
+            )
 
     def _note_restored(self, state: Mapping[str, Any], set_number: int | None) -> None:
         """Prepare the pass of a worker that was restored.
