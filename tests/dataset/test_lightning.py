@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -259,3 +260,55 @@ def test_both_names_of_lightning_are_served(package: str, other: str) -> None:
     )
 
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
+
+
+class Many(Numbers):
+    """The same, for several ranks."""
+
+    def __len__(self) -> int:
+        return 400
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_any_number_of_ranks(tmp_path: Path, num_workers: int) -> None:
+    """A checkpoint of four ranks resumes on five, then two, and no epoch is cut short (ORDER-52).
+
+    Each rank is a trainer of its own here: they share checkpoints, and nothing else.
+    """
+    need(importlib.util.find_spec("lightning"), "pip install lightning")
+    import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from wids import SamplerCallback
+
+    used: dict[int, list[int]] = {}
+    checkpoint: Path | None = None
+    for num_replicas, num_steps in ((4, 5), (5, 4), (2, None)):
+        for rank in range(num_replicas):
+            data: Any = Many()
+            sampler = wids.DistributedChunkedSampler(data, num_replicas=num_replicas, rank=rank)
+            log: list[tuple[int, int, list[int]]] = []
+            folder = tmp_path / f"{rank} of {num_replicas}"
+            trainer = lightning.Trainer(
+                accelerator="cpu",
+                devices=1,
+                logger=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                max_epochs=4,
+                callbacks=[SamplerCallback(sampler), ModelCheckpoint(folder, **EVERY_STEP)],
+            )
+            loader = DataLoader(data, batch_size=BATCH, sampler=sampler, num_workers=num_workers)
+            killed = module(log, None if num_steps is None else num_steps + 1)
+            with suppress(KilledError):
+                trainer.fit(killed, loader, ckpt_path=checkpoint)
+            for _, epoch, indices in log[:num_steps]:
+                used.setdefault(epoch, []).extend(indices)
+            if num_steps is None:
+                steps = [[epoch for _, epoch, _ in log].count(epoch) for epoch in range(4)]
+                # Of the 160 samples that are left in the first epoch, two ranks have 80 each.
+                assert steps == [14, 34, 34, 34]
+        (checkpoint,) = folder.glob("*.ckpt")
+    for epoch in range(4):
+        assert set(used[epoch]) == set(range(400))
+        assert len(used[epoch]) - 400 < 2

@@ -72,6 +72,9 @@ class SamplerCallback(Callback):
             )
         self._sampler: Any = sampler
         self._num_items = 0
+        # Whether training began with what other ranks have left of an epoch.
+        self._is_rest = False
+        self._reload_every: int | None = None
         self._begin(0)
 
     def _begin(self, epoch: int) -> None:
@@ -97,9 +100,12 @@ class SamplerCallback(Callback):
                 "object, and a DistributedChunkedSampler where there are several processes"
             )
 
-    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
+    def on_train_epoch_start(self, trainer: Any, *_: Any) -> None:
         """Begin at the sampler's position in this epoch."""
         self._begin(trainer.current_epoch)
+        if self._reload_every is not None:
+            trainer.reload_dataloaders_every_n_epochs = self._reload_every
+            self._reload_every = None
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         """Count the epoch, if Lightning has not."""
@@ -116,9 +122,15 @@ class SamplerCallback(Callback):
         if trainer.is_last_batch:  # also of an epoch that `limit_train_batches` ends
             self._begin(trainer.current_epoch + 1)
 
-    def on_train_epoch_end(self, trainer: Trainer, *_: Any) -> None:
+    def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
         """Move to the beginning of the next epoch, also after one that was stopped."""
         self._begin(trainer.current_epoch + 1)
+        if self._is_rest:
+            self._is_rest = False
+            # Lightning keeps the number of batches of the first epoch, of which other ranks had
+            # read a part. It counts them again when it asks for the loader.
+            self._reload_every = trainer.reload_dataloaders_every_n_epochs
+            trainer.reload_dataloaders_every_n_epochs = 1
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sampler's state after the samples that training has used."""
@@ -139,6 +151,7 @@ class SamplerCallback(Callback):
             )
         self._sampler.load_state_dict(checkpoint["callbacks"][self.state_key])
         self._begin(self._sampler.epoch)
+        self._is_rest = bool(self._place.history)
         if trainer.max_steps != -1:
             _end_at_last_step(checkpoint["loops"]["fit_loop"])
 
