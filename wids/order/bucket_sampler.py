@@ -56,13 +56,12 @@ class BucketBatchSampler(EpochSampler[list[int]]):
     ones. All ranks yield equally many batches. Each rank computes them by itself: it goes through
     the orders of all ranks once per epoch, about a second for ten million samples. ``len()`` is the
     number of batches of the current epoch, which may differ from epoch to epoch.
-    specs/sampler-order.md specifies the batches (ORDER-40 to ORDER-46).
+    specs/sampler-order.md specifies the batches (ORDER-40 to ORDER-46, and ORDER-53).
 
     Epochs, ``set_epoch``, ``state_dict`` and ``load_state_dict`` are those of `ChunkedSampler`,
     counted in batches; ``state_dict(num_consumed=...)`` takes a number of batches. The epoch is
-    shared with the sampler inside. With ``num_canonical`` of `DistributedChunkedSampler` a state
-    resumes on any number of ranks that divides it, after a multiple of ``num_canonical`` batches
-    (of all ranks together).
+    shared with the sampler inside. On another number of ranks, the batches that are left of an
+    epoch are dealt out again.
 
     Args:
         sampler: Any sampler of this package, for example a `DistributedChunkedSampler`, which

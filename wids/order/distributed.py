@@ -45,7 +45,8 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         redeal: False to give each rank the same slice of the dataset in every epoch, which suits
             local caches; True to distribute the chunks among the ranks again in each epoch.
         num_canonical: Number of runs that the epoch is cut into; None for one per rank. With a
-            fixed number, a job can resume on any number of ranks that divides it.
+            fixed number, a step has the same samples on any number of ranks that divides it. A job
+            resumes on any number of ranks without it.
 
     Raises:
         ValueError: The numbers contradict each other.
