@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import raises, sample_members, write_tar
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler
 
 import wids
 from wids import (
@@ -87,14 +87,17 @@ def test_weights_are_by_order_or_by_name(dataset: ShardListDataset, weights: Any
     [
         (2, ["weights: expected numbers by name or in a list, found 2"]),
         ([1, 2], ["weights: expected 3, one for each of 'a', 'b', 'c', found 2"]),
-        ({"a": 1, "b": 1}, ["expected one for each dataset, found none for 'c'", "leave it out"]),
+        (
+            {"a": 1, "b": 1},
+            ["expected one for each dataset, found none for 'c'", "0 draws nothing"],
+        ),
         (
             {"a": 1, "b": 1, "c": 1, "x": 2},
             ["expected names of datasets, 'a', 'b', 'c', found 'x'"],
         ),
         *(
-            ({"a": 1, "b": bad, "c": 1}, ["weights['b']: expected a positive number, found"])
-            for bad in (0, -1, -0.0, float("nan"), float("inf"), "1", None, True, 1j, [1])
+            ({"a": 1, "b": bad, "c": 1}, ["weights['b']: expected a number of at least 0, found"])
+            for bad in (-1, float("nan"), float("inf"), "1", None, True, 1j, [1])
         ),
     ],
 )
@@ -207,6 +210,36 @@ def test_loader_with_workers_reads_the_mix(dataset: ShardListDataset) -> None:
     for batch in batches[:4]:
         counts = Counter(batch["__dataset__"])
         assert all(abs(counts[n] - 10 * w) < 2 for n, w in {"a": 0.6, "b": 0.3, "c": 0.1}.items())
+
+
+def test_weight_0_draws_nothing(dataset: ShardListDataset) -> None:
+    """It is as if the dataset were not in the list, which may then be empty (ORDER-20)."""
+    sampler = MixedSampler(dataset, {"a": 2, "b": 0, "c": 1}, num_samples=30)
+    assert Counter(names(dataset, sampler)) == {"a": 20, "c": 10}
+    assert sampler.weights == {"a": Fraction(2, 3), "b": 0, "c": Fraction(1, 3)}
+    without_c = MixedSampler(dataset[:26], [1, 1, 0], num_samples=10)
+    assert len(list(without_c)) == 10
+    with raises(ValueError, "weights: expected one that is not 0, found 0 for each dataset"):
+        MixedSampler(dataset, [0, 0, 0])
+    state = sampler.state_dict(num_consumed=7)
+    with raises(StateError, "belongs to another order"):
+        MixedSampler(dataset, [2, 1, 1], num_samples=30).load_state_dict(state)
+
+
+def test_views_of_one_dataset_are_mixed_by_a_list(dataset: ShardListDataset) -> None:
+    """Parts without names have weights in their order; without a list they are one source."""
+
+    class Batched(ConcatDataset[Any]):
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            return [self[index] for index in indices]
+
+    both = Batched([dataset[:9], dataset[5:20]])
+    sampler = MixedSampler(both, [1, 3], num_samples=40)
+    assert Counter(index < 9 for index in sampler) == {True: 10, False: 30}
+    assert sampler.weights == {"0": Fraction(1, 4), "1": Fraction(3, 4)}
+    assert sorted(MixedSampler(both)) == list(range(24))
+    with raises(ValueError, "found 2; ", "as torch's ConcatDataset([view, other_view])"):
+        MixedSampler(dataset[:20], [1, 3])
 
 
 # Other ranks

@@ -251,6 +251,7 @@ def test_samples_keep_the_proportions(job: Job, data: st.DataObject) -> None:
 def test_sources_are_exhausted_before_they_repeat(job: Job) -> None:
     """At any step, samples of a source differ by at most 2 in how often they came; 1 on one run.
 
+    With fewer samples than runs, the runs are in several passes at a time, and they differ by more.
     ORDER-26, and ORDER-24: the runs together have every sample of a source once in each pass.
     """
     mix = job.mix
@@ -263,7 +264,8 @@ def test_sources_are_exhausted_before_they_repeat(job: Job) -> None:
             counts.update(step)
             for ranges in mix.ranges:
                 own = [counts[i] for start, stop in ranges for i in range(start, stop)]
-                assert max(own) - min(own) <= (1 if mix.num_runs == 1 else 2)
+                most = max(2, 1 + -(-mix.num_runs // len(own)))
+                assert max(own) - min(own) <= (1 if mix.num_runs == 1 else most)
 
 
 @pytest.mark.parametrize("num_replicas", [1, 3, 8])

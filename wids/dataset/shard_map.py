@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
+from wids.order.wrapped import unwrapped
 from wids.shards.reader import ShardReader
 from wids.shards.sample_access import SampleAccess, access_of
 from wids.storage.shared_number import SharedNumber
@@ -47,17 +48,15 @@ class ShardMap:
         access = access_of(dataset)
         if access is not None:
             return self._numbers_of_shards(access)
-        # By attributes, as samplers do (`wids.order.wrapped`): subclasses are common.
-        parts = getattr(dataset, "datasets", None)
-        if hasattr(dataset, "cumulative_sizes") and isinstance(parts, list):
-            return _one_after_another(dataset.cumulative_sizes, list(map(self._numbers_of, parts)))
-        if isinstance(parts, tuple | dict):
-            stacked = parts.values() if isinstance(parts, dict) else parts
-            return _together(list(map(self._numbers_of, stacked)))
-        inner, indices = getattr(dataset, "dataset", None), getattr(dataset, "indices", None)
-        if inner is not None and isinstance(indices, Sequence):
-            return _selected(indices, self._numbers_of(inner))
-        return lambda _: ()
+        wrapper = unwrapped(dataset)
+        if wrapper is None:
+            return lambda _: ()
+        parts = list(map(self._numbers_of, wrapper.parts))
+        if wrapper.indices is not None:
+            return _selected(wrapper.indices, parts[0])
+        if wrapper.is_stacked:
+            return _together(parts)
+        return _one_after_another(dataset.cumulative_sizes, parts)
 
     def _numbers_of_shards(self, access: SampleAccess) -> NumbersOf:
         reader, shard_number = access.reader, access.shard_number

@@ -17,6 +17,7 @@ from wids.order.arguments import at_least
 from wids.order.distributed import DistributedChunkedSampler
 from wids.order.pattern import checked_weight, draws_per_period
 from wids.order.state import lengths_digest, stated
+from wids.order.wrapped import lengths_of, unwrapped
 from wids.storage.array_types import IntArray
 
 Weights = Mapping[str, Any] | Sequence[Any]
@@ -40,8 +41,9 @@ class MixedSampler(DistributedChunkedSampler):
     Args:
         dataset: A `ShardListDataset` or a view of one; anything with ``sources``; or anything with
             ``len()``, which is a single source.
-        weights: Positive numbers of any scale, by name or in the order of ``dataset.sources``. None
-            for those that the spec states, and 1 where it states none.
+        weights: Numbers of any scale, by name or in the order of ``dataset.sources``; 0 draws
+            nothing. None for those that the spec states, and 1 where it states none. A list may
+            have one for each part of torch's ``ConcatDataset``, such as two views of one dataset.
         num_samples: Samples in an epoch, of all ranks together; rounded up to a multiple of the
             runs. None for ``len(dataset)``. It may be longer than the data, or shorter.
         num_replicas: Number of ranks; None to look it up.
@@ -58,8 +60,8 @@ class MixedSampler(DistributedChunkedSampler):
             denominator would exceed 2**20, they are rounded to multiples of 2**-20.
 
     Raises:
-        ValueError: A weight is not a positive number or belongs to no source, a source has no
-            weight or no samples, or the numbers contradict each other.
+        ValueError: A weight is negative or no number, all are 0, one belongs to no source, a source
+            has no weight or no samples, or the numbers contradict each other.
 
     Example:
         >>> import wids
@@ -97,14 +99,16 @@ class MixedSampler(DistributedChunkedSampler):
             shuffle=shuffle,
             num_canonical=num_canonical,
         )
-        self._sources = _sources(dataset, self._lengths)
+        sources = _sources(dataset, self._lengths, weights)
         if weights is None:
-            weights = getattr(dataset, "weights", None) or [1] * len(self._sources)
-        stated = _checked_weights(weights, self._sources)
-        self._draws = draws_per_period(stated)
+            weights = getattr(dataset, "weights", None) or [1] * len(sources)
+        stated = _checked_weights(weights, sources)
+        # A source of weight 0 is not there: an order has draws of each of its sources.
+        self._sources = tuple(source for source in sources if stated[source.name])
+        self._draws = draws_per_period([stated[source.name] for source in self._sources])
+        draws = dict(zip((source.name for source in self._sources), self._draws, strict=True))
         self.weights = {
-            source.name: Fraction(draws, sum(self._draws))
-            for source, draws in zip(self._sources, self._draws, strict=True)
+            source.name: Fraction(draws.get(source.name, 0), sum(self._draws)) for source in sources
         }
         self._num_samples = at_least(
             1, len(dataset) if num_samples is None else num_samples, "num_samples"
@@ -148,16 +152,28 @@ class MixedSampler(DistributedChunkedSampler):
         }
 
 
-def _sources(dataset: Sized, lengths: IntArray) -> tuple[mixing.Source, ...]:
-    """Return the named datasets; all indices are one source where there are no names."""
+def _sources(
+    dataset: Sized, lengths: IntArray, weights: Weights | None
+) -> tuple[mixing.Source, ...]:
+    """Return the named datasets; all indices are one source where there are no names.
+
+    The parts of torch's ``ConcatDataset`` are sources if there is a list with a weight for each.
+    """
     ends = np.cumsum(lengths)
-    unnamed = {"": np.stack([ends - lengths, ends], axis=1)}
-    named: Mapping[str, Any] = getattr(dataset, "sources", unnamed)
+    ranges = np.stack([ends - lengths, ends], axis=1)
+    named: Mapping[str, Any] = getattr(dataset, "sources", {"": ranges})
+    wrapper = unwrapped(dataset)
+    is_joined = wrapper is not None and not wrapper.is_stacked and wrapper.indices is None
+    parts = wrapper.parts if wrapper is not None and is_joined else []
+    if isinstance(weights, Sequence) and len(weights) == len(parts) > 1:
+        edges = np.cumsum([len(lengths_of(part)) for part in parts])
+        names = map(str, range(len(parts)))
+        named = dict(zip(names, np.split(ranges, edges[:-1]), strict=True))
     return tuple(mixing.Source(name, np.asarray(ranges)) for name, ranges in named.items())
 
 
-def _checked_weights(weights: Weights, sources: Sequence[mixing.Source]) -> list[Fraction]:
-    """Return the weight of each source, as a fraction."""
+def _checked_weights(weights: Weights, sources: Sequence[mixing.Source]) -> dict[str, Fraction]:
+    """Return the weight of each source, as a fraction, by its name."""
     names = [source.name for source in sources]
     if not isinstance(weights, Mapping):
         try:
@@ -169,7 +185,9 @@ def _checked_weights(weights: Weights, sources: Sequence[mixing.Source]) -> list
         if len(values) != len(names):
             raise ValueError(
                 f"weights: expected {len(names)}, one for each of {_listed(names)}, found "
-                f"{len(values)}; specs of one name are one dataset, so give each a name of its own"
+                f"{len(values)}; specs of one name are one dataset, so give each a name of its "
+                "own; views are mixed as torch's ConcatDataset([view, other_view]), with a weight "
+                "for each"
             )
         weights = dict(zip(names, values, strict=True))
     if unknown := [name for name in weights if name not in names]:
@@ -178,14 +196,16 @@ def _checked_weights(weights: Weights, sources: Sequence[mixing.Source]) -> list
         )
     if missing := [name for name in names if name not in weights]:
         raise ValueError(
-            f"weights: expected one for each dataset, found none for {_listed(missing)}; to draw "
-            "nothing from a dataset, leave it out of the list of specs"
+            f"weights: expected one for each dataset, found none for {_listed(missing)}; 0 "
+            "draws nothing from a dataset"
         )
-    fractions = [checked_weight(weights[name], f"weights[{name!r}]") for name in names]
-    if empty := [source.name for source in sources if not source.num_samples]:
+    fractions = {name: checked_weight(weights[name], f"weights[{name!r}]") for name in names}
+    if not any(fractions.values()):
+        raise ValueError("weights: expected one that is not 0, found 0 for each dataset")
+    if empty := [s.name for s in sources if fractions[s.name] and not s.num_samples]:
         raise ValueError(
             f"dataset: expected samples of each source, found none of {_listed(empty)}; leave it "
-            "out of the list of specs"
+            "out of the list of specs, or give it weight 0"
         )
     return fractions
 

@@ -28,14 +28,14 @@ def checked_weight(weight: Any, name: str) -> Fraction:
     """Return the fraction that a weight stands for.
 
     Raises:
-        ValueError: It is not a positive, finite number.
+        ValueError: It is negative, infinite or no number.
     """
     is_number = isinstance(weight, numbers.Real) and not isinstance(weight, bool)
-    # `not >` also refuses NaN.
-    if not is_number or not 0 < weight < math.inf:
+    # `not <=` also refuses NaN.
+    if not is_number or not 0 <= weight < math.inf:
         raise ValueError(
-            f"{name}: expected a positive number, found {weight!r:.80}; to draw nothing from a "
-            "dataset, leave it out of the list of specs"
+            f"{name}: expected a number of at least 0, found {weight!r:.80}; 0 draws nothing from "
+            "a dataset"
         )
     if isinstance(weight, numbers.Rational):
         return Fraction(int(weight.numerator), int(weight.denominator))

@@ -1,16 +1,47 @@
 """Find the shard lengths of datasets inside torch's wrappers, and pass the epoch on to them.
 
 ``ConcatDataset``, ``Subset`` and ``StackDataset`` have no ``lengths``, so a sampler over one would
-not follow shards. They are recognised by their attributes; torch is not imported here.
+not follow shards. They are recognised here, by their attributes; torch is not imported.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """What one of torch's wrappers has inside.
+
+    Attributes:
+        parts: The datasets: one after another, or of the same indices.
+        is_stacked: Whether they have the same indices, as in ``StackDataset``.
+        indices: The index in the only part of each sample, as in ``Subset``; None for all.
+    """
+
+    parts: list[Any]
+    is_stacked: bool = False
+    indices: Any = None
+
+
+def unwrapped(dataset: Any) -> Wrapper | None:
+    """Return what is inside one of torch's wrappers; None for another dataset."""
+    # By attributes, since the classes are torch's and subclasses of them common. `random_split`
+    # returns `Subset`.
+    parts = getattr(dataset, "datasets", None)
+    if isinstance(parts, list) and hasattr(dataset, "cumulative_sizes"):
+        return Wrapper(parts)
+    if isinstance(parts, tuple | dict) and parts:
+        return Wrapper(list(parts.values() if isinstance(parts, dict) else parts), is_stacked=True)
+    inner, indices = getattr(dataset, "dataset", None), getattr(dataset, "indices", None)
+    if isinstance(inner, Sized) and hasattr(indices, "__getitem__"):
+        return Wrapper([inner], indices=indices)
+    return None
 
 
 def lengths_of(dataset: Sized) -> Any:
@@ -22,18 +53,14 @@ def lengths_of(dataset: Sized) -> Any:
     lengths = getattr(dataset, "lengths", None)
     if lengths is not None:
         return lengths
-    # By attributes, since the classes are torch's and subclasses of them common. `random_split`
-    # returns `Subset`.
-    parts = getattr(dataset, "datasets", None)
-    if hasattr(dataset, "cumulative_sizes") and isinstance(parts, list):
-        return _of_concatenation(dataset, parts)
-    if isinstance(parts, tuple | dict) and parts:
-        # All parts of a `StackDataset` have the same indices: it follows the first.
-        return lengths_of(next(iter(parts.values() if isinstance(parts, dict) else parts)))
-    inner, indices = getattr(dataset, "dataset", None), getattr(dataset, "indices", None)
-    if isinstance(inner, Sized) and isinstance(indices, Iterable):
-        return _of_subset(dataset, inner, indices)
-    return [len(dataset)]
+    wrapper = unwrapped(dataset)
+    if wrapper is None:
+        return [len(dataset)]
+    if wrapper.indices is not None:
+        return _of_subset(dataset, wrapper.parts[0], wrapper.indices)
+    if wrapper.is_stacked:  # it follows the first
+        return lengths_of(wrapper.parts[0])
+    return _of_concatenation(dataset, wrapper.parts)
 
 
 class EpochTeller:
@@ -57,12 +84,9 @@ def _with_epochs(dataset: Any) -> Iterator[Any]:
     if callable(getattr(dataset, "set_epoch", None)):
         yield dataset
         return
-    parts = getattr(dataset, "datasets", None)
-    if isinstance(parts, list | tuple | dict):
-        for part in parts.values() if isinstance(parts, dict) else parts:
-            yield from _with_epochs(part)
-    elif hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
-        yield from _with_epochs(dataset.dataset)
+    wrapper = unwrapped(dataset)
+    for part in wrapper.parts if wrapper else ():
+        yield from _with_epochs(part)
 
 
 def _of_concatenation(dataset: Sized, parts: list[Any]) -> Any:
