@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from wids import BucketBatchSampler, ChunkedSampler
+from wids import BucketBatchSampler, ChunkedSampler, DistributedChunkedSampler
 
 NUM_SAMPLES = 6000
 
@@ -119,3 +119,19 @@ def test_break_in_a_loader_with_workers_begins_again() -> None:
     resumed = indices()
     resumed.load_state_dict(state)
     assert [n for batch in passes[0] for n in batch] + list(resumed) == list(indices())
+
+
+def test_dir_has_what_programs_use() -> None:
+    """Completion shows settings, epoch and state, and no hook of a subclass."""
+    sampler = DistributedChunkedSampler(range(9), num_replicas=1, rank=0)
+    batches = BucketBatchSampler(sampler, [0] * 9, 2)
+
+    def shown(made: object) -> set[str]:
+        return {name for name in dir(made) if not name.startswith("_")}
+
+    common = {"ahead", "drop_last", "epoch", "load_state_dict", "num_canonical", "num_replicas"}
+    common |= {"rank", "set_epoch", "shuffle", "state_dict"}
+    own = {"chunksize", "dataset", "even", "num_samples", "redeal", "seed", "settings"}
+    assert shown(sampler) == common | own | {"shufflefirst", "total_size"}
+    own = {"aligned", "batch_size", "num_left_out", "num_repeated", "sampler"}
+    assert shown(batches) == common | own

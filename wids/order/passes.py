@@ -10,7 +10,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import torch  # noqa: F401 - whole, before its parts: threads must not import both at once
 from torch.utils.data import Sampler
@@ -99,6 +99,14 @@ class _Pass(Generic[T]):
         return self._num_entered - operator.length_hint(self._block)
 
 
+_FOR_SUBCLASSES: Final = frozenset(
+    "blocks check_fit checked_consumed dataset_length epochs fingerprint is_elastic is_over "
+    "most_items note_second_dealing note_skipping num_items num_left num_noticed num_runs order_of "
+    "place_of replica rewind run_blocks settings_of state_at tell_epoch yields_indices".split()
+)
+"""What samplers ask of one another and of their subclasses."""
+
+
 class EpochSampler(Sampler[T]):
     """Passes over the epochs of an order, with a state.
 
@@ -161,6 +169,10 @@ class EpochSampler(Sampler[T]):
     def fingerprint(self) -> dict[str, Any]:
         """Return what the order depends on besides epoch, position and ranks; JSON-able."""
         raise NotImplementedError
+
+    def __dir__(self) -> list[str]:
+        # What a program uses is found at a glance; the rest is for other modules.
+        return sorted(set(super().__dir__()) - _FOR_SUBCLASSES)
 
     # Passes.
 
