@@ -131,7 +131,16 @@ def test_dir_has_what_programs_use() -> None:
 
     common = {"ahead", "drop_last", "epoch", "load_state_dict", "num_canonical", "num_replicas"}
     common |= {"rank", "set_epoch", "shuffle", "state_dict"}
-    own = {"chunksize", "dataset", "even", "num_samples", "redeal", "seed", "settings"}
+    own = {
+        "chunksize",
+        "dataset",
+        "dataset_length",
+        "even",
+        "num_samples",
+        "redeal",
+        "seed",
+        "settings",
+    }
     assert shown(sampler) == common | own | {"shufflefirst", "total_size"}
     own = {"aligned", "batch_size", "num_left_out", "num_repeated", "sampler"}
     assert shown(batches) == common | own

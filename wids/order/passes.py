@@ -100,9 +100,31 @@ class _Pass(Generic[T]):
 
 
 _FOR_SUBCLASSES: Final = frozenset(
-    "blocks check_fit checked_consumed dataset_length epochs fingerprint is_elastic is_over "
-    "most_items note_second_dealing note_skipping num_items num_left num_noticed num_runs order_of "
-    "place_of replica rewind run_blocks settings_of state_at tell_epoch yields_indices".split()
+    (
+        "blocks",
+        "check_fit",
+        "checked_consumed",
+        "epochs",
+        "fingerprint",
+        "is_elastic",
+        "is_over",
+        "most_items",
+        "note_second_dealing",
+        "note_skipping",
+        "num_items",
+        "num_left",
+        "num_noticed",
+        "num_runs",
+        "order_of",
+        "place_of",
+        "replica",
+        "rewind",
+        "run_blocks",
+        "settings_of",
+        "state_at",
+        "tell_epoch",
+        "yields_indices",
+    )
 )
 """What samplers ask of one another and of their subclasses."""
 
