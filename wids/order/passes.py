@@ -99,33 +99,12 @@ class _Pass(Generic[T]):
         return self._num_entered - operator.length_hint(self._block)
 
 
-_FOR_SUBCLASSES: Final = frozenset(
-    (
-        "blocks",
-        "check_fit",
-        "checked_consumed",
-        "epochs",
-        "fingerprint",
-        "is_elastic",
-        "is_over",
-        "most_items",
-        "note_second_dealing",
-        "note_skipping",
-        "num_items",
-        "num_left",
-        "num_noticed",
-        "num_runs",
-        "order_of",
-        "place_of",
-        "replica",
-        "rewind",
-        "run_blocks",
-        "settings_of",
-        "state_at",
-        "tell_epoch",
-        "yields_indices",
-    )
-)
+_FOR_SUBCLASSES: Final = frozenset((
+    "blocks", "check_fit", "checked_consumed", "epochs", "fingerprint", "is_elastic", "is_over",
+    "most_items", "note_second_dealing", "note_skipping", "num_items", "num_left",
+    "num_noticed", "num_runs", "order_of", "place_of", "replica", "rewind", "run_blocks",
+    "settings_of", "state_at", "tell_epoch", "yields_indices",
+))  # fmt: skip
 """What samplers ask of one another and of their subclasses."""
 
 
