@@ -28,13 +28,7 @@ from wids.look.in_notebooks import show_samples_in_notebooks
 from wids.shards.cache_settings import cache_folder, cache_limits, placed_names
 from wids.shards.counted_shards import counted_shards
 from wids.shards.indices import as_index
-from wids.shards.positions import (
-    Positions,
-    counts_per_shard,
-    first_index_of,
-    from_start,
-    position_at,
-)
+from wids.shards.positions import Positions, counts_per_shard, first_index_of, from_start
 from wids.shards.read_options import AccessMode, ReadOptions, Verify, field_set
 from wids.shards.reader import ShardReader
 from wids.shards.specs.loader import Shards, load_with
@@ -858,7 +852,7 @@ class ShardListDataset(TorchDataset):
         """
         from wids.shards.field_file import open_field
 
-        return open_field(self.reader, position_at(self._access.positions, index), field)
+        return open_field(self.reader, self.locate(index), field)
 
     def locate(self, index: int) -> tuple[int, int]:
         """Return the number of the shard that a sample is in, and its position in the shard.

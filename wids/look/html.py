@@ -80,6 +80,7 @@ def card_html(
     problem: str = "",
     pixels: int = THUMBNAIL_PIXELS,
     classes: Sequence[str] = (),
+    poster: str = "",
 ) -> str:
     """Return a sample as a small card: first picture, texts, and names of the other fields.
 
@@ -89,6 +90,7 @@ def card_html(
         problem: What is wrong with the sample, as text.
         pixels: Maximum width and height of the picture.
         classes: Names of classes, by their numbers.
+        poster: URL of a picture to show if the sample has none of its own.
     """
     fields = {name: value for name, value in sample.items() if not str(name).startswith("__")}
     pictures = [name for name in fields if extension(name) in IMAGE_EXTENSIONS]
@@ -100,6 +102,9 @@ def card_html(
     others_by_name = other_fields or {}
     if not picture:
         picture = _larger_picture(others_by_name)
+    if not picture and poster:
+        # Requested by the browser when it comes into sight.
+        picture = f'<img alt="" loading="lazy" src="{escaped(poster)}">'
     names = ", ".join(f"{name} {nbytes_text(size)}" for name, size in others_by_name.items())
     others = f'<p class="line"><small>{escaped(names)}</small></p>' if names else ""
     bad = f'<p class="bad">{escaped(problem)}</p>' if problem else ""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import io
 import re
 from threading import BoundedSemaphore
-from typing import Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 from wids.shards.fields.images import opened_image
+from wids.shards.fields.safety import within_s
 
 THUMBNAIL_PIXELS: Final = 256
 MAX_PIXELS: Final = 40_000_000
@@ -19,6 +20,10 @@ MAX_PIXELS: Final = 40_000_000
 takes 4 bytes in most formats, and 16 while a WebP is decoded."""
 _TINY_PIXELS: Final = 128
 """Pictures that are not wider or higher are encoded without loss, and shown pixel by pixel."""
+
+_POSTER_AT_S: Final = 1.0
+_POSTER_S: Final = 5.0
+"""Longest time that the poster of a film may take."""
 
 _DECODING: Final = BoundedSemaphore(2)
 """Limits the pictures in memory at full size, since a page requests many at once (SEC-53)."""
@@ -68,6 +73,36 @@ def thumbnail(data: bytes | Any, size: int = THUMBNAIL_PIXELS) -> Thumbnail:
     except Exception as error:
         raise ValueError(_reason(error)) from error
     raise ValueError(f"{description}: too many pixels to show")
+
+
+def poster(film: IO[bytes], size: int = THUMBNAIL_PIXELS) -> Thumbnail:
+    """Return a picture that stands for a film: one from its first seconds.
+
+    Args:
+        film: The film, as a file that can seek.
+        size: Maximum width and height in pixels.
+
+    Raises:
+        ValueError: The film cannot be decoded, within a few seconds, or has too many pixels.
+    """
+    from PIL import Image
+
+    from wids.shards.fields.video import VideoReader
+
+    def decoded() -> tuple[Any, str]:
+        with VideoReader(film) as reader:
+            if reader.width * reader.height > MAX_PIXELS:
+                raise ValueError("too many pixels to show")
+            # Films often begin in the dark.
+            (pixels,) = reader.at([min(_POSTER_AT_S, reader.duration_s / 10)])
+            return Image.fromarray(pixels), repr(reader)
+
+    try:
+        with _DECODING:
+            image, description = within_s(_POSTER_S, decoded)
+    except Exception as error:
+        raise ValueError(_reason(error)) from error
+    return Thumbnail(*_small(image, size), description, image.width, image.height)
 
 
 def _reason(error: Exception) -> str:

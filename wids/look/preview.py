@@ -7,7 +7,7 @@ byte range if the shard is remote. No whole shard is downloaded.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -204,6 +204,7 @@ def cards(
     *,
     picture: str = "",
     pixels: int = THUMBNAIL_PIXELS,
+    poster_of: Callable[[int, Iterable[str]], str] = lambda *_: "",
 ) -> list[Card]:
     """Return samples as cards, in order. Only what a card shows is read.
 
@@ -213,6 +214,8 @@ def cards(
         order: All fields of the dataset, those to prefer first.
         picture: The picture to prefer to all others.
         pixels: Maximum width and height of pictures.
+        poster_of: Returns the URL of a picture for a sample without one, from its index and the
+            fields that are not read; ``""`` for none.
     """
     card_of: dict[int, Card] = {}
     classes = class_names(dataset.spec)
@@ -242,6 +245,7 @@ def cards(
                     f"damaged: {', '.join(damaged)}" if damaged else "",
                     pixels=pixels,
                     classes=classes,
+                    poster=poster_of(index, other_fields[index]),
                 )
                 card_of[index] = Card(html, damage_text(damaged))
     return [card_of[index] for index in indices]

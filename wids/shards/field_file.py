@@ -3,38 +3,51 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from wids.shards.reader import ShardReader
 from wids.shards.tars.raw_samples import missing_field_error
-from wids.storage.transport import urls
+from wids.shards.tars.readable_shard import ReadableShard
 
 _BUFFER_NBYTES: Final = 256 << 10
 """Bytes of a request: films are read in steps of 32 kB, each of which would cost a round trip."""
 
 
-def open_field(reader: ShardReader, position: int, field: str) -> io.BufferedReader:
+class OpensShards(Protocol):
+    """Opens shards by number, as `ShardReader` does."""
+
+    def open(self, number: int, *, local: bool = True) -> ReadableShard:
+        """Open a shard; not by fetching it if ``local`` is False."""
+
+
+def open_field(
+    reader: OpensShards, place: tuple[int, int], field: str, limit_nbytes: float = math.inf
+) -> io.BufferedReader:
     """Open a field as a binary file that can seek.
 
     Args:
         reader: The shards.
-        position: The sample.
+        place: The number of the shard that has the sample, and its index there.
         field: The field, with its leading dot.
+        limit_nbytes: Most bytes to read in all; reading more is an error.
 
     Raises:
         KeyError: The sample does not have the field.
         FetchError: The shard cannot be opened.
     """
-    number, local_index = reader.locate(position)
+    number, local_index = place
     shard = reader.open(number, local=False)
     member = shard.index.member(local_index, field)
     if member is None:
-        raise missing_field_error(
-            urls.redact(reader.shards[number].url), shard.index.key(local_index), field
-        )
+        raise missing_field_error(f"shard {number}", shard.index.key(local_index), field)
+    left_nbytes = limit_nbytes
 
     def read(start: int, stop: int) -> bytes:
+        nonlocal left_nbytes
+        left_nbytes -= stop - start
+        if left_nbytes < 0:
+            raise OSError(f"more than {limit_nbytes:,} bytes would have to be read")
         # Opened for each part: a copy that stays open cannot be evicted (CACHE-7).
         return reader.open(number, local=False).read_part(local_index, field, start, stop)
 

@@ -6,7 +6,9 @@ the one field that is requested. A scan reads more, but only after a user has st
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from typing import Any, Final
 
 from wids.errors import printable
@@ -24,11 +26,12 @@ from wids.look.page.answers import (
 )
 from wids.look.page.questions import Questions
 from wids.look.page.sample_rows import field_row, link_of, picture_entry, problem_html
-from wids.look.pictures import THUMBNAIL_PIXELS, thumbnail
+from wids.look.pictures import THUMBNAIL_PIXELS, poster, thumbnail
 from wids.look.preview import Browsable
 from wids.look.text import class_names, share_text, total_of
+from wids.shards.field_file import open_field
 from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension
-from wids.shards.fields.media import played_type
+from wids.shards.fields.media import media_kind, played_type
 from wids.shards.tars.index import ShardIndex
 from wids.storage.sizes import nbytes_text
 from wids.storage.transport import urls
@@ -36,6 +39,9 @@ from wids.storage.transport import urls
 MAX_PAGE: Final = 120
 """Maximum number of samples on a page."""
 _MAX_SHOWN_NBYTES: Final = 30_000_000
+_MAX_POSTER_NBYTES: Final = 5_000_000
+_NO_PICTURE: Final = b64decode("R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7")
+"""A GIF of one transparent pixel."""
 _MAX_CARD_PIXELS: Final = 1024
 _MAX_ZOOM_PIXELS: Final = 4096
 
@@ -71,6 +77,7 @@ class Pages(Site):
             "find": self._find,
             "field": self._field,
             "picture": self._picture,
+            "poster": self._poster,
             "hits": lambda _, query: self._questions.hits(query),
             "columns": lambda _, __: self._questions.column_names(),
             "column": lambda _, query: self._questions.column(query.get("name", "")),
@@ -122,6 +129,7 @@ class Pages(Site):
             [each.field for each in self.stats],
             picture=query.get("picture", ""),
             pixels=min(max(pixels, 32), _MAX_CARD_PIXELS),
+            poster_of=self._poster_of,
         )
         stop = start + len(indices)
         return {
@@ -154,6 +162,7 @@ class Pages(Site):
                 link=link_of(self._prefix, "field", index, field),
                 file_name=stem + printable(field),
                 classes=classes,
+                poster=self._poster_of(index, [field]),
             )
             for field, nbytes in sizes.items()
         )
@@ -191,6 +200,25 @@ class Pages(Site):
             data = bytes(selection[index][field])
         pixels = min(max(number_in(query, "pixels", _MAX_ZOOM_PIXELS), 32), _MAX_ZOOM_PIXELS)
         picture = thumbnail(data, pixels)
+        return 200, picture.media_type, picture.data
+
+    def _poster_of(self, index: int, fields: Iterable[str]) -> str:
+        """Return where the picture of the first film among some fields is served, or ``""``."""
+        films = [field for field in fields if media_kind(field) == "video"]
+        has_decoder = films and find_spec("av") is not None
+        return link_of(self._prefix, "poster", index, films[0]) if has_decoder else ""
+
+    def _poster(self, rest: str, _: Query) -> Answer:
+        """Answer with a picture of a film, made from a few megabytes of it at most."""
+        index, field = self._sample_and_field(rest)
+        if media_kind(field) != "video":
+            raise KeyError(f"{field}: expected a field with a film")
+        with self._dataset.only([field]) as selection:
+            film = open_field(selection.reader, selection.locate(index), field, _MAX_POSTER_NBYTES)
+            try:
+                picture = poster(film, _MAX_CARD_PIXELS)
+            except ValueError:  # the browser asked for a picture: an empty one, and no error
+                return 200, "image/gif", _NO_PICTURE
         return 200, picture.media_type, picture.data
 
     def _find(self, _: str, query: Query) -> dict[str, Any]:

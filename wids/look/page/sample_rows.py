@@ -36,6 +36,7 @@ def field_row(
     link: str,
     file_name: str,
     classes: Sequence[str] = (),
+    poster: str = "",
 ) -> str:
     """Return a field as a row of a table: its name, its size, a link to save it, and its value.
 
@@ -46,21 +47,23 @@ def field_row(
         link: Where its bytes are served.
         file_name: The name of the file that it is saved as.
         classes: Names of classes, by their numbers.
+        poster: Where a picture of it is served, if it is a film.
     """
     label = escaped(printable(field))
     return (
         f'<tr><th scope="row"><code>{label}</code><small>{nbytes_text(nbytes)}</small>'
         f'<a href="{link}?save=1" download="{escaped(file_name)}" '
         f'aria-label="save {label}">save</a>'
-        f"</th><td>{_body(field, data, link, classes)}</td></tr>"
+        f"</th><td>{_body(field, data, link, classes, poster)}</td></tr>"
     )
 
 
-def _body(field: str, data: bytes | None, link: str, classes: Sequence[str]) -> str:
+def _body(field: str, data: bytes | None, link: str, classes: Sequence[str], poster: str) -> str:
     kind = played_type(field)
     if kind is not None:
         tag, label = kind.partition("/")[0], escaped(printable(field))
-        return f'<{tag} controls preload="none" src="{link}" aria-label="{label}"></{tag}>'
+        shown = f' poster="{poster}"' if poster else ""
+        return f'<{tag} controls preload="none" src="{link}"{shown} aria-label="{label}"></{tag}>'
     if data is None:
         return "<small>too large to show</small>"
     try:

@@ -1,0 +1,78 @@
+"""Films have a picture on cards and in their player, made from a few megabytes of them at most."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import optional
+from looks import browsing
+from loopback import Server
+from PIL import Image
+from recordings import film
+
+import wids
+from wids.cli.main import main
+
+optional("av")
+
+
+def written(folder: Path, films: list[bytes]) -> Path:
+    """Write films into a shard with a spec and a pack; return the spec."""
+    folder.mkdir()
+    with wids.TarWriter(folder / "films-0.tar") as writer:
+        for number, data in enumerate(films):
+            writer.write({"__key__": f"{number}", "mp4": data, "txt": f"film {number}"})
+    spec = folder / "films.json"
+    assert main(["create", str(folder / "films-0.tar"), "-o", str(spec)]) == 0
+    return spec
+
+
+def test_posters(tmp_path: Path) -> None:
+    """A card and a player name a picture of the film, which has its size."""
+    with browsing(written(tmp_path / "site", [film(50, size=(320, 240))])) as client:
+        (card,) = client.json("samples")["cards"]
+        (link,) = re.findall(r'<img alt="" loading="lazy" src="([^"]+)"', card["html"])
+        assert f'poster="{link}"' in client.json("sample/0")["html"]
+        status, headers, data = client.get(link)
+    assert (status, headers["Content-Type"]) == (200, "image/jpeg")
+    assert Image.open(io.BytesIO(data)).size == (320, 240)
+
+
+def test_films_that_cannot_be_decoded(tmp_path: Path) -> None:
+    """A damaged film has an empty picture, and no error in the browser."""
+    with browsing(written(tmp_path / "site", [b"no film"])) as client:
+        status, headers, _ = client.get("poster/0/.mp4")
+        assert (status, headers["Content-Type"]) == (200, "image/gif")
+        assert client.get("poster/0/.txt")[0] == 404
+
+
+def test_without_pyav(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without PyAV no picture is named."""
+    spec = written(tmp_path / "site", [film(5)])
+    monkeypatch.setitem(sys.modules, "av", None)
+    monkeypatch.setattr("wids.look.page.pages.find_spec", lambda _: None)
+    with browsing(spec) as client:
+        assert "poster" not in client.json("sample/0")["html"]
+        assert "<img" not in client.json("samples")["cards"][0]["html"]
+
+
+def test_remote_films(tmp_path: Path, server: Server) -> None:
+    """48 cards of remote films of 10 MB come within a second, a poster costs at most 5 MB."""
+    long = film(600, size=(320, 240), bit_rate=4_000_000)
+    assert len(long) > 10_000_000
+    written(tmp_path / "site", [long] * 3 + [film(5)] * 45)
+    for path in (tmp_path / "site").iterdir():
+        server.page(f"/{path.name}", path.read_bytes())
+    with browsing(f"{server.url}/films.json") as client:
+        client.json("about")
+        started_s = time.monotonic()
+        assert len(client.json("samples?count=48")["cards"]) == 48
+        assert time.monotonic() - started_s < 1
+        server.log.clear()
+        assert client.get("poster/1/.mp4")[1]["Content-Type"] == "image/jpeg"
+    assert sum(request.num_sent for request in server.log) < 5_000_000
