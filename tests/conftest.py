@@ -27,6 +27,8 @@ import hypothesis
 import pytest
 from loopback import Server
 
+from wids.storage.transport.gate import Gate
+
 if TYPE_CHECKING:
     from s3 import Bucket
     from tabs import Chromium
@@ -134,6 +136,7 @@ def no_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
 def new_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """No server has answered before, also not one of another test on the same port."""
     monkeypatch.setattr("wids.storage.transport.retry._answered", set())
+    monkeypatch.setattr("wids.storage.transport.gate._gates", [Gate()])
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ class RangeReader:
 
     def _attempt(self, start: int, stop: int) -> bytes:
         tag = self._tags.get(self._url)
-        with self._transports.open(self._url, start, stop, tag) as stream:
+        with self._transports.open(self._url, start, stop, tag, is_collected=True) as stream:
             self._check(stream, start, tag)
             data = bytearray()
             for chunk in stream.chunks:

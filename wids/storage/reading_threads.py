@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Executor, Future
+from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
-from wids.storage.transport.retry import cancelled_by
+from wids.storage.transport.request_limit import MOST
+from wids.storage.transport.retry import CancelledError, cancellation, cancelled_by
 
 _T = TypeVar("_T")
 
 _PATIENCE_S: Final = 1.0
 """How long to wait, after an error, for requests in flight."""
+_CANCEL_POLL_S: Final = 0.25
 
 
 class ReadingThreads(Executor):
@@ -82,6 +85,37 @@ class ReadingThreads(Executor):
             while task := self._tasks.get():
                 _run(*task)
                 del task  # or its result would stay in memory until the next task
+
+
+def in_threads(tasks: Sequence[Callable[[], _T]], name: str) -> list[_T]:
+    """Run tasks that read remote files at the same time; return their results in order.
+
+    There is a thread for each task, up to the most requests that can be in flight to a server; the
+    gate of the server decides how many of them are. The threads end with the tasks: in a process
+    that is forked later they would be missing. The first error, Ctrl-C included, drops the other
+    tasks, and so does the event of `cancelled_by`.
+
+    Args:
+        tasks: Called without arguments, in order.
+        name: Name of the threads, for debugging.
+
+    Raises:
+        CancelledError: The event of `cancelled_by` was set meanwhile.
+    """
+    if len(tasks) <= 1:
+        return [task() for task in tasks]
+    cancel = cancellation()
+    poll_s = None if cancel is None else _CANCEL_POLL_S
+    with ReadingThreads(min(len(tasks), MOST), name) as threads:
+        futures = [threads.submit(task) for task in tasks]
+        pending = set(futures)
+        while pending:
+            done, pending = wait_for(pending, poll_s, FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+            if cancel is not None and cancel.is_set():
+                raise CancelledError("the fetch was cancelled")
+        return [future.result() for future in futures]
 
 
 def _run(future: Future[Any], call: Callable[[], Any]) -> None:

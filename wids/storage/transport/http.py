@@ -10,8 +10,10 @@ from urllib.parse import urljoin
 
 from wids.errors import FetchError, NotFoundError
 from wids.storage.transport import retry, urls
+from wids.storage.transport.request_limit import MOST
 from wids.storage.transport.stream import (
     CHUNK_NBYTES,
+    REFUSAL_STATUSES,
     TRANSIENT_STATUSES,
     PastEndError,
     Stream,
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
 TIMEOUT_S: Final = 15.0
 """Longest silence of a server that is believed to answer; `connections` has the lowest speed."""
 
-MAX_CONNECTIONS: Final = 32
-"""To one server; as many requests as `remote_lengths` sends at a time."""
+MAX_CONNECTIONS: Final = MOST
+"""To one server; as many as a gate lets pass."""
 
 _MIN_AGE_S: Final = 60.0
 """Age from which a date of modification identifies a version, even if two clocks differ."""
@@ -281,7 +283,7 @@ def _check_status(url: str, response: urllib3.BaseHTTPResponse) -> None:
     if status in TRANSIENT_STATUSES:
         asked_s = _number(response.headers.get("Retry-After"))
         wait_s = None if asked_s is None else min(asked_s, _MAX_RETRY_AFTER_S)
-        raise TransientError(message, wait_s, is_answer=True)
+        raise TransientError(message, wait_s, is_answer=True, is_refusal=status in REFUSAL_STATUSES)
     if status in (401, 403):
         message += "; pass headers or tokens as storage_options, or renew the signature of the URL"
     if status == 416:

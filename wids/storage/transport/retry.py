@@ -83,6 +83,11 @@ def cancelled_by(event: threading.Event) -> Iterator[None]:
         _cancel.reset(token)
 
 
+def cancellation() -> threading.Event | None:
+    """Return the event that ends the waits of this thread, or None."""
+    return _cancel.get()
+
+
 def with_retries(
     attempt: Callable[[], _T],
     patience: Patience,

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from wids.storage.sizes import nbytes_text
 from wids.storage.transport import local, retry, urls
+from wids.storage.transport.gate import gate, response_nbytes, through_gate
 from wids.storage.transport.listing import not_listable
 from wids.storage.transport.local import Opener
 from wids.storage.transport.retry import Patience
@@ -67,14 +68,40 @@ class Transports:
         self.__dict__.update(state)
 
     def open(
-        self, url: str, start: int = 0, stop: int | None = None, tag: str | None = None
+        self,
+        url: str,
+        start: int = 0,
+        stop: int | None = None,
+        tag: str | None = None,
+        *,
+        is_collected: bool = False,
     ) -> Stream:
-        """Open a URL, after rewriting, by the transport of its scheme; see `stream.Transport`."""
+        """Open a URL, after rewriting, by the transport of its scheme; see `stream.Transport`.
+
+        The request waits for its turn at the gate of its server, and keeps it until the stream has
+        ended or is closed.
+
+        Args:
+            url: Path or URL.
+            start: As for a `stream.Transport`.
+            stop: The same.
+            tag: The same.
+            is_collected: Whether the caller keeps all bytes in memory, and not only a piece.
+        """
         # The caller's prefixes refer to URLs as they are written, before rewriting.
         target = rewritten(url)
         transport = self._handlers.get(urls.scheme(target)) or self._transport(url, target)
-        stream = transport(target, start, stop, tag)
-        retry.note_answer(urls.origin(target))
+        server = urls.origin(target)
+        if not server:
+            return transport(target, start, stop, tag)
+        nbytes = response_nbytes(start, stop, is_collected=is_collected)
+        turn = gate().enter(server, nbytes)
+        try:
+            stream = through_gate(turn, transport(target, start, stop, tag))
+        except BaseException as error:
+            turn.leave(error)
+            raise
+        retry.note_answer(server)
         return stream
 
     def patience(self, url: str) -> Patience:

@@ -20,6 +20,8 @@ from wids.storage.transport import urls
 
 CHUNK_NBYTES: Final = 256 << 10
 TRANSIENT_STATUSES: Final = frozenset((408, 425, 429, 500, 502, 503, 504))
+REFUSAL_STATUSES: Final = frozenset((429, 503))
+"""A server answers with these when it has too many requests, S3 with 503 and SlowDown."""
 
 
 class TransientError(FetchError):
@@ -29,6 +31,7 @@ class TransientError(FetchError):
         wait_s: Seconds to wait first, as requested by the server, or None.
         is_answer: Whether the server responded, although it failed.
         is_outage: Whether the server may be down; otherwise only a few attempts are made.
+        is_refusal: Whether the server had too many requests.
     """
 
     def __init__(
@@ -38,11 +41,13 @@ class TransientError(FetchError):
         *,
         is_answer: bool = False,
         is_outage: bool = True,
+        is_refusal: bool = False,
     ) -> None:
         super().__init__(message)
         self.wait_s = wait_s
         self.is_answer = is_answer
         self.is_outage = is_outage
+        self.is_refusal = is_refusal
 
 
 class Entry(NamedTuple):
@@ -172,7 +177,12 @@ def transient_error(message: str, error: Exception) -> TransientError:
     # An error of Python about a wrong value is not an outage either.
     is_refusal = 400 <= status < 500 and status not in TRANSIENT_STATUSES
     is_outage = not (is_refusal or isinstance(error, (ValueError, ArithmeticError)))
-    return TransientError(message, is_answer=bool(status), is_outage=is_outage)
+    return TransientError(
+        message,
+        is_answer=bool(status),
+        is_outage=is_outage,
+        is_refusal=status in REFUSAL_STATUSES or "SlowDown" in str(error),
+    )
 
 
 def _status(error: BaseException) -> int:

@@ -1,0 +1,133 @@
+"""The gate through which all requests pass: turns, order, memory, cancellation, forks."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from conftest import in_child
+from loopback import Fault, Server
+
+from wids.storage.fetch import Fetcher
+from wids.storage.reading_threads import in_threads
+from wids.storage.transport.gate import PROCESS_NBYTES, Gate, Turn, gate, num_in_flight
+from wids.storage.transport.request_limit import FIRST
+from wids.storage.transport.retry import CancelledError, cancelled_by
+
+SERVER = "https://server"
+
+
+def fill(gate: Gate, count: int = FIRST) -> list[Turn]:
+    """Take turns in threads of their own, which hold none afterwards but these."""
+    return in_threads([lambda: gate.enter(SERVER, 0)] * count, "test")
+
+
+def test_as_many_pass_as_the_limit_allows() -> None:
+    """The next request waits until one has ended."""
+    gate = Gate()
+    turns = fill(gate)
+    passed = threading.Event()
+
+    def wait() -> None:
+        turn = gate.enter(SERVER, 0)
+        passed.set()
+        turn.leave()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert not passed.wait(0.2)
+    turns.pop().leave()
+    assert passed.wait(5)
+    thread.join()
+    for turn in turns:
+        turn.leave()
+
+
+def test_a_wait_is_cancelled() -> None:
+    """A thread that waits for its turn ends soon after its event was set."""
+    gate = Gate()
+    turns = fill(gate)
+    event = threading.Event()
+    threading.Timer(0.1, event.set).start()
+
+    with cancelled_by(event), pytest.raises(CancelledError):
+        gate.enter(SERVER, 0)
+    for turn in turns:
+        turn.leave()
+    assert gate.server(SERVER).num_in_flight == 0
+
+
+def test_a_thread_with_a_turn_passes() -> None:
+    """It may be what the others wait for."""
+    gate = Gate()
+    turns = [gate.enter(SERVER, 0) for _ in range(2 * FIRST)]
+    for turn in turns:
+        turn.leave()
+
+
+def test_idle_turns_do_not_block_others() -> None:
+    """After two seconds in which nothing happened, one more passes."""
+    gate = Gate()
+    turns = fill(gate)
+    started_s = time.monotonic()
+    turn = gate.enter(SERVER, 0)
+    assert 1 < time.monotonic() - started_s < 5
+    for held in [*turns, turn]:
+        held.leave()
+
+
+def test_a_forgotten_turn_is_returned() -> None:
+    """A turn that Ctrl-C separated from its request does not count for ever."""
+    gate = Gate()
+    for _ in range(3 * FIRST):
+        fill(gate, 1)
+    turn = gate.enter(SERVER, 0)
+    assert gate.server(SERVER).num_in_flight == 1
+    turn.leave()
+
+
+def test_bytes_in_flight_are_limited() -> None:
+    """Responses that are kept in memory wait for each other; one always passes."""
+    gate = Gate()
+    first = in_threads([lambda: gate.enter(SERVER, 10 * PROCESS_NBYTES)] * 1, "test")[0]
+    second = threading.Thread(target=lambda: gate.enter(SERVER, 1 << 20).leave())
+    assert gate.server(SERVER).num_in_flight == 1
+    first.leave()
+    second.start()
+    second.join()
+    assert gate.most_nbytes == 10 * PROCESS_NBYTES
+
+
+def test_a_child_has_a_gate_of_its_own() -> None:
+    """Turns of the parent, and its locks, are not those of the child."""
+    turns = fill(gate())
+    with gate().lock:
+        assert in_child(lambda: [turn.leave() for turn in fill(gate())] == [None] * FIRST)
+    for turn in turns:
+        turn.leave()
+
+
+def test_requests_pass_the_gate(server: Server) -> None:
+    """Documents and ranges hold a turn while they are in flight, and none afterwards."""
+    url = server.page("/a", bytes(100_000))
+    fetcher = Fetcher()
+    assert num_in_flight(url) == FIRST
+    assert fetcher.read(url, 1 << 20) == bytes(100_000)
+    read = fetcher.range_reader(url, 100_000)
+    in_threads([lambda: read(0, 50_000)] * 100, "test")
+
+    known = gate().server(server.url)
+    assert known.num_in_flight == 0
+    assert known.counts.num_requests == 101
+    assert known.counts.nbytes == 100_000 + 100 * 50_000
+    assert known.counts.most_in_flight > 1
+
+
+@pytest.mark.usefixtures("quick_retries")
+def test_a_refusal_lowers_the_limit(server: Server) -> None:
+    """A server that answers 503 gets fewer requests."""
+    url = server.page("/a", b"abc", faults=[Fault(503)] * 3)
+    assert Fetcher().read(url, 10) == b"abc"
+    assert num_in_flight(url) == 1
+    assert gate().server(server.url).counts.num_refusals == 3

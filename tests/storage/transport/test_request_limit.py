@@ -1,0 +1,148 @@
+"""How many requests are in flight, against networks that are simulated."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from wids.storage.transport.request_limit import FIRST, MOST, RequestLimit
+
+MB = 1_000_000
+STEP_S = 0.005
+
+
+@dataclass
+class Network:
+    """A server and a network.
+
+    Attributes:
+        rate: Bytes a second of a connection.
+        card: Bytes a second of all connections.
+        most: Requests that the server takes at a time.
+        latency_s: Seconds until a response begins.
+    """
+
+    rate: float
+    card: float = float("inf")
+    most: int = 10**9
+    latency_s: float = 0.001
+
+    def possible(self, nbytes: int) -> float:
+        """Bytes a second of as many requests of this length as the server takes."""
+        seconds = self.latency_s + nbytes / self.rate
+        return min(self.card, min(self.most, MOST) * nbytes / seconds)
+
+
+@dataclass
+class Request:
+    """A request in flight."""
+
+    number: int
+    left: float
+    generation: int
+    since_s: float
+    begins_s: float
+    has_answered: bool = False
+
+
+@dataclass
+class Outcome:
+    """What happened: bytes a second, requests, and the limit after each step."""
+
+    speed: float
+    num_requests: int
+    num_refused: int
+    limits: list[int]
+
+
+def simulated(
+    network: Network, nbytes: int, seconds: float, seed: int = 1, noise: float = 0.05
+) -> Outcome:
+    """Send requests of a length for some seconds, as many at a time as the limit allows."""
+    draw = random.Random(seed)
+    limit = RequestLimit()
+    flying: list[Request] = []
+    now_s = received = 0.0
+    num_requests = num_refused = 0
+    limits = []
+    while now_s < seconds:
+        while len(flying) < limit.value:
+            num_requests += 1
+            if len(flying) >= network.most:
+                num_refused += 1
+                limit.refuse(len(flying))
+                continue
+            begins_s = now_s + network.latency_s
+            flying.append(Request(num_requests, nbytes, limit.generation, now_s, begins_s))
+        now_s += STEP_S
+        active = [request for request in flying if request.begins_s <= now_s]
+        rate = min(network.rate, network.card / max(1, len(active)))
+        for request in active:
+            if not request.has_answered:
+                request.has_answered = True
+                limit.note_response(now_s - request.since_s)
+            got = min(request.left, rate * STEP_S * draw.uniform(1 - noise, 1 + noise))
+            request.left -= got
+            received += got
+            has_ended = request.left <= 0
+            limit.note_part(
+                request.generation,
+                int(got),
+                now_s - request.since_s,
+                len(flying),
+                has_ended=has_ended,
+            )
+            request.since_s, request.generation = now_s, limit.generation
+            if has_ended:
+                flying.remove(request)
+        limits.append(limit.value)
+    return Outcome(received / seconds, num_requests, num_refused, limits)
+
+
+@pytest.mark.parametrize("rate", [5, 20, 60])
+@pytest.mark.parametrize("most", [6, 20, 60, 10**9])
+@pytest.mark.parametrize("latency_s", [0.001, 0.05])
+def test_it_gets_what_the_network_has(rate: int, most: int, latency_s: float) -> None:
+    """Four fifths of what is possible, and at most a tenth of the requests is refused."""
+    network = Network(rate * MB, 1000 * MB, most, latency_s)
+
+    outcome = simulated(network, 8 << 20, 20)
+    assert outcome.speed > 0.8 * network.possible(8 << 20)
+    assert outcome.num_refused < 0.1 * outcome.num_requests
+
+
+@pytest.mark.parametrize("latency_s", [0.01, 0.05, 0.2])
+def test_latency_alone_is_hidden(latency_s: float) -> None:
+    """Where requests only wait, as many are in flight as can be."""
+    outcome = simulated(Network(1000 * MB, latency_s=latency_s), 1000, 20)
+    assert max(outcome.limits) == MOST
+
+
+def test_a_card_is_not_flooded() -> None:
+    """Where a few connections have all bytes of the network, few are used."""
+    outcome = simulated(Network(60 * MB, 600 * MB), 8 << 20, 60)
+    assert outcome.limits[-1] <= 32
+
+
+def test_nothing_is_learned_without_demand() -> None:
+    """Reports of an earlier limit change nothing."""
+    limit = RequestLimit()
+    for _ in range(100):
+        limit.note_part(-1, 1 << 20, 1.0, 3, has_ended=True)
+    assert limit.value == FIRST
+
+
+def test_an_outage_is_forgotten() -> None:
+    """A server that refused everything soon has as many requests as before."""
+    limit = RequestLimit()
+    for _ in range(20):
+        limit.refuse(limit.value - 1)
+    assert limit.value == 1
+    seconds = 0.0
+    while limit.value < 32 and seconds < 20:
+        for _ in range(limit.value):
+            limit.note_part(limit.generation, MB, 0.1, limit.value, has_ended=False)
+        seconds += 0.1
+    assert seconds < 10

@@ -1,0 +1,32 @@
+"""Count what the requests of this process cost, for each server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Counts:
+    """What requests to one server cost this process, summed over its threads.
+
+    Attributes:
+        num_requests: Requests that have ended.
+        num_failures: How many of them failed, refused ones included.
+        num_refusals: How many of them the server refused, because it was busy.
+        num_retries: Attempts that followed a failed one.
+        nbytes: Bytes received.
+        turn_s: Seconds that requests waited until they could be sent.
+        response_s: Seconds from sending a request to the beginning of its response.
+        bytes_s: Seconds that readers waited for bytes after that.
+        most_in_flight: Largest number of requests in flight at a time.
+    """
+
+    num_requests: int = 0
+    num_failures: int = 0
+    num_refusals: int = 0
+    num_retries: int = 0
+    nbytes: int = 0
+    turn_s: float = 0.0
+    response_s: float = 0.0
+    bytes_s: float = 0.0
+    most_in_flight: int = 0

@@ -1,0 +1,341 @@
+"""Let each request to a server wait for its turn, so that no server gets more than it can take.
+
+A process has one gate, and makes a new one after a fork. For each server, `request_limit` decides
+how many requests are in flight; the others wait in the order in which they came. The bytes that
+responses may occupy in memory are limited too, for the process and for the node.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from wids.storage.transport import urls
+from wids.storage.transport.counters import Counts
+from wids.storage.transport.request_limit import FIRST, RequestLimit
+from wids.storage.transport.retry import CancelledError, cancellation
+from wids.storage.transport.stream import CHUNK_NBYTES, Stream, TransientError
+
+PROCESS_NBYTES: Final = 256 << 20
+"""Bytes of responses that one process keeps in memory at a time."""
+NODE_NBYTES: Final = 1 << 30
+"""The same for all processes of a node."""
+
+_STREAM_NBYTES: Final = 2 * CHUNK_NBYTES
+"""What a response occupies whose reader takes it in pieces: one here, and one in the system."""
+
+_CANCEL_POLL_S: Final = 0.25
+_SILENT_S: Final = 2.0
+"""Silence of a server after which one more request may pass: those in flight may belong to readers
+that wait for something else, perhaps for the very request that waits here."""
+
+
+@dataclass
+class _Server:
+    """The requests to one server.
+
+    Attributes:
+        limit: How many may be in flight.
+        counts: What they cost.
+        num_in_flight: How many are in flight.
+        full_s: When the limit was last reached.
+        event_s: When something last arrived, or a request was sent.
+        waiting: Those that wait for their turn, the first one first.
+    """
+
+    limit: RequestLimit = field(default_factory=RequestLimit)
+    counts: Counts = field(default_factory=Counts)
+    num_in_flight: int = 0
+    full_s: float = 0.0
+    event_s: float = 0.0
+    waiting: deque[Turn] = field(default_factory=deque)
+
+
+class Turn:
+    """The right to have one request in flight, until `leave`.
+
+    Args:
+        gate: The gate.
+        server: The server of the request.
+        nbytes: Bytes of memory that the response may occupy.
+    """
+
+    def __init__(self, gate: Gate, server: _Server, nbytes: int) -> None:
+        self._gate = gate
+        self._server = server
+        self.nbytes = nbytes
+        self.thread = _this_thread()
+        self.passed = threading.Lock()
+        self.is_counted = False
+        self.generation = 0
+        self.since_s = 0.0
+        self._has_answered = False
+
+    def answered(self) -> None:
+        """Note the beginning of the response."""
+        self._note(0)
+        self._has_answered = True
+
+    def received(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield the pieces of the response, and leave after the last one."""
+        started_s = time.monotonic()
+        while (chunk := next(chunks, None)) is not None:
+            self._server.counts.bytes_s += time.monotonic() - started_s
+            self._note(len(chunk))
+            yield chunk
+            started_s = time.monotonic()
+        self.leave()
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """End the turn; it may be called again."""
+        gate, server = self._gate, self._server
+        # A child does not have the requests of its parent, nor the thread that holds this lock.
+        if not self.is_counted or gate.pid != os.getpid():
+            return
+        with gate.lock:
+            if not self.is_counted:
+                return
+            is_refusal = isinstance(error, TransientError) and error.is_refusal
+            if is_refusal:
+                server.limit.refuse(server.num_in_flight - 1)
+                server.counts.num_refusals += 1
+            elif error is None:
+                self._measure(0, has_ended=True)
+            server.counts.num_requests += 1
+            server.counts.num_failures += error is not None
+            gate.give_back(self)
+
+    def __del__(self) -> None:
+        # Ctrl-C may come between the beginning of a turn and the block that ends it. No lock here:
+        # this thread may hold it.
+        if self.is_counted:
+            self._gate.abandoned.append((self._server, self.nbytes, self.thread))
+
+    def _note(self, nbytes: int) -> None:
+        if self._gate.pid != os.getpid():
+            return
+        with self._gate.lock:
+            self._measure(nbytes, has_ended=False)
+
+    def _measure(self, nbytes: int, *, has_ended: bool) -> None:
+        """Report what arrived since the last report; call it with the lock."""
+        server, now_s = self._server, time.monotonic()
+        limit, seconds = server.limit, now_s - self.since_s
+        server.event_s = now_s
+        server.counts.nbytes += nbytes
+        if server.num_in_flight >= limit.value:
+            server.full_s = now_s
+        if not self._has_answered:
+            server.counts.response_s += seconds
+            limit.note_response(seconds)
+        if server.full_s >= self.since_s:
+            limit.note_part(
+                self.generation, nbytes, seconds, server.num_in_flight, has_ended=has_ended
+            )
+        self.since_s, self.generation = now_s, limit.generation
+
+
+class Gate:
+    """The gate of one process.
+
+    Attributes:
+        pid: The process.
+        lock: Held while anything here is changed.
+        abandoned: Turns that ended without `Turn.leave`.
+        most_nbytes: Largest number of bytes that responses may have occupied so far.
+    """
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.lock = threading.Lock()
+        self.abandoned: deque[tuple[_Server, int, object]] = deque()
+        self.most_nbytes = 0
+        self.servers: dict[str, _Server] = {}
+        self._nbytes = 0
+        self._limit_nbytes = _share_nbytes()
+        self._holders: Counter[object] = Counter()
+
+    def enter(self, name: str, nbytes: int) -> Turn:
+        """Wait until a request to a server may be sent.
+
+        Args:
+            name: The server.
+            nbytes: Bytes that the response may occupy in memory.
+
+        Raises:
+            CancelledError: The event of `cancelled_by` was set meanwhile.
+        """
+        server = self.server(name)
+        turn = Turn(self, server, nbytes)
+        with self.lock:
+            self._collect()
+            # A thread that holds a turn may be what the holders of the others wait for.
+            if self._holders[turn.thread] or (not server.waiting and self._has_room(turn, server)):
+                self._let_pass(turn, server)
+                return turn
+            turn.passed.acquire()
+            server.waiting.append(turn)
+        started_s = time.monotonic()
+        try:
+            self._wait(turn, server)
+        except BaseException:
+            with self.lock, suppress(ValueError):
+                server.waiting.remove(turn)
+            turn.leave()
+            raise
+        finally:
+            server.counts.turn_s += time.monotonic() - started_s
+        return turn
+
+    def server(self, name: str) -> _Server:
+        """Return what is known about a server."""
+        found = self.servers.get(name)
+        return self.servers.setdefault(name, _Server()) if found is None else found
+
+    def give_back(self, turn: Turn) -> None:
+        """End a turn, and let those pass that waited for it; call it with the lock."""
+        turn.is_counted = False
+        self._subtract(turn._server, turn.nbytes, turn.thread)  # noqa: SLF001 - of this module
+        self._collect()
+        self._admit()
+
+    def _wait(self, turn: Turn, server: _Server) -> None:
+        cancel = cancellation()
+        poll_s = _SILENT_S if cancel is None else _CANCEL_POLL_S
+        while not turn.passed.acquire(timeout=poll_s):
+            if cancel is not None and cancel.is_set():
+                raise CancelledError("the fetch was cancelled")
+            with self.lock:
+                self._collect()
+                self._admit()
+                if server.waiting and time.monotonic() - server.event_s > _SILENT_S:
+                    self._pass_first(server)
+
+    def _has_room(self, turn: Turn, server: _Server) -> bool:
+        if server.num_in_flight >= server.limit.value:
+            return False
+        return self._nbytes + turn.nbytes <= self._limit_nbytes or not self._nbytes
+
+    def _admit(self) -> None:
+        for server in self.servers.values():
+            while server.waiting and self._has_room(server.waiting[0], server):
+                self._pass_first(server)
+
+    def _pass_first(self, server: _Server) -> None:
+        turn = server.waiting.popleft()
+        self._let_pass(turn, server)
+        turn.passed.release()
+
+    def _let_pass(self, turn: Turn, server: _Server) -> None:
+        turn.is_counted = True
+        server.num_in_flight += 1
+        self._nbytes += turn.nbytes
+        self._holders[turn.thread] += 1
+        self.most_nbytes = max(self.most_nbytes, self._nbytes)
+        counts = server.counts
+        counts.most_in_flight = max(counts.most_in_flight, server.num_in_flight)
+        turn.since_s = server.event_s = time.monotonic()
+        turn.generation = server.limit.generation
+        if server.num_in_flight >= server.limit.value:
+            server.full_s = turn.since_s
+
+    def _collect(self) -> None:
+        """Subtract the turns that were abandoned."""
+        while self.abandoned:
+            self._subtract(*self.abandoned.popleft())
+
+    def _subtract(self, server: _Server, nbytes: int, thread: object) -> None:
+        server.num_in_flight = max(0, server.num_in_flight - 1)
+        self._nbytes = max(0, self._nbytes - nbytes)
+        self._holders[thread] -= 1
+        if self._holders[thread] <= 0:
+            del self._holders[thread]
+
+
+def num_in_flight(server: str) -> int:
+    """Return how many requests to a server are worth sending at a time now, at least 1.
+
+    Args:
+        server: Scheme and host, as `urls.origin` returns them, or a URL; ``""`` and a path stand
+            for this machine.
+    """
+    known = gate().servers.get(urls.origin(server))
+    return FIRST if known is None else known.limit.value
+
+
+def gate() -> Gate:
+    """Return the gate of this process."""
+    return _gates[0]
+
+
+def through_gate(turn: Turn, stream: Stream) -> Stream:
+    """Return a stream that ends the turn of its request."""
+
+    def close() -> None:
+        try:
+            stream.close()
+        finally:
+            turn.leave()
+
+    turn.answered()
+    return replace(stream, chunks=turn.received(iter(stream.chunks)), close=close)
+
+
+def response_nbytes(start: int, stop: int | None, *, is_collected: bool) -> int:
+    """Return the bytes of memory that a response occupies.
+
+    Args:
+        start: Position of its first byte.
+        stop: Where it ends, or None.
+        is_collected: Whether its reader keeps all of it in memory.
+    """
+    nbytes = _STREAM_NBYTES if stop is None else stop - start
+    return nbytes if is_collected else min(nbytes, _STREAM_NBYTES)
+
+
+def _share_nbytes() -> int:
+    """Return how many bytes of responses this process may have in memory.
+
+    Processes that do not know each other share a node. Their number follows from what the
+    launcher and the DataLoader state, which needs no file and no lock that a kill could leave.
+    """
+    num_processes = max(1, _number(os.environ.get("LOCAL_WORLD_SIZE", "")))
+    loader = sys.modules.get("torch.utils.data")  # where it is not imported, this is no worker
+    worker = None if loader is None else loader.get_worker_info()
+    if worker is not None:
+        num_processes *= worker.num_workers
+    return min(PROCESS_NBYTES, NODE_NBYTES // num_processes)
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() else 0
+
+
+_threads: Final = threading.local()
+
+
+def _this_thread() -> object:
+    """Return an object that stands for this thread; the system uses its numbers again."""
+    token = getattr(_threads, "token", None)
+    if token is None:
+        token = _threads.token = object()
+    return token
+
+
+_gates: Final = [Gate()]
+
+
+def _make_again() -> None:
+    # The locks of the parent may be held by threads that a child does not have.
+    _gates[0] = Gate()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_make_again)

@@ -1,0 +1,178 @@
+"""Decide how many requests to one server are worth sending at a time, from what happens to them.
+
+The limit begins small and grows while more requests in flight make more bytes a second. Every
+trial of another limit is compared with the limit before it, and kept only if it paid. A refused
+request (429, 503, SlowDown) lowers the limit to the number of requests that the server did not
+refuse. The class has no clock, no threads and no input or output: a gate reports events.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+FIRST: Final = 8
+"""Requests in flight to a server of which nothing is known."""
+MOST: Final = 256
+"""Requests in flight to one server at most; a thread each."""
+
+_ROUND_S: Final = 0.1
+"""Time over which every request in flight is measured, before the limit may change."""
+_SHORT_ROUND_S: Final = 0.02
+"""The same where requests are short, and as many as the limit have ended."""
+_ROUND_LATENCIES: Final = 4.0
+"""A round is at least this many waits for a response: new connections begin slowly."""
+
+_GAIN: Final = 0.3
+"""Part of a proportional gain that pays: half as many requests again, for 15 % more bytes."""
+_REQUEST_UNITS: Final = 1024
+"""What a response counts beside its bytes, so that requests without bytes are measured too."""
+
+_FIRST_REST: Final = 8
+_LONGEST_REST: Final = 256
+"""Rounds between two trials that do not pay; the number doubles with each."""
+
+
+@dataclass
+class _Round:
+    """What the requests in flight did, while there were as many as the limit allows.
+
+    Attributes:
+        units: Bytes that arrived, and a little for each response.
+        seconds: Time that this took, summed over the requests.
+        num_parts: Number of reports.
+        num_ended: Number of requests that ended.
+    """
+
+    units: float = 0.0
+    seconds: float = 0.0
+    num_parts: int = 0
+    num_ended: int = 0
+
+
+class RequestLimit:
+    """The number of requests that may be in flight to one server.
+
+    Attributes:
+        value: The number now.
+        generation: Counts the changes of it. A report refers to one generation.
+    """
+
+    def __init__(self, first: int = FIRST, most: int = MOST) -> None:
+        self.value = first
+        self.generation = 0
+        self._most = most
+        # The limit that trials are compared with, and its units a second over all requests.
+        self._base = first
+        self._base_speed: float | None = None
+        self._round = _Round()
+        self._latency_s = 0.0
+        self._rest = 0  # rounds until the next trial
+        self._next_rest = _FIRST_REST
+        self._step: int | None = None  # None before the first refusal: a quarter
+        self._is_upward = True
+        self._is_second_round = False
+        self._refused_at = 0
+        self._has_measured = False  # since the latest refusal
+
+    def note_response(self, latency_s: float) -> None:
+        """Note the seconds from a request to the beginning of its response."""
+        self._latency_s += (latency_s - self._latency_s) / 8 if self._latency_s else latency_s
+
+    def note_part(
+        self, generation: int, nbytes: int, seconds: float, num_in_flight: int, *, has_ended: bool
+    ) -> None:
+        """Note what a request received in some seconds, during which the limit was reached.
+
+        Args:
+            generation: `generation` when these seconds began.
+            nbytes: Bytes that arrived.
+            seconds: The time that they took.
+            num_in_flight: Number of requests in flight now, this one included.
+            has_ended: Whether these are the last bytes of the request.
+        """
+        # Above a limit that was lowered, a request is slower than it will be.
+        if generation != self.generation or num_in_flight > self.value + 1 + self.value // 8:
+            return
+        current = self._round
+        current.units += nbytes + _REQUEST_UNITS * has_ended
+        current.seconds += seconds
+        current.num_parts += 1
+        current.num_ended += has_ended
+        if self._is_complete(current):
+            self._round = _Round()
+            self._has_measured = True
+            self._judge(self.value * current.units / current.seconds)
+
+    def refuse(self, num_others: int) -> None:
+        """Note that the server refused a request, while others were in flight."""
+        refused_at = self.value
+        # At most half at a time: others may just have ended.
+        value = max(1, self.value // 2, min(self.value - 1, num_others))
+        if self._has_measured or not self._refused_at:  # not one more of the same burst
+            is_usual = 2 * value > self._refused_at > 0
+            self._next_rest = _longer(self._next_rest) if is_usual else _FIRST_REST
+            self._refused_at = refused_at
+        self._has_measured = False
+        self._step = max(1, value // 16)
+        self._is_upward = True
+        self._rest = self._next_rest
+        self._base, self._base_speed = value, None
+        self._set(value)
+
+    def _is_complete(self, current: _Round) -> bool:
+        if current.num_parts <= self.value // 2:
+            return False
+        if current.num_ended >= self.value and current.seconds >= self.value * _SHORT_ROUND_S:
+            return True
+        return current.seconds >= self.value * max(_ROUND_S, _ROUND_LATENCIES * self._latency_s)
+
+    def _judge(self, speed: float) -> None:
+        """Choose the next limit after a round at the present one."""
+        if self.value == self._base:
+            known = self._base_speed
+            self._base_speed = speed if known is None else (known + speed) / 2
+            self._rest -= 1
+            if self._rest <= 0:
+                self._try_another()
+            return
+        growth = self.value / self._base - 1
+        if speed >= (self._base_speed or 0.0) * (1 + _GAIN * growth):
+            self._base, self._base_speed = self.value, speed
+            self._next_rest = _FIRST_REST
+            if self._step is not None and self._is_upward:
+                self._step = min(2 * self._step, _quarter(self.value))
+            self._try_another()
+        elif not self._is_second_round:
+            self._is_second_round = True
+        else:
+            self._rest = self._next_rest
+            self._next_rest = _longer(self._next_rest)
+            self._is_upward = not self._is_upward
+            self._set(self._base)
+
+    def _try_another(self) -> None:
+        """Begin a trial of a higher or lower limit."""
+        if self._is_upward and self._base < self._most:
+            step = _quarter(self._base) if self._step is None else self._step
+            self._set(min(self._most, self._base + step))
+        elif self._base > 1:
+            self._is_upward = False
+            self._set(self._base - max(1, self._base // 5))
+        else:
+            self._is_upward = True
+
+    def _set(self, value: int) -> None:
+        self.value = value
+        self.generation += 1
+        self._round = _Round()
+        self._is_second_round = False
+
+
+def _quarter(value: int) -> int:
+    """Return by how much a limit grows in one step: enough to be fast where little is known."""
+    return max(FIRST, value // 4)
+
+
+def _longer(rest: int) -> int:
+    return min(_LONGEST_REST, 2 * rest)
