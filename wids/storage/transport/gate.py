@@ -97,7 +97,7 @@ class Turn:
         """End the turn; it may be called again."""
         gate, server = self._gate, self._server
         # A child does not have the requests of its parent, nor the thread that holds this lock.
-        if not self.is_counted or gate.pid != os.getpid():
+        if gate.pid != os.getpid():
             return
         with gate.lock:
             if not self.is_counted:
