@@ -125,7 +125,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     seconds = measure(options.rounds, num_reads, options.nbytes, total)
     for label, spent_s in seconds.items():
         other = seconds["urllib3" + label[label.index(",") :]]
-        print(f"{label:22} {1e3 * spent_s:6.3f} ms of the processor, {spent_s / other:.2f} ×")
+        print(f"{label:22} {1e3 * spent_s:6.3f} ms of the processor, {spent_s / other:.2f} times")
     return seconds
 
 

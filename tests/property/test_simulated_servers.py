@@ -19,12 +19,12 @@ from email.utils import formatdate
 from typing import IO
 
 import pytest
-import urllib3
 
 from wids.errors import WidsError
 from wids.storage.download import Expected
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import http, retry
+from wids.storage.transport.connections import CutError, Response, SilenceError
 from wids.storage.transport.http import Http
 
 _NOW_S = 1_700_000_000
@@ -50,6 +50,16 @@ class Body(io.BytesIO):
 
     def read(self, size: int | None = -1) -> bytes:
         return self.read1(size)
+
+
+def pieces(body: Body, nbytes: int | None) -> Iterator[bytes]:
+    """Yield a body as a connection does."""
+    received = 0
+    while piece := body.read():
+        received += len(piece)
+        yield piece
+    if nbytes is not None and received != nbytes:
+        raise CutError(f"{received} of {nbytes} bytes")
 
 
 class Site:
@@ -106,7 +116,12 @@ class SimulatedHttp(Http):
         super().__init__()
         self.site = site
 
-    def _final_response(self, url: str, headers: Mapping[str, str]) -> urllib3.HTTPResponse:  # noqa: ARG002
+    def _final_response(
+        self,
+        url: str,  # noqa: ARG002
+        headers: Mapping[str, str],
+        method: str = "GET",  # noqa: ARG002
+    ) -> Response:
         site = self.site
         site.begin_request()
         status, body, answer = self._answer(headers)
@@ -115,8 +130,11 @@ class SimulatedHttp(Http):
             status, body, answer, error = self._failure(status, body, answer)
         if "Content-Length" in answer and answer["Content-Length"].isdigit():
             body = body[: int(answer["Content-Length"])]
-        stream = Body(body, site.random.choice([90, 1000]), error)
-        return urllib3.HTTPResponse(stream, answer, status, preload_content=False)
+        stated = answer.get("Content-Length", "")
+        nbytes = int(stated) if stated.isdigit() else None
+        stream = Body(b"" if status == 204 else body, site.random.choice([90, 1000]), error)
+        lower = {name.lower(): value for name, value in answer.items()}
+        return Response(status, lower, pieces(stream, nbytes))
 
     def _answer(self, headers: Mapping[str, str]) -> tuple[int, bytes, dict[str, str]]:
         """Return what an honest server sends."""
@@ -156,7 +174,7 @@ class SimulatedHttp(Http):
             answer["Content-Length"] = str(len(body) + choice([1, 99]))
             return status, body, answer, None
         cut = self.site.random.randrange(len(body) + 1)
-        return status, body[:cut], answer, choice([ConnectionResetError(), TimeoutError()])
+        return status, body[:cut], answer, choice([ConnectionResetError(), SilenceError()])
 
     def _other_part(self, body: bytes, content_range: str) -> tuple[bytes, str]:
         """Return a part that was not requested, or one whose header is wrong."""

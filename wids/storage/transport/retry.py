@@ -88,6 +88,13 @@ def cancellation() -> threading.Event | None:
     return _cancel.get()
 
 
+def check_cancelled() -> None:
+    """Raise `CancelledError` if the event of `cancelled_by` is set."""
+    event = _cancel.get()
+    if event is not None and event.is_set():
+        raise CancelledError("the fetch was cancelled")
+
+
 def with_retries(
     attempt: Callable[[], _T],
     patience: Patience,

@@ -132,7 +132,7 @@ def joiner(base: str, check: Callable[[str, str], object] | None = None) -> Call
             return f"{kind}:{reference}"
         path, own_mark, own_query = reference.partition("?")
         path = path if path.startswith("/") else f"{folder}/{path}"
-        return origin + _without_dots(path) + (own_mark + own_query or query)
+        return origin + without_dots(path) + (own_mark + own_query or query)
 
     return _joined(f"{origin}{folder}/", query, from_remote, check)
 
@@ -157,7 +157,7 @@ def _joined(
     return join
 
 
-def _without_dots(path: str) -> str:
+def without_dots(path: str) -> str:
     """Resolve ``.`` and ``..``, and preserve empty parts: ``a//b`` and ``a/b`` differ on S3."""
     parts: list[str] = []
     for part in path.split("/"):
@@ -222,7 +222,7 @@ def is_below(url: str, prefix: str) -> bool:
     """
     if prefix.endswith("://"):
         return scheme(url) == scheme(prefix)
-    path, top = (_without_dots(unquote(path_of(u))).rstrip("/") for u in (url, prefix))
+    path, top = (without_dots(unquote(path_of(u))).rstrip("/") for u in (url, prefix))
     return origin(url) == origin(prefix) and f"{path}/".startswith(f"{top}/")
 
 
