@@ -301,7 +301,7 @@ def connected(
     Raises:
         OSError: The connection failed.
     """
-    from http.client import HTTPConnection, HTTPSConnection
+    from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
     first = proxy or address
     if "https" in (address.scheme, first.scheme):
@@ -319,6 +319,9 @@ def connected(
     except TimeoutError:
         new.close()
         raise ConnectTimeoutError(f"no connection within {connect_s:g} s") from None
+    except (HTTPException, UnicodeError) as error:  # of a proxy, or of a name
+        new.close()
+        raise ConnectionError(type(error).__name__) from None
     except BaseException:
         new.close()
         raise

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urljoin
 
 from wids.errors import FetchError, NotFoundError
 from wids.storage.transport import connections, retry, urls
+from wids.storage.transport.caller_headers import CallerHeaders, Returned
 from wids.storage.transport.connections import (
     Connection,
     CutError,
@@ -39,6 +40,9 @@ _MIN_AGE_S: Final = 60.0
 _FIRST_CONNECT_S: Final = 4.0
 """Longest wait for a connection to a server that has never answered."""
 
+_USUAL: Final = {"Accept-Encoding": "identity", "User-Agent": "wids"}
+"""A compressed transfer would have another length and no ranges."""
+
 _MAX_REDIRECTS: Final = 10
 _REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
 _MAX_RETRY_AFTER_S: Final = 60.0
@@ -57,14 +61,17 @@ class Http:
     connections.
 
     Args:
-        headers: Sent to the URL's own server, but not to other servers after a redirect.
+        headers: Sent to the URL's own server, but not to other servers after a redirect; or a
+            callable that returns them, as for `CallerHeaders`.
         timeout_s: Longest wait for a connection, and for the next bytes of a response.
     """
 
     def __init__(
-        self, headers: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S
+        self,
+        headers: Mapping[str, str] | Callable[[], Returned] | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self.headers = dict(headers or {})
+        self.headers = CallerHeaders(headers)
         self.timeout_s = timeout_s
         self._idle: dict[tuple[int, str, str, int], list[Connection]] = {}
         self._proxies: dict[tuple[str, str, int], Address | None] = {}
@@ -85,8 +92,7 @@ class Http:
             TransientError: The connection failed, or the server is busy.
             FetchError: The server refuses, or its response cannot be used.
         """
-        # A compressed transfer would have another length and no ranges.
-        headers = {"Accept-Encoding": "identity", "User-Agent": "wids", **self.headers}
+        headers: dict[str, str] = {}
         if stop == 0:
             stream = self._head(url, headers)
             if stream is not None:
@@ -120,10 +126,23 @@ class Http:
     def _final_response(
         self, url: str, headers: Mapping[str, str], method: str = "GET"
     ) -> Response:
-        """Send a request and follow redirects."""
+        """Send a request with the caller's headers, once more if they were refused."""
+        ours = self.headers.current()
+        response = self._redirected(url, headers, ours, method)
+        if response.status == 401:
+            newer = self.headers.after_refusal(ours)
+            if newer is not None:
+                response.close()
+                response = self._redirected(url, headers, newer, method)
+        return response
+
+    def _redirected(
+        self, url: str, headers: Mapping[str, str], ours: Mapping[str, str], method: str
+    ) -> Response:
+        """Send a request and follow redirects; ``ours`` goes to the first server only."""
         location = url
         for _ in range(_MAX_REDIRECTS + 1):
-            response = self._response(url, location, headers, method)
+            response = self._response(url, location, _with_callers(headers, ours), method)
             target = response.headers.get("location")
             if response.status not in _REDIRECTS or target is None:
                 return response
@@ -137,8 +156,7 @@ class Http:
                 )
             # The caller's tokens are for the first server only (SEC-9).
             if urls.origin(target) != urls.origin(location):
-                ours = {name.lower() for name in self.headers}
-                headers = {n: value for n, value in headers.items() if n.lower() not in ours}
+                ours = {}
             location = target
         raise FetchError(
             f"{urls.redact(url)}: expected a response, found more than {_MAX_REDIRECTS} "
@@ -214,6 +232,13 @@ class Http:
             else:
                 self._proxies[key] = None
         return self._proxies[key]
+
+
+def _with_callers(headers: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
+    """Return all headers of a request; the caller's come before those of any request."""
+    names = {name.lower() for name in ours}
+    usual = {name: value for name, value in _USUAL.items() if name.lower() not in names}
+    return {**usual, **ours, **headers}
 
 
 def _joined(url: str, location: str, target: str) -> str:

@@ -15,7 +15,7 @@ from wids.storage.transport import urls
 
 _PORTS: Final = {"http": 80, "https": 443}
 _AUTHORITY: Final = re.compile(
-    r"(?:(?P<user>.*)@)?(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:/@\s]+)(?::(?P<port>\d{0,5}))?"
+    r"(?:(?P<user>.*)@)?(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:/@\s\x00-\x1f\x7f]+)(?::(?P<port>\d{0,5}))?"
 )
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-9]\d\d)(?: .*)?\r?\Z")
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
