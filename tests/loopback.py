@@ -72,6 +72,7 @@ class Page:
     is_chunked: bool = False
     location: str | None = None
     needs: tuple[str, str] | None = None
+    denial: int = 403
     faults: list[Fault] = field(default_factory=list)
     always: Fault | None = None
     has_head: bool = True
@@ -87,7 +88,7 @@ class Page:
         """Return the fault for a request, and remove it."""
         fault = self.faults.pop(0) if self.faults else self.always
         if self.needs is not None and request.headers.get(self.needs[0].lower()) != self.needs[1]:
-            return Fault(403)
+            return Fault(self.denial)
         return fault
 
     def answer(
@@ -239,7 +240,7 @@ class Server:
             page = Page(b"", 405)
         always = page.always if page.always is not None and page.always.status else None
         if page.needs is not None and request.headers.get(page.needs[0].lower()) != page.needs[1]:
-            always = Fault(403)
+            always = Fault(page.denial)
         status, body, start, stop, headers = page.answer(Request(request.path, {}, 0), always)
         if page.has_length and not page.is_chunked:
             headers["Content-Length"] = str(len(body[start:stop]))

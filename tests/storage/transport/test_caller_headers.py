@@ -38,6 +38,7 @@ class Tokens:
     def accept(self, number: int) -> None:
         """Accept one token, and no other."""
         for page in self.server.pages.values():
+            page.denial = 401
             page.needs = ("Authorization", f"Bearer SECRET{number}")
 
 
@@ -76,7 +77,7 @@ def test_a_token_goes_to_no_other_server(server: Server) -> None:
     """A redirect drops what the callable returned, and a refusal there renews nothing for it."""
     other = Server()
     try:
-        target = other.page("/b", b"there", needs=("Authorization", "theirs"))
+        target = other.page("/b", b"there", needs=("Authorization", "theirs"), denial=401)
         tokens = Tokens(server)
         with raises(FetchError, "found 401"):
             Fetcher({"headers": tokens}).read(server.page("/a", b"", location=target), 10)
