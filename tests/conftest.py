@@ -27,6 +27,7 @@ import hypothesis
 import pytest
 from loopback import Server
 
+from wids.storage.transport import counters
 from wids.storage.transport.gate import Gate
 
 if TYPE_CHECKING:
@@ -137,6 +138,7 @@ def new_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """No server has answered before, also not one of another test on the same port."""
     monkeypatch.setattr("wids.storage.transport.retry._answered", set())
     monkeypatch.setattr("wids.storage.transport.gate._gates", [Gate()])
+    counters._counts.clear()
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from wids.storage.transport.http_messages import (
     parsed_head,
     request_head,
 )
-from wids.storage.transport.retry import check_cancelled
+from wids.storage.transport.retry import check_waits
 from wids.storage.transport.stream import CHUNK_NBYTES
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ class Connection:
                 data = self._sock.recv(most)
                 break
             except TimeoutError:
-                check_cancelled()
+                check_waits()
                 if time.monotonic() - started_s >= self._timeout_s:
                     raise SilenceError(f"no bytes for {self._timeout_s:g} s") from None
         self._waited_s += time.monotonic() - started_s

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import Final
 
 
 @dataclass
@@ -30,3 +33,30 @@ class Counts:
     response_s: float = 0.0
     bytes_s: float = 0.0
     most_in_flight: int = 0
+
+
+_counts: Final[defaultdict[str, Counts]] = defaultdict(Counts)
+"""By server. They are exact but for two threads that add at the same moment."""
+
+
+def of(server: str) -> Counts:
+    """Return the counts of a server, to be added to."""
+    return _counts[server]
+
+
+def note_retry(server: str) -> None:
+    """Count an attempt that follows a failed one."""
+    if server:
+        _counts[server].num_retries += 1
+
+
+def snapshot() -> dict[str, Counts]:
+    """Return a copy of the counts of this process, by server: scheme and host.
+
+    A forked process begins at zero.
+    """
+    return {server: replace(counts) for server, counts in list(_counts.items())}
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_counts.clear)

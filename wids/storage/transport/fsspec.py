@@ -11,7 +11,7 @@ from wids.storage.transport import urls
 from wids.storage.transport.stream import Entry, Stream, TransientError, driver_error, file_chunks
 
 _BLOCK_NBYTES: Final = 16 << 20
-_OWN_OPTIONS: Final = frozenset(("headers", "timeout", "retry_s"))
+_OWN_OPTIONS: Final = frozenset(("headers", "timeout", "retry_s", "deadline_s"))
 
 _EXTRAS: Final = {
     "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure",

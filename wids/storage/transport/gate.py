@@ -17,10 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from wids.storage.transport import urls
+from wids.storage.transport import counters, urls
 from wids.storage.transport.counters import Counts
 from wids.storage.transport.request_limit import FIRST, RequestLimit
-from wids.storage.transport.retry import CancelledError, cancellation
+from wids.storage.transport.retry import cancellation, check_waits, left_s, waiting_for
 from wids.storage.transport.stream import CHUNK_NBYTES, Stream, TransientError
 
 PROCESS_NBYTES: Final = 256 << 20
@@ -42,16 +42,16 @@ class _Server:
     """The requests to one server.
 
     Attributes:
-        limit: How many may be in flight.
         counts: What they cost.
+        limit: How many may be in flight.
         num_in_flight: How many are in flight.
         full_s: When the limit was last reached.
         event_s: When something last arrived, or a request was sent.
         waiting: Those that wait for their turn, the first one first.
     """
 
+    counts: Counts
     limit: RequestLimit = field(default_factory=RequestLimit)
-    counts: Counts = field(default_factory=Counts)
     num_in_flight: int = 0
     full_s: float = 0.0
     event_s: float = 0.0
@@ -85,12 +85,16 @@ class Turn:
 
     def received(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the pieces of the response, and leave after the last one."""
-        started_s = time.monotonic()
-        while (chunk := next(chunks, None)) is not None:
-            self._server.counts.bytes_s += time.monotonic() - started_s
-            self._note(len(chunk))
-            yield chunk
+        while True:
             started_s = time.monotonic()
+            with waiting_for("bytes"):
+                chunk = next(chunks, None)
+            self._server.counts.bytes_s += time.monotonic() - started_s
+            if chunk is None:
+                break
+            self._note(len(chunk))
+            check_waits()
+            yield chunk
         self.leave()
 
     def leave(self, error: BaseException | None = None) -> None:
@@ -171,6 +175,7 @@ class Gate:
 
         Raises:
             CancelledError: The event of `cancelled_by` was set meanwhile.
+            DeadlineError: The deadline of the read has passed.
         """
         server = self.server(name)
         turn = Turn(self, server, nbytes)
@@ -184,7 +189,8 @@ class Gate:
             server.waiting.append(turn)
         started_s = time.monotonic()
         try:
-            self._wait(turn, server)
+            with waiting_for("its turn at the server"):
+                self._wait(turn, server)
         except BaseException:
             with self.lock, suppress(ValueError):
                 server.waiting.remove(turn)
@@ -197,7 +203,7 @@ class Gate:
     def server(self, name: str) -> _Server:
         """Return what is known about a server."""
         found = self.servers.get(name)
-        return self.servers.setdefault(name, _Server()) if found is None else found
+        return self.servers.setdefault(name, _Server(counters.of(name))) if found is None else found
 
     def give_back(self, turn: Turn) -> None:
         """End a turn, and let those pass that waited for it; call it with the lock."""
@@ -207,11 +213,9 @@ class Gate:
         self._admit()
 
     def _wait(self, turn: Turn, server: _Server) -> None:
-        cancel = cancellation()
-        poll_s = _SILENT_S if cancel is None else _CANCEL_POLL_S
-        while not turn.passed.acquire(timeout=poll_s):
-            if cancel is not None and cancel.is_set():
-                raise CancelledError("the fetch was cancelled")
+        poll_s = _SILENT_S if cancellation() is None else _CANCEL_POLL_S
+        while not turn.passed.acquire(timeout=min(poll_s, left_s())):
+            check_waits()
             with self.lock:
                 self._collect()
                 self._admit()

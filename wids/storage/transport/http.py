@@ -199,6 +199,7 @@ class Http:
                 if connection.is_idle():
                     with suppress(NoResponseError):
                         return connection.exchange(method, target, sent, idle.append)
+            connect_s = max(0.01, min(connect_s, retry.left_s()))
             connection = connections.connected(address, proxy, connect_s, self.timeout_s)
             return connection.exchange(method, target, sent, idle.append)
         except OSError as error:

@@ -8,13 +8,14 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from wids.errors import FetchError, printable
 from wids.storage.sizes import count_text
+from wids.storage.transport import counters, urls
 from wids.storage.transport.stream import TransientError
 
 _T = TypeVar("_T")
@@ -44,6 +45,10 @@ class CancelledError(FetchError):
     """A fetch that the caller has cancelled."""
 
 
+class DeadlineError(FetchError, TimeoutError):
+    """A read that took longer than the caller allows."""
+
+
 @dataclass(frozen=True)
 class Patience:
     """How long a read waits for a server.
@@ -52,10 +57,46 @@ class Patience:
         server: Scheme and host, as in messages; ``""`` for a file or a command of this machine,
             which has no outages.
         retry_s: Seconds to wait, once the server has answered this process.
+        deadline_s: Seconds after which the read is an error, whatever it waits for.
+        url: What is read, for messages.
     """
 
     server: str
     retry_s: float
+    deadline_s: float = math.inf
+    url: str = ""
+
+
+@dataclass
+class _Waits:
+    """What one read has waited for, if it has a deadline.
+
+    Attributes:
+        patience: As for `with_retries`.
+        started_s: When it began.
+        seconds: Seconds by what it waited for.
+    """
+
+    patience: Patience
+    started_s: float
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def left_s(self) -> float:
+        return self.started_s + self.patience.deadline_s - time.monotonic()
+
+    def error(self) -> DeadlineError:
+        """Return the error that says what the time was spent on."""
+        parts = [f"{_text(spent)} for {what}" for what, spent in self.seconds.items()]
+        return DeadlineError(
+            f"{urls.redact(self.patience.url)}: expected all bytes within "
+            f"{_text(self.patience.deadline_s)} (deadline_s), found that it waited "
+            f"{_text(time.monotonic() - self.started_s)}: {', '.join(parts)}; allow more time, "
+            "or find what is slow"
+        )
+
+
+_waits: ContextVar[_Waits | None] = ContextVar("wids_waits", default=None)
 
 
 def has_answered(server: str) -> bool:
@@ -88,11 +129,43 @@ def cancellation() -> threading.Event | None:
     return _cancel.get()
 
 
-def check_cancelled() -> None:
-    """Raise `CancelledError` if the event of `cancelled_by` is set."""
-    event = _cancel.get()
+def check_waits() -> None:
+    """End the waits of this thread where they must end.
+
+    Raises:
+        CancelledError: The event of `cancelled_by` is set.
+        DeadlineError: The deadline of the read has passed.
+    """
+    event, waits = _cancel.get(), _waits.get()
     if event is not None and event.is_set():
         raise CancelledError("the fetch was cancelled")
+    if waits is not None and waits.left_s <= 0:
+        raise DeadlineError("the deadline has passed")  # `with_retries` says more
+
+
+def left_s() -> float:
+    """Return the seconds until the deadline of the read, or infinity."""
+    waits = _waits.get()
+    return math.inf if waits is None else max(0.0, waits.left_s)
+
+
+@contextmanager
+def _timed(waits: _Waits, what: str) -> Iterator[None]:
+    started_s = time.monotonic()
+    try:
+        yield
+    finally:
+        spent_s = time.monotonic() - started_s
+        waits.seconds[what] = waits.seconds.get(what, 0.0) + spent_s
+
+
+_untimed: Final = nullcontext()
+
+
+def waiting_for(what: str) -> AbstractContextManager[None]:
+    """Have the error of a deadline say how long the block took, for what."""
+    waits = _waits.get()
+    return _untimed if waits is None else _timed(waits, what)
 
 
 def with_retries(
@@ -112,8 +185,27 @@ def with_retries(
 
     Raises:
         CancelledError: ``cancel`` was set during a wait.
+        DeadlineError: The deadline of ``patience`` has passed.
         FetchError: It failed too long.
     """
+    if math.isinf(patience.deadline_s):
+        return _with_retries(attempt, patience, position, cancel)
+    waits = _Waits(patience, time.monotonic())
+    token = _waits.set(waits)
+    try:
+        return _with_retries(attempt, patience, position, cancel)
+    except DeadlineError:
+        raise waits.error() from None
+    finally:
+        _waits.reset(token)
+
+
+def _with_retries(
+    attempt: Callable[[], _T],
+    patience: Patience,
+    position: Callable[[], int],
+    cancel: threading.Event | None,
+) -> _T:
     cancel = _cancel.get() if cancel is None else cancel
     failures, reached = _Failures(patience), 0
     while True:
@@ -129,8 +221,12 @@ def with_retries(
         else:
             note_answer(patience.server)
             return result
-        if _pause(wait_s, cancel):
+        counters.note_retry(patience.server)
+        with waiting_for("the next attempt"):
+            is_cancelled = _pause(min(wait_s, left_s()), cancel)
+        if is_cancelled:
             raise CancelledError("the fetch was cancelled")
+        check_waits()
 
 
 @dataclass

@@ -17,7 +17,7 @@ from wids.storage.transport.gate import gate, response_nbytes, through_gate
 from wids.storage.transport.listing import not_listable
 from wids.storage.transport.local import Opener
 from wids.storage.transport.retry import Patience
-from wids.storage.transport.storage_options import from_environment, retry_s
+from wids.storage.transport.storage_options import deadline_s, from_environment, retry_s
 from wids.storage.transport.stream import Entry, Stream, Transport
 from wids.storage.transport.url_rewrite import rewritten
 
@@ -51,6 +51,7 @@ class Transports:
         self._options = by_prefix(storage_options)
         # Kept here, since options without a prefix are later restricted to one server.
         self._retry_s = retry_s(self._options.get("", {}))
+        self._deadline_s = deadline_s(self._options.get("", {}))
         self._handlers = {
             scheme.lower(): local.from_opener(opener) for scheme, opener in (handlers or {}).items()
         }
@@ -97,7 +98,9 @@ class Transports:
         nbytes = response_nbytes(start, stop, is_collected=is_collected)
         turn = gate().enter(server, nbytes)
         try:
-            stream = through_gate(turn, transport(target, start, stop, tag))
+            with retry.waiting_for("a connection or a response"):
+                stream = transport(target, start, stop, tag)
+            stream = through_gate(turn, stream)
         except BaseException as error:
             turn.leave(error)
             raise
@@ -108,7 +111,8 @@ class Transports:
         """Return how long to wait for the server of a URL."""
         options = options_for(url, self._options)
         wait_s = retry_s(options) if "retry_s" in options else self._retry_s
-        return Patience(urls.origin(rewritten(url)), wait_s)
+        most_s = deadline_s(options) if "deadline_s" in options else self._deadline_s
+        return Patience(urls.origin(rewritten(url)), wait_s, most_s, url)
 
     def note_whole_files(self, url: str, nbytes: int | None) -> None:
         """Remember that a server sends whole files only; warn about it once.

@@ -7,12 +7,14 @@ the transports and the fsspec drivers define them.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 VARIABLE: Final = "WIDS_STORAGE_OPTIONS"
 RETRY_VARIABLE: Final = "WIDS_RETRY_S"
+DEADLINE_VARIABLE: Final = "WIDS_DEADLINE_S"
 RETRY_S: Final = 300.0
 """Seconds that a read waits for a server by default."""
 
@@ -52,15 +54,28 @@ def retry_s(options: Mapping[str, Any]) -> float:
     Raises:
         ValueError: The value is not a number of seconds.
     """
-    name, stated = "storage_options: retry_s", options.get("retry_s")
+    return _seconds(options, "retry_s", RETRY_VARIABLE, RETRY_S)
+
+
+def deadline_s(options: Mapping[str, Any]) -> float:
+    """Return how long a read may take in all, from the options or the environment; else infinity.
+
+    Raises:
+        ValueError: The value is not a number of seconds.
+    """
+    return _seconds(options, "deadline_s", DEADLINE_VARIABLE, math.inf)
+
+
+def _seconds(options: Mapping[str, Any], name: str, variable: str, default: float) -> float:
+    label, stated = f"storage_options: {name}", options.get(name)
     if stated is None:
-        name, stated = RETRY_VARIABLE, os.environ.get(RETRY_VARIABLE, "").strip() or RETRY_S
+        label, stated = variable, os.environ.get(variable, "").strip() or default
     try:
         seconds = float(stated)
     except (TypeError, ValueError):
         seconds = -1.0
     if not seconds >= 0:  # and no NaN
-        raise ValueError(f"{name}: expected a number of seconds, found {stated!r:.40}")
+        raise ValueError(f"{label}: expected a number of seconds, found {stated!r:.40}")
     return seconds
 
 

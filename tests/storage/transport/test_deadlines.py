@@ -1,0 +1,82 @@
+"""One deadline for a read, whatever it waits for."""
+
+from __future__ import annotations
+
+import socket
+import time
+from functools import partial
+
+import pytest
+from conftest import raises
+from loopback import Fault, Server
+from transfers import answering
+
+from wids.errors import FetchError
+from wids.storage.fetch import Fetcher
+from wids.storage.reading_threads import in_threads
+from wids.storage.transport.gate import gate
+from wids.storage.transport.request_limit import FIRST
+
+
+def test_a_read_of_many_attempts_ends(server: Server) -> None:
+    """The seconds count over all attempts, and the error says what they were spent on."""
+    url = server.page("/a", b"abc", always=Fault(503)) + "?SECRET"
+    started_s = time.monotonic()
+    with raises(
+        TimeoutError, "/a?…: expected all bytes within 0.5 s (deadline_s)", "the next attempt"
+    ) as caught:
+        Fetcher({"deadline_s": 0.5}).read(url, 3)
+    assert 0.4 < time.monotonic() - started_s < 3
+    assert isinstance(caught.value, FetchError)
+    assert "SECRET" not in str(caught.value)
+
+
+def test_a_silent_server_ends_a_read_at_its_deadline() -> None:
+    """Neither the time-out of the server nor the retries matter then."""
+    with answering(lambda _: time.sleep(2)) as url:
+        started_s = time.monotonic()
+        with raises(TimeoutError, "deadline_s", "for a connection or a response"):
+            Fetcher({"deadline_s": 0.3}).read(url + "/a", 3)
+        assert time.monotonic() - started_s < 1.5
+
+
+def test_a_slow_server_ends_a_read_at_its_deadline() -> None:
+    """Bytes that arrive, but too slowly, do not extend it."""
+
+    def trickle(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+        for _ in range(100):
+            connection.sendall(b"2")
+            time.sleep(0.02)
+
+    with answering(trickle) as url:
+        with raises(TimeoutError, "deadline_s", "for bytes"):
+            Fetcher({"deadline_s": 0.3}).read(url + "/a", 1000)
+
+
+def test_a_wait_for_a_turn_ends_at_the_deadline(server: Server) -> None:
+    """Requests of others count too."""
+    url = server.page("/a", b"abc")
+    turns = in_threads([partial(gate().enter, server.url, 0)] * FIRST, "test")
+    with raises(TimeoutError, "deadline_s", "for its turn"):
+        Fetcher({"deadline_s": 0.3}).read(url, 3)
+    for turn in turns:
+        turn.leave()
+
+
+def test_where_the_deadline_is_stated(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the options, those of a prefix or the environment, or nowhere."""
+    url = server.page("/a", b"abc")
+
+    def stated(options: dict[str, object] | None = None) -> float:
+        return Fetcher(options)._transports.patience(url).deadline_s
+
+    assert stated() == float("inf")
+    monkeypatch.setenv("WIDS_DEADLINE_S", "20")
+    assert stated() == 20
+    assert stated({"deadline_s": 7}) == 7
+    assert stated({"s3://": {"deadline_s": 3}, f"{server.url}/": {"deadline_s": 4}}) == 4
+    monkeypatch.setenv("WIDS_DEADLINE_S", "soon")
+    with raises(ValueError, "WIDS_DEADLINE_S: expected a number of seconds, found 'soon'"):
+        stated()
+    assert Fetcher({"deadline_s": 30}).read(url, 3) == b"abc"
