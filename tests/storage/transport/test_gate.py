@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 
@@ -11,6 +12,7 @@ from loopback import Fault, Server
 
 from wids.storage.fetch import Fetcher
 from wids.storage.reading_threads import in_threads
+from wids.storage.transport import counters
 from wids.storage.transport.gate import PROCESS_NBYTES, Gate, Turn, gate, num_in_flight
 from wids.storage.transport.request_limit import FIRST
 from wids.storage.transport.retry import CancelledError, cancelled_by
@@ -131,3 +133,40 @@ def test_a_refusal_lowers_the_limit(server: Server) -> None:
     assert Fetcher().read(url, 10) == b"abc"
     assert num_in_flight(url) == 1
     assert gate().server(server.url).counts.num_refusals == 3
+
+
+@pytest.mark.usefixtures("quick_retries")
+def test_each_request_is_one_line_of_the_log(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Method, host, status, bytes and times are in it, and no secret (SEC-4)."""
+    url = server.page("/a", bytes(1000), faults=[Fault(503), Fault(after_nbytes=100)])
+    signed = url.replace("http://", "http://me:SECRET@") + "?signature=SECRET"
+    fetcher = Fetcher({"headers": {"Authorization": "SECRET"}})
+    with caplog.at_level(logging.DEBUG, "wids"):
+        assert fetcher.read(signed, 1000) == bytes(1000)
+        assert fetcher.nbytes(signed) == 1000
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.DEBUG]
+    parts = ["expected HTTP status 200, found 503, 0 bytes in ", "the connection failed",
+             "status 200, 1000 bytes in ", "status 200, 0 bytes in "]  # fmt: skip
+    assert len(lines) == 4
+    for line, method, part in zip(lines, ["GET", "GET", "GET", "HEAD"], parts, strict=True):
+        assert line.startswith(f"{method} {url}?…: ")
+        assert part in line
+        assert line.endswith(" ms for its turn")
+    assert "SECRET" not in caplog.text
+
+
+@pytest.mark.usefixtures("quick_retries")
+def test_requests_are_counted(server: Server) -> None:
+    """Requests, bytes, failures, refusals and attempts of each server; a child begins at zero."""
+    faults = [Fault(503), Fault(after_nbytes=100)]
+    url = server.page("/a", bytes(1000), faults=faults)
+    assert Fetcher().read(url, 1000) == bytes(1000)
+
+    counts = counters.snapshot()[server.url]
+    assert (counts.num_requests, counts.num_failures, counts.num_refusals) == (3, 2, 1)
+    assert (counts.num_retries, counts.nbytes) == (2, 1100)
+    assert counts.response_s > 0
+    assert counters.snapshot()[server.url] is not counters.of(server.url)
+    assert in_child(lambda: counters.snapshot() == {})

@@ -7,6 +7,7 @@ responses may occupy in memory are limited too, for the process and for the node
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -17,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from wids.errors import WidsError
 from wids.storage.transport import counters, urls
 from wids.storage.transport.counters import Counts
 from wids.storage.transport.request_limit import FIRST, RequestLimit
@@ -27,6 +29,8 @@ PROCESS_NBYTES: Final = 256 << 20
 """Bytes of responses that one process keeps in memory at a time."""
 NODE_NBYTES: Final = 1 << 30
 """The same for all processes of a node."""
+
+_logger = logging.getLogger("wids")
 
 _STREAM_NBYTES: Final = 2 * CHUNK_NBYTES
 """What a response occupies whose reader takes it in pieces: one here, and one in the system."""
@@ -65,12 +69,19 @@ class Turn:
         gate: The gate.
         server: The server of the request.
         nbytes: Bytes of memory that the response may occupy.
+        request: What the log says of the request: its method, and its URL.
     """
 
-    def __init__(self, gate: Gate, server: _Server, nbytes: int) -> None:
+    def __init__(self, gate: Gate, server: _Server, nbytes: int, request: tuple[str, str]) -> None:
         self._gate = gate
         self._server = server
+        self._request = request
+        self._error: BaseException | None = None
+        self._received_nbytes = 0
         self.nbytes = nbytes
+        self.waited_s = 0.0
+        self.sent_s = 0.0
+        self.status: int | None = None
         self.thread = _this_thread()
         self.passed = threading.Lock()
         self.is_counted = False
@@ -87,8 +98,12 @@ class Turn:
         """Yield the pieces of the response, and leave after the last one."""
         while True:
             started_s = time.monotonic()
-            with waiting_for("bytes"):
-                chunk = next(chunks, None)
+            try:
+                with waiting_for("bytes"):
+                    chunk = next(chunks, None)
+            except BaseException as error:
+                self._error = error
+                raise
             self._server.counts.bytes_s += time.monotonic() - started_s
             if chunk is None:
                 break
@@ -103,6 +118,7 @@ class Turn:
         # A child does not have the requests of its parent, nor the thread that holds this lock.
         if gate.pid != os.getpid():
             return
+        error = error or self._error
         with gate.lock:
             if not self.is_counted:
                 return
@@ -115,6 +131,22 @@ class Turn:
             server.counts.num_requests += 1
             server.counts.num_failures += error is not None
             gate.give_back(self)
+        if _logger.isEnabledFor(logging.DEBUG):
+            self._log(error)
+
+    def _log(self, error: BaseException | None) -> None:
+        """Write one line about the request, without secrets (SEC-4)."""
+        method, url = self._request
+        # Errors of wids have no secrets; those of others may.
+        outcome = str(error) if isinstance(error, WidsError) else type(error).__name__
+        if error is None:
+            outcome = "read" if self.status is None else f"status {self.status}"
+        _logger.debug(
+            "%s %s: %s, %d bytes in %.1f ms, after %.1f ms for its turn",
+            *(method, urls.redact(url), outcome, self._received_nbytes),
+            1e3 * (time.monotonic() - self.sent_s),
+            1e3 * self.waited_s,
+        )
 
     def __del__(self) -> None:
         # Ctrl-C may come between the beginning of a turn and the block that ends it. No lock here:
@@ -134,6 +166,7 @@ class Turn:
         limit, seconds = server.limit, now_s - self.since_s
         server.event_s = now_s
         server.counts.nbytes += nbytes
+        self._received_nbytes += nbytes
         if server.num_in_flight >= limit.value:
             server.full_s = now_s
         if not self._has_answered:
@@ -166,19 +199,20 @@ class Gate:
         self._limit_nbytes = _share_nbytes()
         self._holders: Counter[object] = Counter()
 
-    def enter(self, name: str, nbytes: int) -> Turn:
+    def enter(self, name: str, nbytes: int, request: tuple[str, str] = ("GET", "")) -> Turn:
         """Wait until a request to a server may be sent.
 
         Args:
             name: The server.
             nbytes: Bytes that the response may occupy in memory.
+            request: Method and URL, for the log.
 
         Raises:
             CancelledError: The event of `cancelled_by` was set meanwhile.
             DeadlineError: The deadline of the read has passed.
         """
         server = self.server(name)
-        turn = Turn(self, server, nbytes)
+        turn = Turn(self, server, nbytes, request)
         with self.lock:
             self._collect()
             # A thread that holds a turn may be what the holders of the others wait for.
@@ -197,7 +231,8 @@ class Gate:
             turn.leave()
             raise
         finally:
-            server.counts.turn_s += time.monotonic() - started_s
+            turn.waited_s = time.monotonic() - started_s
+            server.counts.turn_s += turn.waited_s
         return turn
 
     def server(self, name: str) -> _Server:
@@ -245,7 +280,7 @@ class Gate:
         self.most_nbytes = max(self.most_nbytes, self._nbytes)
         counts = server.counts
         counts.most_in_flight = max(counts.most_in_flight, server.num_in_flight)
-        turn.since_s = server.event_s = time.monotonic()
+        turn.sent_s = turn.since_s = server.event_s = time.monotonic()
         turn.generation = server.limit.generation
         if server.num_in_flight >= server.limit.value:
             server.full_s = turn.since_s
@@ -288,6 +323,7 @@ def through_gate(turn: Turn, stream: Stream) -> Stream:
         finally:
             turn.leave()
 
+    turn.status = stream.status
     turn.answered()
     return replace(stream, chunks=turn.received(iter(stream.chunks)), close=close)
 

@@ -121,7 +121,7 @@ class Http:
         is_stored = response.headers.get("content-encoding", "identity").lower() == "identity"
         if nbytes is None or not is_stored:
             return None
-        return Stream(iter(()), 0, nbytes, _tag(response.headers))
+        return Stream(iter(()), 0, nbytes, _tag(response.headers), status=response.status)
 
     def _final_response(
         self, url: str, headers: Mapping[str, str], method: str = "GET"
@@ -274,7 +274,10 @@ def _stream(url: str, start: int, response: Response) -> Stream:
     else:
         start = 0
         total_nbytes = _number(headers.get("content-length"))
-    return Stream(_chunks(url, response), start, total_nbytes, _tag(headers), response.close)
+    chunks = _chunks(url, response)
+    return Stream(
+        chunks, start, total_nbytes, _tag(headers), response.close, status=response.status
+    )
 
 
 def _tag(headers: Mapping[str, str]) -> str | None:

@@ -96,7 +96,7 @@ class Transports:
         if not server:
             return transport(target, start, stop, tag)
         nbytes = response_nbytes(start, stop, is_collected=is_collected)
-        turn = gate().enter(server, nbytes)
+        turn = gate().enter(server, nbytes, ("HEAD" if stop == 0 else "GET", target))
         try:
             with retry.waiting_for("a connection or a response"):
                 stream = transport(target, start, stop, tag)

@@ -81,6 +81,7 @@ class Stream:
         tag: Text that differs between versions of the file, such as an ETag; None from a transport
             without versions.
         close: Releases the connection or the open file.
+        status: The status of a response by HTTP.
     """
 
     chunks: Iterator[bytes]
@@ -88,6 +89,7 @@ class Stream:
     total_nbytes: int | None = None
     tag: str | None = None
     close: Callable[[], None] = field(default=lambda: None)
+    status: int | None = None
 
     def __enter__(self) -> Stream:
         return self
