@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from pathlib import Path
@@ -230,3 +231,22 @@ def test_the_clock_may_move_backwards(
 
     assert read_copy(cache, more[-1]) == DATA[4:100_004]
     assert read_copy(cache, files[0]) == DATA[:100_000]
+
+
+def test_downloads_and_evictions_are_in_the_log(
+    tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The level INFO shows each of them once, as docs/errors.md says, without a query (SEC-4)."""
+    cache = make_cache(tmp_path, 250_000)
+    with caplog.at_level(logging.INFO, "wids"):
+        fill(cache, server, 3)
+        read_copy(cache, RemoteFile(server.page("/s.tar", DATA[:10]) + "?SECRET", 10))
+    lines = [record.getMessage() for record in caplog.records]
+    downloads = [line for line in lines if "downloaded" in line]
+    assert [line.partition(": downloaded, ")[0] for line in downloads] == [
+        *(f"{server.url}/{number}.tar" for number in range(3)),
+        f"{server.url}/s.tar?…",
+    ]
+    assert all(": evicted, " in line for line in lines if line not in downloads)
+    assert len(lines) == 5
+    assert "SECRET" not in caplog.text

@@ -5,15 +5,20 @@ Only files with the cache's own names are ever deleted, and none that a process 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import IO, Final, NamedTuple
 
+from wids.errors import printable
 from wids.storage import abandoned
 from wids.storage.cache import cache_names, sweeping
 from wids.storage.cache.leases import delete_if_unused
 from wids.storage.cache.turns import folder_lock
+from wids.storage.sizes import nbytes_text
+
+_logger = logging.getLogger("wids")
 
 _INDEX_SUFFIX: Final = ".index"
 _WAIT_S: Final = 5.0
@@ -71,6 +76,7 @@ def evict(folder: str, limit_nbytes: int) -> int:
         # A copy with a lease is passed over and not waited for (CACHE-7, CACHE-8).
         if delete_if_unused(file.path):
             excess -= file.nbytes
+            _logger.info("%s: evicted, %s", printable(file.path), nbytes_text(file.nbytes))
     return max(0, excess)
 
 

@@ -14,6 +14,7 @@ import logging
 import os
 import stat
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -333,6 +334,7 @@ class Cache:
         name = os.path.basename(urls.path_of(remote_file.url)) or "a shard"
         # Nobody waits for a background fetch, so it shows no bar.
         wants_progress = self.wants_progress if background is None else False
+        started_s = time.monotonic()
         bar = Bar(f"fetching {name}", remote_file.nbytes, "B", wanted=wants_progress)
         # Not synced there, but below, while the lock is still held.
         with bar, complete_files.replacing(path, sync=False) as file:
@@ -364,6 +366,10 @@ class Cache:
                 if is_own:
                     protect(file.fileno(), file.name)
                 os.fsync(file.fileno())
+                nbytes = os.fstat(file.fileno()).st_size
+        name = urls.redact(remote_file.url)
+        seconds = time.monotonic() - started_s
+        _logger.info("%s: downloaded, %s in %.1f s", name, nbytes_text(nbytes), seconds)
 
     def _reserve(
         self, file: IO[bytes], limit: int | None, make_room: Callable[[], None], nbytes: int

@@ -59,12 +59,14 @@ class Patience:
         retry_s: Seconds to wait, once the server has answered this process.
         deadline_s: Seconds after which the read is an error, whatever it waits for.
         url: What is read, for messages.
+        started_s: When the read began, from which the deadline counts: also for its parts.
     """
 
     server: str
     retry_s: float
     deadline_s: float = math.inf
     url: str = ""
+    started_s: float = field(default_factory=time.monotonic)
 
 
 @dataclass
@@ -73,26 +75,24 @@ class _Waits:
 
     Attributes:
         patience: As for `with_retries`.
-        started_s: When it began.
         seconds: Seconds by what it waited for.
     """
 
     patience: Patience
-    started_s: float
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def left_s(self) -> float:
-        return self.started_s + self.patience.deadline_s - time.monotonic()
+        return self.patience.started_s + self.patience.deadline_s - time.monotonic()
 
     def error(self) -> DeadlineError:
         """Return the error that says what the time was spent on."""
+        waited_s = time.monotonic() - self.patience.started_s
         parts = [f"{_text(spent)} for {what}" for what, spent in self.seconds.items()]
         return DeadlineError(
             f"{urls.redact(self.patience.url)}: expected all bytes within "
             f"{_text(self.patience.deadline_s)} (deadline_s), found that it waited "
-            f"{_text(time.monotonic() - self.started_s)}: {', '.join(parts)}; allow more time, "
-            "or find what is slow"
+            f"{_text(waited_s)}: {', '.join(parts)}; allow more time, or find what is slow"
         )
 
 
@@ -190,7 +190,7 @@ def with_retries(
     """
     if math.isinf(patience.deadline_s):
         return _with_retries(attempt, patience, position, cancel)
-    waits = _Waits(patience, time.monotonic())
+    waits = _Waits(patience)
     token = _waits.set(waits)
     try:
         return _with_retries(attempt, patience, position, cancel)

@@ -112,7 +112,7 @@ class Transports:
         options = options_for(url, self._options)
         wait_s = retry_s(options) if "retry_s" in options else self._retry_s
         most_s = deadline_s(options) if "deadline_s" in options else self._deadline_s
-        return Patience(urls.origin(rewritten(url)), wait_s, most_s, url)
+        return Patience(urls.origin(rewritten(url)), wait_s, deadline_s=most_s, url=url)
 
     def note_whole_files(self, url: str, nbytes: int | None) -> None:
         """Remember that a server sends whole files only; warn about it once.

@@ -1,0 +1,112 @@
+"""Hundreds of requests at a time: forks, Ctrl-C, and programs that end meanwhile."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+
+import pytest
+from conftest import in_child
+from loopback import Fault, Server
+
+from wids.storage.fetch import Fetcher
+from wids.storage.reading_threads import in_threads
+from wids.storage.transport.gate import gate
+from wids.storage.transport.retry import CancelledError, cancelled_by
+
+DATA = bytes(range(256)) * 400
+
+_PROGRAM = """
+import sys, threading
+from functools import partial
+from wids.storage.fetch import Fetcher
+from wids.storage.reading_threads import in_threads
+
+url, how = sys.argv[1:]
+read = Fetcher().range_reader(url, 102400)
+tasks = [partial(read, n, n + 10) for n in range(256)]
+if how == "end":
+    threading.Thread(target=in_threads, args=(tasks, "test"), daemon=True).start()
+    import time
+    time.sleep(0.5)
+    print("ends", flush=True)
+else:
+    threading.Timer(0.5, print, ["reads"], {"flush": True}).start()
+    try:
+        in_threads(tasks, "test")
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+def ranges(fetcher: Fetcher, url: str, count: int) -> bool:
+    """Read ranges in threads; return whether all are right."""
+    read = fetcher.range_reader(url, len(DATA))
+    starts = [n * 97 % 50_000 for n in range(count)]
+    found = in_threads([partial(read, start, start + 5000) for start in starts], "test")
+    return found == [DATA[start : start + 5000] for start in starts]
+
+
+def test_hundreds_of_threads_read_and_leave_nothing(server: Server) -> None:
+    """256 threads share a gate, and afterwards no turn and no byte is taken."""
+    url = server.page("/a", DATA)
+    fetcher = Fetcher()
+    for _ in range(3):
+        assert ranges(fetcher, url, 256)
+    known = gate().server(server.url)
+    assert (known.num_in_flight, gate()._nbytes, len(known.waiting)) == (0, 0, 0)
+    assert known.counts.num_requests == 3 * 256
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_children_that_are_forked_during_requests_read_by_themselves(server: Server) -> None:
+    """A fork while threads hold turns and wait for them leaves parent and child intact."""
+    url = server.page("/a", DATA)
+    fetcher = Fetcher()
+    results: list[bool] = []
+    thread = threading.Thread(target=lambda: results.append(ranges(fetcher, url, 512)))
+    thread.start()
+    children = [in_child(lambda: ranges(fetcher, url, 32)) for _ in range(5)]
+    thread.join()
+    assert [*children, *results] == [True] * 6
+
+
+def stalled(server: Server) -> str:
+    """Return a URL of which a server sends a few bytes, and no more."""
+    return server.page("/a", DATA, always=Fault(how="stall", after_nbytes=3))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["end", "interrupt"])
+def test_a_program_ends_while_requests_are_in_flight(how: str, server: Server) -> None:
+    """Ctrl-C is answered within two seconds, and the end of the program waits for no server."""
+    command = [sys.executable, "-c", _PROGRAM, stalled(server), how]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() in ("ends\n", "reads\n")
+    started_s = time.monotonic()
+    if how == "interrupt":
+        process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=20)
+    assert time.monotonic() - started_s < 4
+    assert (process.returncode, errors) == (0, "")
+    assert how == "end" or out == "interrupted\n"
+
+
+@pytest.mark.long
+def test_cancelled_reads_end_within_a_second(server: Server) -> None:
+    """Threads that wait for bytes or for their turn notice it; none is left."""
+    read = Fetcher().range_reader(stalled(server), len(DATA))
+    event = threading.Event()
+    timer = threading.Timer(0.5, event.set)
+    timer.start()
+    started_s = time.monotonic()
+    with cancelled_by(event), pytest.raises(CancelledError):
+        in_threads([partial(read, n, n + 10) for n in range(64)], "wids-test")
+    assert time.monotonic() - started_s < 2.5
+    timer.join()
+    assert not [t for t in threading.enumerate() if t.name == "wids-test"]
