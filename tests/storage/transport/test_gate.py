@@ -1,10 +1,11 @@
-"""The gate through which all requests pass: turns, order, memory, cancellation, forks."""
+"""The gate through which all requests pass: turns, memory, cancellation, forks (CACHE-40)."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import in_child
@@ -20,9 +21,10 @@ from wids.storage.transport.retry import CancelledError, cancelled_by
 SERVER = "https://server"
 
 
-def fill(gate: Gate, count: int = FIRST) -> list[Turn]:
-    """Take turns in threads of their own, which hold none afterwards but these."""
-    return in_threads([lambda: gate.enter(SERVER, 0)] * count, "test")
+def fill(gate: Gate, count: int = FIRST, nbytes: int = 0) -> list[Turn]:
+    """Take turns in threads that end: this thread holds none of them."""
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(lambda _: gate.enter(SERVER, nbytes), range(count)))
 
 
 def test_as_many_pass_as_the_limit_allows() -> None:
@@ -90,15 +92,32 @@ def test_a_forgotten_turn_is_returned() -> None:
 
 
 def test_bytes_in_flight_are_limited() -> None:
-    """Responses that are kept in memory wait for each other; one always passes."""
+    """Responses that are kept in memory wait for each other; one always passes (CACHE-41)."""
     gate = Gate()
-    first = in_threads([lambda: gate.enter(SERVER, 10 * PROCESS_NBYTES)] * 1, "test")[0]
-    second = threading.Thread(target=lambda: gate.enter(SERVER, 1 << 20).leave())
-    assert gate.server(SERVER).num_in_flight == 1
-    first.leave()
-    second.start()
-    second.join()
+    large = fill(gate, 1, 10 * PROCESS_NBYTES)
+    passed = threading.Event()
+
+    def wait() -> None:
+        turn = gate.enter("https://another", 1 << 20)
+        passed.set()
+        turn.leave()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert not passed.wait(0.2)
+    large.pop().leave()
+    assert passed.wait(5)
+    thread.join()
     assert gate.most_nbytes == 10 * PROCESS_NBYTES
+
+
+def test_processes_share_the_memory_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node of eight ranks has a GB for all of them."""
+    assert Gate()._limit_nbytes == PROCESS_NBYTES
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert Gate()._limit_nbytes == 128 << 20
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "many")
+    assert Gate()._limit_nbytes == PROCESS_NBYTES
 
 
 def test_a_child_has_a_gate_of_its_own() -> None:

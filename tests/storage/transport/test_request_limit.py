@@ -1,4 +1,4 @@
-"""How many requests are in flight, against networks that are simulated."""
+"""How many requests are in flight, against networks that are simulated (CACHE-40)."""
 
 from __future__ import annotations
 

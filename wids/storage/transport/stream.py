@@ -206,5 +206,5 @@ def _status(error: BaseException) -> int:
 def error_text(error: BaseException, url: str) -> str:
     """Return type and message of another library's error, without the secrets of the URL."""
     text = urls.without_secrets(str(error), url)
-    # urllib3 puts the repr of a connection in front of its messages.
+    # Some put the repr of a connection in front of their messages.
     return f"{type(error).__name__}: {re.sub(r'<[^<>]* object at 0x[0-9a-f]+>: ', '', text):.300}"
