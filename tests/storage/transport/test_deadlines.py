@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import raises
@@ -13,7 +13,6 @@ from transfers import answering
 
 from wids.errors import FetchError
 from wids.storage.fetch import Fetcher
-from wids.storage.reading_threads import in_threads
 from wids.storage.transport.gate import gate
 from wids.storage.transport.request_limit import FIRST
 
@@ -57,7 +56,8 @@ def test_a_slow_server_ends_a_read_at_its_deadline() -> None:
 def test_a_wait_for_a_turn_ends_at_the_deadline(server: Server) -> None:
     """Requests of others count too."""
     url = server.page("/a", b"abc")
-    turns = in_threads([partial(gate().enter, server.url, 0)] * FIRST, "test")
+    with ThreadPoolExecutor(FIRST) as threads:
+        turns = list(threads.map(lambda _: gate().enter(server.url, 0), range(FIRST)))
     with raises(TimeoutError, "deadline_s", "for its turn"):
         Fetcher({"deadline_s": 0.3}).read(url, 3)
     for turn in turns:

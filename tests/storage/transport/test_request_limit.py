@@ -42,6 +42,7 @@ class Request:
     number: int
     left: float
     generation: int
+    sent_s: float
     since_s: float
     begins_s: float
     has_answered: bool = False
@@ -75,7 +76,7 @@ def simulated(
                 limit.refuse(len(flying))
                 continue
             begins_s = now_s + network.latency_s
-            flying.append(Request(num_requests, nbytes, limit.generation, now_s, begins_s))
+            flying.append(Request(num_requests, nbytes, limit.generation, now_s, now_s, begins_s))
         now_s += STEP_S
         active = [request for request in flying if request.begins_s <= now_s]
         rate = min(network.rate, network.card / max(1, len(active)))
@@ -87,6 +88,8 @@ def simulated(
             request.left -= got
             received += got
             has_ended = request.left <= 0
+            if has_ended:
+                limit.note_request(now_s - request.sent_s)
             limit.note_part(
                 request.generation,
                 int(got),

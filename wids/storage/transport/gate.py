@@ -127,6 +127,7 @@ class Turn:
                 server.limit.refuse(server.num_in_flight - 1)
                 server.counts.num_refusals += 1
             elif error is None:
+                server.limit.note_request(time.monotonic() - self.sent_s)
                 self._measure(0, has_ended=True)
             server.counts.num_requests += 1
             server.counts.num_failures += error is not None

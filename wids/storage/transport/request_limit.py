@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-FIRST: Final = 8
-"""Requests in flight to a server of which nothing is known."""
+FIRST: Final = 16
+"""Requests in flight to a server of which nothing is known: the parts of one shard, where a server
+takes them, and few where it does not."""
 MOST: Final = 256
 """Requests in flight to one server at most; a thread each."""
 
@@ -23,8 +24,9 @@ _SHORT_ROUND_S: Final = 0.02
 _ROUND_LATENCIES: Final = 4.0
 """A round is at least this many waits for a response: new connections begin slowly."""
 
-_GAIN: Final = 0.3
-"""Part of a proportional gain that pays: half as many requests again, for 15 % more bytes."""
+_GAIN: Final = 0.25
+"""Part of a proportional gain that pays: a quarter more requests, for 6 % more bytes."""
+_LEAST_STEP: Final = 8
 _REQUEST_UNITS: Final = 1024
 """What a response counts beside its bytes, so that requests without bytes are measured too."""
 
@@ -67,9 +69,10 @@ class RequestLimit:
         self._base_speed: float | None = None
         self._round = _Round()
         self._latency_s = 0.0
+        self._request_s = 0.0
         self._rest = 0  # rounds until the next trial
         self._next_rest = _FIRST_REST
-        self._step: int | None = None  # None before the first refusal: a quarter
+        self._step: int | None = None  # None before the first refusal
         self._is_upward = True
         self._is_second_round = False
         self._refused_at = 0
@@ -78,6 +81,10 @@ class RequestLimit:
     def note_response(self, latency_s: float) -> None:
         """Note the seconds from a request to the beginning of its response."""
         self._latency_s += (latency_s - self._latency_s) / 8 if self._latency_s else latency_s
+
+    def note_request(self, seconds: float) -> None:
+        """Note the seconds that a whole request took."""
+        self._request_s += (seconds - self._request_s) / 8 if self._request_s else seconds
 
     def note_part(
         self, generation: int, nbytes: int, seconds: float, num_in_flight: int, *, has_ended: bool
@@ -123,7 +130,9 @@ class RequestLimit:
     def _is_complete(self, current: _Round) -> bool:
         if current.num_parts <= self.value // 2:
             return False
-        if current.num_ended >= self.value and current.seconds >= self.value * _SHORT_ROUND_S:
+        # Requests may be in step, so less than a whole one has too many bytes, or none.
+        short_s = self.value * max(_SHORT_ROUND_S, self._request_s)
+        if current.num_ended >= self.value and current.seconds >= short_s:
             return True
         return current.seconds >= self.value * max(_ROUND_S, _ROUND_LATENCIES * self._latency_s)
 
@@ -154,7 +163,10 @@ class RequestLimit:
     def _try_another(self) -> None:
         """Begin a trial of a higher or lower limit."""
         if self._is_upward and self._base < self._most:
-            step = _quarter(self._base) if self._step is None else self._step
+            # Where requests are short, there are many, and it matters little that some are refused.
+            is_short = 0 < self._request_s < max(_ROUND_S, 2 * self._latency_s)
+            first = self._base if is_short else _quarter(self._base)
+            step = first if self._step is None else self._step
             self._set(min(self._most, self._base + step))
         elif self._base > 1:
             self._is_upward = False
@@ -171,7 +183,7 @@ class RequestLimit:
 
 def _quarter(value: int) -> int:
     """Return by how much a limit grows in one step: enough to be fast where little is known."""
-    return max(FIRST, value // 4)
+    return max(_LEAST_STEP, value // 4)
 
 
 def _longer(rest: int) -> int:
