@@ -21,7 +21,8 @@ from typing import IO
 import pytest
 
 from wids.errors import WidsError
-from wids.storage.download import Expected
+from wids.storage import part_requests
+from wids.storage.download import Download, Expected
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import http, retry
 from wids.storage.transport.connections import CutError, Response, SilenceError
@@ -295,11 +296,14 @@ def run(seconds: float, first_seed: int, monkeypatch: pytest.MonkeyPatch) -> tup
     """Check servers for some seconds; return how many, and how many gave what was asked for."""
     monkeypatch.setattr(retry, "_pause", lambda *_: False)
     monkeypatch.setattr(retry, "_PROGRESS_NBYTES", _PROGRESS_NBYTES)
+    # One thread after the other, so that a seed determines what happens.
+    monkeypatch.setattr(part_requests, "in_threads", lambda tasks, _: [task() for task in tasks])
     started_s, num_servers, num_complete = time.monotonic(), 0, 0
     while time.monotonic() - started_s < seconds:
         seed = first_seed + num_servers
         site = Site(seed)
         check = site.random.choice([check_save, check_save, check_read, check_ranges])
+        monkeypatch.setattr(Download, "part_nbytes", site.random.choice([100, 300, 1000, 8000]))
         try:
             num_complete += check(site, fetcher_of(site, monkeypatch))
         except BaseException as error:

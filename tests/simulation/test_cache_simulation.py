@@ -15,7 +15,7 @@ import hashlib
 import logging
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from types import SimpleNamespace
 from typing import IO, Any
@@ -24,7 +24,7 @@ import pytest
 from fake_system import FakeFile, Inode, OpenFile, Process, System
 
 from wids.errors import FetchError, MismatchError
-from wids.storage import abandoned, complete_files, digests, locks
+from wids.storage import abandoned, complete_files, digests, locks, part_requests
 from wids.storage.cache import (
     cache_names,
     eviction,
@@ -38,10 +38,14 @@ from wids.storage.cache import (
 from wids.storage.cache.cache_names import RemoteFile
 from wids.storage.cache.store import BackgroundFetch, Cache, CachedCopy, Limits
 from wids.storage.download import Download
+from wids.storage.part_requests import PartRequests
+from wids.storage.transport import retry
+from wids.storage.transport.retry import Patience
 from wids.storage.transport.stream import Stream, TransientError
 
 SIZE = 1000
 CHUNK = 300
+PART = 400
 FOLDER = "/cache"
 SHARDS = f"{FOLDER}/shards"
 MODULES = (abandoned, eviction, leases, small_files, space, store, turns, verified)
@@ -60,6 +64,7 @@ class History:
         self.stop_rate = self.rng.choice([0, 0, 0.0005])
         self.user_rate = self.rng.choice([0, 0, 0.001])
         self.fault_rate = self.rng.choice([0, 0.2])
+        self.has_parts = self.rng.random() < 0.7
         self.system.locks_work = self.rng.random() > 0.1
         self.versions = [0] * self.num_files
         self.fetching: dict[str, list[Process]] = {}
@@ -225,7 +230,7 @@ class History:
         found = bytes(self.system.file(copy.handle).inode.data)
         assert found in bodies, f"{copy.path}: found {len(found)} bytes: {found[:8]!r}…"
 
-    def save(self, url: str, file: IO[bytes], expected: Any, report: Any, cancel: Any) -> None:
+    def save(self, url: str, file: IO[bytes], expected: Any, report: Any, _: Any) -> None:
         """Stand for `Fetcher.save`, with the real comparison of what arrives."""
         process = self.system.current
         assert process is not None
@@ -236,35 +241,47 @@ class History:
         others.append(process)
         self.writers[self.system.file(file.fileno()).inode] = process
         try:
-            download = Download(url, file, expected, report, cancel)
-            for _ in range(5):
-                with suppress(TransientError):
-                    download.take(self.stream(url))
-                    break
-            else:
-                raise FetchError("the server fails")
+            download = Download(url, file, expected, report)
+            transports: Any = SimpleNamespace(
+                open=self.open_url,
+                patience=lambda _: Patience("http://server", 5.0),
+                streams_parts=lambda _: self.has_parts,
+            )
+            PartRequests(transports, download).run()
             download.verify()
         finally:
             if process in others:
                 others.remove(process)
 
-    def stream(self, url: str) -> Stream:
-        """Return what the server sends: all, a part, or something else."""
+    def open_url(
+        self, url: str, start: int = 0, stop: int | None = None, tag: str | None = None
+    ) -> Stream:
+        """Return what the server sends: all, a part, or less than that."""
         number = int(url.rpartition("/")[2].removesuffix(".tar"))
-        body = self.body(number, self.versions[number])
-        total = self.rng.choice([None, SIZE])
+        version = self.versions[number]
+        body, total, found = self.body(number, version), self.rng.choice([None, SIZE]), None
+        if self.has_parts:
+            total, found = SIZE, f'"{version}"'
+        if stop is None or tag not in (None, found):
+            start, stop = 0, None
+        sent = body[start:stop]
         if self.rng.random() < self.fault_rate:
             if total is not None and self.rng.random() < 0.7:
-                body = body[: self.rng.randrange(SIZE)]
+                sent = sent[: self.rng.randrange(len(sent))]
             else:
                 raise TransientError("the server is busy")
 
         def chunks() -> Iterator[bytes]:
-            for start in range(0, len(body), CHUNK):
+            for at in range(0, len(sent), CHUNK):
                 self.system.sleep(self.rng.choice([0, 0.01, 1]))
-                yield body[start : start + CHUNK]
+                yield sent[at : at + CHUNK]
 
-        return Stream(chunks(), 0, total)
+        return Stream(chunks(), start, total, found, stop=stop and min(stop, SIZE))
+
+    def in_threads(self, tasks: list[Callable[[], None]], _: str) -> None:
+        """Receive parts in any order; each task receives all that no other has received."""
+        for task in self.rng.sample(tasks, len(tasks)):
+            task()
 
     # Laws.
 
@@ -374,6 +391,12 @@ def simulated(history: History) -> Iterator[None]:
         patch.setattr(locks, "release", system.unlock)
         patch.setattr(locks, "lock_file", system.lock_file)
         patch.setattr(turns, "_PATIENCE_S", 20.0)
+        patch.setattr(Download, "part_nbytes", PART)
+        patch.setattr(part_requests, "in_threads", history.in_threads)
+        patch.setattr(complete_files, "flushed_early", nullcontext)
+        patch.setattr(retry, "random", history.rng)
+        patch.setattr(retry, "time", system.time)
+        patch.setattr(retry, "_pause", lambda wait_s, _: system.sleep(wait_s))
         patch.setattr(cache_names, "default_folder", lambda: "/home")
         patch.setattr(eviction, "make_space", history.make_space)
         patch.setattr(eviction, "delete_if_unused", history.delete_if_unused)
@@ -491,6 +514,7 @@ MUTANTS = [
     pytest.param(abandoned, "delete_if_abandoned", lambda *_: False, id="nothing is swept"),
     pytest.param(abandoned.locks, "probe", lambda _: True, id="sweeping looks at no lock"),
     pytest.param(Download, "verify", lambda _: None, id="digests are not compared"),
+    pytest.param(Download, "_compare", lambda *_: None, id="versions of parts are not compared"),
 ]
 
 

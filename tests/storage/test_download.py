@@ -14,9 +14,11 @@ from loopback import Fault, Server
 from transfers import DATA, saved
 
 from wids.errors import MismatchError
-from wids.storage.download import Expected
+from wids.storage.download import Download, Expected
 from wids.storage.fetch import Fetcher
 from wids.storage.transport.retry import CancelledError
+
+LAST = Download.part_nbytes - 1
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 
@@ -28,7 +30,8 @@ def test_a_cut_is_resumed(server: Server, how: str) -> None:
     url = server.page("/a", DATA, faults=faults)
 
     assert saved(url) == DATA
-    assert [request.range is None for request in server.log] == [True, False, False]
+    ranges = [f"bytes={start}-{stop}" for start, stop in ((0, LAST), (2000000, 4999999))]
+    assert [request.range for request in server.log] == [*ranges, "bytes=3500000-4999999"]
     assert server.num_sent <= 1.2 * len(DATA)
 
 
@@ -45,7 +48,8 @@ def test_without_a_tag_it_starts_over(server: Server) -> None:
     """Without a tag only a stated digest can show that the rest is of the same version."""
     url = server.page("/a", DATA, has_tag=False, faults=[Fault(after_nbytes=2_000_000)])
     assert saved(url) == DATA
-    assert [request.range for request in server.log] == [None, None]
+    ranges = [f"bytes=0-{LAST}", f"bytes=0-{len(DATA) - 1}"]
+    assert [request.range for request in server.log] == ranges
 
     server.pages["/a"].faults.append(Fault(after_nbytes=2_000_000))
     assert saved(url, Expected(sha256=hashlib.sha256(DATA).hexdigest())) == DATA
@@ -99,18 +103,26 @@ def test_the_stated_length_bounds_what_is_written() -> None:
 
 def test_a_cut_after_the_last_byte(server: Server) -> None:
     """The rest is empty, and the server answers 416: everything is fetched again (CACHE-12)."""
-    url = server.page("/a", DATA, is_chunked=True, faults=[Fault(after_nbytes=len(DATA))])
+    fault = Fault(after_nbytes=len(DATA))
+    url = server.page("/a", DATA, is_chunked=True, faults=[Fault(416), fault])
 
     assert saved(url) == DATA
-    assert [request.range for request in server.log] == [None, f"bytes={len(DATA)}-", None]
+    assert [request.range for request in server.log] == [
+        f"bytes=0-{LAST}",
+        None,  # an empty file has no first part
+        f"bytes={len(DATA)}-",
+        f"bytes=0-{LAST}",
+    ]
 
 
 def test_the_rest_may_say_more_than_the_first_response(server: Server) -> None:
     """A chunked response has no length, but its continuation has: it is the same file."""
-    url = server.page("/a", DATA, is_chunked=True, faults=[Fault(after_nbytes=2_000_000)])
+    faults = [Fault(416), Fault(after_nbytes=2_000_000)]
+    url = server.page("/a", DATA, is_chunked=True, faults=faults)
 
     assert saved(url) == DATA
-    assert [request.range for request in server.log] == [None, "bytes=2000000-"]
+    ranges = [request.range for request in server.log]
+    assert ranges == [f"bytes=0-{LAST}", None, "bytes=2000000-"]
 
 
 def test_cancel_ends_a_fetch(server: Server) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import secrets
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import IO, Final
@@ -20,6 +21,8 @@ from wids.storage import locks
 STEM_LENGTH: Final = 40
 """Characters of a name that its temporary files and lock repeat, to stay within 255 bytes."""
 _TEMPORARY: Final = re.compile(rf"\.(.{{1,{STEM_LENGTH}}})\.[0-9a-f]{{16}}\.tmp", re.DOTALL)
+_FLUSH_S: Final = 0.1
+"""Time between two flushes of a file that is being written."""
 _NO_FOLDER_SYNC: Final = frozenset((errno.EINVAL, errno.ENOTSUP, errno.EBADF))
 """Errors of file systems on which a folder cannot be flushed, unlike those of a disk."""
 
@@ -72,6 +75,25 @@ def replacing(
         with suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+@contextmanager
+def flushed_early(file: IO[bytes]) -> Iterator[None]:
+    """Have the disk write a file while the block writes it, so that little is left at the end."""
+    is_over = threading.Event()
+
+    def flush() -> None:
+        while not is_over.wait(_FLUSH_S):
+            with suppress(OSError):  # the flush at the end raises it again
+                os.fsync(file.fileno())
+
+    thread = threading.Thread(target=flush, name="wids-flush", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def _sync_folder(folder: str) -> None:

@@ -1,6 +1,8 @@
-"""Write the streams of one URL to one file, resume after a cut, and verify the result.
+"""Write the parts of one URL to one file, resume after a cut, and verify the result.
 
-This module neither opens URLs nor waits: `fetch` makes the attempts, `retry` counts them.
+A file arrives in parts, each over any number of streams, at a time or one after the other. The
+digests follow its beginning as far as it is complete. This module neither opens URLs nor waits for
+servers: `fetch` makes the requests, `retry` counts them.
 """
 
 from __future__ import annotations
@@ -9,15 +11,19 @@ import hashlib
 import math
 import threading
 from collections.abc import Callable
-from typing import IO, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import IO, ClassVar, Final, NamedTuple, TypeAlias
 
 from wids.errors import MismatchError
 from wids.storage.transport import urls
-from wids.storage.transport.retry import CancelledError
+from wids.storage.transport.retry import CancelledError, cancellation
 from wids.storage.transport.stream import Stream, TransientError
 
 Report: TypeAlias = Callable[[int, "int | None"], None]
 """``report(received_nbytes, total_nbytes)``; the total is None while it is unknown."""
+
+_PIECE_NBYTES: Final = 1 << 20
+"""Bytes to hash at a time."""
 
 
 class Expected(NamedTuple):
@@ -34,14 +40,67 @@ class Expected(NamedTuple):
     sha256: str | None = None
 
 
+class ReplacedError(Exception):
+    """A response that does not belong to the parts that have arrived, so that all start over.
+
+    Attributes:
+        in_parts: Whether the file may be requested in parts again.
+    """
+
+    def __init__(self, message: str, *, in_parts: bool = True) -> None:
+        super().__init__(message)
+        self.in_parts = in_parts
+
+
+@dataclass(eq=False)
+class DownloadPart:
+    """A part of the file, of which the first bytes may have arrived.
+
+    Attributes:
+        start: Where it begins in the file.
+        stop: Where it ends; None if it is the only one, and ends with the file.
+        position: Where its next byte belongs.
+    """
+
+    start: int = 0
+    stop: int | None = None
+    position: int = 0
+
+
+class _Hashes:
+    """The digests of the beginning of a file."""
+
+    def __init__(self, expected: Expected) -> None:
+        stated = (("md5", expected.md5sum), ("sha256", expected.sha256))
+        self.stated = {name: digest.lower() for name, digest in stated if digest is not None}
+        self.nbytes = 0
+        self.is_free = threading.Lock()
+        self._digests = {name: hashlib.new(name, usedforsecurity=False) for name in self.stated}
+
+    def update(self, data: bytes) -> None:
+        for digest in self._digests.values():
+            digest.update(data)
+        self.nbytes += len(data)
+
+    def found(self, name: str) -> str:
+        return self._digests[name].hexdigest()
+
+
 class Download:
-    """The part of one file that has arrived, over any number of attempts.
+    """One file that is arriving, over any number of attempts.
+
+    Any number of threads may each take a part.
 
     Attributes:
         tag: The version of the file that is arriving, or None if the server does not say.
         received_nbytes: Bytes written to the file.
         total_nbytes: Length of the whole file, or None if the server does not say.
+        is_single: Whether the file arrives as one part.
+        part_nbytes: Length of a part. Where a connection gives 20 MB/s, a shard of 130 MB takes as
+            long as one part of it, and a request costs a tenth of the processor's time for a part.
     """
+
+    part_nbytes: ClassVar[int] = 8 << 20
 
     def __init__(
         self,
@@ -49,68 +108,182 @@ class Download:
         file: IO[bytes],
         expected: Expected,
         report: Report,
-        cancel: threading.Event | None,
     ) -> None:
         self.url = url
         self.file = file
         self.expected = expected
         self.report = report
-        self.cancel = cancel
-        self.tag: str | None
-        self.total_nbytes: int | None
-        self.start_over()
-
-    def start_over(self) -> None:
-        """Discard what has arrived."""
-        self.tag = None
-        self.total_nbytes = None
+        self.tag: str | None = None
+        self.total_nbytes: int | None = None
         self.received_nbytes = 0
-        self.digests = {
-            name: hashlib.new(name, usedforsecurity=False)
-            for name, stated in (("md5", self.expected.md5sum), ("sha256", self.expected.sha256))
-            if stated is not None
-        }
-        # Not truncated: the space that was reserved stays reserved for the next attempt.
-        self.file.seek(0)
+        self.is_single = True
+        self._hashes = _Hashes(expected)
+        # Those that were handed out and have not arrived, in the order of the file. What is not
+        # here may not write: the thread of an earlier attempt may still have a response.
+        self._parts: list[DownloadPart] = []
+        self._next_start: int | None = None  # of the part to hand out next
+        self._error: Exception | None = None
+        # Held while the file is written, too: the file has one position, and one end.
+        self._lock = threading.Lock()
+
+    def begin(self, stream: Stream, part: DownloadPart | None = None) -> DownloadPart:
+        """Start over with a response that has the first part of the file, or all of it.
+
+        Args:
+            stream: The response.
+            part: The only part so far, if there is one.
+
+        Returns:
+            The part that the response has.
+
+        Raises:
+            MismatchError: The file is not as long as expected.
+        """
+        part = part or DownloadPart()
+        with self._lock:
+            self.tag, self.total_nbytes = stream.tag, stream.total_nbytes
+            self.received_nbytes = 0
+            self._error = None
+            self.is_single = stream.is_whole
+            self._hashes = _Hashes(self.expected)
+            self._next_start = stream.stop
+            part.stop, part.position = stream.stop, 0
+            self._parts = [part]
+            # Before the first byte: a file of the wrong length need not be transferred to be
+            # refused. It is not truncated: the space that was reserved stays reserved.
+            self._check_length(self.total_nbytes)
+            self.report(0, self.total_nbytes)
+        return part
 
     @property
-    def resume_at(self) -> int:
-        """Where the next attempt begins: after the bytes received, or at 0.
+    def has_next(self) -> bool:
+        """Whether there is a part that nobody takes."""
+        return (self._next_start or math.inf) < (self.total_nbytes or 0)
+
+    def next_part(self) -> DownloadPart | None:
+        """Hand out the next part that nobody takes; None if there is none."""
+        with self._lock:
+            start = self._next_start or 0
+            if not self.has_next:
+                return None
+            self._next_start = min(start + self.part_nbytes, self.total_nbytes or 0)
+            part = DownloadPart(start, self._next_start, start)
+            self._parts.append(part)
+            return part
+
+    def resume_at(self, part: DownloadPart) -> int:
+        """Return where the next request for a part begins: after what has arrived, or at 0.
 
         Without a tag or a digest nothing would reveal that the rest is of another version.
         """
-        return self.received_nbytes if self.tag is not None or self.digests else 0
+        return part.position if self.tag is not None or self._hashes.stated else 0
 
-    def take(self, stream: Stream) -> None:
-        """Append the bytes of a stream; one that begins at 0 replaces what has arrived.
+    def take(self, part: DownloadPart, stream: Stream) -> None:
+        """Write the bytes of a stream to their place in the file.
 
         Raises:
-            TransientError: It is cut off, or belongs to another version of the file.
+            TransientError: It is cut off.
+            ReplacedError: It belongs to another version of the file, or is not what was requested.
             MismatchError: It is longer than expected, or of another length.
-            CancelledError: ``cancel`` was set.
+            CancelledError: The download was cancelled, or has ended with an error.
         """
-        if self.received_nbytes and stream.start != self.received_nbytes:
-            self.start_over()
-        self._check_version(stream)
-        # The response to a range may say less about the file than the first one did.
-        self.tag = stream.tag or self.tag
-        if stream.total_nbytes is not None:
-            self.total_nbytes = stream.total_nbytes
-        # Before the first byte: a file of the wrong length need not be transferred to be refused.
-        self._check_length(self.total_nbytes)
-        self.report(self.received_nbytes, self.total_nbytes)
+        self._compare(part, stream)
         for chunk in stream.chunks:
-            if self.cancel is not None and self.cancel.is_set():
-                raise CancelledError(f"{urls.redact(self.url)}: the fetch was cancelled")
-            self.file.write(chunk)
-            self.received_nbytes += len(chunk)
-            # At once, so that an endless response does not fill the disk.
-            if self.received_nbytes > (self.expected.nbytes or math.inf):
-                self._check_length(self.received_nbytes)
-            for digest in self.digests.values():
-                digest.update(chunk)
-            self.report(self.received_nbytes, self.total_nbytes)
-        check_complete(self.url, self.received_nbytes, self.total_nbytes)
+            with self._lock:
+                hashes = self._write(part, chunk)
+            self._hash(hashes, chunk, part.position - len(chunk))
+        stop = self.total_nbytes if part.stop is None else part.stop
+        check_complete(
+            self.url, part.position - part.start, None if stop is None else stop - part.start
+        )
+        with self._lock:
+            if part.stop is not None and part in self._parts:
+                self._parts.remove(part)
+            hashes = self._hashes
+        self._hash(hashes)
+
+    def _compare(self, part: DownloadPart, stream: Stream) -> None:
+        """Compare a stream with what was requested, and with what has arrived."""
+        pairs = ((self.tag, stream.tag), (self.total_nbytes, stream.total_nbytes))
+        # A missing value is no contradiction: a chunked response has no length.
+        is_same = all(None in pair or pair[0] == pair[1] for pair in pairs)
+        is_part = part.stop is None or stream.stop is not None
+        if stream.start == part.position and is_same and is_part:
+            with self._lock:
+                # The response to a range may say less or more about the file than the first one.
+                self.tag = self.tag or stream.tag
+                if self.total_nbytes is None:
+                    self.total_nbytes = stream.total_nbytes
+                    self._check_length(self.total_nbytes)
+        elif stream.is_whole and self.is_single and part in self._parts:
+            self.begin(stream, part)  # all of the file in place of the rest
+        elif is_same:
+            raise ReplacedError(
+                f"{urls.redact(self.url)}: expected the bytes from {part.position} on, found a "
+                "response with other bytes",
+                in_parts=False,
+            )
+        else:
+            raise ReplacedError(f"{urls.redact(self.url)}: it changed while it was being fetched")
+
+    def _write(self, part: DownloadPart, chunk: bytes) -> _Hashes:
+        """Write the next bytes of a part; return the digests that they belong to."""
+        event = cancellation()
+        if part not in self._parts or (event is not None and event.is_set()):
+            message = f"{urls.redact(self.url)}: the fetch was cancelled"
+            raise self._error or CancelledError(message)
+        position = part.position + len(chunk)
+        if position > (part.stop or math.inf):
+            raise ReplacedError(
+                f"{urls.redact(self.url)}: expected the bytes from {part.start} to {part.stop}, "
+                "found more",
+                in_parts=False,
+            )
+        self.file.seek(part.position)
+        self.file.write(chunk)
+        part.position = position
+        self.received_nbytes += len(chunk)
+        # At once, so that an endless response does not fill the disk.
+        if self.received_nbytes > (self.expected.nbytes or math.inf):
+            self._check_length(self.received_nbytes)
+        self.report(self.received_nbytes, self.total_nbytes)
+        return self._hashes
+
+    def _hash(self, hashes: _Hashes, chunk: bytes = b"", position: int = 0) -> None:
+        """Hash what is complete of the beginning of the file, unless another thread does.
+
+        Args:
+            hashes: The digests.
+            chunk: Bytes that were just written, and need not be read again.
+            position: Where they begin.
+        """
+        if not hashes.stated or not hashes.is_free.acquire(blocking=False):
+            return
+        try:
+            if position == hashes.nbytes:
+                hashes.update(chunk)
+            while data := self._next_to_hash(hashes):
+                hashes.update(data)
+        finally:
+            hashes.is_free.release()
+
+    def _next_to_hash(self, hashes: _Hashes) -> bytes:
+        """Read the next bytes of the complete beginning, if there are any."""
+        with self._lock:
+            complete_nbytes = self._parts[0].position if self._parts else self._next_start or 0
+            nbytes = min(complete_nbytes - hashes.nbytes, _PIECE_NBYTES)
+            if nbytes <= 0 or hashes is not self._hashes:
+                return b""
+            self.file.seek(hashes.nbytes)
+            return self.file.read(nbytes)
+
+    def end(self, error: BaseException) -> None:
+        """Refuse what still arrives; the threads that bring it raise the first error too."""
+        with self._lock:
+            if self._error is None and isinstance(error, Exception):
+                self._error = error
+            self._parts, self._next_start = [], None
+            self._hashes = _Hashes(self.expected)
 
     def verify(self) -> None:
         """Compare the file with what was expected.
@@ -118,24 +291,15 @@ class Download:
         Raises:
             MismatchError: Its length or a digest differs.
         """
+        self._hash(self._hashes)
         self.file.truncate(self.received_nbytes)  # an earlier version may have been longer
         self._check_length(self.received_nbytes)
-        for name, digest in self.digests.items():
-            stated = (self.expected.md5sum if name == "md5" else self.expected.sha256) or ""
-            if digest.hexdigest() != stated.lower():
+        for name, stated in self._hashes.stated.items():
+            if (found := self._hashes.found(name)) != stated:
                 raise MismatchError(
-                    f"{urls.redact(self.url)}: expected the {name} {stated}, "
-                    f"found {digest.hexdigest()}; file and spec are from different versions"
+                    f"{urls.redact(self.url)}: expected the {name} {stated}, found {found}; file "
+                    "and spec are from different versions"
                 )
-
-    def _check_version(self, stream: Stream) -> None:
-        """Refuse to append to what has arrived if the file at the URL has changed."""
-        pairs = ((self.tag, stream.tag), (self.total_nbytes, stream.total_nbytes))
-        # A missing value is no contradiction: a chunked response has no length.
-        if stream.start and any(None not in pair and pair[0] != pair[1] for pair in pairs):
-            self.start_over()
-            message = f"{urls.redact(self.url)}: it changed while it was being fetched"
-            raise TransientError(message, is_outage=False)
 
     def _check_length(self, nbytes: int | None) -> None:
         stated = self.expected.nbytes

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import IO, Any, NamedTuple
 
 from wids.errors import FetchError
 from wids.storage.download import Download, Expected, Report, check_complete
+from wids.storage.part_requests import PartRequests
 from wids.storage.range_reader import RangeReader
 from wids.storage.transport import urls
 from wids.storage.transport.local import Opener
-from wids.storage.transport.retry import with_retries
+from wids.storage.transport.retry import cancelled_by, with_retries
 from wids.storage.transport.schemes import Transports
-from wids.storage.transport.stream import Entry, PastEndError, TransientError
+from wids.storage.transport.stream import Entry, PastEndError
 from wids.storage.unnamed_files import unnamed_file
 
 
@@ -169,15 +170,16 @@ class Fetcher:
     ) -> None:
         """Write all bytes of a URL to an empty file, and verify them as they arrive.
 
-        After a cut it resumes if the server can send the rest of the same version; otherwise it
-        starts over.
+        A long file arrives in parts, several at a time, if the server can send parts of the same
+        version; after a cut each is resumed. Otherwise the file arrives as one part, and starts
+        over after a cut.
 
         Args:
             url: Path or URL.
-            file: An empty file that can seek.
+            file: An empty file that can seek, and be written and read.
             expected: What is known about it.
             report: Called with the bytes received and the length of the whole file or None: once
-                before the first bytes, and then for each piece.
+                before the first bytes, and then for each piece, by one thread at a time.
             cancel: Ends the fetch when it is set.
 
         Raises:
@@ -185,21 +187,9 @@ class Fetcher:
             NotFoundError: There is no such file.
             FetchError: It cannot be read.
         """
-        download = Download(url, file, expected, report or (lambda *_: None), cancel)
-
-        def attempt() -> None:
-            try:
-                with self._transports.open(url, download.resume_at, None, download.tag) as stream:
-                    download.take(stream)
-            except PastEndError as error:
-                if not download.resume_at:
-                    raise
-                # All bytes had arrived, but not the end of the response; or the file is shorter.
-                download.start_over()
-                raise TransientError(str(error), is_outage=False) from error
-
-        patience = self._transports.patience(url)
-        with_retries(attempt, patience, lambda: download.received_nbytes, cancel)
+        download = Download(url, file, expected, report or (lambda *_: None))
+        with nullcontext() if cancel is None else cancelled_by(cancel):
+            PartRequests(self._transports, download).run()
         download.verify()
 
     def entries(self, folder: str) -> list[Entry]:

@@ -129,6 +129,6 @@ def test_a_length_beyond_the_limit_that_becomes_known_late(tmp_path: Path, serve
     """What has arrived stays, and the file may exceed the limit as any of known length."""
     cache = make_cache(tmp_path, limit=250_000)
     cut = Fault(after_nbytes=100_000)
-    url = server.page("/long.tar", DATA, is_chunked=True, faults=[cut])
+    url = server.page("/long.tar", DATA, is_chunked=True, faults=[Fault(416), cut])
     assert read_copy(cache, RemoteFile(url)) == DATA
-    assert [request.range for request in server.log] == [None, "bytes=100000-"]
+    assert [request.range for request in server.log][1:] == [None, "bytes=100000-"]

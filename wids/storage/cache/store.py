@@ -355,7 +355,8 @@ class Cache:
             with locks.holding(file.name):
                 expected = Expected(remote_file.nbytes, remote_file.md5sum, remote_file.sha256)
                 cancel = None if background is None else background.cancelled
-                self.fetcher.save(remote_file.url, file, expected, report, cancel)
+                with complete_files.flushed_early(file):
+                    self.fetcher.save(remote_file.url, file, expected, report, cancel)
                 file.flush()
                 if prepare is not None:
                     # Before the rename, so that a copy that can be found has its index beside it.

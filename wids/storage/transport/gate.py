@@ -310,6 +310,16 @@ def num_in_flight(server: str) -> int:
     return FIRST if known is None else known.limit.value
 
 
+def has_room(server: str) -> bool:
+    """Return whether a request to a server would not wait now.
+
+    Args:
+        server: As for `num_in_flight`.
+    """
+    known = gate().servers.get(urls.origin(server))
+    return known is None or known.num_in_flight < known.limit.value
+
+
 def gate() -> Gate:
     """Return the gate of this process."""
     return _gates[0]

@@ -64,7 +64,12 @@ class Http:
         headers: Sent to the URL's own server, but not to other servers after a redirect; or a
             callable that returns them, as for `CallerHeaders`.
         timeout_s: Longest wait for a connection, and for the next bytes of a response.
+
+    Attributes:
+        streams_parts: As for `Transports.streams_parts`.
     """
+
+    streams_parts = True
 
     def __init__(
         self,
@@ -270,14 +275,12 @@ def _stream(url: str, start: int, response: Response) -> Stream:
                 f"{urls.redact(url)}: expected the bytes from {start} on, found "
                 f"Content-Range {headers.get('content-range')!r}"
             )
-        total_nbytes = None if match[3] == "*" else int(match[3])
+        total_nbytes, stop = None if match[3] == "*" else int(match[3]), int(match[2]) + 1
     else:
-        start = 0
+        start, stop = 0, None
         total_nbytes = _number(headers.get("content-length"))
-    chunks = _chunks(url, response)
-    return Stream(
-        chunks, start, total_nbytes, _tag(headers), response.close, status=response.status
-    )
+    chunks, tag, status = _chunks(url, response), _tag(headers), response.status
+    return Stream(chunks, start, total_nbytes, tag, response.close, status=status, stop=stop)
 
 
 def _tag(headers: Mapping[str, str]) -> str | None:

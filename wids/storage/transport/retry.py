@@ -49,7 +49,11 @@ class DeadlineError(FetchError, TimeoutError):
     """A read that took longer than the caller allows."""
 
 
-@dataclass(frozen=True)
+class _PassedError(DeadlineError):
+    """The same, before `with_retries` says what the time was spent on; parts have their own."""
+
+
+@dataclass
 class Patience:
     """How long a read waits for a server.
 
@@ -60,6 +64,7 @@ class Patience:
         deadline_s: Seconds after which the read is an error, whatever it waits for.
         url: What is read, for messages.
         started_s: When the read began, from which the deadline counts: also for its parts.
+        is_logged: Whether the read has been logged; the parts of a file share this object.
     """
 
     server: str
@@ -67,6 +72,7 @@ class Patience:
     deadline_s: float = math.inf
     url: str = ""
     started_s: float = field(default_factory=time.monotonic)
+    is_logged: bool = False
 
 
 @dataclass
@@ -140,7 +146,7 @@ def check_waits() -> None:
     if event is not None and event.is_set():
         raise CancelledError("the fetch was cancelled")
     if waits is not None and waits.left_s <= 0:
-        raise DeadlineError("the deadline has passed")  # `with_retries` says more
+        raise _PassedError("the deadline has passed")  # `with_retries` says more
 
 
 def left_s() -> float:
@@ -172,7 +178,6 @@ def with_retries(
     attempt: Callable[[], _T],
     patience: Patience,
     position: Callable[[], int] = lambda: 0,
-    cancel: threading.Event | None = None,
 ) -> _T:
     """Call ``attempt`` until it returns, fails permanently, or fails too long without progress.
 
@@ -181,20 +186,20 @@ def with_retries(
         patience: Which server it reads from, and how long to wait.
         position: Returns the number of bytes received so far. Failures before the latest megabyte
             are forgotten.
-        cancel: Ends the waiting when it is set; None for the event of `cancelled_by`.
 
     Raises:
-        CancelledError: ``cancel`` was set during a wait.
+        CancelledError: The event of `cancelled_by` was set during a wait.
         DeadlineError: The deadline of ``patience`` has passed.
         FetchError: It failed too long.
     """
-    if math.isinf(patience.deadline_s):
-        return _with_retries(attempt, patience, position, cancel)
+    outer = _waits.get()
+    if math.isinf(patience.deadline_s) or (outer is not None and outer.patience is patience):
+        return _with_retries(attempt, patience, position)
     waits = _Waits(patience)
     token = _waits.set(waits)
     try:
-        return _with_retries(attempt, patience, position, cancel)
-    except DeadlineError:
+        return _with_retries(attempt, patience, position)
+    except _PassedError:
         raise waits.error() from None
     finally:
         _waits.reset(token)
@@ -204,9 +209,7 @@ def _with_retries(
     attempt: Callable[[], _T],
     patience: Patience,
     position: Callable[[], int],
-    cancel: threading.Event | None,
 ) -> _T:
-    cancel = _cancel.get() if cancel is None else cancel
     failures, reached = _Failures(patience), 0
     while True:
         started_s = time.monotonic()
@@ -216,14 +219,14 @@ def _with_retries(
             # An attempt that starts over makes progress only beyond what earlier ones reached:
             # otherwise a server could send the same megabytes repeatedly.
             if position() - reached >= _PROGRESS_NBYTES:
-                failures, reached = _Failures(patience, failures.is_logged), position()
+                failures, reached = _Failures(patience), position()
             wait_s = failures.wait_s(error, time.monotonic() - started_s)
         else:
             note_answer(patience.server)
             return result
         counters.note_retry(patience.server)
         with waiting_for("the next attempt"):
-            is_cancelled = _pause(min(wait_s, left_s()), cancel)
+            is_cancelled = _pause(min(wait_s, left_s()), cancellation())
         if is_cancelled:
             raise CancelledError("the fetch was cancelled")
         check_waits()
@@ -235,14 +238,12 @@ class _Failures:
 
     Attributes:
         patience: As for `with_retries`.
-        is_logged: Whether the read has been logged.
         count: Number of failures.
         num_refusals: How many of them were not outages.
         waited_s: Seconds since the first.
     """
 
     patience: Patience
-    is_logged: bool = False
     count: int = 0
     num_refusals: int = 0
     waited_s: float = 0.0
@@ -268,8 +269,8 @@ class _Failures:
             return wait_s
         limit_s = self._limit_s(error, spent_s)
         wait_s = min(wait_s, limit_s - self.waited_s)
-        if not self.is_logged and self.waited_s + wait_s >= _SILENT_S:
-            self.is_logged = True
+        if not self.patience.is_logged and self.waited_s + wait_s >= _SILENT_S:
+            self.patience.is_logged = True
             _logger.warning(
                 "%s; waiting up to %s for %s", str(error), _text(limit_s), printable(server)
             )

@@ -138,6 +138,16 @@ class Transports:
         # Most datasets never meet such a server, and shards are opened often.
         return not self._whole_file_servers or urls.origin(url) not in self._whole_file_servers
 
+    def streams_parts(self, url: str) -> bool:
+        """Return whether a part of the URL's file arrives in pieces, with the tag of its version.
+
+        Then a download requests several parts at a time, if the server sends them.
+        """
+        target = rewritten(url)
+        if urls.scheme(target) in self._handlers:
+            return False  # the caller's, who expects it to be called once for a file
+        return getattr(self._transport(url, target), "streams_parts", False)
+
     def nbytes(self, url: str) -> int | None:
         """Return the length of a file; None if it is not stated, or would cost reading it.
 

@@ -77,6 +77,7 @@ class Stream:
     Attributes:
         chunks: The bytes, in pieces.
         start: Position of the first byte in the file: the one that was asked for, or 0.
+        stop: Position after the last byte; None if the stream has the rest of the file.
         total_nbytes: Length of the whole file, or None if it is unknown.
         tag: Text that differs between versions of the file, such as an ETag; None from a transport
             without versions.
@@ -90,6 +91,12 @@ class Stream:
     tag: str | None = None
     close: Callable[[], None] = field(default=lambda: None)
     status: int | None = None
+    stop: int | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the stream has all bytes of the file."""
+        return self.start == 0 and self.stop in (None, self.total_nbytes)
 
     def __enter__(self) -> Stream:
         return self

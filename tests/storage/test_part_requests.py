@@ -1,0 +1,279 @@
+"""Large files that arrive in parts: at a time, resumed part by part, and all of one version."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+from conftest import raises
+from loopback import Fault, Page, Request, Server
+from transfers import DATA, saved
+
+from wids.errors import FetchError, MismatchError
+from wids.storage.download import Download, Expected
+from wids.storage.fetch import Fetcher
+from wids.storage.transport.retry import CancelledError
+
+PART = 500_000
+NUM_PARTS = len(DATA) // PART
+EXPECTED = Expected(len(DATA), sha256=hashlib.sha256(DATA).hexdigest())
+FIRST = f"bytes=0-{PART - 1}"
+
+
+pytestmark = pytest.mark.usefixtures("quick_retries")
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten parts instead of one."""
+    monkeypatch.setattr(Download, "part_nbytes", PART)
+
+
+def ranges(server: Server) -> list[str | None]:
+    return sorted((request.range for request in server.log), key=str)
+
+
+def part_ranges() -> list[str]:
+    return sorted(f"bytes={at}-{at + PART - 1}" for at in range(0, len(DATA), PART))
+
+
+class Changing(Page):
+    """A page that does something at its n-th request."""
+
+    def __init__(self, body: bytes, number: int, change: Callable[[Page], None]) -> None:
+        super().__init__(body)
+        self.number, self.change = number, change
+
+    def next_fault(self, request: Request) -> Fault | None:
+        self.number -= 1
+        if not self.number:
+            self.change(self)
+        return super().next_fault(request)
+
+
+def test_a_large_file_arrives_in_parts(server: Server) -> None:
+    """Each part is requested once, all but the first with the tag that it stated (CACHE-39)."""
+    url = server.page("/a", DATA)
+
+    assert saved(url, EXPECTED) == DATA
+    assert ranges(server) == part_ranges()
+    tags = {request.headers.get("if-range") for request in server.log if request.range != FIRST}
+    assert tags == {server.pages["/a"].tag}
+    assert server.num_sent == len(DATA)
+
+
+def test_parts_arrive_at_the_same_time(server: Server) -> None:
+    """A server that answers no second request before four others are there is served."""
+    barrier = threading.Barrier(4)
+    url = server.page("/a", DATA)
+    answer, numbers = server._answer, itertools.count()
+
+    def wait_and_answer(handler: BaseHTTPRequestHandler, request: Request) -> None:
+        if 1 <= next(numbers) <= 4:
+            barrier.wait(10)
+        answer(handler, request)
+
+    server._answer = wait_and_answer  # type: ignore[method-assign]
+    assert saved(url) == DATA
+    assert not barrier.broken
+
+
+@pytest.mark.parametrize("how", ["reset", "close"])
+def test_each_part_is_resumed(server: Server, how: str) -> None:
+    """After cuts only what is missing of each part is requested."""
+    faults = [Fault(after_nbytes=n, how=how) for n in (100_000, 0, 200_000, 499_999)]
+    url = server.page("/a", DATA, faults=faults)
+
+    assert saved(url, EXPECTED) == DATA
+    assert server.num_sent <= len(DATA) + 4 * 300_000  # what was sent and not read
+
+
+def test_a_file_that_is_replaced_between_two_parts(server: Server) -> None:
+    """Parts are compared with the tag of the first: versions never mix (CACHE-39)."""
+    other = random.Random(2).randbytes(len(DATA))
+    for number in range(2, NUM_PARTS + 1):
+        page = Changing(DATA, number, lambda page: setattr(page, "body", other))
+        server.pages["/a"] = page
+        assert saved(server.url + "/a") == other, number
+
+    shorter = other[: len(DATA) - 2 * PART]
+    for body in (shorter, other + other, b"", b"x"):
+        server.pages["/a"] = Changing(DATA, 4, lambda page, new=body: setattr(page, "body", new))
+        assert saved(server.url + "/a") == body
+    server.pages["/a"] = Changing(DATA, 4, lambda page: setattr(page, "body", other))
+    with raises(MismatchError, "expected the sha256"):
+        saved(server.url + "/a", EXPECTED)
+
+
+def test_a_file_that_always_changes_is_an_error(server: Server) -> None:
+    """It is not fetched again and again: five attempts without an outage end the read."""
+    versions = iter(range(10**6))
+    url = server.page("/a", DATA)
+
+    class Restless(Page):
+        def next_fault(self, request: Request) -> Fault | None:
+            self.body = next(versions).to_bytes(8, "big") + DATA[8:]
+            return super().next_fault(request)
+
+    server.pages["/a"] = Restless(DATA)
+    with raises(FetchError, "it changed while it was being fetched; tried 5 times"):
+        saved(url)
+    assert len(server.log) < 200
+
+
+def test_a_server_that_stops_sending_parts(server: Server) -> None:
+    """If one of its machines sends whole files, the file is fetched as one stream."""
+    page = Changing(DATA, 3, lambda page: setattr(page, "has_ranges", False))
+    server.pages["/a"] = page
+
+    assert saved(server.url + "/a", EXPECTED) == DATA
+    assert server.log[-1].range is None
+
+
+@pytest.mark.parametrize("options", [{"has_tag": False}, {"has_ranges": False}])
+def test_without_tags_or_ranges_a_file_is_one_stream(
+    server: Server, options: dict[str, bool]
+) -> None:
+    """Nothing would reveal that parts without a tag are of different versions."""
+    assert saved(server.page("/a", DATA, **options)) == DATA
+    assert [r.range for r in server.log][1:] == ([] if "has_ranges" in options else [None])
+
+
+def test_an_empty_file(server: Server) -> None:
+    """A file without a first part is requested whole."""
+    assert saved(server.page("/a", b"")) == b""
+    assert saved(server.page("/b", DATA[: PART + 1])) == DATA[: PART + 1]
+    assert saved(server.page("/c", DATA[:PART])) == DATA[:PART]
+
+
+def test_a_server_that_claims_a_huge_file(server: Server) -> None:
+    """Its parts are not listed ahead: a claim of an exabyte costs no memory."""
+    body = DATA[:PART]
+    url = server.page("/a", body)
+
+    class Boastful(Page):
+        def answer(self, *arguments: object) -> tuple[int, bytes, int, int, dict[str, str]]:
+            *rest, headers = super().answer(*arguments)  # type: ignore[arg-type]
+            if "Content-Range" in headers:
+                headers["Content-Range"] = f"bytes 0-{PART - 1}/{10**18 - 1}"
+            return (*rest, headers)  # type: ignore[return-value]
+
+    server.pages["/a"] = Boastful(body)
+    with raises(FetchError, "the file is shorter than expected; tried 5 times"):
+        saved(url)
+    with raises(MismatchError, "(filesize), found 999999999999999999"):
+        saved(url, Expected(len(DATA)))
+
+
+@pytest.mark.parametrize("extra", [1, PART])
+def test_more_than_a_part(server: Server, extra: int) -> None:
+    """Bytes beyond a part are never written over the next one."""
+
+    class Generous(Page):
+        def answer(self, *arguments: object) -> tuple[int, bytes, int, int, dict[str, str]]:
+            status, body, start, stop, headers = super().answer(*arguments)  # type: ignore[arg-type]
+            if status == 206:
+                body = body[:stop] + bytes(extra) + body[stop:]
+                return status, body, start, stop + extra, headers
+            return status, body, start, stop, headers
+
+    server.pages["/a"] = Generous(DATA)
+    assert saved(server.url + "/a") == DATA  # as one stream, after that
+
+
+def test_one_part_that_never_arrives(server: Server) -> None:
+    """Attempts are bounded for each part, and the error ends the other parts."""
+
+    class Broken(Page):
+        def next_fault(self, request: Request) -> Fault | None:
+            is_bad = (request.range or "").startswith(f"bytes={3 * PART}-")
+            return Fault(after_nbytes=0) if is_bad else None
+
+    server.pages["/a"] = Broken(DATA)
+    with raises(FetchError, "tried 5 times"):
+        saved(server.url + "/a")
+    assert len(server.log) <= NUM_PARTS + 25
+    assert not [t for t in threading.enumerate() if t.name == "wids-part"]
+
+
+def test_progress_only_grows(server: Server) -> None:
+    """The report counts bytes of all parts, from one thread at a time."""
+    found: list[tuple[int, int | None]] = []
+    lock = threading.Lock()
+
+    def report(received_nbytes: int, total_nbytes: int | None) -> None:
+        assert lock.acquire(blocking=False)
+        found.append((received_nbytes, total_nbytes))
+        lock.release()
+
+    Fetcher().save(server.page("/a", DATA), io.BytesIO(), EXPECTED, report)
+    assert found[0] == (0, len(DATA))
+    assert found == sorted(found)
+    assert found[-1] == (len(DATA), len(DATA))
+
+
+def test_cancel_ends_all_parts(server: Server) -> None:
+    """The threads end within a second, also those that wait for bytes or for their turns."""
+    cancel = threading.Event()
+    server.rate_nbytes = 1_000_000
+    threading.Timer(0.3, cancel.set).start()
+    started_s = time.monotonic()
+
+    with raises(CancelledError):
+        Fetcher().save(server.page("/a", DATA), io.BytesIO(), EXPECTED, cancel=cancel)
+    assert time.monotonic() - started_s < 2
+    assert not [t for t in threading.enumerate() if t.name == "wids-part"]
+
+
+def test_ctrl_c_ends_within_a_second(server: Server) -> None:
+    """Also while the server is silent: what it sends later is not written to the file."""
+    url = server.page("/a", DATA, always=Fault(after_nbytes=10_000, how="stall"))
+    file = io.BytesIO()
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    started_s = time.monotonic()
+
+    with pytest.raises(KeyboardInterrupt):
+        Fetcher().save(url, file, EXPECTED)
+    assert time.monotonic() - started_s < 0.3 + 1.5
+    file.close()  # a thread that would write to it now would raise
+    server._is_closed.set()  # ends the silence
+    for thread in threading.enumerate():
+        if thread.name == "wids-part":
+            thread.join(10)
+
+
+def test_a_failing_disk_ends_all_parts(server: Server) -> None:
+    """What the file raises in one thread reaches the caller."""
+
+    class Full(io.BytesIO):
+        def write(self, data: object) -> int:
+            if self.tell() > 2_000_000:
+                raise OSError(28, "No space left on device")
+            return super().write(data)  # type: ignore[arg-type]
+
+    with pytest.raises(OSError, match="No space left"):
+        Fetcher().save(server.page("/a", DATA), Full(), EXPECTED)
+
+
+def test_downloads_at_the_same_time(server: Server) -> None:
+    """Several large files share the gate of their server, and none waits for another forever."""
+    urls = [server.page(f"/{n}", bytes([n]) + DATA[1:]) for n in range(6)]
+    results: dict[int, bytes] = {}
+    threads = [
+        threading.Thread(target=lambda n=n, url=url: results.update({n: saved(url)}))
+        for n, url in enumerate(urls)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert results == {n: bytes([n]) + DATA[1:] for n in range(6)}
