@@ -277,3 +277,25 @@ def test_downloads_at_the_same_time(server: Server) -> None:
     for thread in threads:
         thread.join(30)
     assert results == {n: bytes([n]) + DATA[1:] for n in range(6)}
+
+
+def test_parts_that_wait_for_a_server_log_once(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An outage is one line of the log for a file, and not one for each part (CACHE-12)."""
+
+    class Down(Page):
+        def next_fault(self, request: Request) -> Fault | None:
+            return None if request.range == FIRST or len(server.log) > 60 else Fault(500)
+
+    server.pages["/a"] = Down(DATA)
+    assert saved(server.url + "/a", EXPECTED) == DATA
+    assert len([r for r in caplog.records if "waiting up to" in r.message]) == 1
+
+
+def test_a_deadline_ends_all_parts(server: Server) -> None:
+    """The error of the file says what the part waited for that noticed it (CACHE-42)."""
+    server.rate_nbytes = 1_000_000
+    options = {"deadline_s": 0.5}
+    with raises(FetchError, "expected all bytes within 0.5 s (deadline_s), found that it waited"):
+        saved(server.page("/a", DATA), EXPECTED, storage_options=options)
