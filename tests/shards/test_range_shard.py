@@ -15,7 +15,7 @@ import pytest
 from conftest import raises, sample_members, write_tar
 
 from wids.errors import ShardFormatError
-from wids.shards.range_shard import RemoteShard
+from wids.shards.range_shard import RemoteShard, SpentError
 from wids.shards.tars.index import index_tar
 
 MEMBERS = [
@@ -64,7 +64,6 @@ def test_one_sample_is_one_range(path: Path) -> None:
 
     assert shard[7][".txt"] == b"text 7"
     assert recorder.spans == [(start, start + 3 * 512 + 1)]
-    assert shard.num_read_nbytes == 3 * 512 + 1
 
 
 def test_neighbors_are_read_together(path: Path) -> None:
@@ -123,15 +122,23 @@ def test_an_index_without_checksums_is_refused(path: Path) -> None:
         RemoteShard("a.tar", bare, shard.nbytes, recorder)
 
 
-def test_a_shard_is_spent_when_enough_was_read(path: Path) -> None:
-    """From there on, fetching the whole tar is better."""
-    shard, _ = remote(path, enough_nbytes=4000)
-    spent = []
-    for local_index in range(5):
-        shard[local_index]
-        spent.append(shard.is_spent)
+def test_a_shard_is_spent_when_no_more_is_to_be_read(path: Path) -> None:
+    """Nothing is read that was not allowed before, by its bytes."""
+    asked: list[int] = []
 
-    assert spent == [False, False, True, True, True]
+    def takes(nbytes: int) -> bool:
+        asked.append(nbytes)
+        return sum(asked) < 4000
+
+    shard, recorder = remote(path, takes=takes)
+    for local_index in range(2):
+        shard[local_index]
+    assert asked == [3 * 512 + 1] * 2
+    assert not shard.is_spent
+    with raises(SpentError, "a.tar"):
+        shard[2]
+    assert recorder.nbytes == 2 * (3 * 512 + 1)
+    assert shard.is_spent
 
 
 def test_a_shard_is_spent_when_a_copy_exists(path: Path) -> None:

@@ -137,14 +137,16 @@ def test_indices_are_those_of_a_list(make: Make) -> None:
 
 def test_a_part_of_a_field(make: Make) -> None:
     """Any bytes of a field are read without the others; past its end there are none."""
+    read: list[int] = []
     with make() as shard:
+        if isinstance(shard, RemoteShard):
+            shard.takes = lambda nbytes: read.append(nbytes) is None
         assert shard.read_part(50, ".bin", 0, 10) == LARGE[:10]
         assert shard.read_part(50, ".bin", 150_000, 250_000) == LARGE[150_000:250_000]
         assert shard.read_part(50, ".bin", 299_990, 10**12) == LARGE[-10:]
         assert shard.read_part(50, ".bin", 400_000, 500_000) == b""
         assert shard.read_part(51, ".txt", 0, 10) == b""
-        if isinstance(shard, RemoteShard):
-            assert shard.num_read_nbytes < 100_000 + 10 * BLOCK_NBYTES
+        assert sum(read) < 100_000 + 10 * BLOCK_NBYTES
         with raises(KeyError, "a.tar", ".cls"):
             shard.read_part(50, ".cls", 0, 1)
 

@@ -9,7 +9,8 @@ import pytest
 from loopback import Fault, Server
 
 from wids.storage.fetch import Fetcher
-from wids.storage.sparse_file import JUMP_NBYTES, REQUEST_NBYTES, FileParts
+from wids.storage.joined_ranges import STEP_NBYTES
+from wids.storage.sparse_file import JUMP_NBYTES, FileParts
 
 DATA = random.Random(1).randbytes(8 << 20)
 FIRST = 64 << 10
@@ -51,15 +52,15 @@ def test_near_parts_are_read_along_and_far_ones_skipped() -> None:
     parts = parts_of(source)
     parts[0:512]
     assert source.spans == []
-    far = FIRST + REQUEST_NBYTES
+    far = FIRST + STEP_NBYTES
     parts[far : far + 512]
     assert source.spans == [(far, far + JUMP_NBYTES)]
     parts[far + 1000 : far + 1512]
     assert len(source.spans) == 1
-    near = far + 1000 + REQUEST_NBYTES - 1
+    near = far + 1000 + STEP_NBYTES - 1
     parts[near : near + 512]
     assert source.spans[1] == (far + JUMP_NBYTES, near + JUMP_NBYTES)
-    far = near + REQUEST_NBYTES
+    far = near + STEP_NBYTES
     parts[far : far + 512]
     assert source.spans[2] == (far, far + JUMP_NBYTES)
     assert parts.num_requests == 4

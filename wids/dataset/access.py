@@ -60,6 +60,10 @@ class Access:
         """Return the number of the shard that a sample is in, and its position in the shard."""
         return self.reader.locate(position_at(self.positions, index))
 
+    def announce(self) -> None:
+        """Note that a pass will read these samples; see `ShardReader.announce`."""
+        self.reader.announce(self.positions)
+
     # Derived accesses.
 
     def selected(self, indices: Any) -> Access:

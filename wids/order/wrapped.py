@@ -1,4 +1,4 @@
-"""Find the shard lengths of datasets inside torch's wrappers, and pass the epoch on to them.
+"""Find the shard lengths of datasets inside torch's wrappers, and tell them when an epoch begins.
 
 ``ConcatDataset``, ``Subset`` and ``StackDataset`` have no ``lengths``, so a sampler over one would
 not follow shards. They are recognised here, by their attributes; torch is not imported.
@@ -66,6 +66,8 @@ def lengths_of(dataset: Sized) -> Any:
 class EpochTeller:
     """Sets the epoch of the datasets that have ``set_epoch``, inside torch's wrappers too.
 
+    A dataset of shards also learns that a pass will read it (CACHE-15).
+
     Args:
         dataset: The dataset of a sampler.
     """
@@ -77,6 +79,10 @@ class EpochTeller:
         """Set the epoch."""
         for dataset in self._datasets:
             dataset.set_epoch(epoch)
+            # By names, as above: the order of an epoch knows no dataset.
+            announce = getattr(getattr(dataset, "sample_access", None), "announce", None)
+            if announce is not None:
+                announce()
 
 
 def _with_epochs(dataset: Any) -> Iterator[Any]:

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from wids.shards.tars.archive import BLOCK_NBYTES
 from wids.shards.tars.header_scan import HeaderScan
+from wids.storage.joined_ranges import STEP_NBYTES
 from wids.storage.sizes import count_text, nbytes_text
-from wids.storage.sparse_file import JUMP_NBYTES, MAX_AHEAD_NBYTES, REQUEST_NBYTES, FileParts
+from wids.storage.sparse_file import JUMP_NBYTES, MAX_AHEAD_NBYTES, FileParts
 
 
 class Cost(NamedTuple):
@@ -28,7 +29,7 @@ class Cost(NamedTuple):
     @property
     def weight(self) -> int:
         """Both in one number: a request counts as the bytes that take the same time."""
-        return self.num_requests * REQUEST_NBYTES + self.nbytes
+        return self.num_requests * STEP_NBYTES + self.nbytes
 
     def __str__(self) -> str:
         return f"{count_text(self.num_requests, 'request')}, {nbytes_text(self.nbytes)}"

@@ -8,7 +8,7 @@ one. An open shard is compared with its spec.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from wids.errors import WidsError, local_error
 from wids.shards.local_shards import LocalShards
 from wids.shards.packs import Packs
+from wids.shards.range_budget import RangeBudget
 from wids.shards.read_options import ReadOptions
 from wids.shards.shard_facts import ShardFacts, remote_file
 from wids.shards.specs.model import DatasetSpec
@@ -25,6 +26,7 @@ from wids.shards.tars.index import ShardIndex, TarIdentity
 from wids.shards.tars.readable_shard import ReadableShard
 from wids.shards.tars.shard import Shard
 from wids.storage.cache.store import BackgroundFetch, Cache
+from wids.storage.transport import urls
 
 if TYPE_CHECKING:
     from wids.shards.copied_shards import CopiedShards
@@ -50,7 +52,12 @@ class ShardOpener:
         self.shards = spec.shards
         self.counts = [shard_spec.num_samples for shard_spec in spec.shards]
         self.packs = Packs(spec, store)
-        self._facts = ShardFacts(self.shards, self.counts, self.packs, store, options)
+        # Before workers are started, so that they share it.
+        is_shared = options.access == "auto" and any(
+            not urls.is_local(shard.url) for shard in self.shards
+        )
+        budget = RangeBudget([0] * (len(self.shards) + 1)) if is_shared else None
+        self._facts = ShardFacts(self.shards, self.counts, self.packs, store, options, budget)
         self._local = LocalShards(self._facts)
 
     def __call__(
@@ -70,7 +77,10 @@ class ShardOpener:
             shard = self._by_range().open(number, partial(self.is_local, number))
             if shard is not None:
                 return shard
-        return self._copies().open(number, make_room)
+        copy = self._copies().open(number, make_room)
+        if self._facts.budget is not None:
+            self._facts.budget.note_fetched(number)
+        return copy
 
     # Imported only for remote shards: these modules and their imports take 2 ms.
 
@@ -93,6 +103,25 @@ class ShardOpener:
         if self._local.path(number) is not None:
             return True
         return self._facts.store.find(remote_file(self.shards[number])) is not None
+
+    @property
+    def must_read_ranges(self) -> bool:
+        """Whether shards are never fetched."""
+        return self._facts.options.access == "range"
+
+    def may_read_ranges(self, number: int) -> bool:
+        """Whether a shard has no copy and may be read by range, as far as is known here."""
+        return not self.is_local(number) and self._by_range().may_open(number)
+
+    @property
+    def decides(self) -> bool:
+        """Whether it chooses between fetching a shard and reading it by range."""
+        return self._facts.budget is not None
+
+    def announce(self, numbers: Iterable[int], ahead_nbytes: int) -> None:
+        """Note shards that a pass will read; see `ShardReader.announce`."""
+        if self._facts.budget is not None:
+            self._facts.budget.announce(numbers, ahead_nbytes)
 
     def has_index(self, number: int) -> bool:
         """Whether the index of a shard is available without fetching the shard."""
@@ -184,7 +213,8 @@ class ShardOpener:
     def with_options(self, options: ReadOptions) -> ShardOpener:
         """Return an opener of the same shards with other options; packs and counts are shared."""
         opener = copy(self)  # shares the list of counts, so that new counts reach both
-        opener._facts = replace(opener._facts, options=options)  # noqa: SLF001 - of this class
+        # Such an opener never fetches, so it has no budget.
+        opener._facts = replace(opener._facts, options=options, budget=None)  # noqa: SLF001
         opener._local = LocalShards(opener._facts)  # noqa: SLF001
         return opener
 

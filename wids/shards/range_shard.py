@@ -6,12 +6,13 @@ those that the index was made from. A callable reads the ranges.
 
 from __future__ import annotations
 
-import math
 import operator
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import ClassVar, Final
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from copy import copy
+from functools import partial
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
@@ -32,17 +33,16 @@ from wids.shards.tars.raw_samples import (
 )
 from wids.storage.array_types import IntArray
 from wids.storage.checksums import fastest_crc32
-from wids.storage.reading_threads import ReadingThreads
+from wids.storage.joined_ranges import GAP_NBYTES, Span, frugal_gap_nbytes, joined
+from wids.storage.range_reader import RangeError
+from wids.storage.reading_threads import in_threads
 
-_GAP_NBYTES: Final = 64 << 10
-"""Largest gap between two members that is read along with them: transferring this many bytes takes
-about as long as another request."""
+ReadSpans: TypeAlias = Callable[[Sequence[Span]], list[bytes]]
+"""Returns the bytes of several ranges of one tar."""
 
-_REQUEST_NBYTES: Final = 8 << 20
-"""Longest range of joined members, so that the work is spread over several requests."""
 
-_MAX_REQUESTS: Final = 8
-"""Most concurrent requests."""
+class SpentError(RangeError):
+    """A shard of which enough was read by range, so that it should be fetched."""
 
 
 class RemoteShard:
@@ -57,11 +57,9 @@ class RemoteShard:
         read_range: Returns the bytes from a start to a stop.
         fields: The only fields to read, or None for all.
         raw: The form of a field, as for `Shard`; a ``"view"`` refers to the bytes that were read.
-        enough_nbytes: How many bytes to read by range before it is better to fetch the whole tar.
+        takes: Called with the bytes of each read before it begins, and with 0 to ask whether
+            anything will be read; returns False if the whole tar should be fetched instead.
         has_copy: Whether a local copy of the tar exists by now.
-
-    Attributes:
-        num_read_nbytes: Bytes read so far.
 
     Raises:
         ValueError: The index has no checksums.
@@ -78,16 +76,16 @@ class RemoteShard:
         *,
         fields: Collection[str] | None = None,
         raw: Raw = "bytes",
-        enough_nbytes: float = math.inf,
+        takes: Callable[[int], bool] = lambda _: True,
         has_copy: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name = name
         self.index = index
         self.nbytes = nbytes
-        self.num_read_nbytes = 0
-        self.enough_nbytes = enough_nbytes
+        self.takes = takes
         self._has_copy = has_copy
         self._read_range = read_range
+        self._read_spans: ReadSpans = self._read_now
         self._fields = None if fields is None else frozenset(fields)
         self._raw: Raw = raw
         if len(index.head_crcs) != len(index.blocks):
@@ -96,7 +94,7 @@ class RemoteShard:
     @property
     def is_spent(self) -> bool:
         """Whether to open the whole tar from now on: enough of it was read, or a copy exists."""
-        return self.num_read_nbytes >= self.enough_nbytes or self._has_copy()
+        return not self.takes(0) or self._has_copy()
 
     def __repr__(self) -> str:
         return f"RemoteShard({self.name!r}: {len(self)} samples, {self.nbytes} bytes)"
@@ -127,19 +125,33 @@ class RemoteShard:
 
         Raises:
             MismatchError, ShardFormatError: The tar or the index has changed.
+            SpentError: The tar should be fetched instead.
             FetchError: The tar cannot be read.
         """
         self.check()
         local_indices = list(map(operator.index, local_indices))  # numpy integers may be narrow
-        # A dict and a set, so that a sample that is repeated in a batch is read once.
         members = {i: self._members_of(i) for i in local_indices}
-        spans = _joined(sorted({self._span(m) for some in members.values() for m in some}))
-        starts, views = [start for start, _ in spans], self._read_spans(spans)
+        spans = self._spans_of(members.values())
+        starts, views = (
+            [start for start, _ in spans],
+            self._views(spans),
+        )
         samples = [self._sample(i, members[i], starts, views) for i in local_indices]
         if labels is not None:
             for local_index, sample in zip(local_indices, samples, strict=True):
                 label(sample, local_index, labels)
         return samples
+
+    def spans(self, local_indices: Sequence[int]) -> list[Span]:
+        """Return the ranges that `read_many` reads for some samples."""
+        self.check()
+        return self._spans_of(map(self._members_of, local_indices))
+
+    def read_by(self, read_spans: ReadSpans) -> RemoteShard:
+        """Return the same shard, whose samples are cut out of ranges that a callable returns."""
+        shard = copy(self)
+        shard._read_spans = read_spans  # noqa: SLF001 - of this class
+        return shard
 
     def read_members(
         self,
@@ -154,8 +166,11 @@ class RemoteShard:
             FetchError: The tar cannot be read.
         """
         self.check()
-        spans = _joined(sorted(map(self._span, members.tolist())))
-        starts, views = [start for start, _ in spans], self._read_spans(spans)
+        spans = joined(sorted(map(self._span, members.tolist())))
+        starts, views = (
+            [start for start, _ in spans],
+            self._views(spans),
+        )
         return [bytes(self._value(member, starts, views)) for member in members.tolist()]
 
     def request_nbytes(self, members: IntArray) -> int:
@@ -165,8 +180,8 @@ class RemoteShard:
         bodies = index.blocks[members].astype(np.int64) * BLOCK_NBYTES
         heads = bodies - index.head_blocks[members].astype(np.int64) * BLOCK_NBYTES
         stops = bodies + index.sizes[members].astype(np.int64)
-        gaps = np.minimum(np.maximum(heads[1:] - stops[:-1], 0), _GAP_NBYTES)
-        return int((stops - heads).sum() + gaps.sum()) + _GAP_NBYTES
+        gaps = np.minimum(np.maximum(heads[1:] - stops[:-1], 0), GAP_NBYTES)
+        return int((stops - heads).sum() + gaps.sum()) + GAP_NBYTES
 
     def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
         """Return the bytes of one field from a start to a stop, or to its end.
@@ -185,23 +200,28 @@ class RemoteShard:
         head, end = self._span(member)
         body = int(self.index.blocks[member]) * BLOCK_NBYTES
         part = min(body + start, end), min(body + stop, end)
-        spans = _joined([(head, body), part] if part[0] < part[1] else [(head, body)])
-        views = self._read_spans(spans)
+        spans = joined([(head, body), part] if part[0] < part[1] else [(head, body)])
+        views = self._views(spans)
         if zlib.crc32(views[0][: body - head]) != self.index.head_crcs[member]:
             raise changed_header_error(self.name, head, field)
         base = spans[-1][0]
         return bytes(views[-1][part[0] - base : part[1] - base])
 
-    def _read_spans(self, spans: list[tuple[int, int]]) -> list[memoryview]:
-        """Return the bytes of several ranges as memoryviews, so that slices do not copy."""
-        # Racy, but only a heuristic: it decides when to fetch the whole tar.
-        self.num_read_nbytes += sum(stop - start for start, stop in spans)
-        if len(spans) <= 1:
-            return [memoryview(self._read_range(*span)) for span in spans]
-        # Started for each batch: permanent threads would be missing after a fork.
-        with ReadingThreads(min(len(spans), _MAX_REQUESTS), "wids-ranges") as threads:
-            parts = threads.map(lambda span: self._read_range(*span), spans)
-            return [memoryview(part) for part in parts]
+    def _views(self, spans: Sequence[Span]) -> list[memoryview]:
+        """Return the bytes of ranges as memoryviews, so that slices do not copy."""
+        return [memoryview(data) for data in self._read_spans(spans)]
+
+    def read_range(self, span: Span) -> bytes:
+        """Return the bytes of one range."""
+        return self._read_range(*span)
+
+    def _read_now(self, spans: Sequence[Span]) -> list[bytes]:
+        if not self.takes(sum(stop - start for start, stop in spans)):
+            raise SpentError(
+                f"{self.name}: expected a shard of which little is read, found one of which so "
+                "much was read that it has to be fetched"
+            )
+        return in_threads([partial(self._read_range, *span) for span in spans], "wids-ranges")
 
     def find(self, key: str) -> int:
         """Return the local index of a key, or -1."""
@@ -226,6 +246,12 @@ class RemoteShard:
         index, wanted = self.index, self._fields
         members = range(*map(int, index.member_starts[local_index : local_index + 2]))
         return [m for m in members if wanted is None or index.fields[index.field_ids[m]] in wanted]
+
+    def _spans_of(self, members: Iterable[Sequence[int]]) -> list[Span]:
+        """Return the ranges to read for the members of samples."""
+        # A set, so that a sample that is repeated in a batch is read once.
+        spans = sorted({self._span(member) for some in members for member in some})
+        return joined(spans, frugal_gap_nbytes(spans))
 
     def _span(self, member: int) -> tuple[int, int]:
         """Return where the headers of a member begin and where its bytes end."""
@@ -275,16 +301,3 @@ class RemoteShard:
             if not self._is_intact(member, value):
                 raise changed_payload_error(self.name, self.index.member_name(member))
         return value
-
-
-def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join ascending spans that have small gaps between them, up to the length of a request."""
-    joined: list[tuple[int, int]] = []
-    for start, stop in spans:
-        if joined:
-            first, last = joined[-1]
-            if start - last <= _GAP_NBYTES and max(stop, last) - first <= _REQUEST_NBYTES:
-                joined[-1] = (first, max(stop, last))
-                continue
-        joined.append((start, stop))
-    return joined

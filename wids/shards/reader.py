@@ -24,7 +24,7 @@ from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.raw_samples import Labels
 from wids.shards.tars.readable_shard import ReadableShard
 from wids.shards.tars.shard import Shard
-from wids.storage.array_types import FloatArray, IntArray
+from wids.storage.array_types import BoolArray, FloatArray, IntArray
 from wids.storage.cache.store import BackgroundFetch, Cache
 from wids.storage.shared_number import SharedNumber
 from wids.storage.sizes import count_text
@@ -130,8 +130,29 @@ class ShardReader:
             yield number, indices[start:stop], local_indices[start:stop]
 
     def of_batch(self, positions: IntArray) -> tuple[Iterable[Group], OpenByNumber]:
-        """Return the `groups` of a batch, and the callable that opens the shard of each."""
-        return self.groups(positions), self.open
+        """Return the `groups` of a batch, and the callable that opens the shard of each.
+
+        The samples of remote shards that are read by range are read here, from all shards at once.
+        """
+        groups = list(self.groups(positions))
+        has_local = self.pool.has_local
+        others = {number: local for number, _, local in groups if not has_local(number)}
+        if not others or self.fetches_for_one:
+            return groups, self.open
+        wanted = {n: local for n, local in others.items() if self.counted.opener.may_read_ranges(n)}
+        if not wanted:
+            return groups, self.open
+        from wids.shards.range_flight import fly  # only remote shards need it
+
+        landed, open_other = fly(self.pool, self.counted.opener, wanted), self.open
+
+        def open_shard(number: int, local: bool = True) -> ReadableShard:
+            shard = landed.get(number)
+            if isinstance(shard, WidsError):
+                raise shard
+            return open_other(number, local) if shard is None else shard
+
+        return groups, open_shard
 
     def fetches_for_view(self, number: int, positions: Positions) -> bool:
         """Whether to fetch a shard that has no copy, to read all positions of a view in turn."""
@@ -139,9 +160,26 @@ class ShardReader:
             return self.fetches_for_one
         if not is_ascending(positions):
             return False  # it may return to the shard many times, for one sample each
-        edges = self.edges[number : number + 2]
-        # As for a batch, if the view has a quarter of the shard or more.
-        return bool(counts_per_shard(positions, edges)[0] * 4 >= edges[1] - edges[0])
+        return bool(_is_large_part(positions, self.edges[number : number + 2])[0])
+
+    def announce(self, positions: Positions, ahead_nbytes: int = 0) -> None:
+        """Note that a pass will read these positions, in this process or in its workers.
+
+        Shards of which it reads a quarter or more are fetched when they are first needed. This
+        holds until the dataset is closed, since workers may still read when the pass has ended.
+
+        Args:
+            positions: The positions, in any order.
+            ahead_nbytes: Bytes of these shards that batches may read by range meanwhile, as the
+                shards are being fetched.
+        """
+        edges, opener = self.edges, self.counted.opener
+        if not opener.decides:
+            return
+        if not is_ascending(positions):  # nearly always all of a dataset
+            edges, positions = edges[[0, -1]], range(len(positions))
+        is_large = np.broadcast_to(_is_large_part(positions, edges), len(self.shards))
+        opener.announce(np.flatnonzero(is_large).tolist(), ahead_nbytes)
 
     @contextmanager
     def reading_many(self) -> Iterator[None]:
@@ -380,3 +418,10 @@ class ShardReader:
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process makes the rest itself, including the look-up of keys.
         return type(self), (self.counted,)
+
+
+def _is_large_part(positions: Positions, edges: IntArray) -> BoolArray:
+    """Return whether ascending positions have a quarter or more of each shard."""
+    counts = np.array(counts_per_shard(positions, edges), np.int64)
+    large: BoolArray = counts * 4 >= np.diff(edges)
+    return large

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from wids.errors import MismatchError
 from wids.shards.packs import Packs
+from wids.shards.range_budget import RangeBudget
 from wids.shards.read_options import ReadOptions
 from wids.shards.specs.model import ShardSpec
 from wids.shards.tars.member_names import KeySplit
@@ -31,6 +32,7 @@ class ShardFacts:
         packs: Packs that may have their indexes.
         store: Copies of remote files.
         options: How to open shards.
+        budget: How many bytes of each shard are read by range; None if the options alone decide.
         refetched: Shards whose damaged copies were fetched again.
     """
 
@@ -39,11 +41,17 @@ class ShardFacts:
     packs: Packs
     store: Cache
     options: ReadOptions
+    budget: RangeBudget | None = None
     refetched: set[int] = field(default_factory=set)
 
     def key_split(self, number: int) -> KeySplit:
         """Return the rule for a shard: the caller's, or the spec's, or else the first dot."""
         return self.options.key_split or self.shards[number].key_split or "first"
+
+    def takes(self, number: int, shard_nbytes: int, nbytes: int) -> bool:
+        """Whether to read bytes of a shard by range; see `RangeBudget.takes`."""
+        budget = self.budget
+        return budget is None or budget.takes(number, shard_nbytes, nbytes)
 
     def open_file(self, path: str, find_index: FindIndex, handle: int | None = None) -> Shard:
         """Open a tar on this machine, as the options say."""

@@ -82,7 +82,7 @@ class ShardPool:
         self.num_accesses += 1
         entry = self._entries.get(number)
         if entry is not None:
-            # Once a quarter of a shard was read by range, fetching the whole file is cheaper.
+            # Once enough of a shard was read by range, the whole file is better.
             if entry.is_local or not (local or entry.shard.is_spent):
                 entry.last_used = self.num_accesses
                 return entry.shard
@@ -106,6 +106,11 @@ class ShardPool:
         """Return a shard if it is open, without counting as a use."""
         entry = self._entries.get(number)
         return None if entry is None else entry.shard
+
+    def has_local(self, number: int) -> bool:
+        """Whether a shard is open as a local file."""
+        entry = self._entries.get(number)
+        return entry is not None and entry.is_local
 
     def drop(self, number: int, shard: ReadableShard) -> None:
         """Release a shard, unless another one has taken its place."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING
 
 from wids.errors import FetchError
 from wids.shards.indexes import index_file
@@ -15,9 +16,6 @@ from wids.storage.transport import urls
 
 if TYPE_CHECKING:
     from wids.shards.range_shard import RemoteShard
-
-_ENOUGH: Final = 0.25
-"""Fraction of a remote shard to read by range before all of it is fetched, with access="auto"."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,20 @@ class ShardsByRange:
             return left[0], left[1].nbytes
         return None
 
+    def may_open(self, number: int) -> bool:
+        """Whether a shard without a copy may be read by range, as far as is known without asking.
+
+        False for a shard that was announced, unless batches may read it while it is fetched, and
+        for one of which enough was read.
+        """
+        facts, shard_spec = self.facts, self.facts.shards[number]
+        if facts.options.access == "range":
+            return True
+        # Without ranges, each attempt would start the transfer of the whole file.
+        if not facts.store.fetcher.sends_parts(shard_spec.url):
+            return False
+        return facts.takes(number, shard_spec.nbytes or sys.maxsize, 0)
+
     def open(self, number: int, has_copy: Callable[[], bool]) -> RemoteShard | None:
         """Return a shard to be read by range; None if it has a copy, or has to be fetched.
 
@@ -58,30 +70,30 @@ class ShardsByRange:
             FetchError: No index is known, and the shard must not be fetched.
         """
         facts, options = self.facts, self.facts.options
-        url, fetcher = facts.shards[number].url, facts.store.fetcher
-        only_ranges = options.access == "range"
-        # Without ranges, each attempt would start the transfer of the whole file.
-        if has_copy() or not (only_ranges or fetcher.sends_parts(url)):
+        url = facts.shards[number].url
+        if has_copy() or not self.may_open(number):
             return None
         index_and_nbytes = self.index(number)
         if index_and_nbytes is None:
-            if only_ranges:
+            if options.access == "range":
                 raise FetchError(
                     f"{urls.redact(url)}: expected an index to read it by range, found none; make "
                     'one for the dataset with `wids create`, or use access="download"'
                 )
             return None
         index, nbytes = index_and_nbytes
+        if not facts.takes(number, nbytes, 0):  # the spec may not state its length
+            return None
         from wids.shards.range_shard import RemoteShard  # often only the index is needed
 
         shard = RemoteShard(
             urls.redact(url),
             index.without_payload_crcs() if options.verify == "never" else index,
             nbytes,
-            fetcher.range_reader(url, nbytes),
+            facts.store.fetcher.range_reader(url, nbytes),
             fields=options.fields,
             raw=options.raw,
-            enough_nbytes=math.inf if only_ranges else nbytes * _ENOUGH,
+            takes=partial(facts.takes, number, nbytes),
             has_copy=has_copy,
         )
         return facts.checked(number, shard)

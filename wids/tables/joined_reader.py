@@ -13,6 +13,7 @@ import numpy as np
 
 from wids.errors import WidsError
 from wids.shards.key_lookup import KeyLookup
+from wids.shards.positions import Positions
 from wids.shards.reader import Group, OpenByNumber, ShardReader
 from wids.shards.tars.index import ShardIndex
 from wids.storage.array_types import FloatArray, IntArray
@@ -120,6 +121,12 @@ class JoinedReader(ShardReader):
         """Return values that change when the samples of a shard, or what is joined to them, do."""
         entries = self._joint.entries_of(number)
         return self._inner.content(number), self._other.content(entries)
+
+    def announce(self, positions: Positions, ahead_nbytes: int = 0) -> None:
+        """Note that a pass will read both sides; see `ShardReader.announce`."""
+        self._inner.announce(positions, ahead_nbytes)
+        for each in self._joint.datasets[1:]:  # nearly always all of it
+            each.reader.announce(range(len(each.reader)), ahead_nbytes)
 
     def fetch(self, number: int, background: BackgroundFetch | None = None) -> None:
         """Fetch a shard, and what is joined to its samples; see `ShardReader.fetch`."""

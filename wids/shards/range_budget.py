@@ -1,0 +1,98 @@
+"""Decide which remote shards are read by byte range, and which are fetched whole.
+
+Nobody knows what a program will read next. A shard is fetched as soon as that is at most twice the
+cost of the best choice in hindsight (decision 0093). A sampler does know: it announces the shards
+of its pass, which are then fetched when they are first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from wids.storage.shared_number import passes_to_process
+
+_ANNOUNCED: Final = 1 << 62
+"""Stands for the bytes read of a shard that was announced."""
+
+_SMALL_NBYTES: Final = 8 << 20
+"""A shard that arrives about as soon as a part of it: batches wait for it."""
+
+
+def is_worth_fetching(read_nbytes: int, wanted_nbytes: int, shard_nbytes: int) -> bool:
+    """Whether to fetch a shard instead of reading a part of it by range.
+
+    The bytes transferred for the shard are then at most twice those of the best choice, whatever is
+    read later (decision 0093).
+
+    Args:
+        read_nbytes: Bytes of the shard that were read by range before.
+        wanted_nbytes: Bytes to read now.
+        shard_nbytes: Length of the shard.
+    """
+    return read_nbytes + 2 * wanted_nbytes >= shard_nbytes
+
+
+class RangeBudget:
+    """Bytes that were read by range of each shard of a dataset, and which shards were announced.
+
+    Shared with the processes that are started later, forked and spawned ones alike. A copy that is
+    pickled for another machine starts from the current values. There is no lock: of two processes
+    or threads that add at the same moment, one may not be counted, which only delays a fetch.
+
+    Args:
+        values: The first values, one for each shard, and the bytes that may be read ahead.
+    """
+
+    def __init__(self, values: Iterable[int]) -> None:
+        from multiprocessing.sharedctypes import RawArray  # 9 ms, which local datasets do not need
+
+        self._values: Any = RawArray("q", list(values))
+
+    def takes(self, number: int, shard_nbytes: int, nbytes: int) -> bool:
+        """Whether to read this many bytes of a shard by range, which are then counted.
+
+        Args:
+            number: The shard.
+            shard_nbytes: Its length.
+            nbytes: Bytes to read; 0 to ask whether anything more is read by range.
+        """
+        values, read_nbytes = self._values, self._values[number]
+        if read_nbytes == _ANNOUNCED:
+            free_nbytes = values[-1]
+            if shard_nbytes <= _SMALL_NBYTES or free_nbytes < max(nbytes, 1):
+                return False
+            values[-1] = free_nbytes - nbytes
+            return True
+        if is_worth_fetching(read_nbytes, nbytes, shard_nbytes):
+            return False
+        values[number] = read_nbytes + nbytes
+        return True
+
+    def announce(self, numbers: Iterable[int], ahead_nbytes: int) -> None:
+        """Note shards that a pass reads whole, or in large part.
+
+        Args:
+            numbers: The shards.
+            ahead_nbytes: Bytes of announced shards that are read by range meanwhile, as the shards
+                are being fetched; with 0 each batch waits for its shards.
+        """
+        for number in numbers:
+            self._values[number] = _ANNOUNCED
+        self._values[-1] = ahead_nbytes
+
+    def note_fetched(self, number: int) -> None:
+        """Count from zero again: if the copy of the shard is evicted, the choice is a new one."""
+        if self._values[number] != _ANNOUNCED:
+            self._values[number] = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not passes_to_process():
+            return RangeBudget, (list(self._values),)
+        return _of_values, (self._values,)
+
+
+def _of_values(values: Any) -> RangeBudget:
+    budget = RangeBudget.__new__(RangeBudget)
+    budget._values = values  # noqa: SLF001 - one of this class
+    return budget

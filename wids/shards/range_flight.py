@@ -1,0 +1,103 @@
+"""Read what a batch needs of all its remote shards in one flight of requests.
+
+First the indexes of those shards that are not open, then all ranges, are requested at once, so that
+a batch takes two round trips, whatever the number of its shards and samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeAlias, TypeVar
+
+from wids.errors import WidsError
+from wids.shards.opener import ShardOpener
+from wids.shards.range_shard import RemoteShard
+from wids.shards.shard_pool import ShardPool
+from wids.shards.tars.readable_shard import ReadableShard
+from wids.storage.joined_ranges import Span
+from wids.storage.reading_threads import in_threads
+
+T = TypeVar("T")
+
+Landed: TypeAlias = "dict[int, RemoteShard | WidsError]"
+"""Shards by number that have the bytes of samples, or why they could not be opened."""
+
+
+def fly(pool: ShardPool, opener: ShardOpener, wanted: Mapping[int, Sequence[int]]) -> Landed:
+    """Read samples of remote shards by range, where that is better than fetching the shards.
+
+    Args:
+        pool: The open shards.
+        opener: Opens the others.
+        wanted: The samples to read, by the number of their shard.
+
+    Returns:
+        The shards that were read. Reading one of these samples returns the bytes that arrived, or
+        raises the error of their request.
+    """
+    landed: Landed = {}
+    requests: dict[tuple[int, Span], Callable[[], bytes | WidsError]] = {}
+    for number, shard in _opened(pool, opener, list(wanted)).items():
+        if isinstance(shard, WidsError):
+            landed[number] = shard
+        elif isinstance(shard, RemoteShard):
+            spans = shard.spans(wanted[number])
+            if shard.takes(sum(stop - start for start, stop in spans)):
+                landed[number] = shard
+                for span in spans:
+                    requests[number, span] = _caught(partial(shard.read_range, span))
+    arrived = dict(zip(requests, in_threads(list(requests.values()), "wids-ranges"), strict=True))
+    for number, shard in landed.items():
+        if isinstance(shard, RemoteShard):
+            landed[number] = shard.read_by(partial(_taken, arrived, number, shard))
+    return landed
+
+
+def _opened(
+    pool: ShardPool, opener: ShardOpener, numbers: Sequence[int]
+) -> dict[int, ReadableShard | WidsError | None]:
+    """Return the open shards, the error of each that cannot be opened, or None for one to fetch."""
+
+    def open_by_range(number: int) -> ReadableShard | None:
+        # Without an index, it would be fetched.
+        is_known = opener.must_read_ranges or opener.has_index(number)
+        return pool.get(number, local=False) if is_known else None
+
+    is_open = [pool.peek(number) is not None for number in numbers]
+    tasks = [_caught(partial(open_by_range, number)) for number in numbers]
+    # No thread for those that need none.
+    requests = [task for task, done in zip(tasks, is_open, strict=True) if not done]
+    answers = iter(in_threads(requests, "wids-indexes"))
+    return {
+        number: task() if done else next(answers)
+        for number, task, done in zip(numbers, tasks, is_open, strict=True)
+    }
+
+
+def _caught(call: Callable[[], T]) -> Callable[[], T | WidsError]:
+    """Return a call that returns errors of wids, each of which concerns one shard alone."""
+
+    def caught() -> T | WidsError:
+        try:
+            return call()
+        except WidsError as error:
+            return error
+
+    return caught
+
+
+def _taken(
+    arrived: dict[tuple[int, Span], bytes | WidsError],
+    number: int,
+    shard: RemoteShard,
+    spans: Sequence[Span],
+) -> list[bytes]:
+    """Return ranges that arrived, each of them once; a later read requests it again."""
+    found = []
+    for span in spans:
+        data = arrived.pop((number, span), None)
+        if isinstance(data, WidsError):
+            raise data
+        found.append(shard.read_range(span) if data is None else data)
+    return found
