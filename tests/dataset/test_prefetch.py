@@ -32,6 +32,7 @@ from torch.utils.data import (
 import wids
 from wids.dataset import prefetch
 from wids.errors import FetchError
+from wids.shards.specs.model import ShardSpec
 from wids.storage.cache import eviction
 from wids.storage.shared_number import SharedNumber
 
@@ -159,7 +160,7 @@ def test_a_pass_that_is_cancelled_ends_its_downloads(
     """Downloads end at once, and leave no partial file."""
     server.rate_nbytes = 100_000
     dataset = wids.ShardListDataset(shards)
-    indices = iter(wids.Prefetcher(SequentialSampler(dataset), dataset))
+    indices = iter(wids.Prefetcher(SequentialSampler(dataset), dataset, num_threads=2))
     dataset.__getitems__([next(indices)])
     wait_for(lambda: len(server.requests) > 2)
     started_s = time.monotonic()
@@ -490,8 +491,14 @@ class Catalog:
         return number != self.missing
 
     @property
-    def shards(self) -> range:
-        return range(self.num_samples // self.length)
+    def shards(self) -> list[ShardSpec]:
+        return [ShardSpec("http://127.0.0.1/a.tar")] * (self.num_samples // self.length)
+
+    def let_ahead(self, part: float) -> None:
+        pass
+
+    def announce_shards(self, numbers: list[int]) -> None:
+        pass
 
     def count_openings(self) -> SharedNumber:
         return self.openings

@@ -59,7 +59,7 @@ def test_each_shard_counts_for_itself() -> None:
 def test_an_announced_shard_is_fetched_at_once() -> None:
     """Also after a copy of it was evicted."""
     budget = RangeBudget([0, 0, 0])
-    budget.announce([1], 0)
+    budget.announce([1])
     for _ in range(2):
         assert not budget.takes(1, LARGE_NBYTES, 0)
         assert not budget.takes(1, LARGE_NBYTES, 1)
@@ -70,7 +70,9 @@ def test_an_announced_shard_is_fetched_at_once() -> None:
 def test_meanwhile_batches_read_within_a_limit() -> None:
     """While announced shards are fetched ahead, large ones are read by range, up to a limit."""
     budget = RangeBudget([0, 0, 0])
-    budget.announce([0, 1], 100)
+    budget.announce([0, 1])
+    assert not budget.takes(0, LARGE_NBYTES, 1)
+    budget.let_ahead(100)
     assert not budget.takes(0, SHARD_NBYTES, 10)  # arrives as soon as its ranges would
     assert budget.takes(0, LARGE_NBYTES, 0)
     assert budget.takes(0, LARGE_NBYTES, 60)

@@ -1,6 +1,7 @@
 """Fetch the remote shards that will be read, in order, ahead of the reader.
 
-A few threads of this process fetch, within a limit of bytes that are fetched and not yet read. They
+Threads of this process fetch, within a limit of bytes that are fetched and not yet read: in order,
+and as many shards at a time as the server rewards, which the gate of its requests measures. They
 begin when a reader opens a shard: what passes earlier, for example while a trainer skips the
 batches of a finished part of an epoch, is not fetched (decision 0037).
 """
@@ -17,7 +18,11 @@ from collections.abc import Iterable
 from typing import Final
 
 from wids.dataset.shard_map import Numbers, ShardMap, as_tuple
+from wids.shards.specs.model import ShardSpec
 from wids.storage.cache.store import BackgroundFetch
+from wids.storage.transport import urls
+from wids.storage.transport.gate import is_busy
+from wids.storage.transport.url_rewrite import rewritten
 
 _logger = logging.getLogger("wids")
 
@@ -40,6 +45,15 @@ _PATIENCE_S: Final = 3.0
 _POLL_S: Final = 0.01
 """How often to look whether a shard was opened. Other processes cannot wake a thread here."""
 
+_MOST_SHARDS: Final = 64
+"""Most shards to fetch at a time, a thread each, if the caller sets no other bound."""
+
+_FEWEST_SHARDS: Final = 2
+"""Shards to fetch at a time, whatever the server does: one is compared and stored meanwhile."""
+
+_PART_NBYTES: Final = 8 << 20
+"""A longer shard may be fetched by several requests, which begin when its first bytes arrive."""
+
 _PAUSE_S: Final = 1.0
 """Pause of the loader after which fetching begins without a reader that was noticed."""
 
@@ -54,7 +68,7 @@ class FetchWindow:
         shards: The shards of the dataset.
         ahead: The indices of the pass, for the window alone.
         limit_nbytes: Most bytes of shards in the window.
-        num_threads: Shards to fetch at a time.
+        num_threads: Most shards to fetch at a time, or None.
         lock: Held while any thread reads ``ahead``, or changes what is known of it.
     """
 
@@ -63,11 +77,11 @@ class FetchWindow:
         shards: ShardMap,
         ahead: Iterable[int],
         limit_nbytes: int,
-        num_threads: int,
+        num_threads: int | None,
         lock: threading.Lock,
     ) -> None:
         self.limit_nbytes = limit_nbytes
-        self.num_threads = num_threads
+        self.num_threads = num_threads or _MOST_SHARDS
         self._shards = shards
         self._numbers_of = shards.numbers
         self._ahead = enumerate(map(shards.numbers, ahead))
@@ -83,6 +97,10 @@ class FetchWindow:
         self._queue: queue.SimpleQueue[tuple[int, BackgroundFetch] | None] = queue.SimpleQueue()
         self._fetches: list[BackgroundFetch] = []
         self._threads: list[threading.Thread] = []
+        # Those being fetched, with the length of each; a thread has this lock while it waits to
+        # begin, so that shards begin in order.
+        self._fetching: dict[BackgroundFetch, int] = {}
+        self._beginning = threading.Lock()
         self._lock = lock
         self._is_open = False
         self._closed = threading.Event()
@@ -169,12 +187,22 @@ class FetchWindow:
     def _order(self, number: int, nbytes: int) -> None:
         fetch = BackgroundFetch()
         self._waiting[number] = (nbytes, fetch)
+        self._put(number, fetch)
+
+    def _put(self, number: int, fetch: BackgroundFetch) -> None:
         # Only those that `close` may have to cancel; a long pass would otherwise collect all of
         # them.
         self._fetches = [*(f for f in self._fetches if not f.done.is_set()), fetch]
-        if len(self._threads) < self.num_threads:
-            self._start_thread()
+        reader, number_there = self._shards.locate(number)
+        reader.announce_shards([number_there])
         self._queue.put((number, fetch))
+        self._start_idle_thread()
+
+    def _start_idle_thread(self) -> None:
+        """Start a thread for the next shard, if the others fetch; call it with the lock."""
+        num_threads = len(self._threads)
+        if len(self._fetching) >= num_threads < self.num_threads and not self._closed.is_set():
+            self._start_thread()
 
     def _start_thread(self) -> None:
         # A daemon, so that a server that hangs does not keep the process from ending.
@@ -240,6 +268,9 @@ class FetchWindow:
             self._is_open = True
             self._drop_reached()
             try:
+                for number in as_tuple(self._current):
+                    if self._is_needed(self._num_reached, number):
+                        self._put(number, BackgroundFetch())
                 self._fill()
             except Exception as error:  # noqa: BLE001 - an error of the sampler, or a wrong index
                 # The pass itself comes to the same index later, and raises there.
@@ -247,7 +278,8 @@ class FetchWindow:
 
     def _drop_reached(self) -> None:
         while self._found and self._found[0][0] < self._num_reached:
-            self._found.popleft()
+            # It is found again if more of its samples come.
+            self._looked_at.pop(self._found.popleft()[1], None)
 
     def _work(self) -> None:
         """Fetch shards from the queue until it yields None."""
@@ -256,8 +288,9 @@ class FetchWindow:
         while (order := self._queue.get()) is not None:
             number, fetch = order
             try:
+                reader, number_there = self._shards.locate(number)
+                self._begin(number, fetch, reader.shards[number_there])
                 if not fetch.cancelled.is_set():
-                    reader, number_there = self._shards.locate(number)
                     reader.fetch(number_there, fetch)
             except Exception as error:  # noqa: BLE001 - the pass waits for this thread
                 # The reader of the shard tries again and raises; an error here would go unseen.
@@ -267,3 +300,25 @@ class FetchWindow:
                 # indefinitely.
                 fetch.begun.set()
                 fetch.done.set()
+                self._fetching.pop(fetch, None)
+
+    def _begin(self, number: int, fetch: BackgroundFetch, shard: ShardSpec) -> None:
+        """Wait until the server has room for one more shard, or a reader for this one."""
+        with self._beginning:
+            while number in self._waiting and not self._has_room(shard.url):
+                if self._closed.wait(_POLL_S):
+                    break
+            self._fetching[fetch] = shard.nbytes or _PART_NBYTES + 1
+        with self._lock:
+            self._start_idle_thread()
+
+    def _has_room(self, url: str) -> bool:
+        """Whether requests for one more shard would not wait behind those for earlier ones."""
+        fetching = list(self._fetching.items())
+        if len(fetching) < _FEWEST_SHARDS:
+            return True
+        # No gate counts what commands and files do, nor yet the parts of a shard that just began.
+        server = urls.origin(rewritten(url))
+        latest, nbytes = fetching[-1]
+        is_known = nbytes <= _PART_NBYTES or latest.received_nbytes > 0
+        return bool(server) and is_known and not is_busy(server)

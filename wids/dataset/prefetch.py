@@ -1,8 +1,8 @@
 """Yield the items of a sampler while the remote shards that they need are fetched ahead.
 
-A sampler's future is known, so the next shards are fetched while the current one is read: by a few
+A sampler's future is known, so the next shards are fetched while the current one is read: by
 threads of the process that runs the sampler, whatever the number of DataLoader workers. Readers
-find the shard in the cache, or wait for it there.
+find the shard in the cache, or wait for it there; the first batches read ranges meanwhile.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from wids.storage.sizes import nbytes_text, parse_nbytes
 
 DEFAULT_NBYTES: Final = 8 << 30
 """Bytes to fetch ahead where neither the caller nor the cache sets a limit."""
+
+_AHEAD: Final = 0.1
+"""Part of the dataset that batches read by range while its shards are being fetched."""
 
 T = TypeVar("T")
 
@@ -58,7 +61,7 @@ class Prefetcher(Sampler[T]):
         ahead_nbytes: Most bytes of shards that are fetched, or being fetched, and not yet read: a
             number or a text such as ``"20GB"``; at least one shard. None for 8 GiB, or a quarter of
             the dataset's ``cache_size``.
-        num_threads: Shards to fetch at a time.
+        num_threads: Most shards to fetch at a time. None for as many as the network rewards.
 
     Raises:
         TypeError: There is no `ShardListDataset` in ``dataset``.
@@ -106,9 +109,9 @@ class Prefetcher(Sampler[T]):
         dataset: Any,
         *,
         ahead_nbytes: int | str | None = None,
-        num_threads: int = 2,
+        num_threads: int | None = None,
     ) -> None:
-        self.num_threads = at_least(1, num_threads, "num_threads")
+        self.num_threads = None if num_threads is None else at_least(1, num_threads, "num_threads")
         shards = ShardMap(dataset)
         # Now, so that workers that are started later share the numbers.
         shards.count_openings()
@@ -128,7 +131,8 @@ class Prefetcher(Sampler[T]):
 
     def __repr__(self) -> str:
         inner, nbytes = type(self.sampler).__name__, nbytes_text(self.ahead_nbytes)
-        return f"<Prefetcher of {inner}: {nbytes} ahead, {self.num_threads} threads>"
+        bound = "" if self.num_threads is None else f", {self.num_threads} threads"
+        return f"<Prefetcher of {inner}: {nbytes} ahead{bound}>"
 
     def __len__(self) -> int:
         return len(self.sampler)  # type: ignore[arg-type]  # a sampler without a length raises
@@ -155,9 +159,10 @@ class Prefetcher(Sampler[T]):
     def _items(self, ahead: Iterator[int], now: Iterator[Any], lock: Lock) -> Iterator[Any]:
         # A generator starts at the first index, after the loader has forked its workers, so none of
         # these threads runs during a fork.
-        window = FetchWindow(
-            ShardMap(self.dataset), ahead, self.ahead_nbytes, self.num_threads, lock
-        )
+        shards = ShardMap(self.dataset)
+        # Ranks that share a cache do not know what the others read.
+        shards.let_ahead(_AHEAD / max(1, getattr(self, "num_replicas", 1)))
+        window = FetchWindow(shards, ahead, self.ahead_nbytes, self.num_threads, lock)
         try:
             window.fill()
             for item in now:
@@ -168,6 +173,7 @@ class Prefetcher(Sampler[T]):
                         window.reach(index)
                 yield item
         finally:
+            shards.let_ahead(0)
             window.close()
 
     def set_epoch(self, epoch: int) -> None:

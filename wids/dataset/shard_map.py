@@ -81,6 +81,11 @@ class ShardMap:
         shares = [reader.cache_share_nbytes for reader in self._readers]
         return min((share for share in shares if share is not None), default=None)
 
+    def let_ahead(self, part: float) -> None:
+        """Let batches read shards that are being fetched; see `ShardReader.let_ahead`."""
+        for reader in self._readers:
+            reader.let_ahead(part)
+
     def count_openings(self) -> list[SharedNumber]:
         """Return how often shards were opened, as `ShardReader.count_openings`."""
         return [reader.count_openings() for reader in self._readers]

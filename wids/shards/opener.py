@@ -113,15 +113,15 @@ class ShardOpener:
         """Whether a shard has no copy and may be read by range, as far as is known here."""
         return not self.is_local(number) and self._by_range().may_open(number)
 
-    @property
-    def decides(self) -> bool:
-        """Whether it chooses between fetching a shard and reading it by range."""
-        return self._facts.budget is not None
-
-    def announce(self, numbers: Iterable[int], ahead_nbytes: int) -> None:
+    def announce(self, numbers: Iterable[int]) -> None:
         """Note shards that a pass will read; see `ShardReader.announce`."""
         if self._facts.budget is not None:
-            self._facts.budget.announce(numbers, ahead_nbytes)
+            self._facts.budget.announce(numbers)
+
+    def let_ahead(self, nbytes: int) -> None:
+        """Let batches read shards that are being fetched; see `RangeBudget.let_ahead`."""
+        if self._facts.budget is not None:
+            self._facts.budget.let_ahead(nbytes)
 
     def has_index(self, number: int) -> bool:
         """Whether the index of a shard is available without fetching the shard."""

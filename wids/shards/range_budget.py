@@ -69,17 +69,17 @@ class RangeBudget:
         values[number] = read_nbytes + nbytes
         return True
 
-    def announce(self, numbers: Iterable[int], ahead_nbytes: int) -> None:
-        """Note shards that a pass reads whole, or in large part.
-
-        Args:
-            numbers: The shards.
-            ahead_nbytes: Bytes of announced shards that are read by range meanwhile, as the shards
-                are being fetched; with 0 each batch waits for its shards.
-        """
+    def announce(self, numbers: Iterable[int]) -> None:
+        """Note shards that a pass reads whole, or in large part."""
         for number in numbers:
             self._values[number] = _ANNOUNCED
-        self._values[-1] = ahead_nbytes
+
+    def let_ahead(self, nbytes: int) -> None:
+        """Let batches read this many bytes of announced shards while these are being fetched.
+
+        Without them, each batch waits for its shards.
+        """
+        self._values[-1] = nbytes
 
     def note_fetched(self, number: int) -> None:
         """Count from zero again: if the copy of the shard is evicted, the choice is a new one."""

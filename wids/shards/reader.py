@@ -162,24 +162,30 @@ class ShardReader:
             return False  # it may return to the shard many times, for one sample each
         return bool(_is_large_part(positions, self.edges[number : number + 2])[0])
 
-    def announce(self, positions: Positions, ahead_nbytes: int = 0) -> None:
+    def announce(self, positions: Positions) -> None:
         """Note that a pass will read these positions, in this process or in its workers.
 
         Shards of which it reads a quarter or more are fetched when they are first needed. This
         holds until the dataset is closed, since workers may still read when the pass has ended.
-
-        Args:
-            positions: The positions, in any order.
-            ahead_nbytes: Bytes of these shards that batches may read by range meanwhile, as the
-                shards are being fetched.
         """
-        edges, opener = self.edges, self.counted.opener
-        if not opener.decides:
-            return
+        edges = self.edges
         if not is_ascending(positions):  # nearly always all of a dataset
             edges, positions = edges[[0, -1]], range(len(positions))
         is_large = np.broadcast_to(_is_large_part(positions, edges), len(self.shards))
-        opener.announce(np.flatnonzero(is_large).tolist(), ahead_nbytes)
+        self.announce_shards(np.flatnonzero(is_large).tolist())
+
+    def announce_shards(self, numbers: Sequence[int]) -> None:
+        """Note that a pass will read these shards; see `announce`."""
+        self.counted.opener.announce(numbers)
+
+    def let_ahead(self, part: float) -> None:
+        """Let batches read shards by range while these are being fetched.
+
+        Args:
+            part: Part of the bytes of all shards that is read so; 0 for none.
+        """
+        nbytes = sum(shard.nbytes or 0 for shard in self.shards) if part else 0
+        self.counted.opener.let_ahead(int(nbytes * part))
 
     @contextmanager
     def reading_many(self) -> Iterator[None]:

@@ -13,7 +13,6 @@ import numpy as np
 
 from wids.errors import WidsError
 from wids.shards.key_lookup import KeyLookup
-from wids.shards.positions import Positions
 from wids.shards.reader import Group, OpenByNumber, ShardReader
 from wids.shards.tars.index import ShardIndex
 from wids.storage.array_types import FloatArray, IntArray
@@ -122,11 +121,18 @@ class JoinedReader(ShardReader):
         entries = self._joint.entries_of(number)
         return self._inner.content(number), self._other.content(entries)
 
-    def announce(self, positions: Positions, ahead_nbytes: int = 0) -> None:
-        """Note that a pass will read both sides; see `ShardReader.announce`."""
-        self._inner.announce(positions, ahead_nbytes)
-        for each in self._joint.datasets[1:]:  # nearly always all of it
-            each.reader.announce(range(len(each.reader)), ahead_nbytes)
+    def announce_shards(self, numbers: Sequence[int]) -> None:
+        """Note that a pass will read shards, and what is joined to them."""
+        self._inner.announce_shards(numbers)
+        for each in self._joint.datasets[1:]:
+            is_all = 2 * len(numbers) >= len(self.shards)  # nearly always, which needs no look-up
+            needed = set() if is_all else {o for n in numbers for o in self._shards_needed(n)}
+            each.reader.announce_shards(range(len(each.reader.shards)) if is_all else sorted(needed))
+
+    def let_ahead(self, part: float) -> None:
+        """Let batches read shards of both sides by range; see `ShardReader.let_ahead`."""
+        for each in self._joint.datasets:
+            each.reader.let_ahead(part)
 
     def fetch(self, number: int, background: BackgroundFetch | None = None) -> None:
         """Fetch a shard, and what is joined to its samples; see `ShardReader.fetch`."""
