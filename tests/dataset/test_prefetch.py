@@ -131,7 +131,9 @@ def test_local_shards_need_no_thread(tmp_path: Path) -> None:
 def test_threads_run_during_a_pass_only(shards: list[dict[str, Any]]) -> None:
     """Threads start with the first index, and more when a shard is read; none outlives a pass."""
     dataset = wids.ShardListDataset(shards)
-    prefetcher = wids.Prefetcher(wids.ChunkedSampler(dataset, chunksize=LENGTH), dataset)
+    prefetcher = wids.Prefetcher(
+        wids.ChunkedSampler(dataset, chunksize=LENGTH), dataset, num_threads=2
+    )
 
     def names() -> list[str]:
         return [t.name for t in threading.enumerate() if t.name == "wids-prefetch"]
