@@ -23,7 +23,7 @@ from wids.storage.sizes import nbytes_text, parse_nbytes
 DEFAULT_NBYTES: Final = 8 << 30
 """Bytes to fetch ahead where neither the caller nor the cache sets a limit."""
 
-_AHEAD: Final = 0.1
+_AHEAD: Final = 0.05
 """Part of the dataset that batches read by range while its shards are being fetched."""
 
 T = TypeVar("T")

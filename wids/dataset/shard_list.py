@@ -95,8 +95,8 @@ class ShardListDataset(TorchDataset):
             descriptors, whichever is less.
         access: ``"download"`` fetches whole remote shards. ``"range"`` reads only the bytes of
             samples, and needs an index that was published or is left in the cache. ``"auto"`` reads
-            single samples by range where it can, until a quarter of a shard was read this way, and
-            fetches the shards of batches.
+            samples and batches by range where it can, and fetches a shard when that costs at most
+            as much again as was read of it, or when a pass of a sampler was announced.
         transformations: ``"PIL"``, ``"numpy"``, ``"torch"`` or another name that `wids.Decoder`
             knows, to decode fields by extension and pictures to that form; or a list of callables,
             each from a sample to a sample, and such names; ``[]`` or None to leave every field
