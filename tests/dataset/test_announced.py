@@ -57,7 +57,7 @@ SAMPLERS = {
 def test_an_epoch_fetches_each_shard_once(
     spec: str, server: Server, kind: str, workers: int, context: str | None
 ) -> None:
-    """Without a prefetcher, with any number of workers, and an index to read by (CACHE-15)."""
+    """Without a prefetcher, with any number of workers, and an index to read by (CACHE-39)."""
     with wids.ShardListDataset(spec) as dataset:
         loader = DataLoader(
             dataset,
@@ -102,7 +102,7 @@ def test_nothing_is_announced_before_a_pass(spec: str, server: Server) -> None:
 
 
 def test_a_pass_over_a_small_view_announces_what_it_reads(spec: str) -> None:
-    """Shards of which a view has less than a quarter are read by range (CACHE-15)."""
+    """Shards of which a view has less than a quarter are read by range (CACHE-39)."""
     with wids.ShardListDataset(spec) as dataset:
         view = dataset[[*range(30), 50, 100]]
         loader = DataLoader(
@@ -147,7 +147,7 @@ def test_a_joined_pass_announces_both_sides(spec: str, server: Server, tmp_path:
 def test_batches_read_ranges_while_shards_are_fetched_ahead(
     spec: str, server: Server, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first batch does not wait for its shards; an epoch transfers a tenth more at most."""
+    """The first batch waits for no shard; an epoch transfers a tenth more at most (CACHE-16)."""
     monkeypatch.setattr(range_budget, "_SMALL_NBYTES", 0)  # these shards count as large ones
     dataset_nbytes = sum(len(p.body) for path, p in server.pages.items() if path.endswith(".tar"))
     server.rate_nbytes = 200_000  # all shards take two seconds

@@ -250,21 +250,36 @@ class WithUrl(wids.ShardListDataset):
         return {**super().__getitem__(index), "mine": True}
 
 
-def test_batches_of_a_subclass_fetch_whole_shards(site: Site) -> None:
-    """Samples that come one by one are fetched as those of a batch are, and single ones are not."""
+def test_batches_of_a_subclass_are_read_as_others(site: Site) -> None:
+    """Samples that come one by one are requested together, and a pass fetches whole shards."""
     site.pack()
     spec = site.spec(index="train.index")
     with WithUrl(spec) as dataset:
         dataset[9]
-        assert not dataset.reader.is_local(1)
-        dataset.__getitems__([0, 1])
-        assert [dataset.reader.is_local(n) for n in range(3)] == [True, False, False]
+        assert texts(dataset.__getitems__([0, 14, 1, -6])) == [EXPECTED[n] for n in (0, 14, 1, 14)]
+        assert [dataset.reader.is_local(n) for n in range(3)] == [False, False, False]
+        assert site.asked() == ["/train-1.tar", *sorted(site.asked()[1:])]
+        assert len(site.asked()) == 3
         assert all(sample["mine"] for sample in dataset)
         assert [dataset.reader.is_local(n) for n in range(3)] == [True] * 3
         assert not dataset.reader.fetches_for_one
     with WithUrl(spec, access="range") as dataset:
         dataset.__getitems__([0, 1])
         assert not dataset.reader.fetches_for_one
+
+
+class Reversed(wids.ShardListDataset):
+    """A subclass whose indices are others."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(len(self) - 1 - index)
+
+
+def test_a_subclass_reads_other_samples_than_its_indices_say(site: Site) -> None:
+    """What was requested in vain changes no sample."""
+    site.pack()
+    with Reversed(site.spec(index="train.index")) as dataset:
+        assert texts(dataset.__getitems__([0, 14, 19])) == [EXPECTED[n] for n in (19, 5, 0)]
 
 
 class Waiting(wids.ShardListDataset):
@@ -281,23 +296,20 @@ class Waiting(wids.ShardListDataset):
         return sample
 
 
-def test_a_batch_of_one_thread_fetches_nothing_for_another(site: Site) -> None:
-    """What a batch fetches is for its own thread: others read single samples by range meanwhile.
-
-    A batch that ends leaves that of another thread as it is.
-    """
+def test_a_batch_of_one_thread_reads_nothing_for_another(site: Site) -> None:
+    """A batch of one thread is not read by another; one that ends leaves those of others."""
     site.pack()
     with Waiting(site.spec(index="train.index")) as dataset:
         dataset.began, dataset.may_end = threading.Event(), threading.Event()
         with ThreadPoolExecutor(1) as thread:
             first = thread.submit(dataset.__getitems__, [0, 14])
             assert dataset.began.wait(30)
-            dataset[9]
-            assert [dataset.reader.is_local(n) for n in range(3)] == [True, False, False]
-            dataset.__getitems__([1, 2])
+            assert texts([dataset[9]]) == EXPECTED[9:10]
+            assert texts(dataset.__getitems__([1, 2])) == EXPECTED[1:3]
+            site.server.log.clear()
             dataset.may_end.set()
-            first.result()
-        assert [dataset.reader.is_local(n) for n in range(3)] == [True, False, True]
+            assert texts(first.result()) == [EXPECTED[0], EXPECTED[14]]
+        assert site.asked() == []
 
 
 def test_sizes_are_checked_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

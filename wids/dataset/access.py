@@ -15,7 +15,7 @@ from wids.dataset.failures import Failed, Failures, Indices, Policy, as_failures
 from wids.dataset.transformations import Transformation, locate_error
 from wids.errors import WidsError
 from wids.shards.positions import Positions, index_of, position_at, select, select_batch
-from wids.shards.reader import OpenByNumber, ShardReader, in_batch
+from wids.shards.reader import OpenByNumber, ShardReader, together
 from wids.storage.range_reader import RangeError
 
 OnError: TypeAlias = Callable[[WidsError], Any]
@@ -113,16 +113,19 @@ class Access:
             is_again: Whether it was read before, from a copy that was damaged.
         """
         reader, transformations = self.reader, self.transformations
+        open_shard = reader.open
         if local is None:
-            number = bisect_right(reader.ends, position)
-            local = reader.fetches_for_many if in_batch.get() is reader else reader.fetches_for_one
+            number, local = bisect_right(reader.ends, position), reader.fetches_for_one
+            others = together.get()
+            if others is not None and others[0] is reader:
+                _, open_shard, local = others
         start, spec = reader.starts[number], reader.shards[number]
         # As `reader.labels`, whose call would cost more than the labels.
         labels = (start, spec.url, spec.dataset or self.dataset_name)
         verify = reader.verifies_decoded if transformations else reader.verifies_raw
         shard = None
         try:
-            shard = reader.open(number, local)
+            shard = open_shard(number, local)
             sample = shard.read(position - start, verify, labels)
         except WidsError as error:  # names the shard
             if isinstance(error, RangeError) and not local and reader.fetches_for_many:

@@ -28,7 +28,13 @@ from wids.look.in_notebooks import show_samples_in_notebooks
 from wids.shards.cache_settings import cache_folder, cache_limits, placed_names
 from wids.shards.counted_shards import counted_shards
 from wids.shards.indices import as_index
-from wids.shards.positions import Positions, counts_per_shard, first_index_of, from_start
+from wids.shards.positions import (
+    Positions,
+    counts_per_shard,
+    first_index_of,
+    from_start,
+    select_batch,
+)
 from wids.shards.read_options import AccessMode, ReadOptions, Verify, field_set
 from wids.shards.reader import ShardReader
 from wids.shards.specs.loader import Shards, load_with
@@ -48,6 +54,7 @@ if TYPE_CHECKING:
 
     from wids.look.notebook import Gallery
     from wids.shards.capacity import Capacity
+    from wids.storage.array_types import IntArray
     from wids.tables.column_parts import Errors
     from wids.tables.column_paths import Columns
     from wids.tables.joins import JoinableView, Missing
@@ -360,14 +367,21 @@ class ShardListDataset(TorchDataset):
     # there are.
 
     def _getitems_one_by_one(self, indices: Sequence[int] | npt.NDArray[Any]) -> list[Any]:
-        with self.reader.reading_many():
+        with self.reader.reading(self._positions_of(indices)):
             return list(self._each(indices))
+
+    def _positions_of(self, indices: Sequence[int] | npt.NDArray[Any]) -> IntArray:
+        """Return the positions that a batch of a subclass probably has, to read them together."""
+        try:
+            return select_batch(self.positions, indices)
+        except (IndexError, TypeError):  # they may mean something else to the subclass
+            return select_batch(self.positions, [])
 
     def _iter_one_by_one(self) -> Iterator[Any]:
         for index in range(len(self)):
             # A view may have one sample of each shard, so it reads as single samples do. Not around
             # `yield`: others read in between.
-            with nullcontext() if self.is_view else self.reader.reading_many():
+            with nullcontext() if self.is_view else self.reader.reading():
                 samples = list(self._each((index,)))
             yield from samples
 

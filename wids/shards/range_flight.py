@@ -6,7 +6,7 @@ a batch takes two round trips, whatever the number of its shards and samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias, TypeVar
 
@@ -37,7 +37,8 @@ def fly(pool: ShardPool, opener: ShardOpener, wanted: Mapping[int, Sequence[int]
         raises the error of their request.
     """
     landed: Landed = {}
-    requests: dict[tuple[int, Span], Callable[[], bytes | WidsError]] = {}
+    tasks: list[Callable[[], bytes | WidsError]] = []
+    requests: list[tuple[int, Span]] = []
     for number, shard in _opened(pool, opener, list(wanted)).items():
         if isinstance(shard, WidsError):
             landed[number] = shard
@@ -45,9 +46,11 @@ def fly(pool: ShardPool, opener: ShardOpener, wanted: Mapping[int, Sequence[int]
             spans = shard.spans(wanted[number])
             if shard.takes(sum(stop - start for start, stop in spans)):
                 landed[number] = shard
-                for span in spans:
-                    requests[number, span] = _caught(partial(shard.read_range, span))
-    arrived = dict(zip(requests, in_threads(list(requests.values()), "wids-ranges"), strict=True))
+                requests += [(number, span) for span in spans]
+                tasks += [_caught(partial(shard.read_range, span)) for span in spans]
+    arrived: dict[int, dict[Span, bytes | WidsError]] = {number: {} for number in landed}
+    for (number, span), data in zip(requests, in_threads(tasks, "wids-ranges"), strict=True):
+        arrived[number][span] = data
     for number, shard in landed.items():
         if isinstance(shard, RemoteShard):
             landed[number] = shard.read_by(partial(_taken, arrived, number, shard))
@@ -88,16 +91,25 @@ def _caught(call: Callable[[], T]) -> Callable[[], T | WidsError]:
 
 
 def _taken(
-    arrived: dict[tuple[int, Span], bytes | WidsError],
+    arrived: Mapping[int, Mapping[Span, bytes | WidsError]],
     number: int,
     shard: RemoteShard,
     spans: Sequence[Span],
-) -> list[bytes]:
-    """Return ranges that arrived, each of them once; a later read requests it again."""
-    found = []
-    for span in spans:
-        data = arrived.pop((number, span), None)
-        if isinstance(data, WidsError):
-            raise data
-        found.append(shard.read_range(span) if data is None else data)
-    return found
+) -> list[memoryview]:
+    """Return ranges of one shard that arrived, or parts of them; another range is requested."""
+    return [_part(arrived[number], shard, span) for span in spans]
+
+
+def _part(arrived: Mapping[Span, bytes | WidsError], shard: RemoteShard, span: Span) -> memoryview:
+    found = span if span in arrived else _around(arrived, span)
+    if found is None:
+        return shard.read_ranges([span])[0]
+    data = arrived[found]
+    if isinstance(data, WidsError):
+        raise data
+    return memoryview(data)[span[0] - found[0] : span[1] - found[0]]
+
+
+def _around(arrived: Iterable[Span], span: Span) -> Span | None:
+    """Return the range that a range is inside, where samples of a batch are read one by one."""
+    return next((s for s in arrived if s[0] <= span[0] and span[1] <= s[1]), None)

@@ -37,7 +37,7 @@ from wids.storage.joined_ranges import GAP_NBYTES, Span, frugal_gap_nbytes, join
 from wids.storage.range_reader import RangeError
 from wids.storage.reading_threads import in_threads
 
-ReadSpans: TypeAlias = Callable[[Sequence[Span]], list[bytes]]
+ReadSpans: TypeAlias = Callable[[Sequence[Span]], list[memoryview]]
 """Returns the bytes of several ranges of one tar."""
 
 
@@ -85,7 +85,7 @@ class RemoteShard:
         self.takes = takes
         self._has_copy = has_copy
         self._read_range = read_range
-        self._read_spans: ReadSpans = self._read_now
+        self._read_spans: ReadSpans = self.read_ranges
         self._fields = None if fields is None else frozenset(fields)
         self._raw: Raw = raw
         if len(index.head_crcs) != len(index.blocks):
@@ -134,7 +134,7 @@ class RemoteShard:
         spans = self._spans_of(members.values())
         starts, views = (
             [start for start, _ in spans],
-            self._views(spans),
+            self._read_spans(spans),
         )
         samples = [self._sample(i, members[i], starts, views) for i in local_indices]
         if labels is not None:
@@ -169,7 +169,7 @@ class RemoteShard:
         spans = joined(sorted(map(self._span, members.tolist())))
         starts, views = (
             [start for start, _ in spans],
-            self._views(spans),
+            self._read_spans(spans),
         )
         return [bytes(self._value(member, starts, views)) for member in members.tolist()]
 
@@ -201,27 +201,30 @@ class RemoteShard:
         body = int(self.index.blocks[member]) * BLOCK_NBYTES
         part = min(body + start, end), min(body + stop, end)
         spans = joined([(head, body), part] if part[0] < part[1] else [(head, body)])
-        views = self._views(spans)
+        views = self._read_spans(spans)
         if zlib.crc32(views[0][: body - head]) != self.index.head_crcs[member]:
             raise changed_header_error(self.name, head, field)
         base = spans[-1][0]
         return bytes(views[-1][part[0] - base : part[1] - base])
 
-    def _views(self, spans: Sequence[Span]) -> list[memoryview]:
-        """Return the bytes of ranges as memoryviews, so that slices do not copy."""
-        return [memoryview(data) for data in self._read_spans(spans)]
-
     def read_range(self, span: Span) -> bytes:
-        """Return the bytes of one range."""
+        """Return the bytes of one range, which the caller has had counted by `takes`."""
         return self._read_range(*span)
 
-    def _read_now(self, spans: Sequence[Span]) -> list[bytes]:
+    def read_ranges(self, spans: Sequence[Span]) -> list[memoryview]:
+        """Return the bytes of ranges as memoryviews, so that slices do not copy.
+
+        Raises:
+            SpentError: The tar should be fetched instead.
+            FetchError: The tar cannot be read.
+        """
         if not self.takes(sum(stop - start for start, stop in spans)):
             raise SpentError(
                 f"{self.name}: expected a shard of which little is read, found one of which so "
                 "much was read that it has to be fetched"
             )
-        return in_threads([partial(self._read_range, *span) for span in spans], "wids-ranges")
+        tasks = [partial(self._read_range, *span) for span in spans]
+        return [memoryview(data) for data in in_threads(tasks, "wids-ranges")]
 
     def find(self, key: str) -> int:
         """Return the local index of a key, or -1."""

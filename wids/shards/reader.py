@@ -46,8 +46,11 @@ class OpenByNumber(Protocol):
         """Return the open shard."""
 
 
-in_batch: Final[ContextVar[ShardReader | None]] = ContextVar("in_batch", default=None)
-"""The reader whose single samples this thread reads as a batch; see `ShardReader.reading_many`."""
+Together: TypeAlias = "tuple[ShardReader, OpenByNumber, bool]"
+
+together: Final[ContextVar[Together | None]] = ContextVar("together", default=None)
+"""Whose single samples this thread reads together with others, and how their shards are opened: by
+which callable, and whether to fetch them. See `ShardReader.reading`."""
 
 
 class ShardReader:
@@ -188,13 +191,20 @@ class ShardReader:
         self.counted.opener.let_ahead(int(nbytes * part))
 
     @contextmanager
-    def reading_many(self) -> Iterator[None]:
-        """Fetch shards for single samples inside the block as for a batch."""
-        token = in_batch.set(self)
+    def reading(self, positions: IntArray | None = None) -> Iterator[None]:
+        """Read single samples inside the block together, for a dataset that reads one by one.
+
+        Args:
+            positions: The samples of a batch, as far as they are known; None for a pass over the
+                whole dataset, which fetches its shards.
+        """
+        open_shard = self.open if positions is None else self.of_batch(positions)[1]
+        local = self.fetches_for_many if positions is None else self.fetches_for_one
+        token = together.set((self, open_shard, local))
         try:
             yield
         finally:
-            in_batch.reset(token)
+            together.reset(token)
 
     def find(self, key: str, number: int | None = None) -> Iterator[int]:
         """Yield the positions of a key, one for each shard that has it, in ascending order.
