@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 from collections import Counter
 from pathlib import Path
@@ -180,3 +181,36 @@ def test_any_sampler_is_announced_by_a_prefetcher(spec: str, server: Server) -> 
     whole = Counter(r.path for r in tars(server) if r.range is None)
     assert whole == {f"/{n}.tar": 1 for n in range(NUM_SHARDS)}
     assert sum(r.num_sent for r in tars(server) if r.range) <= 2 * 8 * (NBYTES + 512)
+
+
+def read_share(spec: str, rank: int, counts: Any) -> None:
+    """Read the share of one rank, with workers, and report how many samples it has."""
+    with wids.ShardListDataset(spec) as dataset:
+        sampler = wids.DistributedChunkedSampler(dataset, num_replicas=2, rank=rank, chunksize=16)
+        loader = DataLoader(
+            dataset,
+            batch_size=4,
+            sampler=wids.Prefetcher(sampler, dataset),
+            num_workers=2,
+            collate_fn=identity,
+        )
+        counts.put(sum(map(len, loader)))
+
+
+@pytest.mark.long
+def test_ranks_with_one_cache_transfer_a_tenth_more_at_most(spec: str, server: Server) -> None:
+    """Ranks that share nothing but the cache fetch each shard once between them (CACHE-16)."""
+    dataset_nbytes = sum(len(p.body) for path, p in server.pages.items() if path.endswith(".tar"))
+    context = multiprocessing.get_context("fork")
+    counts = context.Queue()
+    ranks = [context.Process(target=read_share, args=(spec, rank, counts)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    assert sum(counts.get(timeout=60) for _ in ranks) == LENGTH * NUM_SHARDS
+    for process in ranks:
+        process.join()
+    counts.close()
+    counts.join_thread()
+    whole = Counter(r.path for r in tars(server) if r.range is None)
+    assert whole == {f"/{n}.tar": 1 for n in range(NUM_SHARDS)}
+    assert sum(request.num_sent for request in tars(server)) <= 1.1 * dataset_nbytes
