@@ -18,7 +18,7 @@ LARGE_NBYTES = 100 << 20
 
 def transferred(reads: Sequence[int]) -> int:
     """Return the bytes transferred for reads of one shard, each by range or from its copy."""
-    budget, total_nbytes = RangeBudget([0, 0]), 0
+    budget, total_nbytes = RangeBudget(1), 0
     for nbytes in reads:
         if not budget.takes(0, SHARD_NBYTES, nbytes):
             return total_nbytes + SHARD_NBYTES  # all later reads are of the copy
@@ -42,13 +42,13 @@ def test_what_can_be_fetched_for_as_much_is_fetched(reads: list[int]) -> None:
     """A shard of which all was read is fetched: the rule does not read by range for ever."""
     if sum(reads) >= SHARD_NBYTES:
         assert transferred(reads) < sum(reads) + SHARD_NBYTES
-        budget = RangeBudget([0, 0])
+        budget = RangeBudget(1)
         assert not all(budget.takes(0, SHARD_NBYTES, nbytes) for nbytes in reads)
 
 
 def test_each_shard_counts_for_itself() -> None:
     """Reads of one shard say nothing about others; a fetched one begins again."""
-    budget = RangeBudget([0, 0, 0])
+    budget = RangeBudget(2)
     assert budget.takes(0, SHARD_NBYTES, 400)
     assert not budget.takes(0, SHARD_NBYTES, 400)
     assert budget.takes(1, SHARD_NBYTES, 400)
@@ -58,7 +58,7 @@ def test_each_shard_counts_for_itself() -> None:
 
 def test_an_announced_shard_is_fetched_at_once() -> None:
     """Also after a copy of it was evicted."""
-    budget = RangeBudget([0, 0, 0])
+    budget = RangeBudget(2)
     budget.announce([1])
     for _ in range(2):
         assert not budget.takes(1, LARGE_NBYTES, 0)
@@ -69,7 +69,7 @@ def test_an_announced_shard_is_fetched_at_once() -> None:
 
 def test_meanwhile_batches_read_within_a_limit() -> None:
     """While announced shards are fetched ahead, large ones are read by range, up to a limit."""
-    budget = RangeBudget([0, 0, 0])
+    budget = RangeBudget(2)
     budget.announce([0, 1])
     assert not budget.takes(0, LARGE_NBYTES, 1)
     budget.let_ahead(100)
@@ -88,7 +88,7 @@ def read_some(budget: RangeBudget) -> None:
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_processes_count_together(method: str) -> None:
     """What a worker reads counts in the process that started it, however it was started."""
-    budget = RangeBudget([0, 0])
+    budget = RangeBudget(1)
     worker = multiprocessing.get_context(method).Process(target=read_some, args=(budget,))
     worker.start()
     worker.join()
@@ -97,7 +97,7 @@ def test_processes_count_together(method: str) -> None:
 
 def test_a_pickle_is_independent() -> None:
     """It begins with the values at that time."""
-    budget = RangeBudget([0, 0])
+    budget = RangeBudget(1)
     budget.takes(0, SHARD_NBYTES, 400)
     copy = pickle.loads(pickle.dumps(budget))  # noqa: S301 - made here
     assert not copy.takes(0, SHARD_NBYTES, 400)

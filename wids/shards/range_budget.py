@@ -41,13 +41,14 @@ class RangeBudget:
     or threads that add at the same moment, one may not be counted, which only delays a fetch.
 
     Args:
-        values: The first values, one for each shard, and the bytes that may be read ahead.
+        num_shards: Number of shards.
     """
 
-    def __init__(self, values: Iterable[int]) -> None:
+    def __init__(self, num_shards: int) -> None:
         from multiprocessing.sharedctypes import RawArray  # 9 ms, which local datasets do not need
 
-        self._values: Any = RawArray("q", list(values))
+        # For each shard, and the bytes of `let_ahead`.
+        self._values: Any = RawArray("q", num_shards + 1)
 
     def takes(self, number: int, shard_nbytes: int, nbytes: int) -> bool:
         """Whether to read this many bytes of a shard by range, which are then counted.
@@ -88,11 +89,17 @@ class RangeBudget:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not passes_to_process():
-            return RangeBudget, (list(self._values),)
-        return _of_values, (self._values,)
+            return _copied, (list(self._values),)
+        return _shared, (self._values,)
 
 
-def _of_values(values: Any) -> RangeBudget:
+def _copied(values: list[int]) -> RangeBudget:
+    budget = RangeBudget(len(values) - 1)
+    budget._values[:] = values  # noqa: SLF001 - one of this class
+    return budget
+
+
+def _shared(values: Any) -> RangeBudget:
     budget = RangeBudget.__new__(RangeBudget)
     budget._values = values  # noqa: SLF001 - one of this class
     return budget
