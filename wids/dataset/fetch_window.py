@@ -21,7 +21,7 @@ from wids.dataset.shard_map import Numbers, ShardMap, as_tuple
 from wids.shards.specs.model import ShardSpec
 from wids.storage.cache.store import BackgroundFetch
 from wids.storage.transport import urls
-from wids.storage.transport.gate import is_busy
+from wids.storage.transport.gate import has_room
 from wids.storage.transport.url_rewrite import rewritten
 
 _logger = logging.getLogger("wids")
@@ -321,4 +321,4 @@ class FetchWindow:
         server = urls.origin(rewritten(url))
         latest, nbytes = fetching[-1]
         is_known = nbytes <= _PART_NBYTES or latest.received_nbytes > 0
-        return bool(server) and is_known and not is_busy(server)
+        return bool(server) and is_known and has_room(server)

@@ -320,12 +320,6 @@ def has_room(server: str) -> bool:
     return known is None or known.num_in_flight < known.limit.value
 
 
-def is_busy(server: str) -> bool:
-    """Return whether one more request to a server would wait for its turn; see `num_in_flight`."""
-    known = gate().servers.get(urls.origin(server))
-    return known is not None and known.num_in_flight >= known.limit.value
-
-
 def gate() -> Gate:
     """Return the gate of this process."""
     return _gates[0]
