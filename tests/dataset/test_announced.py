@@ -58,7 +58,7 @@ SAMPLERS = {
 def test_an_epoch_fetches_each_shard_once(
     spec: str, server: Server, kind: str, workers: int, context: str | None
 ) -> None:
-    """Without a prefetcher, with any number of workers, and an index to read by (CACHE-39)."""
+    """Without a prefetcher, with any number of workers, and an index to read by (CACHE-43)."""
     with wids.ShardListDataset(spec) as dataset:
         loader = DataLoader(
             dataset,
@@ -103,7 +103,7 @@ def test_nothing_is_announced_before_a_pass(spec: str, server: Server) -> None:
 
 
 def test_a_pass_over_a_small_view_announces_what_it_reads(spec: str) -> None:
-    """Shards of which a view has less than a quarter are read by range (CACHE-39)."""
+    """Shards of which a view has less than a quarter are read by range (CACHE-43)."""
     with wids.ShardListDataset(spec) as dataset:
         view = dataset[[*range(30), 50, 100]]
         loader = DataLoader(

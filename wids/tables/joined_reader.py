@@ -125,9 +125,10 @@ class JoinedReader(ShardReader):
         """Note that a pass will read shards, and what is joined to them."""
         self._inner.announce_shards(numbers)
         for each in self._joint.datasets[1:]:
-            is_all = 2 * len(numbers) >= len(self.shards)  # nearly always, which needs no look-up
-            needed = set() if is_all else {o for n in numbers for o in self._shards_needed(n)}
-            each.reader.announce_shards(range(len(each.reader.shards)) if is_all else sorted(needed))
+            needed: Sequence[int] = range(len(each.reader.shards))
+            if 2 * len(numbers) < len(self.shards):  # otherwise nearly all, without a look-up
+                needed = sorted({other for n in numbers for other in self._shards_needed(n)})
+            each.reader.announce_shards(needed)
 
     def let_ahead(self, part: float) -> None:
         """Let batches read shards of both sides by range; see `ShardReader.let_ahead`."""
