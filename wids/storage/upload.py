@@ -16,7 +16,7 @@ from wids.errors import FetchError, UploadError
 from wids.storage import abandoned, complete_files, put
 from wids.storage.transport import fsspec, urls
 from wids.storage.transport.retry import Patience, has_answered, note_answer, with_retries
-from wids.storage.transport.schemes import TRANSPORTS, by_prefix, options_for
+from wids.storage.transport.schemes import by_prefix, options_for
 from wids.storage.transport.storage_options import retry_s
 from wids.storage.transport.stream import TransientError, error_text, transient_error
 from wids.storage.unnamed_files import unnamed_file
@@ -106,7 +106,7 @@ def absolute(target: str | os.PathLike[str]) -> str:
 
 def check_writable(url: str) -> None:
     """Raise ValueError for a URL that cannot be written, or that drivers take for a pattern."""
-    if not is_local(url) and urls.scheme(url) in TRANSPORTS:
+    if urls.scheme(url) in ("http", "https", "pipe"):
         raise ValueError(
             f"{urls.redact(url)}: expected a path, or a URL that can be written, such as "
             f"s3://bucket/name, found {urls.scheme(url)}:; write to a local folder and copy the "

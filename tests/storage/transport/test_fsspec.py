@@ -35,7 +35,7 @@ def test_missing_drivers_are_errors_that_name_the_extra() -> None:
     with raises(FetchError, 'expected a driver for "gopher"', "handler"):
         saved("gopher://x/y")
     code = (
-        "import sys; sys.modules['gcsfs'] = None\n"
+        "import sys; sys.modules['gcsfs'] = sys.modules['obstore'] = None\n"
         "from wids.errors import FetchError\n"
         "from wids.storage import fetch\n"
         "try:\n    fetch.read('gs://bucket/x', 10)\n"

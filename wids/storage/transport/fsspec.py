@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from wids.errors import FetchError, NotFoundError
 from wids.storage.transport import urls
+from wids.storage.transport.store_options import OWN_OPTIONS
 from wids.storage.transport.stream import Entry, Stream, TransientError, driver_error, file_chunks
 
 _BLOCK_NBYTES: Final = 16 << 20
-_OWN_OPTIONS: Final = frozenset(("headers", "timeout", "retry_s", "deadline_s"))
 
 _EXTRAS: Final = {
     "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure",
@@ -34,7 +34,7 @@ With them a document from elsewhere could name files that it must not name (spec
 
 def transport_for(options: Mapping[str, Any], scratch: str | None) -> Fsspec:  # noqa: ARG001
     """Return the transport with the caller's options, except those that no driver takes."""
-    return Fsspec({name: value for name, value in options.items() if name not in _OWN_OPTIONS})
+    return Fsspec({name: value for name, value in options.items() if name not in OWN_OPTIONS})
 
 
 class Fsspec:

@@ -29,6 +29,7 @@ TRANSPORTS: Final[Mapping[str, str]] = {
     "pipe": "pipe",
     "http": "http",
     "https": "http",
+    **dict.fromkeys(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"), "object_store"),
 }
 """Schemes in lower case, ``""`` for a path, and the modules beside this one that have their
 transports: imported when a URL needs them, since a reader of local shards needs none. fsspec opens
@@ -174,11 +175,11 @@ class Transports:
             return local.entries(urls.local_path(target))
         is_callers = urls.scheme(target) in self._handlers
         transport = None if is_callers else self._transport(folder, target)
-        from wids.storage.transport import fsspec
-
-        if not isinstance(transport, fsspec.Fsspec):
+        list_folder = getattr(transport, "entries", None)
+        if list_folder is None:
             raise not_listable(folder)
-        return transport.entries(target)
+        entries: list[Entry] = list_folder(target)
+        return entries
 
     def bind_options(self, url: str) -> None:
         """Restrict options without a prefix to the server of ``url``, if it is remote.

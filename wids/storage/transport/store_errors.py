@@ -1,0 +1,146 @@
+"""Turn the errors of obstore into those of wids, which name the bucket, the key and what to do.
+
+obstore has a class for a missing object, a refused access and a refused version. The status of all
+other answers stands only in its text, which is parsed here and nowhere else (specs/decisions/0096).
+An error whose text is not understood counts as an outage, which is retried.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from wids.errors import FetchError, NotFoundError
+from wids.storage.transport import urls
+from wids.storage.transport.stream import TRANSIENT_STATUSES, PastEndError, TransientError
+
+_STATUS: Final = re.compile(r"status code: (\d{3})")
+_CODE: Final = re.compile(r"<Code>(\w+)</Code>")
+_REGION: Final = re.compile(r"<Region>([a-z0-9-]+)</Region>")
+_ATTEMPT: Final = re.compile(r"Error performing [A-Z]+ \S+ in \S+ - ")
+_KIND: Final = re.compile(r"kind: ([A-Z]\w+)")
+_CERTIFICATE: Final = re.compile(r"InvalidCertificate\((\w+)|CaUsedAsEndEntity|UnknownIssuer")
+_WRONG_REGION: Final = frozenset(
+    ("AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException")
+)
+_BARE_REDIRECT: Final = "redirect without LOCATION"
+_MACHINE: Final = ("169.254.169.254", "metadata.google.internal", "fd00:ec2::254")
+"""Addresses that only machines of a cloud have, where obstore looks for credentials last."""
+
+_KEYS: Final = {
+    "s3": "pass key and secret, profile, or anon=True for a public bucket, in storage_options, or "
+    "set $AWS_ACCESS_KEY_ID or $AWS_PROFILE",
+    "gcs": "pass token, or anon=True for a public bucket, in storage_options, or set "
+    "$GOOGLE_APPLICATION_CREDENTIALS",
+    "azure": "pass account_name with account_key or sas_token, or anon=True for a public "
+    "container, in storage_options, or set $AZURE_STORAGE_ACCOUNT_KEY",
+}
+
+
+def is_wrong_region(error: Exception) -> bool:
+    """Return whether a request was signed for another region than that of the bucket."""
+    text = str(error)
+    code = _CODE.search(text)
+    return _BARE_REDIRECT in text or (code is not None and code[1] in _WRONG_REGION)
+
+
+def stated_region(error: Exception) -> str | None:
+    """Return the region that a server asks to sign for, if it says so."""
+    found = _REGION.search(str(error))
+    return None if found is None else found[1]
+
+
+def status_of(error: Exception) -> int:
+    """Return the HTTP status in an error of obstore, or 0."""
+    found = _STATUS.search(str(error))
+    return 0 if found is None else int(found[1])
+
+
+def store_error(kind: str, url: str, error: Exception) -> FetchError:
+    """Return the error of wids for one that obstore raised.
+
+    Args:
+        kind: Kind of store, a key of `store_options.TABLES`.
+        url: The object.
+        error: The error.
+    """
+    if isinstance(error, FetchError):
+        return error
+    text, status = str(error), status_of(error)
+    return (
+        _not_there(error, url, text, status)
+        or _not_allowed(kind, url, text, status)
+        or _failed(error, url, text, status)
+    )
+
+
+def _code(text: str) -> str:
+    found = _CODE.search(text)
+    return found[1] if found else ""
+
+
+def _not_there(error: Exception, url: str, text: str, status: int) -> FetchError | None:
+    name, bucket, code = urls.redact(url), urls.redact(urls.origin(url)), _code(text)
+    if isinstance(error, FileNotFoundError) or status in (404, 410):
+        if code in ("NoSuchBucket", "ContainerNotFound"):
+            return NotFoundError(
+                f"{name}: expected the bucket {bucket} to exist, found none ({code}); check its "
+                "name, and the endpoint"
+            )
+        return NotFoundError(f"{name}: not found")
+    if status == 416:
+        return PastEndError(f"{name}: expected a longer file, found that it ends before this part")
+    return None
+
+
+def _not_allowed(kind: str, url: str, text: str, status: int) -> FetchError | None:
+    name, bucket, code = urls.redact(url), urls.redact(urls.origin(url)), _code(text)
+    if _BARE_REDIRECT in text or code in _WRONG_REGION:
+        region = _REGION.search(text)
+        return FetchError(
+            f"{name}: expected the region of {bucket}, found another"
+            + (f"; it is {region[1]}" if region else "")
+            + '; pass client_kwargs={"region_name": …} in storage_options, or set $AWS_REGION'
+        )
+    if any(address in text for address in _MACHINE):
+        return FetchError(
+            f"{name}: expected credentials for {bucket}, found none, also not from the machine; "
+            + _KEYS[kind]
+        )
+    if status in (401, 403):
+        advice = "; if its requester pays, pass requester_pays" if kind != "azure" else ""
+        return FetchError(
+            f"{name}: expected access to {bucket}, found: {status} {code}; {_KEYS[kind]}{advice}"
+        )
+    certificate = _CERTIFICATE.search(text)
+    if certificate:
+        return FetchError(
+            f"{name}: expected a certificate that is trusted, found: {certificate[0]}; set "
+            "$SSL_CERT_FILE, or for S3 $AWS_CA_BUNDLE, to the file of your certificates"
+        )
+    return None
+
+
+def _failed(error: Exception, url: str, text: str, status: int) -> FetchError:
+    reason = f"{status} {_code(text)}".strip() if status else _reason(error, text, url)
+    message = f"{urls.redact(url)}: expected a readable object, found: {reason}"
+    # A value that cannot be used, such as a key with `//`, will not become better.
+    if isinstance(error, (ValueError, TypeError)) or type(error).__name__ in _PERMANENT:
+        return FetchError(message)
+    is_refusal = 400 <= status < 500 and status not in TRANSIENT_STATUSES
+    is_cut = not status and "request or response body error" in text
+    return TransientError(message, is_answer=bool(status), is_outage=not (is_refusal or is_cut))
+
+
+_PERMANENT: Final = frozenset(
+    ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError")
+)
+
+
+def _reason(error: Exception, text: str, url: str) -> str:
+    """Return what a message without a status says: its first line, and the innermost kind."""
+    line = _ATTEMPT.sub("", text.partition("\n")[0])
+    kinds = [kind for kind in _KIND.findall(text) if kind not in ("Request", "Body")]
+    inner = f" ({kinds[-1]})" if kinds else ""
+    dns = " (the name of the server is unknown)" if "dns error" in text else ""
+    return f"{type(error).__name__}: {urls.without_secrets(line, url):.200}{dns or inner}"
