@@ -58,11 +58,13 @@ def test_a_large_file_whose_last_answer_is_lost(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, repeated_by: str
 ) -> None:
     """So does one of several parts, where the server does not know the upload any more."""
-    monkeypatch.setattr("wids.storage.put.PART_NBYTES", 5 << 20)
+    monkeypatch.setattr("wids.storage.object_target.PART_NBYTES", 5 << 20)
+    monkeypatch.setattr("wids.storage.object_target.MAX_PUT_NBYTES", 5 << 20)
     options = bucket.options | (ONCE if repeated_by == "wids" else {})
     bucket.fault = first("lose", is_completion)
     publish(f"{bucket.url}/a.bin", is_new=True, storage_options=options)
 
+    assert any(is_completion(*request) for request in bucket.requests)
     assert bucket.system.cat(f"{bucket.url}/a.bin") == DATA
     assert bucket.unfinished() == []
 
@@ -197,7 +199,7 @@ def test_an_interrupted_upload_publishes_nothing(
     if old is not None:
         completing.store["/bucket/a.bin"] = MemoryFile(None, "/bucket/a.bin", old)
     with pytest.raises(KeyboardInterrupt):
-        upload.upload(str(path), "s3://bucket/a.bin", storage_options={})
+        upload.upload(str(path), "s3://bucket/a.bin", storage_options={"driver": "fsspec"})
     found = {name: file.getvalue() for name, file in completing.store.items()}
     assert found == ({} if old is None else {"/bucket/a.bin": old})
     assert completing.names
@@ -211,7 +213,7 @@ def test_a_rename_whose_answer_is_lost(
     """A server that renames is no different (SPEC-43)."""
     monkeypatch.setattr(completing, "num_writes", 2)
     lose(monkeypatch, MemoryFileSystem, "mv")
-    publish("s3://bucket/a.bin", is_new=True, storage_options={})
+    publish("s3://bucket/a.bin", is_new=True, storage_options={"driver": "fsspec"})
     assert {name: file.getvalue() for name, file in completing.store.items()} == {
         "/bucket/a.bin": DATA
     }

@@ -17,7 +17,7 @@ from s3 import Bucket
 from servers import free_port, running
 
 from wids.errors import FetchError, UploadError
-from wids.storage import put, upload
+from wids.storage import object_target, upload
 
 DATA = os.urandom(1000) * 1000
 PART_NBYTES = 5 << 20  # the smallest part that S3 accepts
@@ -59,7 +59,7 @@ def test_a_large_file_is_committed_at_the_end(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts show nothing under the name until the last request (SPEC-30)."""
-    monkeypatch.setattr(put, "PART_NBYTES", PART_NBYTES)
+    monkeypatch.setattr(object_target, "PART_NBYTES", PART_NBYTES)
     seen: list[list[str]] = []
 
     def fault(method: str, path: str) -> None:
@@ -79,7 +79,7 @@ def test_a_server_that_refuses_the_last_part(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, old: bytes | None
 ) -> None:
     """The upload is retried, aborted and an error; what was there stays (SPEC-30)."""
-    monkeypatch.setattr(put, "PART_NBYTES", PART_NBYTES)
+    monkeypatch.setattr(object_target, "PART_NBYTES", PART_NBYTES)
     monkeypatch.setattr("wids.storage.transport.retry.MAX_FAILURES", 2)
     if old is not None:
         publish(f"{bucket.url}/a.bin", old, storage_options=bucket.options)
@@ -119,7 +119,7 @@ def test_what_exists_is_not_overwritten(bucket: Bucket) -> None:
 def test_no_bucket_and_no_permission(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names bucket and URL, and says what to do, at once and without secrets (SEC-60)."""
     options = bucket.options
-    with raises(UploadError, "expected s3://nobucket", "/dir/ to exist", "create it"):
+    with raises(UploadError, "expected the bucket s3://nobucket to exist", "create it"):
         publish("s3://nobucket/dir/a.bin", storage_options=options)
     bucket.fault = lambda method, _: 403 if method == "PUT" else None
     with raises(UploadError, f"{bucket.url}/a.bin: expected access to {bucket.url},"):
@@ -131,7 +131,7 @@ def test_no_bucket_and_no_permission(bucket: Bucket, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nothing")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nothing")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    with raises(UploadError, "storage_options or in the environment"):
+    with raises(UploadError, f"{bucket.url}/a.bin: expected credentials for {bucket.url}"):
         publish(f"{bucket.url}/a.bin", storage_options={"endpoint_url": options["endpoint_url"]})
 
 

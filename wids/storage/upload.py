@@ -1,6 +1,6 @@
 """Publish a local file at a path or URL, where it appears complete or not at all.
 
-The counterpart of `fetch`: paths, and every scheme of fsspec whose driver can write.
+The counterpart of `fetch`: paths, object stores, and every scheme of fsspec whose driver can write.
 """
 
 from __future__ import annotations
@@ -13,25 +13,22 @@ from contextlib import contextmanager, suppress
 from typing import IO, Any, Final, TypeAlias, TypeVar
 
 from wids.errors import FetchError, UploadError
-from wids.storage import abandoned, complete_files, put
-from wids.storage.transport import fsspec, urls
+from wids.storage import abandoned, complete_files, upload_target
+from wids.storage.fsspec_target import FsspecTarget
+from wids.storage.object_target import ObjectTarget
+from wids.storage.transport import fsspec, object_store, urls
 from wids.storage.transport.retry import Patience, has_answered, note_answer, with_retries
 from wids.storage.transport.schemes import by_prefix, options_for
 from wids.storage.transport.storage_options import retry_s
-from wids.storage.transport.stream import TransientError, error_text, transient_error
+from wids.storage.transport.store_clients import KINDS
+from wids.storage.transport.stream import error_text, transient_error
 from wids.storage.unnamed_files import unnamed_file
+from wids.storage.upload_target import Target
 
 _T = TypeVar("_T")
 
 Options: TypeAlias = "Mapping[str, Any] | None"
 """As ``storage_options`` of `wids.storage.fetch.Fetcher`."""
-
-_ATOMIC: Final = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"))
-"""Schemes whose drivers end an upload with one request, and whose servers show nothing before it.
-With all others, a file is written under a temporary name and renamed."""
-
-_COMPARING: Final = frozenset(("s3", "s3a"))
-"""Schemes whose drivers can have a file replaced only if it is still the version that was read."""
 
 _WILD: Final = frozenset("*[")
 
@@ -74,7 +71,7 @@ def publishing(
             yield file
         return
     check_writable(name)
-    _file_system(name, storage_options)  # now, since the block may take hours
+    _at(name, storage_options)  # now, since the block may take hours
     with unnamed_file() as (file, path):
         try:
             yield file
@@ -129,7 +126,7 @@ def exists(target: str, storage_options: Options = None) -> bool:
     """
     if is_local(target):
         return os.path.lexists(target)
-    return _asked(target, storage_options, put.has)
+    return _asked(target, storage_options, upload_target.exists)
 
 
 def move(source: str, target: str, storage_options: Options = None) -> None:
@@ -141,12 +138,12 @@ def move(source: str, target: str, storage_options: Options = None) -> None:
     if is_local(source):
         os.replace(source, target)
         return
-    _, other = _file_system(target, storage_options)
+    other = _at(target, storage_options)
 
-    def is_moved(system: Any, path: str) -> bool:
-        return not put.has(system, path) and put.has(system, other)
+    def is_moved(file: Target) -> bool:
+        return not upload_target.exists(file) and upload_target.exists(other)
 
-    _change(source, storage_options, lambda system, path: system.mv(path, other), is_moved)
+    _change(source, storage_options, lambda file: file.move(target), is_moved)
 
 
 def remove(target: str, storage_options: Options = None) -> None:
@@ -158,7 +155,10 @@ def remove(target: str, storage_options: Options = None) -> None:
     if is_local(target):
         os.unlink(target)
         return
-    _change(target, storage_options, put.remove, lambda system, path: not put.has(system, path))
+    _change(
+        *(target, storage_options, lambda file: file.remove()),
+        lambda file: not upload_target.exists(file),
+    )
 
 
 def file_names(folder: str, storage_options: Options = None) -> list[str]:
@@ -171,15 +171,7 @@ def file_names(folder: str, storage_options: Options = None) -> list[str]:
     if is_local(folder):
         return os.listdir(folder)
 
-    def listed(system: Any, path: str) -> list[str]:
-        system.invalidate_cache()
-        with suppress(FileNotFoundError):
-            return [
-                str(found).rstrip("/").rpartition("/")[2] for found in system.ls(path, detail=False)
-            ]
-        return []
-
-    return _asked(folder, storage_options, listed)
+    return _asked(folder, storage_options, lambda file: file.names())
 
 
 class ReplacedError(UploadError):
@@ -198,17 +190,11 @@ def read(target: str, storage_options: Options = None) -> tuple[bytes, str | Non
         with open(target, "rb") as file:
             return file.read(), None
 
-    def attempt(system: Any, path: str) -> tuple[bytes, str | None] | None:
-        system.invalidate_cache()
+    def attempt(file: Target) -> tuple[bytes, str | None] | None:
         try:
-            before = _tag(system, path)
-            data = system.cat_file(path)
+            return file.read()
         except FileNotFoundError:
             return None
-        if _tag(system, path) != before:
-            message = f"{urls.redact(target)}: it changed while it was being read"
-            raise TransientError(message, is_outage=False)
-        return data, before if urls.scheme(target) in _COMPARING else None
 
     found = _asked(target, storage_options, attempt)
     if found is None:
@@ -227,13 +213,8 @@ def local_copy(target: str, storage_options: Options = None) -> Iterator[str]:
         yield target
         return
     with unnamed_file() as (_, copy):
-        _asked(target, storage_options, lambda system, path: system.get_file(path, copy))
+        _asked(target, storage_options, lambda file: file.save(copy))
         yield copy
-
-
-def _tag(system: Any, path: str) -> str | None:
-    tag = system.info(path).get("ETag")
-    return None if tag is None else str(tag)
 
 
 def upload(
@@ -265,29 +246,26 @@ def upload(
         UploadError: The upload failed, and was retried if that could help.
     """
     check_writable(url)
-    headers = {} if replaces is None else {"IfMatch": replaces}
     server = urls.origin(url)
     has_sent = False
 
-    def attempt(system: Any, target: str) -> None:
+    def attempt(file: Target) -> None:
         nonlocal has_sent
-        # Drivers without an event loop publish what they have when they fail.
-        is_direct = urls.scheme(url) in _ATOMIC and getattr(system, "async_impl", False)
-        send = put.directly if is_direct else put.and_rename
         try:
             if is_new:
-                put.check_absent(system, target)
+                if upload_target.exists(file):
+                    raise FileExistsError
             elif not has_answered(server):
                 with suppress(PermissionError):  # some keys are for writing alone
-                    put.has(system, target)
+                    upload_target.exists(file)
             note_answer(server)  # now, since the attempt may take hours
             has_sent = True
-            send(system, path, target, is_new=is_new, **headers)
+            file.put(path, is_new=is_new, replaces=replaces)
         except OSError as error:
-            is_refused_version = replaces is not None and put.is_refused_version(error)
+            is_refused_version = isinstance(error, object_store.RefusedVersionError)
             is_final = is_refused_version or isinstance(error, (FileExistsError, FileNotFoundError))
             # Drivers repeat requests too, so this very attempt may have stored the file.
-            if has_sent and is_final and put.is_same(system, target, path):
+            if has_sent and is_final and upload_target.is_same(file, path):
                 return
             if is_refused_version:
                 raise ReplacedError(f"{urls.redact(url)}: it was replaced meanwhile") from None
@@ -298,11 +276,18 @@ def upload(
     _asked(url, storage_options, attempt)
 
 
-def _file_system(url: str, storage_options: Options) -> tuple[Any, str]:
-    """Return the file system of the caller's own URL, which gets the caller's options."""
-    transport = fsspec.transport_for(options_for(url, by_prefix(storage_options)), None)
+def _at(url: str, storage_options: Options) -> Target:
+    """Return the caller's own URL as a target, which gets the caller's options."""
+    options = options_for(url, by_prefix(storage_options))
     try:
-        return transport.file_system(url)
+        if urls.scheme(url) in KINDS:
+            stores = object_store.transport_for(options, None)
+            driver = stores.driver(url, is_read=False)
+            if driver is None:
+                return ObjectTarget(stores, url)
+        else:
+            driver = fsspec.transport_for(options, None)
+        return FsspecTarget(*driver.file_system(url))
     except FetchError as error:
         raise UploadError(str(error)) from error
 
@@ -310,35 +295,32 @@ def _file_system(url: str, storage_options: Options) -> tuple[Any, str]:
 def _change(
     url: str,
     storage_options: Options,
-    change: Callable[[Any, str], None],
-    is_done: Callable[[Any, str], bool],
+    change: Callable[[Target], None],
+    is_done: Callable[[Target], bool],
 ) -> None:
     """Change a file on a server, which may have made the change although its answer was lost."""
     has_tried = False
 
-    def attempt(system: Any, path: str) -> None:
+    def attempt(file: Target) -> None:
         nonlocal has_tried
         is_repeated, has_tried = has_tried, True
         try:
-            change(system, path)
+            change(file)
         except Exception:  # drivers have no common error for a file that is not there
-            if not (is_repeated and is_done(system, path)):
+            if not (is_repeated and is_done(file)):
                 raise
 
     _asked(url, storage_options, attempt)
 
 
-def _asked(url: str, storage_options: Options, attempt: Callable[[Any, str], _T]) -> _T:
-    """Make an attempt, with retries; its errors name the URL without its secrets.
-
-    The attempt is called with the file system of the URL, and the path there.
-    """
-    system, path = _file_system(url, storage_options)
+def _asked(url: str, storage_options: Options, attempt: Callable[[Target], _T]) -> _T:
+    """Make an attempt, with retries; its errors name the URL without its secrets."""
+    file = _at(url, storage_options)
     wait_s = retry_s(options_for(url, by_prefix(storage_options)))
 
     def translated() -> _T:
         try:
-            return attempt(system, path)
+            return attempt(file)
         except (FileExistsError, FetchError, ReplacedError):
             raise
         except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind

@@ -7,6 +7,7 @@ driver is installed.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Callable, Generator, Mapping
@@ -34,6 +35,10 @@ _FSSPEC_DRIVERS: Final = {"s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs"}
 def transport_for(options: Mapping[str, Any], scratch: str | None) -> ObjectStores:  # noqa: ARG001
     """Return the transport with the caller's options."""
     return ObjectStores(options)
+
+
+class RefusedVersionError(OSError):
+    """The store does not replace an object, since it has another version than the stated one."""
 
 
 class Bucket(NamedTuple):
@@ -162,15 +167,24 @@ class ObjectStores:
                 f"pip install {driver}, which has it"
             ) from None
 
-    def asked(self, url: str, call: Callable[[Store, str], _T], **client: str) -> _T:
+    def asked(
+        self,
+        url: str,
+        call: Callable[[Store, str], _T],
+        expected: str = "a readable object",
+        **client: str,
+    ) -> _T:
         """Return what a call to a store returns, in the region of the bucket.
 
         Args:
             url: The object or folder.
             call: Called with the store and the key.
+            expected: What an error says was expected.
             client: Options of the HTTP client that replace the defaults.
 
         Raises:
+            FileExistsError: The object exists, and the call was for a new one.
+            RefusedVersionError: The object has another version than the call was for.
             FetchError: It failed; or this process was forked, and can only read.
         """
         place = store_clients.place_of(url)
@@ -185,10 +199,14 @@ class ObjectStores:
             store = self._bucket(place, client).store
             try:
                 return interruptible(lambda s=store: call(s, place.key))  # type: ignore[misc]
+            except (FileExistsError, obstore.exceptions.AlreadyExistsError):
+                raise FileExistsError(errno.EEXIST, "already exists", urls.redact(url)) from None
+            except obstore.exceptions.PreconditionError:
+                raise RefusedVersionError(f"{urls.redact(url)}: it was replaced") from None
             except (obstore.exceptions.BaseError, OSError, ValueError) as error:
                 region = None if is_last else self._other_region(place, error)
                 if region is None:
-                    raise store_errors.store_error(place.kind, url, error) from None
+                    raise store_errors.store_error(place.kind, url, error, expected) from None
                 self._regions[_root(place)] = region
                 self._buckets.clear()
         raise AssertionError  # the second round returns or raises

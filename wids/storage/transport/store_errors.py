@@ -17,7 +17,7 @@ from wids.storage.transport.stream import TRANSIENT_STATUSES, PastEndError, Tran
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
 _REGION: Final = re.compile(r"<Region>([a-z0-9-]+)</Region>")
-_ATTEMPT: Final = re.compile(r"Error performing [A-Z]+ \S+ in \S+ - ")
+_ATTEMPT: Final = re.compile(r"Error performing [A-Z]+ (\w+://[^/\s]+)\S* in \S+ - ")
 _KIND: Final = re.compile(r"kind: ([A-Z]\w+)")
 _CERTIFICATE: Final = re.compile(r"InvalidCertificate\((\w+)|CaUsedAsEndEntity|UnknownIssuer")
 _WRONG_REGION: Final = frozenset(
@@ -35,6 +35,10 @@ _KEYS: Final = {
     "azure": "pass account_name with account_key or sas_token, or anon=True for a public "
     "container, in storage_options, or set $AZURE_STORAGE_ACCOUNT_KEY",
 }
+
+
+class AccessError(FetchError, PermissionError):
+    """A request that the store understands, and refuses."""
 
 
 def is_wrong_region(error: Exception) -> bool:
@@ -56,13 +60,16 @@ def status_of(error: Exception) -> int:
     return 0 if found is None else int(found[1])
 
 
-def store_error(kind: str, url: str, error: Exception) -> FetchError:
+def store_error(
+    kind: str, url: str, error: Exception, expected: str = "a readable object"
+) -> FetchError:
     """Return the error of wids for one that obstore raised.
 
     Args:
         kind: Kind of store, a key of `store_options.TABLES`.
         url: The object.
         error: The error.
+        expected: What was expected.
     """
     if isinstance(error, FetchError):
         return error
@@ -70,7 +77,7 @@ def store_error(kind: str, url: str, error: Exception) -> FetchError:
     return (
         _not_there(error, url, text, status)
         or _not_allowed(kind, url, text, status)
-        or _failed(error, url, text, status)
+        or _failed(error, url, text, status, expected)
     )
 
 
@@ -85,7 +92,7 @@ def _not_there(error: Exception, url: str, text: str, status: int) -> FetchError
         if code in ("NoSuchBucket", "ContainerNotFound"):
             return NotFoundError(
                 f"{name}: expected the bucket {bucket} to exist, found none ({code}); check its "
-                "name, and the endpoint"
+                "name and the endpoint, or create it"
             )
         return NotFoundError(f"{name}: not found")
     if status == 416:
@@ -108,9 +115,10 @@ def _not_allowed(kind: str, url: str, text: str, status: int) -> FetchError | No
             + _KEYS[kind]
         )
     if status in (401, 403):
+        found = f"{status} {code}".rstrip()
         advice = "; if its requester pays, pass requester_pays" if kind != "azure" else ""
-        return FetchError(
-            f"{name}: expected access to {bucket}, found: {status} {code}; {_KEYS[kind]}{advice}"
+        return AccessError(
+            f"{name}: expected access to {bucket}, found: {found}; {_KEYS[kind]}{advice}"
         )
     certificate = _CERTIFICATE.search(text)
     if certificate:
@@ -121,9 +129,9 @@ def _not_allowed(kind: str, url: str, text: str, status: int) -> FetchError | No
     return None
 
 
-def _failed(error: Exception, url: str, text: str, status: int) -> FetchError:
+def _failed(error: Exception, url: str, text: str, status: int, expected: str) -> FetchError:
     reason = f"{status} {_code(text)}".strip() if status else _reason(error, text, url)
-    message = f"{urls.redact(url)}: expected a readable object, found: {reason}"
+    message = f"{urls.redact(url)}: expected {expected}, found: {reason}"
     # A value that cannot be used, such as a key with `//`, will not become better.
     if isinstance(error, (ValueError, TypeError)) or type(error).__name__ in _PERMANENT:
         return FetchError(message)
@@ -139,7 +147,7 @@ _PERMANENT: Final = frozenset(
 
 def _reason(error: Exception, text: str, url: str) -> str:
     """Return what a message without a status says: its first line, and the innermost kind."""
-    line = _ATTEMPT.sub("", text.partition("\n")[0])
+    line = _ATTEMPT.sub(r"\1: ", text.partition("\n")[0])
     kinds = [kind for kind in _KIND.findall(text) if kind not in ("Request", "Body")]
     inner = f" ({kinds[-1]})" if kinds else ""
     dns = " (the name of the server is unknown)" if "dns error" in text else ""
