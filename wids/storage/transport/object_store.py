@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import time
 from collections.abc import Callable, Generator, Mapping
 from importlib.util import find_spec
 from typing import Any, Final, NamedTuple, TypeVar
@@ -28,6 +29,9 @@ _CHUNK_NBYTES: Final = 256 << 10
 
 _WHOLE_NBYTES: Final = 4 << 20
 """Parts up to this size arrive in one call."""
+
+_TERM_S: Final = 300.0
+"""How long a forked process uses the same credentials; botocore renews them long before."""
 
 _FSSPEC_DRIVERS: Final = {"s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs"}
 
@@ -64,7 +68,7 @@ class ObjectStores:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.options = dict(options)
-        self._buckets: dict[tuple[int, Place], Bucket] = {}
+        self._buckets: dict[tuple[int, int, Place], Bucket] = {}
         self._regions: dict[Place, str] = {}
         self._settings: dict[str, store_options.Settings | None] = {}
 
@@ -213,7 +217,9 @@ class ObjectStores:
 
     def _bucket(self, place: Place, client: Mapping[str, str] | None = None) -> Bucket:
         """Return the open bucket of a place, for this process."""
-        key = (os.getpid(), _root(place))
+        # In a forked process it has credentials of this moment, which may expire.
+        term = int(time.monotonic() // _TERM_S) if store_clients.is_forked() else 0
+        key = (os.getpid(), term, _root(place))
         if not client and key in self._buckets:
             return self._buckets[key]
         # `driver` was asked before, and returned None: there are settings for obstore.
@@ -274,6 +280,10 @@ def _opened(
         result = obstore.get(store, key, options=options)
     except obstore.exceptions.PreconditionError:
         # As a server does for If-Range: the whole file, whose tag says that it is another.
+        return _opened(url, store, key, 0, None, None)
+    except obstore.exceptions.GenericError as error:
+        if not (options and store_errors.is_whole_file(error)):
+            raise
         return _opened(url, store, key, 0, None, None)
     meta = result.meta
     if stop is not None and stop - start <= _WHOLE_NBYTES:

@@ -6,6 +6,7 @@ DataLoader are by default on Linux. Signing needs no network, and costs a hundre
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from datetime import timedelta
@@ -15,14 +16,23 @@ from urllib.parse import quote
 from wids.errors import FetchError
 from wids.storage.transport import urls
 from wids.storage.transport.http import TIMEOUT_S, Http
-from wids.storage.transport.store_clients import Place, Store, interruptible
+from wids.storage.transport.store_clients import Place, Store
 from wids.storage.transport.store_credentials import Provider
 from wids.storage.transport.store_options import Settings
 from wids.storage.transport.stream import Stream
 
 _LIFE_S: Final = 3600.0
-_SIGN_S: Final = 10.0
-"""Longest time for a signature: without keys at hand obstore would request them, and wait."""
+_KEYS: Final = ("access_key_id", "service_account_key", "account_key")
+_VARIABLES: Final = {
+    "s3": ("AWS_ACCESS_KEY_ID",),
+    "gcs": ("GOOGLE_SERVICE_ACCOUNT_KEY",),
+    "azure": ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY"),
+}
+_PACKAGES: Final = {
+    "s3": "pip install botocore, or ",
+    "gcs": "pip install google-auth, or ",
+    "azure": "",
+}
 
 
 class SignedUrls:
@@ -87,17 +97,20 @@ class SignedUrls:
     def _sign(self, url: str, key: str) -> str:
         import obstore
 
-        life = timedelta(seconds=_LIFE_S)
-        call: Any = obstore.sign
-        try:
-            return str(interruptible(lambda: call(self._store, "GET", key, life), _SIGN_S))
-        except (TimeoutError, obstore.exceptions.BaseError, ValueError):
+        # Without keys at hand obstore would request them. That waits for ever here, and the parent
+        # would miss answers too, since a fork shares what a process waits with (epoll).
+        has_keys = any(name in self._settings.config for name in _KEYS) or any(
+            os.environ.get(name) for name in _VARIABLES[self._place.kind]
+        )
+        if not has_keys:
             raise FetchError(
                 f"{urls.redact(url)}: expected keys to sign with, found none in this process, "
                 "which was forked from one that reads object stores; "
-                + ("pip install botocore, or " if self._place.kind == "s3" else "")
+                + _PACKAGES[self._place.kind]
                 + 'start workers with multiprocessing_context="forkserver"'
-            ) from None
+            )
+        call: Any = obstore.sign
+        return str(call(self._store, "GET", key, timedelta(seconds=_LIFE_S)))
 
 
 def _plain(place: Place, config: Mapping[str, Any], key: str) -> str:

@@ -103,6 +103,11 @@ def new_store(
     config, provider = dict(settings.config), None
     if place.kind == "s3":
         more, provider = store_credentials.of_aws(settings.profile, config, is_forked=is_forked())
+        if provider is not None and is_forked():
+            # As keys, which obstore signs with; a callback would need its threads.
+            keys, provider = provider(), None
+            more |= {"session_token" if n == "token" else n: keys[n] for n in keys if keys[n]}
+            more.pop("expires_at")
         if os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
             more.pop("region", None)
         config = {**more, **config, **({"region": region} if region else {})}

@@ -48,6 +48,11 @@ def is_wrong_region(error: Exception) -> bool:
     return _BARE_REDIRECT in text or (code is not None and code[1] in _WRONG_REGION)
 
 
+def is_whole_file(error: Exception) -> bool:
+    """Return whether a store sent a whole file in place of a part."""
+    return "NotPartial" in str(error)
+
+
 def stated_region(error: Exception) -> str | None:
     """Return the region that a server asks to sign for, if it says so."""
     found = _REGION.search(str(error))

@@ -1,0 +1,50 @@
+"""nginx as a store of objects: signed requests are plain GETs, and a bucket is a folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from conftest import need
+from servers import free_port, running
+
+KEYS = {"key": "some-key", "secret": "not-a-secret", "client_kwargs": {"region_name": "eu-west-1"}}
+
+
+@contextmanager
+def object_server(
+    folder: Path, *, certificate: Path | None = None, more: str = ""
+) -> Iterator[str]:
+    """Serve the folders in ``folder/www`` as buckets, and yield the address.
+
+    Args:
+        folder: For the files of the server.
+        certificate: A file with a certificate for 127.0.0.1 and its key, for TLS.
+        more: Lines for the configuration of the server.
+    """
+    need(shutil.which("nginx"), "nginx (Debian: nginx-light)")
+    need(find_spec("obstore"), "obstore (pip install '.[test-all]')")
+    port = free_port()
+    (folder / "www").mkdir(exist_ok=True)
+    tls = (
+        f"ssl_certificate {certificate}; ssl_certificate_key {certificate};" if certificate else ""
+    )
+    (folder / "nginx.conf").write_text(f"""
+        daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/error.log;
+        {"user root;" if os.geteuid() == 0 else ""}
+        events {{}}
+        http {{
+            access_log {folder}/access.log;
+            client_body_temp_path {folder}/a; proxy_temp_path {folder}/b;
+            fastcgi_temp_path {folder}/c; uwsgi_temp_path {folder}/d; scgi_temp_path {folder}/e;
+            server {{ listen 127.0.0.1:{port} {"ssl" if tls else ""}; {tls}
+                      root {folder}/www; {more} }}
+        }}
+    """)
+    command = ["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf")]
+    with running(command, port):
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{port}"

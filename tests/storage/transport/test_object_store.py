@@ -1,0 +1,437 @@
+"""Objects that obstore reads: from a real server of S3, and from nginx as a store of objects."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import in_child, raises, sample_members, write_tar
+from objects import KEYS, object_server
+from s3 import Bucket
+from servers import free_port
+from torch.utils.data import DataLoader
+
+import wids
+from wids.cli.main import main
+from wids.errors import FetchError, MismatchError, NotFoundError, WidsError
+from wids.storage import upload
+from wids.storage.fetch import Fetcher
+from wids.storage.transport import store_clients
+from wids.storage.transport.object_store import ObjectStores
+from wids.storage.transport.stream import PastEndError, TransientError
+
+DATA = os.urandom(1 << 20) * 9
+URL = "s3://bucket/a.tar"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[str]:
+    """The address of a store with one bucket and one object."""
+    (tmp_path / "www" / "bucket").mkdir(parents=True)
+    (tmp_path / "www" / "bucket" / "a.tar").write_bytes(DATA)
+    with object_server(tmp_path) as address:
+        yield address
+
+
+def stores(site: str, **options: Any) -> ObjectStores:
+    return ObjectStores({**KEYS, "endpoint_url": site, **options})
+
+
+def test_parts_lengths_and_whole_objects(site: str) -> None:
+    """A part has exactly its bytes, a strong tag and the length of the object."""
+    transport = stores(site)
+    for start, stop in ((0, 1), (7, 99), (5, 6 << 20), (len(DATA) - 3, None), (0, None)):
+        with transport(URL, start, stop, None) as stream:
+            assert b"".join(stream.chunks) == DATA[start:stop]
+        assert (stream.start, stream.total_nbytes) == (start, len(DATA))
+        assert stream.tag is not None
+        assert stream.tag.startswith('"')
+    with transport(URL, 0, 0, None) as stream:
+        assert (list(stream.chunks), stream.total_nbytes) == ([], len(DATA))
+    with raises(PastEndError, URL):
+        transport(URL, len(DATA), None, None)
+
+
+def test_an_empty_object(bucket: Bucket, site: str, tmp_path: Path) -> None:
+    """It has no first byte, whether the store refuses the range or ignores it."""
+    (tmp_path / "www" / "bucket" / "empty").write_bytes(b"")
+    with stores(site)("s3://bucket/empty", 0, 1, None) as stream:
+        assert (list(stream.chunks), stream.total_nbytes) == ([], 0)
+    bucket.system.pipe(f"{bucket.name}/empty", b"")
+    with raises(PastEndError, f"{bucket.url}/empty"):
+        ObjectStores(bucket.options)(f"{bucket.url}/empty", 0, 1, None)
+    assert Fetcher(bucket.options).read_start(f"{bucket.url}/empty", 9).data == b""
+
+
+def test_a_store_that_sends_whole_objects(tmp_path: Path) -> None:
+    """A store without ranges sends all of the object, and says so by where it begins."""
+    (tmp_path / "www" / "bucket").mkdir(parents=True)
+    (tmp_path / "www" / "bucket" / "a.tar").write_bytes(DATA)
+    with object_server(tmp_path, more="max_ranges 0;") as address:
+        with stores(address)(URL, 5, 9, None) as stream:
+            assert (stream.start, b"".join(stream.chunks)) == (0, DATA)
+
+
+def test_a_large_object_arrives_in_pieces(site: str) -> None:
+    """A whole object is never in memory at once, and a stream that is dropped reads no further."""
+    transport = stores(site)
+    with transport(URL, 0, None, None) as stream:
+        sizes = [len(chunk) for chunk in stream.chunks]
+    assert sum(sizes) == len(DATA)
+    assert max(sizes) <= 2 << 20
+    with transport(URL, 0, None, None) as stream:
+        next(stream.chunks)
+    with pytest.raises(StopIteration):
+        next(stream.chunks)
+
+
+def test_an_object_that_is_replaced_between_two_parts(site: str, tmp_path: Path) -> None:
+    """The store compares the tag, and the second part is an error (CACHE-30)."""
+    reader = Fetcher({**KEYS, "endpoint_url": site}).range_reader(URL, len(DATA))
+    assert reader(0, 100) == DATA[:100]
+    other = tmp_path / "www" / "bucket" / "b.tar"
+    other.write_bytes(bytes(len(DATA)))
+    os.utime(other, (1, 1))
+    other.replace(tmp_path / "www" / "bucket" / "a.tar")
+    with raises(MismatchError, URL, "was replaced while it was being read"):
+        reader(100, 200)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Iterator[wids.ShardListDataset]:
+    """A dataset in a store, whose samples are read by range."""
+    (tmp_path / "www" / "bucket").mkdir(parents=True)
+    for number in range(2):
+        path = tmp_path / "www" / "bucket" / f"train-{number}.tar"
+        write_tar(path, sample_members(number * 10, number * 10 + 10))
+    with object_server(tmp_path) as address:
+        files = f"{tmp_path}/www/bucket/train-{{0..1}}.tar"
+        spec = f"{tmp_path}/www/bucket/train.json"
+        assert main(["create", files, "-o", spec, "--base", "s3://bucket/", "-j", "1"]) == 0
+        options = {**KEYS, "endpoint_url": address}
+        with wids.ShardListDataset(
+            "s3://bucket/train.json", access="range", storage_options=options
+        ) as dataset:
+            yield dataset
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_after_the_parent_has_read(dataset: wids.ShardListDataset, method: str) -> None:
+    """Obstore's threads do not survive a fork; workers read nevertheless, without hanging."""
+    assert dataset[3][".txt"] == "text 3"
+    assert store_clients._runtime_pid == os.getpid()
+    loader = DataLoader(
+        dataset, batch_size=None, num_workers=2, multiprocessing_context=method, timeout=60
+    )
+    assert [sample[".txt"] for sample in loader] == [f"text {number}" for number in range(20)]
+    assert dataset[19][".txt"] == "text 19"
+
+
+@pytest.mark.parametrize("obstore_is_new", [False, True])
+def test_a_forked_child_reads_by_signed_urls(site: str, *, obstore_is_new: bool) -> None:
+    """In a child every kind of reading works, with the same tags, and errors name the object."""
+    transport = stores(site)
+    if not obstore_is_new:
+        with transport(URL, 0, 9, None) as stream:
+            tag = stream.tag
+    code = stores(site) if obstore_is_new else transport
+
+    def reads() -> bool:
+        with code(URL, 5, 99, None if obstore_is_new else tag) as stream:
+            assert b"".join(stream.chunks) == DATA[5:99]
+        with code(URL, 0, 0, None) as empty:
+            assert empty.total_nbytes == len(DATA)
+            assert empty.tag == stream.tag
+        with raises(NotFoundError, "s3://bucket/none"):
+            code("s3://bucket/none", 0, 1, None)
+        return True
+
+    assert in_child(reads)
+
+
+def test_a_forked_child_does_not_list_with_obstore(
+    site: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What needs obstore in a forked child is an error at once, where no driver can do it."""
+    transport = stores(site)
+    transport(URL, 0, 0, None)
+    monkeypatch.setattr("wids.storage.transport.object_store._has_driver", lambda _: False)
+
+    def lists() -> bool:
+        with raises(FetchError, "s3://bucket/x/", "forked", "forkserver"):
+            transport.entries("s3://bucket/x/")
+        return True
+
+    assert in_child(lists)
+
+
+def test_keys_that_only_the_network_has_are_an_error_in_a_child(
+    site: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A child that can find no keys says so at once, and names the remedies."""
+    transport = stores(site)
+    transport(URL, 0, 0, None)
+    monkeypatch.setattr("wids.storage.transport.store_credentials._by_botocore", lambda _: None)
+    monkeypatch.setenv("AWS_CONFIG_FILE", f"{tmp_path}/none")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", f"{tmp_path}/none")
+
+    def reads() -> bool:
+        with raises(FetchError, URL, "expected keys to sign with", "botocore", "forkserver"):
+            ObjectStores({"endpoint_url": site})(URL, 0, 9, None)
+        return True
+
+    assert in_child(reads)
+    with transport(URL, 3, 9, None) as stream:
+        assert b"".join(stream.chunks) == DATA[3:9]
+
+
+def test_ctrl_c_ends_a_wait_for_a_silent_store() -> None:
+    """A store that accepts a connection and stays silent keeps nobody waiting after Ctrl-C."""
+    code = f"""
+import socket, sys
+from wids.storage.fetch import Fetcher
+with socket.socket() as listener:
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    site = f"http://127.0.0.1:{{listener.getsockname()[1]}}"
+    print("ready", flush=True)
+    Fetcher({{**{KEYS!r}, "endpoint_url": site}}).read("{URL}", 10)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(1.0)  # until it waits: there is nothing to see from outside
+    process.send_signal(signal.SIGINT)
+    sent_s = time.monotonic()
+    _, errors = process.communicate(timeout=30)
+    assert time.monotonic() - sent_s < 5
+    assert "KeyboardInterrupt" in errors
+    assert "Fatal" not in errors
+    assert process.returncode not in (0, -signal.SIGABRT)
+
+
+def test_threads_share_a_store(site: str) -> None:
+    """Sixteen threads read parts at the same time, all of them right."""
+    reader = Fetcher({**KEYS, "endpoint_url": site}).range_reader(URL, len(DATA))
+    wrong: list[int] = []
+
+    def read(number: int) -> None:
+        starts = range(number, 1000, 97)
+        wrong.extend(at for at in starts if reader(at, at + 5000) != DATA[at : at + 5000])
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+ERROR = "add_header x-amz-bucket-region eu-west-1 always; default_type text/xml;"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "parts"),
+    [
+        (503, "SlowDown", TransientError, ["503 SlowDown"]),
+        (429, "TooManyRequests", TransientError, ["429"]),
+        (500, "InternalError", TransientError, ["500 InternalError"]),
+        (400, "Strange", TransientError, ["400 Strange"]),
+        (403, "AccessDenied", PermissionError, ["403 AccessDenied", "anon=True", "requester_pays"]),
+        (401, "Unauthorized", PermissionError, ["401", "pass key and secret"]),
+        (404, "NoSuchBucket", NotFoundError, ["expected the bucket s3://bucket to exist"]),
+        (404, "NoSuchKey", NotFoundError, ["not found"]),
+    ],
+)
+def test_an_error_names_bucket_key_and_remedy(
+    tmp_path: Path, status: int, code: str, kind: type[Exception], parts: list[str]
+) -> None:
+    """Each refusal is the right error: of wids, with the object, and without a secret (SEC-4)."""
+    more = f"location / {{ {ERROR} return {status} '<Error><Code>{code}</Code></Error>'; }}"
+    with object_server(tmp_path, more=more) as address, raises(kind, URL, *parts) as caught:
+        stores(address)(URL, 0, 9, None)
+    assert isinstance(caught.value, WidsError)
+    assert "not-a-secret" not in str(caught.value)
+    assert "Debug source" not in str(caught.value)
+    if isinstance(caught.value, TransientError):
+        assert caught.value.is_answer
+        assert caught.value.is_outage == (status != 400)
+
+
+def test_a_connection_that_fails_is_an_outage() -> None:
+    """The error names the server that was not reached, and another attempt may succeed."""
+    port = free_port()
+    with raises(TransientError, URL, f"http://127.0.0.1:{port}", "ConnectionRefused") as caught:
+        stores(f"http://127.0.0.1:{port}")(URL, 0, 9, None)
+    assert (caught.value.is_outage, caught.value.is_answer) == (True, False)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("answer", ["redirect", "malformed"])
+def test_the_region_of_a_bucket_is_found(tmp_path: Path, answer: str) -> None:
+    """A request for another region is repeated for the one that the store states."""
+    (tmp_path / "www" / "bucket").mkdir(parents=True)
+    (tmp_path / "www" / "bucket" / "a.tar").write_bytes(DATA)
+    text = "<Error><Code>AuthorizationHeaderMalformed</Code><Region>us-west-2</Region></Error>"
+    reply = "return 301;" if answer == "redirect" else f"return 400 '{text}';"
+    header = "add_header x-amz-bucket-region us-west-2 always;"
+    more = f"location / {{ {header} if ($http_authorization !~ us-west-2) {{ {reply} }} }}"
+    # nginx adds an address to its redirects, which S3 does not state.
+    more = more.replace(
+        "return 301;", "return 400 '<Error><Code>PermanentRedirect</Code></Error>';"
+    )
+    with object_server(tmp_path, more=more) as address:
+        transport = stores(address)
+        with transport(URL, 5, 9, None) as stream:
+            assert b"".join(stream.chunks) == DATA[5:9]
+        log = (tmp_path / "access.log").read_text()
+        with transport(URL, 5, 10, None) as stream:
+            assert b"".join(stream.chunks) == DATA[5:10]
+        assert (tmp_path / "access.log").read_text().removeprefix(log).count("\n") == 1
+
+
+def test_names_with_odd_characters(bucket: Bucket) -> None:
+    """Keys are taken as they are written, in reading, listing and writing."""
+    names = ["a b.tar", "a%20b.tar", "a+b.tar", "a#b.tar", "ä.tar", "(1)=&@.tar"]
+    transport = ObjectStores(bucket.options)
+    for name in names:
+        with upload.publishing(f"{bucket.url}/x/{name}", storage_options=bucket.options) as file:
+            file.write(name.encode())
+    assert bucket.names() == sorted(f"x/{name}" for name in names)
+    assert sorted(entry.name for entry in transport.entries(f"{bucket.url}/x/")) == sorted(names)
+    for name in names:
+        with transport(f"{bucket.url}/x/{name}", 0, None, None) as stream:
+            assert b"".join(stream.chunks) == name.encode()
+
+    def reads() -> bool:
+        for name in names:
+            with transport(f"{bucket.url}/x/{name}", 0, None, None) as stream:
+                assert b"".join(stream.chunks) == name.encode()
+        return True
+
+    assert in_child(reads)
+
+
+def test_listings(bucket: Bucket) -> None:
+    """A folder has its files with their lengths and its folders, and no more than these."""
+    for name in ("x/", "x/a.tar", "x/y/b.tar", "xy/c.tar", "d.tar"):
+        bucket.system.pipe(f"{bucket.name}/{name}", name.encode())
+    transport = ObjectStores(bucket.options)
+    found = {(e.name, e.nbytes, e.is_folder) for e in transport.entries(f"{bucket.url}/x/")}
+    assert found == {("a.tar", 7, False), ("y", None, True)}
+    assert {entry.name for entry in transport.entries(bucket.url)} == {"x", "xy", "d.tar"}
+    with raises(NotFoundError, f"{bucket.url}/z/: no such folder"):
+        transport.entries(f"{bucket.url}/z/")
+    with raises(NotFoundError, "s3://no-such-bucket/z/"):
+        transport.entries("s3://no-such-bucket/z/")
+
+
+def test_an_option_without_a_counterpart(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
+    """The fsspec driver has it and is used, with one line in the log; `driver` asks for either."""
+    bucket.system.pipe(f"{bucket.name}/a.tar", DATA)
+    url = f"{bucket.url}/a.tar"
+    options = {**bucket.options, "version_aware": True}
+    with caplog.at_level(logging.WARNING, "wids"):
+        fetcher = Fetcher(options)
+        assert fetcher.range_reader(url, len(DATA))(3, 9) == DATA[3:9]
+        assert fetcher.nbytes(url) == len(DATA)
+    assert [record.getMessage() for record in caplog.records] == [
+        "storage_options: obstore has no version_aware; s3fs is used, which is slower"
+    ]
+    with raises(FetchError, url, "found version_aware; remove it"):
+        ObjectStores({**options, "driver": "obstore"})(url, 0, 9, None)
+    with raises(FetchError, url, "expected obstore or fsspec, found 'boto'"):
+        ObjectStores({**options, "driver": "boto"})(url, 0, 9, None)
+    assert ObjectStores({**bucket.options, "driver": "fsspec"}).driver(url) is not None
+    assert ObjectStores(bucket.options).driver(url) is None
+
+
+@pytest.mark.parametrize("has_driver", [True, False])
+def test_without_obstore(bucket: Bucket, *, has_driver: bool) -> None:
+    """The fsspec driver reads, if it is installed; else the error names the extra."""
+    bucket.system.pipe(f"{bucket.name}/a.tar", b"0123456789")
+    missing = "" if has_driver else "sys.modules['s3fs'] = None; "
+    code = f"""
+import sys; sys.modules['obstore'] = None; {missing}
+from wids.errors import FetchError
+from wids.storage import fetch
+try:
+    print(fetch.read({bucket.url + "/a.tar"!r}, 10))
+except FetchError as error:
+    print(error)
+"""
+    environment = {**os.environ, **bucket.environment()}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    assert ("b'0123456789'" if has_driver else "pip install 'wids[s3]'") in done.stdout
+
+
+def test_a_private_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A certificate of one's own is trusted if an option or a variable names it, and else not."""
+    (tmp_path / "www" / "bucket").mkdir(parents=True)
+    (tmp_path / "www" / "bucket" / "a.tar").write_bytes(DATA)
+    certificate = tmp_path / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=x",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-addext",
+         "basicConstraints=critical,CA:FALSE", "-keyout", "key.pem", "-out", "only.pem"],
+        cwd=tmp_path, check=True, capture_output=True,
+    )  # fmt: skip
+    only = (tmp_path / "only.pem").read_text()
+    certificate.write_text(only + (tmp_path / "key.pem").read_text())
+    monkeypatch.delenv("AWS_CA_BUNDLE", raising=False)
+    with object_server(tmp_path, certificate=certificate) as address:
+        with raises(FetchError, URL, "expected a certificate that is trusted") as caught:
+            stores(address)(URL, 0, 9, None)
+        assert not isinstance(caught.value, TransientError)
+        verify = {**KEYS["client_kwargs"], "verify": f"{tmp_path}/only.pem"}  # type: ignore[dict-item]
+        for transport in (
+            stores(address, client_kwargs=verify),
+            stores(address, client_kwargs={**verify, "verify": False}),
+        ):
+            with transport(URL, 3, 9, None) as stream:
+                assert b"".join(stream.chunks) == DATA[3:9]
+        monkeypatch.setenv("AWS_CA_BUNDLE", f"{tmp_path}/only.pem")
+        with stores(address)(URL, 3, 9, None) as stream:
+            assert b"".join(stream.chunks) == DATA[3:9]
+
+
+def test_a_proxy(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests go through the proxy that the environment or an option names."""
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, site)
+    with stores("http://store.invalid")(URL, 3, 9, None) as stream:
+        assert b"".join(stream.chunks) == DATA[3:9]
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.delenv(name)
+    by_option = stores("http://store.invalid", config_kwargs={"proxies": {"http": site}})
+    with by_option(URL, 3, 9, None) as stream:
+        assert b"".join(stream.chunks) == DATA[3:9]
+
+
+def test_spawned_processes_get_a_store_of_their_own(site: str) -> None:
+    """The transport can be pickled after it was used."""
+    transport = stores(site)
+    transport(URL, 0, 0, None)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(_part, (transport,)) == DATA[3:9]
+
+
+def _part(transport: ObjectStores) -> bytes:
+    with transport(URL, 3, 9, None) as stream:
+        return b"".join(stream.chunks)
