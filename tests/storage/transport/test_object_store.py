@@ -259,7 +259,7 @@ ERROR = "add_header x-amz-bucket-region eu-west-1 always; default_type text/xml;
 def test_an_error_names_bucket_key_and_remedy(
     tmp_path: Path, status: int, code: str, kind: type[Exception], parts: list[str]
 ) -> None:
-    """Each refusal is the right error: of wids, with the object, and without a secret (SEC-4)."""
+    """Each refusal is the right error: of wids, with the object, without a secret (SEC-4, SEC-61)."""
     more = f"location / {{ {ERROR} return {status} '<Error><Code>{code}</Code></Error>'; }}"
     with object_server(tmp_path, more=more) as address, raises(kind, URL, *parts) as caught:
         stores(address)(URL, 0, 9, None)
@@ -339,7 +339,7 @@ def test_listings(bucket: Bucket) -> None:
 
 
 def test_an_option_without_a_counterpart(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
-    """The fsspec driver has it and is used, with one line in the log; `driver` asks for either."""
+    """The fsspec driver has it and is used, with one line in the log (CACHE-39)."""
     bucket.system.pipe(f"{bucket.name}/a.tar", DATA)
     url = f"{bucket.url}/a.tar"
     options = {**bucket.options, "version_aware": True}

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from queue import SimpleQueue
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -56,6 +57,7 @@ class Place:
     key: str
 
 
+@lru_cache(maxsize=1024)  # each sample asks
 def place_of(url: str) -> Place:
     """Return where the object of a URL is.
 
