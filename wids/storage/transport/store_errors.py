@@ -28,12 +28,12 @@ _MACHINE: Final = ("169.254.169.254", "metadata.google.internal", "fd00:ec2::254
 """Addresses that only machines of a cloud have, where obstore looks for credentials last."""
 
 _KEYS: Final = {
-    "s3": "pass key and secret, profile, or anon=True for a public bucket, in storage_options, or "
-    "set $AWS_ACCESS_KEY_ID or $AWS_PROFILE",
-    "gcs": "pass token, or anon=True for a public bucket, in storage_options, or set "
-    "$GOOGLE_APPLICATION_CREDENTIALS",
+    "s3": "pass key and secret, profile, or anon=True for a public bucket, in storage_options or "
+    "$WIDS_STORAGE_OPTIONS, or set $AWS_ACCESS_KEY_ID or $AWS_PROFILE",
+    "gcs": "pass token, or anon=True for a public bucket, in storage_options or "
+    "$WIDS_STORAGE_OPTIONS, or set $GOOGLE_APPLICATION_CREDENTIALS",
     "azure": "pass account_name with account_key or sas_token, or anon=True for a public "
-    "container, in storage_options, or set $AZURE_STORAGE_ACCOUNT_KEY",
+    "container, in storage_options or $WIDS_STORAGE_OPTIONS, or set $AZURE_STORAGE_ACCOUNT_KEY",
 }
 
 
