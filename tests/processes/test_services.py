@@ -1,7 +1,7 @@
 """The servers that people have: nginx, S3, FTP. Each is started here, on loopback.
 
 nginx is Debian's package `nginx-light`, started with a configuration of its own in the foreground;
-S3 is `moto_server`, from the Python package `moto[server]`, reached through `s3fs`; FTP is
+S3 is `moto_server`, from the Python package `moto[server]`, which s3fs fills; FTP is
 `python -m pyftpdlib`. The hub of Hugging Face is `hub.py`, which answers as its client asks.
 """
 
