@@ -6,7 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,7 +102,7 @@ def interpreter(folder: Path, name: str) -> Path:
 
 
 def interpreters(
-    folder: Path | None, old_python: str | None
+    folder: Path | None, old_python: str | None, names: Collection[str] = ENVIRONMENTS.keys()
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return interpreters by environment, and the reasons for those that are missing.
 
@@ -110,13 +110,11 @@ def interpreters(
     """
     if folder is not None:
         folder = folder.absolute()
-        reasons = make(folder, list(ENVIRONMENTS))
-        found = {
-            name: str(interpreter(folder, name)) for name in ENVIRONMENTS if name not in reasons
-        }
+        reasons = make(folder, list(names))
+        found = {name: str(interpreter(folder, name)) for name in names if name not in reasons}
         return found, reasons
     found, reasons = {}, {}
-    for name in ENVIRONMENTS:
+    for name in names:
         if name == "wids-0.1.11":
             if old_python:
                 found[name] = old_python

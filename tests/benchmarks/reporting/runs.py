@@ -21,8 +21,10 @@ from typing import Any
 from remote import serving
 from reporting.data import Dataset
 from reporting.environments import Contestant, variables
+from web_server import Network, web_server
 
 SERVE = Path(__file__).parents[1] / "peers" / "serve.py"
+CONNECTIONS = Network(connection_nbytes=20e6)
 BATCH = 256
 COLD_BATCH = 64
 
@@ -39,6 +41,7 @@ class Sizes:
     large: Dataset
     pictures: Dataset
     remote: Dataset
+    fast: Dataset
     rate_nbytes: float
     reads: int
     cold_batches: int
@@ -53,6 +56,7 @@ FULL = Sizes(
     Dataset("large", 10, 300, "bin", 100_000),
     Dataset("pictures", 5, 120, "jpg", None),
     Dataset("remote", 8, 150, "bin", 20_000),
+    Dataset("fast", 8, 500, "bin", 128_000),
     rate_nbytes=8e6,
     reads=4000,
     cold_batches=10,
@@ -66,6 +70,7 @@ QUICK = Sizes(
     Dataset("large", 2, 100, "bin", 10_000),
     Dataset("pictures", 2, 32, "jpg", None),
     Dataset("remote", 3, 40, "bin", 5000),
+    Dataset("fast", 3, 64, "bin", 20_000),
     rate_nbytes=4e6,
     reads=300,
     cold_batches=2,
@@ -218,7 +223,8 @@ class Run:
     def prepare(self) -> None:
         """Write the tars, have each library convert them, and compare what it reads."""
         self.tars.mkdir(parents=True)
-        for dataset in (self.sizes.small, self.sizes.large, self.sizes.pictures, self.sizes.remote):
+        sizes = self.sizes
+        for dataset in (sizes.small, sizes.large, sizes.pictures, sizes.remote, sizes.fast):
             dataset.write(self.tars)
         for contestant in self.contestants:
             show(f"prepare {contestant.name}")
@@ -410,16 +416,16 @@ class Run:
         )
         return found
 
-    def published(self, contestant: Contestant) -> Path:
+    def published(self, contestant: Contestant, dataset: Dataset) -> Path:
         """Return the folder to serve; made when it is first needed."""
-        folder = self.own(contestant) / "published"
+        folder = self.own(contestant) / f"published-{dataset.name}"
         if not folder.exists():
-            folder.mkdir()
+            folder.mkdir(parents=True)
             tars = []
-            for shard in self.sizes.remote.shards(self.tars):
+            for shard in dataset.shards(self.tars):
                 tars.append(folder / Path(shard).name)
                 tars[-1].hardlink_to(shard)
-            data = {**self.data(contestant, self.sizes.remote), "shards": list(map(str, tars))}
+            data = {**self.data(contestant, dataset), "shards": list(map(str, tars))}
             with self.fresh(contestant) as process:
                 process.ask("publish", data=data, folder=str(folder))
         return folder
@@ -440,11 +446,28 @@ class Run:
         cache = self.own(contestant) / f"copies-{self.num_folders}"
         cache.mkdir(parents=True)
         data = self.data(contestant, self.sizes.remote)
-        with serving(self.published(contestant), self.sizes.rate_nbytes) as (url, asked):
+        published = self.published(contestant, self.sizes.remote)
+        with serving(published, self.sizes.rate_nbytes) as (url, asked):
             seconds = float(process.ask(work, data=data, url=url, cache=str(cache)))
             nbytes = sum(sent for _, sent in asked())
         shutil.rmtree(cache)
         return seconds, nbytes
+
+    def connections(self, contestant: Contestant) -> float:
+        """An epoch over a network that limits each connection, as bytes of samples a second."""
+        dataset = self.sizes.fast
+        self.num_folders += 1
+        cache = self.own(contestant) / f"copies-{self.num_folders}"
+        published = self.published(contestant, dataset)
+        cache.mkdir(parents=True)
+        try:
+            with web_server(published, CONNECTIONS) as server, self.fresh(contestant) as process:
+                data = self.data(contestant, dataset)
+                about = {"data": data, "url": server.url, "cache": str(cache)}
+                seconds = float(process.ask("remote_epoch", **about))
+        finally:
+            shutil.rmtree(cache)
+        return dataset.num_samples * (dataset.nbytes or 0) / seconds
 
     def resume(self, contestant: Contestant) -> float:
         """From the start of a process to the first batch after a saved state."""
@@ -485,6 +508,7 @@ class Run:
             "convert": (self.convert, 1),
             "open": (self.opening, 3),
             "remote_epoch": (self.remote, 1),
+            "connections": (self.connections, 1),
             "resume": (self.resume, 1),
             "order": (self.order, 1),
         }

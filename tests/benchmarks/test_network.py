@@ -1,0 +1,107 @@
+"""The networks of the benchmark are what they are called, and every row can be measured."""
+
+from __future__ import annotations
+
+import http.client
+import shutil
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import network
+import pytest
+from conftest import need
+from web_server import Network, web_server
+
+BODY = bytes(4_000_000)
+
+
+@pytest.fixture(autouse=True)
+def _programs() -> None:
+    need(shutil.which("nginx"), "nginx (Debian: nginx-light)")
+    need(shutil.which("curl"), "curl")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder with a file of four megabytes."""
+    folder = tmp_path / "www"
+    folder.mkdir()
+    (folder / "a.bin").write_bytes(BODY)
+    return folder
+
+
+def get(url: str) -> int:
+    """Return the status of a request, after its body has been read."""
+    try:
+        with urllib.request.urlopen(f"{url}/a.bin") as response:  # noqa: S310 - loopback
+            assert response.read() == BODY
+            status: int = response.status
+            return status
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+
+
+def seconds_of(url: str, at_a_time: int) -> tuple[float, list[int]]:
+    """Return how long so many requests at a time take, and their statuses."""
+    start = time.perf_counter()
+    with ThreadPoolExecutor(at_a_time) as threads:
+        statuses = list(threads.map(get, [url] * at_a_time))
+    return time.perf_counter() - start, statuses
+
+
+def test_each_connection_has_its_rate(root: Path) -> None:
+    """Four connections take as long as one; the log has all requests and all bytes."""
+    with web_server(root, Network(connection_nbytes=8e6)) as server:
+        one_s, _ = seconds_of(server.url, 1)
+        four_s, _ = seconds_of(server.url, 4)
+        counted = server.counted()
+        nothing = server.counted()
+
+    assert one_s == pytest.approx(0.5, rel=0.3)
+    assert four_s < 2 * one_s
+    assert (counted.num_requests, counted.num_refused) == (5, 0)
+    assert counted.nbytes_of == {"/a.bin": 5 * len(BODY)}
+    assert (nothing.num_requests, nothing.nbytes) == (0, 0)
+
+
+def test_too_many_requests_at_a_time_are_refused(root: Path) -> None:
+    """What comes while two requests are answered is refused, and counted, also after a delay."""
+    with web_server(root, Network(delay_s=0.2, connection_nbytes=8e6, max_requests=2)) as server:
+        seconds, statuses = seconds_of(server.url, 8)
+        counted = server.counted()
+
+    assert sorted(statuses) == [200] * 2 + [503] * 6
+    assert counted.num_refused == 6
+    assert counted.nbytes == 2 * len(BODY)
+    assert seconds >= 0.6
+
+
+def test_a_card_is_shared_and_connections_are_cut(root: Path) -> None:
+    """All connections together have the rate of the card; a cut one has its bytes and no more."""
+    with web_server(root, Network(card_nbytes=20e6)) as server:
+        seconds, statuses = seconds_of(server.url, 4)
+    assert statuses == [200] * 4
+    assert seconds == pytest.approx(4 * len(BODY) / 20e6, rel=0.3)
+    with web_server(root, Network(cut_nbytes=1_000_000)) as server:
+        with urllib.request.urlopen(f"{server.url}/a.bin") as response:  # noqa: S310 - loopback
+            with pytest.raises(http.client.IncompleteRead) as caught:
+                response.read()
+    assert 0 < len(caught.value.partial) <= 1_000_000
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)  # a process with torch for each number
+def test_every_row_can_be_measured() -> None:
+    """Each row has its numbers, transfers every byte once, and has its verdicts."""
+    found = network.main(["--toy", "--rounds", "1"])
+
+    assert list(found) == [row.name for row in network.ROWS]
+    for row in network.ROWS:
+        for bound in row.bounds:
+            assert len(found[row.name][bound.metric]["now"]) == 1
+    for name in ("fetch", "shard", "epoch", "workers", "card", "cut"):
+        assert found[name]["bytes / dataset"]["now"][0] >= 1
