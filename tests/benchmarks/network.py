@@ -42,6 +42,10 @@ MOST_S = 300
 Metrics: TypeAlias = dict[str, float]
 
 
+class WorkError(Exception):
+    """A program failed; the text says how."""
+
+
 @dataclass(frozen=True)
 class Bound:
     """What a number of a row must be, and what it aims at; both None where it is only shown."""
@@ -159,7 +163,8 @@ class Client:
             timeout=MOST_S,
         )
         if done.returncode:
-            raise RuntimeError(f"{self.name}, {work}: {done.stderr.strip()[-2000:]}")
+            reason = done.stderr.strip()[-2000:] or f"status {done.returncode}"
+            raise WorkError(f"{self.name}, {work}: {reason}")
         found: Metrics = json.loads(done.stdout)
         return found
 
@@ -171,7 +176,7 @@ def curl(arguments: list[str], parallel: int) -> float:
     start = time.perf_counter()
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"curl: {done.stderr.strip()[-500:]}")
+        raise WorkError(f"curl: {done.stderr.strip()[-500:]}")
     return time.perf_counter() - start
 
 
@@ -504,8 +509,12 @@ def rounds_of(row: Row, clients: list[Client], rounds: int) -> dict[str, dict[st
         with web_server(site.root, row.network) as server:
             beside = {}
             for metric, measure in row.beside.items():
-                if is_there(metric):
+                if not is_there(metric):
+                    continue
+                try:
                     beside[metric] = measure(site, server)
+                except WorkError as reason:  # of another program, which does not stop this one
+                    print(f"  {reason}", flush=True)
             note("beside", beside)
             for client in clients:
                 server.counted()

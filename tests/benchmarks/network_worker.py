@@ -318,7 +318,10 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     request = json.loads(sys.argv[1])
-    print(json.dumps(WORKS[request.pop("work")](**request)), file=answers, flush=True)
+    work = request.pop("work")
+    print(json.dumps(WORKS[work](**request)), file=answers, flush=True)
+    if work.startswith("obstore"):
+        os._exit(0)  # its threads abort an interpreter that ends while they finish
 
 
 if __name__ == "__main__":
