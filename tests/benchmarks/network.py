@@ -16,7 +16,7 @@ import argparse
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -36,6 +36,9 @@ from reporting.environments import CONTESTANTS, interpreters
 from reporting.runs import FULL, MissingError, Run
 from web_server import Network, WebServer, web_server
 
+OWN, BESIDE = "wids", "beside"
+"""Names of clients: this checkout, and other programs."""
+
 
 @dataclass(frozen=True)
 class Bound:
@@ -46,6 +49,19 @@ class Bound:
     aim: float | None = None
     is_least: bool = False
 
+    @property
+    def must_text(self) -> str:
+        """What must be."""
+        return "" if self.must is None else f"{'≥' if self.is_least else '≤'} {self.must:g}"
+
+    @property
+    def aim_text(self) -> str:
+        """What would be better."""
+        return "" if self.aim is None else f"{self.aim:g}"
+
+
+Results: TypeAlias = dict[str, dict[str, dict[str, list[float]]]]
+"""Row → metric → client → a number for each round."""
 
 Measure: TypeAlias = Callable[[Client, WebServer, Metrics], Metrics]
 """A client, the server, and what was found beside it in this round → metrics."""
@@ -359,7 +375,7 @@ def rounds_of(row: Row, clients: list[Client], rounds: int) -> dict[str, dict[st
                     beside[metric] = measure(site, server)
                 except WorkError as reason:  # of another program, which does not stop this one
                     print(f"  {reason}", flush=True)
-            note("beside", beside)
+            note(BESIDE, beside)
             for client in clients:
                 server.counted()
                 note(client.name, row.measure(client, server, beside))
@@ -369,9 +385,9 @@ def rounds_of(row: Row, clients: list[Client], rounds: int) -> dict[str, dict[st
 def lines(row: Row, found: dict[str, dict[str, list[float]]], clients: list[Client]) -> list[str]:
     """Return the text of a row."""
     beside = ", ".join(
-        f"{metric.partition(',')[0]} {text(values['beside'])}{metric.partition(',')[2]}"
+        f"{metric.partition(',')[0]} {text(values[BESIDE])}{metric.partition(',')[2]}"
         for metric, values in found.items()
-        if "beside" in values
+        if BESIDE in values
     )
     shown = [f"{row.name}: {row.title}" + (f"; beside it: {beside}" if beside else "")]
     for bound in row.bounds:
@@ -380,11 +396,11 @@ def lines(row: Row, found: dict[str, dict[str, list[float]]], clients: list[Clie
             for client in clients
             if client.name in found.get(bound.metric, {})
         ]
-        sign = "≥" if bound.is_least else "≤"
-        must = "" if bound.must is None else f"{sign} {bound.must:g}"
-        aim = "" if bound.aim is None else f"{bound.aim:g}"
         own = statistics.median(found[bound.metric][clients[-1].name])
-        shown.append(f"  {bound.metric:24}{must:>9}{aim:>7}{''.join(cells)} {verdict(bound, own)}")
+        shown.append(
+            f"  {bound.metric:24}{bound.must_text:>9}{bound.aim_text:>7}{''.join(cells)} "
+            + verdict(bound, own)
+        )
     return shown
 
 
@@ -406,6 +422,20 @@ def text(values: list[float]) -> str:
     if len(values) == 1:
         return f"{values[0]:.4g}"
     return f"{statistics.median(values):.4g} ({min(values):.3g} to {max(values):.3g})"
+
+
+def measure_rows(clients: list[Client], names: Collection[str], rounds: int) -> Results:
+    """Measure and print rows; return row → metric → client → a number for each round."""
+    results: Results = {}
+    for row in ROWS:
+        if row.name not in names:
+            continue
+        load = os.getloadavg()[0]
+        results[row.name] = rounds_of(row, clients, rounds)
+        for line in lines(row, results[row.name], clients):
+            print(line)
+        print(f"  (load {load:.1f} to {os.getloadavg()[0]:.1f})", flush=True)
+    return results
 
 
 def by_peers(site: Site, environments: Path | None, rounds: int) -> dict[str, list[float]]:
@@ -433,7 +463,7 @@ def by_peers(site: Site, environments: Path | None, rounds: int) -> dict[str, li
     return found
 
 
-def main(arguments: list[str] | None = None) -> dict[str, dict[str, dict[str, list[float]]]]:
+def main(arguments: list[str] | None = None) -> Results:
     """Print the rows; return row → metric → client → numbers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = [row.name for row in ROWS]
@@ -444,22 +474,14 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, dict[str, li
     parser.add_argument("--data", type=Path, help="folder for the shards and the caches")
     parser.add_argument("--toy", action="store_true", help="tiny sizes, to see that it works")
     options = parser.parse_args(arguments)
-    results = {}
     with tempfile.TemporaryDirectory(dir=options.data) as name:
         site = Site(Path(name), TOY_DATA if options.toy else FULL_DATA)
         site.write()
-        clients = [Client("now", site)]
+        clients = [Client(OWN, site)]
         if options.source:
             clients.insert(0, Client("before", site, options.source.absolute()))
         print(f"{'':26}{'must':>9}{'aim':>7}" + "".join(f"{c.name:>26}" for c in clients))
-        for row in ROWS:
-            if row.name not in options.rows:
-                continue
-            load = os.getloadavg()[0]
-            results[row.name] = rounds_of(row, clients, options.rounds)
-            for line in lines(row, results[row.name], clients):
-                print(line)
-            print(f"  (load {load:.1f} to {os.getloadavg()[0]:.1f})", flush=True)
+        results = measure_rows(clients, options.rows, options.rounds)
         if "peers" in options.rows:
             results["peers"] = {"MB/s": by_peers(site, options.environments, options.rounds)}
     return results

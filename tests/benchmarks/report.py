@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,8 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+import network
+from network_site import FULL_DATA, TOY_DATA, Client, Site
 from reporting import plots, tables
 from reporting.environments import CONTESTANTS, ROOT, interpreters
 from reporting.runs import FULL, QUICK, Results, Run, show
@@ -85,9 +88,21 @@ def measure(options: argparse.Namespace, folder: Path) -> Results:
         nbytes = sum(Path(shard).stat().st_size for shard in sizes.remote.shards(run.tars))
         run.results.about["remote_best_s"] = nbytes / sizes.rate_nbytes
         run.measure(options.rounds, options.rows, keep)
+        run.results.network = networks(options, folder)
     finally:
         run.close()
     return run.results
+
+
+def networks(options: argparse.Namespace, folder: Path) -> network.Results:
+    """Measure the rows of remote reading, where the programs for it are installed."""
+    is_wanted = not options.rows or "network" in options.rows
+    if not is_wanted or not all(map(shutil.which, ("nginx", "curl"))):
+        return {}
+    site = Site(folder / "network", TOY_DATA if options.quick else FULL_DATA)
+    site.write()
+    names = [row.name for row in network.ROWS]
+    return network.measure_rows([Client(tables.OWN, site)], names, options.rounds)
 
 
 def as_json(results: Results) -> str:

@@ -102,6 +102,6 @@ def test_every_row_can_be_measured() -> None:
     assert list(found) == [row.name for row in network.ROWS]
     for row in network.ROWS:
         for bound in row.bounds:
-            assert len(found[row.name][bound.metric]["now"]) == 1
+            assert len(found[row.name][bound.metric][network.OWN]) == 1
     for name in ("fetch", "shard", "epoch", "workers", "card", "cut"):
-        assert found[name]["bytes / dataset"]["now"][0] >= 1
+        assert found[name]["bytes / dataset"][network.OWN][0] >= 1

@@ -91,6 +91,28 @@ def test_cells_show_median_and_spread_and_empty_ones_their_reason() -> None:
     assert "- webdataset, cold random samples: it reads samples in their order only." in text
 
 
+def test_networks_have_a_row_for_each_bound() -> None:
+    """A row of the network shows its bounds, whether they are kept, and what was beside it."""
+    found = results(batch={"wids": [1e-6]})
+    assert "networks that are limited" not in tables.report(found)
+    found.network = {
+        "shard": {"MB/s": {"wids": [200.0, 170.0, 150.0]}, "s": {"wids": [1.0]}},
+        "range-64": {
+            "obstore, ms": {"beside": [70.0]},
+            "ms": {"wids": [650.0]},
+            "bytes / samples": {"wids": [1.1]},
+        },
+    }
+
+    text = tables.report(found).partition("networks that are limited")[2]
+
+    assert (
+        "| one shard, 20 MB/s a connection | MB/s | ≥ 160 | 300 | 170 (150–200) | yes |  |" in text
+    )
+    assert "50 ms a request | ms | ≤ 150 | 100 | 650 | **no** | obstore 70.0 ms |" in text
+    assert "|  | bytes / samples | ≤ 2 |  | 1.10 | yes |  |" in text
+
+
 def test_plots_are_drawings_of_the_medians(tmp_path: Path) -> None:
     """Bars are as long as the medians, best first, in a light and a dark file for each figure."""
     found = results(batch={"wids": [2e-6, 4e-6, 6e-6], "bagz": [8e-6], "files": [1e-6]})

@@ -144,12 +144,14 @@ class Results:
         reasons: Row → contestant → why it has none.
         versions: Contestant → versions of its libraries.
         about: The machine, and when.
+        network: The rows of `network.py`: row → metric → program → a number for each turn.
     """
 
     values: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     reasons: dict[str, dict[str, str]] = field(default_factory=dict)
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
+    network: dict[str, dict[str, dict[str, list[float]]]] = field(default_factory=dict)
 
     def note(self, row: str, name: str, value: float) -> None:
         """Add a number."""
@@ -455,6 +457,8 @@ class Run:
 
     def connections(self, contestant: Contestant) -> float:
         """An epoch over a network that limits each connection, as bytes of samples a second."""
+        if shutil.which("nginx") is None:
+            raise MissingError("nginx is not installed")
         dataset = self.sizes.fast
         self.num_folders += 1
         cache = self.own(contestant) / f"copies-{self.num_folders}"

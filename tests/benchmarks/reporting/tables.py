@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from network import BESIDE, ROWS, verdict
 from reporting.environments import CONTESTANTS, Contestant
 from reporting.runs import Results
 
@@ -104,6 +105,18 @@ GROUPS = (
             Column("remote_first", "first sample, s", 1, "the first remote sample"),
             Column(
                 "remote_first_nbytes", "fetched for it, MB", 1e-6, "bytes fetched for one sample"
+            ),
+        ),
+    ),
+    Group(
+        "Over connections of 20 MB/s each",
+        (
+            Column(
+                "connections",
+                "epoch, MB/s",
+                1e-6,
+                "an epoch over connections of 20 MB/s",
+                is_more_better=True,
             ),
         ),
     ),
@@ -232,10 +245,9 @@ def cell(results: Results, column: Column, name: str, first: str | None) -> str:
     values = [value * column.scale for value in results.values.get(column.row, {}).get(name, [])]
     if not values:
         return "–"
-    middle = number(statistics.median(values))
+    middle, _, rest = spread(values).partition(" ")
     text = f"**{middle}**" if name == first else middle
-    low, high = number(min(values)), number(max(values))
-    return text if low == high else f"{text} ({low}–{high})"
+    return f"{text} {rest}" if rest else text
 
 
 def table(results: Results, group: Group, contestants: list[Contestant]) -> str:
@@ -332,13 +344,56 @@ def report(results: Results) -> str:
     parts.append("\n".join(losses(results)) or "Nothing.")
     parts.append("## Tables")
     for group in GROUPS:
+        if not any(column.row in results.values for column in group.columns):
+            continue
         parts.append(table(results, group, contestants))
         if group.columns[0].row == "resume" and "exact" in results.values:
             parts.append(exactness(results))
+    if results.network:
+        parts.append(networks(results))
     parts.append("### Empty cells")
     parts.append("\n".join(reasons(results, contestants)) or "None.")
     parts += ["### Machine and versions", machine(results)]
     return "\n\n".join(parts)
+
+
+def networks(results: Results) -> str:
+    """Return the table of remote reading over networks that are limited."""
+    lines = ["| | | must | aim | measured | kept | beside it |", "|---|---|---|---|---|---|---|"]
+    for row in ROWS:
+        found = results.network.get(row.name, {})
+        beside = ", ".join(
+            f"{program} {number(statistics.median(values[BESIDE]))} {unit}"
+            for program, unit, values in (
+                (*metric.split(", "), values)
+                for metric, values in found.items()
+                if BESIDE in values
+            )
+        )
+        for bound in row.bounds:
+            values = found.get(bound.metric, {}).get(OWN, [])
+            if not values or (bound.must is None and bound is not row.bounds[0]):
+                continue
+            is_first = bound is row.bounds[0]
+            kept = {"aim": "yes, aim", "must": "yes"}.get(
+                verdict(bound, statistics.median(values)), "**no**"
+            )
+            lines.append(
+                f"| {row.title if is_first else ''} | {bound.metric} | {bound.must_text} | "
+                f"{bound.aim_text} | {spread(values)} | {kept if bound.must else ''} | "
+                f"{beside if is_first else ''} |"
+            )
+    return (
+        "### Remote shards, over networks that are limited\n\n"
+        + "\n".join(lines)
+        + "\n\n`tests/benchmarks/network.py` measures these rows alone."
+    )
+
+
+def spread(values: list[float]) -> str:
+    """Return the median, and least to most."""
+    middle, low, high = map(number, (statistics.median(values), min(values), max(values)))
+    return middle if low == high else f"{middle} ({low}–{high})"
 
 
 def _goals(results: Results) -> str:
