@@ -43,7 +43,10 @@ class Card:
 
     def serve(self, client: socket.socket) -> None:
         """Pass one connection on, in both directions."""
-        server = socket.create_connection(("127.0.0.1", self.port))
+        # What is in buffers when a connection is cut has been sent, and will not arrive.
+        server = socket.socket()
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, PIECE_NBYTES)
+        server.connect(("127.0.0.1", self.port))
         for end in (client, server):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         threading.Thread(target=self._requests, args=(client, server), daemon=True).start()

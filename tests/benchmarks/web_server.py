@@ -135,6 +135,7 @@ def _settings(root: Path, folder: Path, port: int, network: Network) -> str:
         if network.max_requests
         else ""
     )
+    buffer = " sndbuf=256k" if network.cut_nbytes else ""
     delay = f"echo_sleep {network.delay_s}; echo_exec @files;" if network.delay_s else ""
     return f"""
         {f"load_module {ECHO};" if network.delay_s else ""}
@@ -151,7 +152,7 @@ def _settings(root: Path, folder: Path, port: int, network: Network) -> str:
             limit_conn_zone $server_name zone=all:1m;
             limit_conn_log_level info;
             server {{
-                listen 127.0.0.1:{port} backlog=4096;
+                listen 127.0.0.1:{port} backlog=4096{buffer};
                 server_name loopback;
                 root {root};
                 location = /-end {{ return 204; }}
