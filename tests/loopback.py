@@ -127,6 +127,11 @@ class Request:
         """The ``Range`` header."""
         return self.headers.get("range")
 
+    @property
+    def is_download(self) -> bool:
+        """Whether a whole file was requested, or the first part of one."""
+        return self.range in (None, "bytes=0-8388607")
+
 
 class Server:
     """The server, which runs in threads of this process."""

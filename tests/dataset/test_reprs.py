@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import miss, write_shards
+from recordings import film
 
 import wids
 from wids.errors import SampleError, WidsError
@@ -34,6 +35,9 @@ def instances(tmp_path: Path) -> Iterator[dict[str, Any]]:
         found = {
             "ShardListDataset": dataset,
             "Decoder": Decoder("torch", at_least=(9, 9)),
+            "Audio": wids.Audio(rate=8000),
+            "Clips": wids.Clips(4),
+            "VideoReader": stack.enter_context(wids.VideoReader(film(4))),
             "ChunkedSampler": sampler,
             "ShardListSampler": wids.ShardListSampler(dataset),
             "ShardedSampler": wids.ShardedSampler(dataset),
@@ -181,7 +185,8 @@ def test_tab_completion_shows_what_is_public(instances: dict[str, Any]) -> None:
             *("is_view", "locate", "only", "reader", "sample_access", "undecoded"),
             *("add_transform", "check_cache_misses", "close", "dataset_name", "fetch_shard"),
             *("fields", "find_key", "get_by_key", "get_shard", "get_stats", "join", "keys"),
-            *("lengths", "limits", "map", "num_failed", "on_error", "positions", "set_epoch"),
+            *("lengths", "limits", "map", "num_failed", "on_error", "open_field"),
+            *("positions", "set_epoch"),
             *("shards", "show", "sources", "spec", "split", "table", "to_tuple", "total_length"),
             *("transformations", "weights"),
         ]

@@ -113,8 +113,8 @@ def test_a_shards_own_pack(site: Site) -> None:
     with wids.ShardListDataset(site.spec()) as dataset:
         assert dataset[10][".txt"] == "text 10"
         assert dataset[0][".txt"] == "text 0"
-    ranges = {r.path: r.range for r in site.server.log}
-    assert (ranges["/train-1.tar"] is None, ranges["/train-0.tar"] is None) == (False, True)
+    downloads = {r.path: r.is_download for r in site.server.log}
+    assert (downloads["/train-1.tar"], downloads["/train-0.tar"]) == (False, True)
     assert wids.load_spec(site.spec()).shards[1].entry()["index"] == site.server.url + "/one.index"
 
 

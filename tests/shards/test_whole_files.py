@@ -45,7 +45,7 @@ def test_one_warning_says_what_it_costs(
         f"costs the download of its shard, such as 215.0 kB of {server.url}/0.tar"
     )
     # The first attempt at a part is cut off; the other shards are not asked for parts.
-    assert [request.range is None for request in server.log] == [False, True, True, True]
+    assert [request.is_download for request in server.log] == [False, True, True, True]
     assert sum(request.num_sent for request in server.log[1:]) == 3 * SHARD_NBYTES
 
 

@@ -13,7 +13,6 @@ from typing import IO, Any, NamedTuple
 
 from wids.errors import FetchError
 from wids.storage.download import Download, Expected, Report, check_complete
-from wids.storage.part_requests import PartRequests
 from wids.storage.range_reader import RangeReader
 from wids.storage.transport import urls
 from wids.storage.transport.local import Opener
@@ -187,6 +186,8 @@ class Fetcher:
             NotFoundError: There is no such file.
             FetchError: It cannot be read.
         """
+        from wids.storage.part_requests import PartRequests  # readers of local shards need none
+
         download = Download(url, file, expected, report or (lambda *_: None))
         with nullcontext() if cancel is None else cancelled_by(cancel):
             PartRequests(self._transports, download).run()
