@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,17 @@ def test_options_without_a_counterpart_are_named(
     """They are left to the fsspec driver, and its absence is an error that names the option."""
     with raises(NoCounterpartError, name.partition(".")[0]):
         settings_for(kind, options)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_switch_is_not_a_file_descriptor(*, verify: bool) -> None:
+    """Options that switch the check of certificates neither read nor close standard input."""
+    code = (
+        "import os; from wids.storage.transport.store_options import settings_for;"
+        f"settings_for('s3', {{'client_kwargs': {{'verify': {verify}}}}}); os.fstat(0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=b"", timeout=30, check=False)
+    assert done.returncode == 0
 
 
 def test_an_unknown_option_lists_those_that_exist() -> None:

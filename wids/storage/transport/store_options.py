@@ -56,7 +56,7 @@ def _raise_no_counterpart(_: Any) -> Any:
 
 def _certificates(verify: Any) -> Any:
     """Return the PEM text of a file of certificates; None for the usual ones."""
-    if verify is True:
+    if isinstance(verify, bool):  # not the file with this number
         return None
     with open(verify, "rb") as file:
         return file.read()
