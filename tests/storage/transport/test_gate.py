@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -46,6 +47,33 @@ def test_as_many_pass_as_the_limit_allows() -> None:
     thread.join()
     for turn in turns:
         turn.leave()
+
+
+def test_servers_are_met_while_turns_end() -> None:
+    """A thread that meets a server does not disturb one that lets others pass."""
+    gate, errors, is_over = Gate(), list[Exception](), threading.Event()
+    interval_s = sys.getswitchinterval()
+
+    def work() -> None:
+        try:
+            while not is_over.is_set():
+                gate.enter(SERVER, 0).leave()
+        except RuntimeError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for number in range(3000):
+            gate.server(f"{SERVER}{number}")
+    finally:
+        sys.setswitchinterval(interval_s)
+        is_over.set()
+        for thread in threads:
+            thread.join()
+    assert errors == []
 
 
 def test_a_wait_is_cancelled() -> None:

@@ -264,7 +264,7 @@ class Gate:
         return self._nbytes + turn.nbytes <= self._limit_nbytes or not self._nbytes
 
     def _admit(self) -> None:
-        for server in self.servers.values():
+        for server in list(self.servers.values()):  # another thread may add one
             while server.waiting and self._has_room(server.waiting[0], server):
                 self._pass_first(server)
 
