@@ -1,4 +1,4 @@
-"""Objects that obstore reads: from a real server of S3, and from nginx as a store of objects."""
+"""Objects that obstore reads (CACHE-44): from a real server of S3, and from nginx as a store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ from wids.errors import FetchError, MismatchError, NotFoundError, WidsError
 from wids.storage import upload
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import store_clients
+from wids.storage.transport.gate import num_in_flight
 from wids.storage.transport.object_store import ObjectStores
+from wids.storage.transport.request_limit import FIRST
 from wids.storage.transport.stream import PastEndError, TransientError
 
 DATA = os.urandom(1 << 20) * 9
@@ -269,6 +271,16 @@ def test_an_error_names_bucket_key_and_remedy(
     if isinstance(caught.value, TransientError):
         assert caught.value.is_answer
         assert caught.value.is_outage == (status != 400)
+        assert caught.value.is_refusal == (status in (429, 503))
+
+
+def test_a_busy_store_gets_fewer_requests(tmp_path: Path) -> None:
+    """SlowDown lowers the limit of the gate, as 503 does by HTTP (CACHE-40, CACHE-44)."""
+    more = "location / { return 503 '<Error><Code>SlowDown</Code></Error>'; }"
+    with object_server(tmp_path, more=more) as address:
+        with raises(FetchError, "503 SlowDown"):
+            Fetcher({**KEYS, "endpoint_url": address, "retry_s": 0}).read("s3://slow/a.tar", 9)
+    assert num_in_flight("s3://slow/a.tar") <= FIRST // 2
 
 
 def test_a_connection_that_fails_is_an_outage() -> None:

@@ -12,7 +12,12 @@ from typing import Final
 
 from wids.errors import FetchError, NotFoundError
 from wids.storage.transport import urls
-from wids.storage.transport.stream import TRANSIENT_STATUSES, PastEndError, TransientError
+from wids.storage.transport.stream import (
+    REFUSAL_STATUSES,
+    TRANSIENT_STATUSES,
+    PastEndError,
+    TransientError,
+)
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
@@ -140,9 +145,14 @@ def _failed(error: Exception, url: str, text: str, status: int, expected: str) -
     # A value that cannot be used, such as a key with `//`, will not become better.
     if isinstance(error, (ValueError, TypeError)) or type(error).__name__ in _PERMANENT:
         return FetchError(message)
-    is_refusal = 400 <= status < 500 and status not in TRANSIENT_STATUSES
+    is_final = 400 <= status < 500 and status not in TRANSIENT_STATUSES
     is_cut = not status and "request or response body error" in text
-    return TransientError(message, is_answer=bool(status), is_outage=not (is_refusal or is_cut))
+    return TransientError(
+        message,
+        is_answer=bool(status),
+        is_outage=not (is_final or is_cut),
+        is_refusal=status in REFUSAL_STATUSES or _code(text) == "SlowDown",
+    )
 
 
 _PERMANENT: Final = frozenset(
