@@ -63,11 +63,13 @@ class SignedUrls:
         """
         signed, headers = self._address(url, key)
         token = headers.get("Authorization", "")
-        if token not in self._http:
-            self._http = {token: Http(headers, TIMEOUT_S)}
+        http = self._http.get(token)
+        if http is None:  # another thread may replace it, if the token was renewed
+            http = Http(headers, TIMEOUT_S)
+            self._http = {token: http}
         try:
             # A URL that is signed for GET refuses HEAD.
-            stream = self._http[token](signed, start, 1 if stop == 0 else stop, tag)
+            stream = http(signed, start, 1 if stop == 0 else stop, tag)
         except FetchError as error:
             error.args = (str(error).replace(urls.redact(signed), urls.redact(url)),)
             raise
