@@ -88,6 +88,15 @@ def test_endless_headers_are_an_error(head: bytes, again: bytes) -> None:
             fetch.Fetcher({"retry_s": 1}).read(url + "/a", 1 << 20)
 
 
+@pytest.mark.parametrize("size", [b"0x5", b"+5", b"-5", b"0_5", b"", b"5 5"])
+def test_sizes_of_chunks_are_hexadecimal_digits(size: bytes) -> None:
+    """What Python also takes for a number is none."""
+    body = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%s\r\nabcde\r\n0\r\n\r\n" % size
+    with answering(lambda connection: connection.sendall(body)) as url:
+        with raises(FetchError, "the size of a chunk is not a number"):
+            fetch.Fetcher({"retry_s": 0}).read(url + "/a", 9)
+
+
 def test_malformed_headers_are_logged_without_the_url(caplog: pytest.LogCaptureFixture) -> None:
     """urllib3 would log the URL with its signature (SEC-38)."""
 

@@ -8,6 +8,7 @@ and asks proxies for tunnels.
 from __future__ import annotations
 
 import logging
+import re
 import select
 import socket
 import time
@@ -41,6 +42,8 @@ WINDOW_TIMEOUTS: Final = 2
 _MAX_OVERHEAD_NBYTES: Final = 1 << 20
 """Most bytes of headers, interim responses, chunk sizes and trailers between two pieces of a file.
 A hundred headers of 65,536 bytes do not occur."""
+
+_CHUNK_SIZE: Final = re.compile(rb"[0-9A-Fa-f]{1,15}")
 
 _POLL_S: Final = 0.5
 """How long a wait for bytes cannot be cancelled."""
@@ -162,12 +165,12 @@ class Connection:
         except BaseException:
             self.close()
             raise
-        is_kept, length = head.is_kept, head.headers.get("content-length", "")
+        is_kept, length = head.is_kept, head.headers.get("content-length")
         if method == "HEAD" or head.status in (204, 304):
             body: Iterator[bytes] = iter(())
         elif "chunked" in head.headers.get("transfer-encoding", "").lower():
             body = self._chunked()
-        elif length.isascii() and length.isdecimal() and len(length) < 19:
+        elif length is not None:
             body = self._sized(int(length))
         else:
             body, is_kept = self._until_close(), False
@@ -204,12 +207,9 @@ class Connection:
     def _chunked(self) -> Iterator[bytes]:
         while True:
             size = self._line().partition(b";")[0].strip()
-            try:
-                left = int(size, 16) if len(size) < 16 else -1
-            except ValueError:
-                left = -1
-            if left < 0:
+            if not _CHUNK_SIZE.fullmatch(size):
                 raise ConnectionError("the size of a chunk is not a number")
+            left = int(size, 16)
             if not left:
                 break
             yield from self._sized(left)

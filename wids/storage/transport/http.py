@@ -261,12 +261,13 @@ def _stream(url: str, start: int, response: Response) -> Stream:
     """Return the stream of a response, or raise the error that it stands for."""
     _check_status(url, response)
     headers = response.headers
-    encoding = headers.get("content-encoding", "identity")
-    if encoding.lower() not in ("", "identity"):
-        raise FetchError(
-            f"{urls.redact(url)}: expected the bytes as they are stored, found them with "
-            f"Content-Encoding {encoding}; configure the server to send the file unencoded"
-        )
+    for name, usual in (("Content-Encoding", ""), ("Transfer-Encoding", "chunked")):
+        encoding = headers.get(name.lower(), "identity")
+        if encoding.lower() not in ("", "identity", usual):
+            raise FetchError(
+                f"{urls.redact(url)}: expected the bytes as they are stored, found them with "
+                f"{name} {encoding}; configure the server to send the file unencoded"
+            )
     if response.status == 206:
         match = _CONTENT_RANGE.fullmatch(headers.get("content-range", ""))
         # A part from elsewhere would be written at the wrong place, with the right length.

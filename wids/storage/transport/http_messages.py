@@ -20,6 +20,7 @@ _AUTHORITY: Final = re.compile(
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-9]\d\d)(?: .*)?\r?\Z")
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"[^\r\n\0]*")
+_LENGTH: Final = re.compile(r"[0-9]{1,18}")
 _HEAD_END: Final = re.compile(rb"\r?\n\r?\n")
 
 
@@ -140,7 +141,22 @@ def parsed_head(data: bytes) -> Head:
         if not colon or not name:
             is_malformed = True
             break
-        headers.setdefault(name, value.decode("latin-1").strip())
+        text = value.decode("latin-1").strip()
+        if name == "content-length":
+            text = _length(text, headers.get(name))
+        headers.setdefault(name, text)
+    if "transfer-encoding" in headers:  # the length is then that of another message, or wrong
+        headers.pop("content-length", None)
     connection = headers.get("connection", "").lower()
     is_kept = "close" not in connection and (match[1] == b"1" or "keep-alive" in connection)
     return Head(int(match[2]), headers, is_kept, is_malformed)
+
+
+def _length(text: str, other: str | None) -> str:
+    """Return the length of a body, which may be stated several times."""
+    lengths = {length.strip() for length in text.split(",")} | ({other} if other else set())
+    length = lengths.pop()
+    # Another length than the server meant would cut the file.
+    if lengths or not _LENGTH.fullmatch(length):
+        raise ConnectionError("the length of the response is not one number")
+    return length
