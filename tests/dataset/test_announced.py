@@ -102,6 +102,20 @@ def test_nothing_is_announced_before_a_pass(spec: str, server: Server) -> None:
         assert sum(r.num_sent for r in tars(server)) <= 2 * 3 * (NBYTES + 512)
 
 
+def test_closing_ends_what_was_announced(spec: str, server: Server) -> None:
+    """A dataset that is read again after `close` fetches no shard for a random batch (CACHE-43)."""
+    with wids.ShardListDataset(spec) as dataset:
+        for index in wids.ChunkedSampler(dataset, chunksize=64):
+            dataset[index]
+            break
+    before = len(tars(server))
+    number = next(n for n in range(NUM_SHARDS) if not dataset.reader.is_local(n))
+    dataset.__getitems__([number * LENGTH, number * LENGTH + 20])
+    dataset.close()
+    assert len(tars(server)) > before
+    assert all(request.range for request in tars(server)[before:])
+
+
 def test_a_pass_over_a_small_view_announces_what_it_reads(spec: str) -> None:
     """Shards of which a view has less than a quarter are read by range (CACHE-43)."""
     with wids.ShardListDataset(spec) as dataset:

@@ -116,6 +116,11 @@ class ShardOpener:
         if self._facts.budget is not None:
             self._facts.budget.announce(numbers)
 
+    def forget_announced(self) -> None:
+        """End what was announced."""
+        if self._facts.budget is not None:
+            self._facts.budget.forget_announced()
+
     def let_ahead(self, nbytes: int) -> None:
         """Let batches read shards that are being fetched; see `RangeBudget.let_ahead`."""
         if self._facts.budget is not None:

@@ -75,6 +75,12 @@ class RangeBudget:
         for number in numbers:
             self._values[number] = _ANNOUNCED
 
+    def forget_announced(self) -> None:
+        """Count all shards that were announced from zero again."""
+        for number in range(len(self._values) - 1):
+            if self._values[number] == _ANNOUNCED:
+                self._values[number] = 0
+
     def let_ahead(self, nbytes: int) -> None:
         """Let batches read this many bytes of announced shards while these are being fetched.
 

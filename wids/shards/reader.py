@@ -427,8 +427,9 @@ class ShardReader:
         return ShardReader(self.counted.only(fields))
 
     def close(self) -> None:
-        """Release all open shards; the next read opens them again."""
+        """Release all open shards, and end what was announced; the next read opens them again."""
         self.pool.close()
+        self.counted.opener.forget_announced()
         self._keys = None
 
     def __reduce__(self) -> tuple[Any, ...]:
