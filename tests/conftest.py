@@ -138,6 +138,7 @@ def new_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """No server has answered before, also not one of another test on the same port."""
     monkeypatch.setattr("wids.storage.transport.retry._answered", set())
     monkeypatch.setattr("wids.storage.transport.gate._gates", [Gate()])
+    monkeypatch.setattr("wids.storage.transport.shared_refusals._shared", [])
     counters._counts.clear()
 
 
@@ -148,6 +149,7 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
         "wids.storage.transport.retry._pause",
         lambda _, cancel: cancel is not None and cancel.is_set(),
     )
+    monkeypatch.setattr("wids.storage.transport.gate._LONGEST_PAUSE_S", 0.0)
 
 
 def settle(path: Path) -> Path:

@@ -2,7 +2,7 @@
 
 It serves bytes by path, with ranges and tags, logs the requests and the number of bytes sent (HEAD
 requests apart, in ``heads``), can be limited to a rate, and accepts faults for a path, each of
-which affects one request.
+which affects one request. It refuses more than ``max_requests`` at a time.
 
     python tests/loopback.py FOLDER [BYTES_PER_SECOND [PORT]]
 
@@ -121,6 +121,7 @@ class Request:
     headers: dict[str, str]
     at_s: float
     num_sent: int = 0
+    is_refused: bool = False
 
     @property
     def range(self) -> str | None:
@@ -141,6 +142,8 @@ class Server:
         self.log: list[Request] = []
         self.heads: list[Request] = []
         self.rate_nbytes = rate_nbytes
+        self.max_requests = 1 << 30
+        self.num_busy = 0
         self._budget_lock = threading.Lock()
         self._free_at_s = 0.0
         self._is_closed = threading.Event()
@@ -207,8 +210,21 @@ class Server:
         self.http.server_close()
 
     def _answer(self, handler: BaseHTTPRequestHandler, request: Request) -> None:
+        with self._budget_lock:
+            is_refused = self.num_busy >= self.max_requests
+            self.num_busy += not is_refused
+        try:
+            self._answer_one(handler, request, Fault(503) if is_refused else None)
+        finally:
+            with self._budget_lock:
+                self.num_busy -= not is_refused
+
+    def _answer_one(
+        self, handler: BaseHTTPRequestHandler, request: Request, fault: Fault | None
+    ) -> None:
         page = self.pages.get(request.path.partition("?")[0], Page(b"<html>not here</html>", 404))
-        fault = page.next_fault(request)
+        fault = fault or page.next_fault(request)
+        request.is_refused = fault is not None and fault.status == 503
         status, body, start, stop, headers = page.answer(request, fault)
         if fault is not None and fault.status is not None:
             fault = None

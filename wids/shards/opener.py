@@ -26,7 +26,7 @@ from wids.shards.tars.index import ShardIndex, TarIdentity
 from wids.shards.tars.readable_shard import ReadableShard
 from wids.shards.tars.shard import Shard
 from wids.storage.cache.store import BackgroundFetch, Cache
-from wids.storage.transport import urls
+from wids.storage.transport import shared_refusals, urls
 
 if TYPE_CHECKING:
     from wids.shards.copied_shards import CopiedShards
@@ -52,8 +52,11 @@ class ShardOpener:
         self.shards = spec.shards
         self.counts = [shard_spec.num_samples for shard_spec in spec.shards]
         self.packs = Packs(spec, store)
-        # Before workers are started, so that they share it.
-        decides = options.access == "auto" and _are_remote(self.shards)
+        # Before workers are started, so that they share both.
+        are_remote = _are_remote(self.shards)
+        if are_remote:
+            shared_refusals.share()
+        decides = options.access == "auto" and are_remote
         budget = RangeBudget(len(self.shards)) if decides else None
         self._facts = ShardFacts(self.shards, self.counts, self.packs, store, options, budget)
         self._local = LocalShards(self._facts)

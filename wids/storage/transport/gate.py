@@ -8,6 +8,7 @@ responses may occupy in memory are limited too, for the process and for the node
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import threading
@@ -19,10 +20,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from wids.errors import WidsError
-from wids.storage.transport import counters, urls
+from wids.storage.transport import counters, shared_refusals, urls
 from wids.storage.transport.counters import Counts
 from wids.storage.transport.request_limit import FIRST, RequestLimit
-from wids.storage.transport.retry import cancellation, check_waits, left_s, waiting_for
+from wids.storage.transport.retry import check_waits, left_s, waiting_for
 from wids.storage.transport.stream import CHUNK_NBYTES, Stream, TransientError
 
 PROCESS_NBYTES: Final = 256 << 20
@@ -35,7 +36,14 @@ _logger = logging.getLogger("wids")
 _STREAM_NBYTES: Final = 2 * CHUNK_NBYTES
 """What a response occupies whose reader takes it in pieces: one here, and one in the system."""
 
-_CANCEL_POLL_S: Final = 0.25
+_POLL_S: Final = 0.25
+_FIRST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 1.0
+"""Pause after a server has refused the only request in flight; it doubles with each. The next one
+would be refused too, and a thousand may wait."""
+_YIELD_EVERY_S: Final = 1.0
+"""How often a process sends one request fewer because others were refused: requests in flight
+take some time to end."""
 _SILENT_S: Final = 2.0
 """Silence of a server after which one more request may pass: those in flight may belong to readers
 that wait for something else, perhaps for the very request that waits here."""
@@ -46,20 +54,52 @@ class _Server:
     """The requests to one server.
 
     Attributes:
+        name: Scheme and host.
         counts: What they cost.
         limit: How many may be in flight.
         num_in_flight: How many are in flight.
         full_s: When the limit was last reached.
         event_s: When something last arrived, or a request was sent.
+        num_rejected: How often in a row the only request in flight was refused.
+        pause_until_s: Until when none is sent after that.
+        num_shared: The number of `shared_refusals` that is known here.
+        yielded_s: When the limit was last lowered for another process.
         waiting: Those that wait for their turn, the first one first.
     """
 
+    name: str
     counts: Counts
     limit: RequestLimit = field(default_factory=RequestLimit)
     num_in_flight: int = 0
     full_s: float = 0.0
     event_s: float = 0.0
+    num_rejected: int = 0
+    pause_until_s: float = 0.0
+    num_shared: int = 0
+    yielded_s: float = 0.0
     waiting: deque[Turn] = field(default_factory=deque)
+
+    def note_refusal(self) -> None:
+        """Send fewer requests, and for some time none if this was the only one."""
+        self.limit.refuse(self.num_in_flight - 1)
+        self.counts.num_refusals += 1
+        if self.num_in_flight > 1:
+            return
+        pause_s = min(_LONGEST_PAUSE_S, math.ldexp(_FIRST_PAUSE_S, min(self.num_rejected, 20)))
+        self.num_rejected += 1
+        self.pause_until_s = time.monotonic() + pause_s
+        shared_refusals.note(self.name)
+        self.num_shared = shared_refusals.number(self.name)
+
+    def make_room(self) -> None:
+        """Send one request fewer if the server had no room for another process."""
+        num_shared, now_s = shared_refusals.number(self.name), time.monotonic()
+        if num_shared == self.num_shared:
+            return
+        self.num_shared = num_shared
+        if now_s - self.yielded_s >= _YIELD_EVERY_S and self.num_in_flight > 1:
+            self.yielded_s = now_s
+            self.limit.refuse(self.num_in_flight - 1)
 
 
 class Turn:
@@ -124,11 +164,11 @@ class Turn:
                 return
             is_refusal = isinstance(error, TransientError) and error.is_refusal
             if is_refusal:
-                server.limit.refuse(server.num_in_flight - 1)
-                server.counts.num_refusals += 1
+                server.note_refusal()
             elif error is None:
                 server.limit.note_request(time.monotonic() - self.sent_s)
                 self._measure(0, has_ended=True)
+            server.make_room()
             server.counts.num_requests += 1
             server.counts.num_failures += error is not None
             gate.give_back(self)
@@ -171,6 +211,7 @@ class Turn:
         if server.num_in_flight >= limit.value:
             server.full_s = now_s
         if not self._has_answered:
+            server.num_rejected = 0
             server.counts.response_s += seconds
             limit.note_response(seconds)
         if server.full_s >= self.since_s:
@@ -239,7 +280,11 @@ class Gate:
     def server(self, name: str) -> _Server:
         """Return what is known about a server."""
         found = self.servers.get(name)
-        return self.servers.setdefault(name, _Server(counters.of(name))) if found is None else found
+        if found is None:
+            number = shared_refusals.number(name)
+            server = _Server(name, counters.of(name), num_shared=number)
+            found = self.servers.setdefault(name, server)
+        return found
 
     def give_back(self, turn: Turn) -> None:
         """End a turn, and let those pass that waited for it; call it with the lock."""
@@ -249,8 +294,7 @@ class Gate:
         self._admit()
 
     def _wait(self, turn: Turn, server: _Server) -> None:
-        poll_s = _SILENT_S if cancellation() is None else _CANCEL_POLL_S
-        while not turn.passed.acquire(timeout=min(poll_s, left_s())):
+        while not turn.passed.acquire(timeout=min(self._poll_s(server), left_s())):
             check_waits()
             with self.lock:
                 self._collect()
@@ -258,8 +302,16 @@ class Gate:
                 if server.waiting and time.monotonic() - server.event_s > _SILENT_S:
                     self._pass_first(server)
 
+    @staticmethod
+    def _poll_s(server: _Server) -> float:
+        """Return when to look again: also at the end of a pause, which wakes nobody."""
+        pause_s = server.pause_until_s - time.monotonic()
+        return min(_POLL_S, pause_s) if pause_s > 0 else _POLL_S
+
     def _has_room(self, turn: Turn, server: _Server) -> bool:
-        if server.num_in_flight >= server.limit.value:
+        # After a refusal of the only request, one at a time is sent until one is answered.
+        most = 1 if server.num_rejected else server.limit.value
+        if server.num_in_flight >= most or time.monotonic() < server.pause_until_s:
             return False
         return self._nbytes + turn.nbytes <= self._limit_nbytes or not self._nbytes
 

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from wids.storage.sizes import nbytes_text
-from wids.storage.transport import local, retry, urls
+from wids.storage.transport import local, retry, shared_refusals, urls
 from wids.storage.transport.gate import gate, response_nbytes, through_gate
 from wids.storage.transport.listing import not_listable
 from wids.storage.transport.local import Opener
@@ -61,12 +61,14 @@ class Transports:
         self._made: dict[tuple[str, str | None], Transport] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "answered": retry.answered()}
+        shared = {"answered": retry.answered(), "refusals": shared_refusals.passed()}
+        return {**self.__dict__, **shared}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # A worker that is started in an outage has not met the servers itself.
         for server in state.pop("answered"):
             retry.note_answer(server)
+        shared_refusals.join(state.pop("refusals"))
         self.__dict__.update(state)
 
     def open(
