@@ -8,7 +8,6 @@ responses may occupy in memory are limited too, for the process and for the node
 from __future__ import annotations
 
 import logging
-import math
 import os
 import sys
 import threading
@@ -21,9 +20,9 @@ from typing import Final
 
 from wids.errors import WidsError
 from wids.storage.transport import counters, shared_refusals, urls
-from wids.storage.transport.counters import Counts
-from wids.storage.transport.request_limit import FIRST, RequestLimit
+from wids.storage.transport.request_limit import FIRST
 from wids.storage.transport.retry import check_waits, left_s, waiting_for
+from wids.storage.transport.server_state import ServerState
 from wids.storage.transport.stream import CHUNK_NBYTES, Stream, TransientError
 
 PROCESS_NBYTES: Final = 256 << 20
@@ -36,70 +35,20 @@ _logger = logging.getLogger("wids")
 _STREAM_NBYTES: Final = 2 * CHUNK_NBYTES
 """What a response occupies whose reader takes it in pieces: one here, and one in the system."""
 
-_POLL_S: Final = 0.25
-_FIRST_PAUSE_S: Final = 0.05
-_LONGEST_PAUSE_S: Final = 1.0
-"""Pause after a server has refused the only request in flight; it doubles with each. The next one
-would be refused too, and a thousand may wait."""
-_YIELD_EVERY_S: Final = 1.0
-"""How often a process sends one request fewer because others were refused: requests in flight
-take some time to end."""
 _SILENT_S: Final = 2.0
 """Silence of a server after which one more request may pass: those in flight may belong to readers
 that wait for something else, perhaps for the very request that waits here."""
 
 
 @dataclass
-class _Server:
-    """The requests to one server.
+class _Server(ServerState):
+    """One server.
 
     Attributes:
-        name: Scheme and host.
-        counts: What they cost.
-        limit: How many may be in flight.
-        num_in_flight: How many are in flight.
-        full_s: When the limit was last reached.
-        event_s: When something last arrived, or a request was sent.
-        num_rejected: How often in a row the only request in flight was refused.
-        pause_until_s: Until when none is sent after that.
-        num_shared: The number of `shared_refusals` that is known here.
-        yielded_s: When the limit was last lowered for another process.
         waiting: Those that wait for their turn, the first one first.
     """
 
-    name: str
-    counts: Counts
-    limit: RequestLimit = field(default_factory=RequestLimit)
-    num_in_flight: int = 0
-    full_s: float = 0.0
-    event_s: float = 0.0
-    num_rejected: int = 0
-    pause_until_s: float = 0.0
-    num_shared: int = 0
-    yielded_s: float = 0.0
     waiting: deque[Turn] = field(default_factory=deque)
-
-    def note_refusal(self) -> None:
-        """Send fewer requests, and for some time none if this was the only one."""
-        self.limit.refuse(self.num_in_flight - 1)
-        self.counts.num_refusals += 1
-        if self.num_in_flight > 1:
-            return
-        pause_s = min(_LONGEST_PAUSE_S, math.ldexp(_FIRST_PAUSE_S, min(self.num_rejected, 20)))
-        self.num_rejected += 1
-        self.pause_until_s = time.monotonic() + pause_s
-        shared_refusals.note(self.name)
-        self.num_shared = shared_refusals.number(self.name)
-
-    def make_room(self) -> None:
-        """Send one request fewer if the server had no room for another process."""
-        num_shared, now_s = shared_refusals.number(self.name), time.monotonic()
-        if num_shared == self.num_shared:
-            return
-        self.num_shared = num_shared
-        if now_s - self.yielded_s >= _YIELD_EVERY_S and self.num_in_flight > 1:
-            self.yielded_s = now_s
-            self.limit.refuse(self.num_in_flight - 1)
 
 
 class Turn:
@@ -294,7 +243,7 @@ class Gate:
         self._admit()
 
     def _wait(self, turn: Turn, server: _Server) -> None:
-        while not turn.passed.acquire(timeout=min(self._poll_s(server), left_s())):
+        while not turn.passed.acquire(timeout=min(server.poll_s(), left_s())):
             check_waits()
             with self.lock:
                 self._collect()
@@ -302,16 +251,8 @@ class Gate:
                 if server.waiting and time.monotonic() - server.event_s > _SILENT_S:
                     self._pass_first(server)
 
-    @staticmethod
-    def _poll_s(server: _Server) -> float:
-        """Return when to look again: also at the end of a pause, which wakes nobody."""
-        pause_s = server.pause_until_s - time.monotonic()
-        return min(_POLL_S, pause_s) if pause_s > 0 else _POLL_S
-
     def _has_room(self, turn: Turn, server: _Server) -> bool:
-        # After a refusal of the only request, one at a time is sent until one is answered.
-        most = 1 if server.num_rejected else server.limit.value
-        if server.num_in_flight >= most or time.monotonic() < server.pause_until_s:
+        if not server.takes_another():
             return False
         return self._nbytes + turn.nbytes <= self._limit_nbytes or not self._nbytes
 
