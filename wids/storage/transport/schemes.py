@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from wids.storage.sizes import nbytes_text
 from wids.storage.transport import local, retry, shared_refusals, urls
-from wids.storage.transport.gate import gate, response_nbytes, through_gate
 from wids.storage.transport.listing import not_listable
 from wids.storage.transport.local import Opener
 from wids.storage.transport.retry import Patience
@@ -98,6 +97,12 @@ class Transports:
         server = urls.origin(target)
         if not server:
             return transport(target, start, stop, tag)
+        from wids.storage.transport.gate import (
+            gate,
+            response_nbytes,
+            through_gate,
+        )
+
         nbytes = response_nbytes(start, stop, is_collected=is_collected)
         turn = gate().enter(server, nbytes, ("HEAD" if stop == 0 else "GET", target))
         try:
