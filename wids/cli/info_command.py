@@ -17,6 +17,7 @@ from wids.storage.sizes import nbytes_text
 from wids.storage.transport import urls
 
 if TYPE_CHECKING:
+    from wids.dataset.shard_list import ShardListDataset
     from wids.look.field_stats import FieldStats
     from wids.shards.specs.model import DatasetSpec
 
@@ -93,9 +94,24 @@ def _fields_text(spec: DatasetSpec) -> str:
     try:
         with ShardListDataset(spec, access="range") as dataset:
             stats = preview.field_stats(dataset)
+            facts = _media_text(dataset, stats)
     except WidsError:  # a damaged pack; what the spec says is shown anyway
         return ""
-    return _table(stats)
+    return _table(stats) + facts
+
+
+def _media_text(dataset: ShardListDataset, stats: Iterable[FieldStats]) -> str:
+    """Return the length and rate of sounds and films of the first sample, if it is local."""
+    from wids.look import preview
+
+    if not len(dataset):
+        return ""
+    lines = [
+        f"{printable(each.field)} of the first sample: {facts}"
+        for each in stats
+        if (facts := preview.facts_of_field(dataset, 0, each.field))
+    ]
+    return "\n\n" + "\n".join(lines) if lines else ""
 
 
 def _table(stats: Iterable[FieldStats]) -> str:

@@ -24,6 +24,10 @@ from wids.look.field_stats import (
 from wids.look.html import card_html
 from wids.look.pictures import THUMBNAIL_PIXELS
 from wids.look.text import class_names, shortened
+from wids.shards.field_file import open_field
+from wids.shards.fields.media import media_kind
+from wids.shards.fields.media_facts import media_facts
+from wids.shards.fields.safety import within_s
 from wids.shards.glimpse import Glimpse
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.tars.archive import BLOCK_NBYTES
@@ -34,6 +38,9 @@ MAX_SHARDS: Final = 16
 """Shards whose indexes are used for statistics of fields."""
 MAX_PAGE_NBYTES: Final = 8_000_000
 """Bytes to read for a page of a shard that may have no index."""
+_MAX_HEADER_NBYTES: Final = 1_000_000
+"""Most bytes of a sound or film to read for its length and rate; films have them at their end."""
+_HEADER_S: Final = 3.0
 _MAX_MEMBERS: Final = 20_000
 """Members that suffice for statistics, since each further index may have to be downloaded."""
 
@@ -249,6 +256,23 @@ def cards(
                 )
                 card_of[index] = Card(html, damage_text(damaged))
     return [card_of[index] for index in indices]
+
+
+def facts_of_field(dataset: Browsable, index: int, field: str) -> str:
+    """Return the length and rate of a sound or film by its header; ``""`` for others.
+
+    Also ``""`` if its shard is not local, which would cost requests, if it is damaged, or if its
+    decoder is not installed.
+    """
+    if not (media_kind(field) and dataset.reader.is_local(dataset.locate(index)[0])):
+        return ""
+    try:
+        with dataset.only([field]) as selection:
+            place = selection.locate(index)
+            file = open_field(selection.reader, place, field, _MAX_HEADER_NBYTES)
+            return within_s(_HEADER_S, lambda: media_facts(field, file))
+    except Exception:  # noqa: BLE001 - of any package
+        return ""
 
 
 def damage_of(dataset: Browsable, index: int, sample: Any) -> list[str]:

@@ -43,6 +43,18 @@ def test_posters(tmp_path: Path) -> None:
     assert Image.open(io.BytesIO(data)).size == (320, 240)
 
 
+def test_facts_of_films(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The page and ``wids info`` state the length, size and rate of a film by its header."""
+    spec = written(tmp_path / "site", [film(50), b"no film"])
+    with browsing(spec) as client:
+        assert "2.0 s, 64 x 48, 25 frames per second" in client.json("sample/0")["html"]
+        assert "frames" not in client.json("sample/1")["html"]
+    capsys.readouterr()
+    assert main(["info", str(spec)]) == 0
+    line = ".mp4 of the first sample: 2.0 s, 64 x 48, 25 frames per second"
+    assert line in capsys.readouterr().out.splitlines()
+
+
 def test_films_that_cannot_be_decoded(tmp_path: Path) -> None:
     """A damaged film has an empty picture, and no error in the browser."""
     with browsing(written(tmp_path / "site", [b"no film"])) as client:
@@ -61,18 +73,32 @@ def test_without_pyav(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "<img" not in client.json("samples")["cards"][0]["html"]
 
 
-def test_remote_films(tmp_path: Path, server: Server) -> None:
-    """48 cards of remote films of 10 MB come within a second, a poster costs at most 5 MB."""
+def served(folder: Path, server: Server) -> str:
+    """Serve three films of 10 MB and 45 short ones; return the URL of their spec."""
     long = film(600, size=(320, 240), bit_rate=4_000_000)
     assert len(long) > 10_000_000
-    written(tmp_path / "site", [long] * 3 + [film(5)] * 45)
-    for path in (tmp_path / "site").iterdir():
+    written(folder, [long] * 3 + [film(5)] * 45)
+    for path in folder.iterdir():
         server.page(f"/{path.name}", path.read_bytes())
-    with browsing(f"{server.url}/films.json") as client:
+    return f"{server.url}/films.json"
+
+
+def test_remote_films(tmp_path: Path, server: Server) -> None:
+    """The poster of a remote film costs at most 5 MB, and its facts nothing."""
+    with browsing(served(tmp_path / "site", server)) as client:
+        client.json("about")
+        server.log.clear()
+        assert "frames" not in client.json("sample/0")["html"]
+        assert sum(request.num_sent for request in server.log) < 10_000
+        assert client.get("poster/1/.mp4")[1]["Content-Type"] == "image/jpeg"
+    assert sum(request.num_sent for request in server.log) < 5_000_000
+
+
+@pytest.mark.alone
+def test_a_page_of_films(tmp_path: Path, server: Server) -> None:
+    """48 cards of remote films come within a second."""
+    with browsing(served(tmp_path / "site", server)) as client:
         client.json("about")
         started_s = time.monotonic()
         assert len(client.json("samples?count=48")["cards"]) == 48
         assert time.monotonic() - started_s < 1
-        server.log.clear()
-        assert client.get("poster/1/.mp4")[1]["Content-Type"] == "image/jpeg"
-    assert sum(request.num_sent for request in server.log) < 5_000_000

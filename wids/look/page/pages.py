@@ -163,6 +163,7 @@ class Pages(Site):
                 file_name=stem + printable(field),
                 classes=classes,
                 poster=self._poster_of(index, [field]),
+                facts=preview.facts_of_field(self._dataset, index, field),
             )
             for field, nbytes in sizes.items()
         )

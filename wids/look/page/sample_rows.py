@@ -37,6 +37,7 @@ def field_row(
     file_name: str,
     classes: Sequence[str] = (),
     poster: str = "",
+    facts: str = "",
 ) -> str:
     """Return a field as a row of a table: its name, its size, a link to save it, and its value.
 
@@ -48,10 +49,11 @@ def field_row(
         file_name: The name of the file that it is saved as.
         classes: Names of classes, by their numbers.
         poster: Where a picture of it is served, if it is a film.
+        facts: Length and rate of a sound or film.
     """
-    label = escaped(printable(field))
+    label, size = escaped(printable(field)), ", ".join(filter(None, (nbytes_text(nbytes), facts)))
     return (
-        f'<tr><th scope="row"><code>{label}</code><small>{nbytes_text(nbytes)}</small>'
+        f'<tr><th scope="row"><code>{label}</code><small>{escaped(size)}</small>'
         f'<a href="{link}?save=1" download="{escaped(file_name)}" '
         f'aria-label="save {label}">save</a>'
         f"</th><td>{_body(field, data, link, classes, poster)}</td></tr>"
