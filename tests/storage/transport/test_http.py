@@ -108,3 +108,6 @@ def test_proxies(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", server.url.replace("http://", ""))
     assert fetch.read("http://example.invalid/a", 10) == b"by proxy"
     assert fetch.read(server.page("/b", b"direct"), 10) == b"direct"
+    monkeypatch.setenv("no_proxy", server.url.removeprefix("http://"))  # with its port
+    assert Fetcher().read(server.url + "/b", 10) == b"direct"
+    assert server.log[-1].path == "/b"

@@ -224,7 +224,9 @@ class Http:
         key = address[:3]
         if key not in self._proxies:
             proxy = getproxies().get(address.scheme)
-            if proxy is not None and proxy_bypass(address.host):
+            # ``no_proxy`` may name the port too, and an address of IPv6 in brackets.
+            names = (address.host, f"{address.bracketed_host}:{address.port}")
+            if proxy is not None and any(map(proxy_bypass, names)):
                 proxy = None
             if proxy is not None:
                 proxy = proxy if "://" in proxy else f"http://{proxy}"

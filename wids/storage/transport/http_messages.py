@@ -40,9 +40,14 @@ class Address(NamedTuple):
     user: str | None
 
     @property
+    def bracketed_host(self) -> str:
+        """The host as it is in a URL."""
+        return f"[{self.host}]" if ":" in self.host else self.host
+
+    @property
     def host_header(self) -> str:
         """The value of the header ``Host``."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        host = self.bracketed_host
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
 
