@@ -50,7 +50,7 @@ class ReadingThreads(Executor):
         self._tasks.put((future, partial(fn, *args, **kwargs)))
         if len(self._threads) < self._num_threads:
             thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-            thread.start()  # which fails where the machine has no more threads
+            _start(thread)
             self._threads.append(thread)
         return future
 
@@ -67,18 +67,23 @@ class ReadingThreads(Executor):
             with suppress(Empty):
                 while task := self._tasks.get_nowait():
                     task[0].cancel()
-        for _ in self._threads:
+        # Ctrl-C may have come when a thread had started and was not in the list yet.
+        for _ in range(self._num_threads):
             self._tasks.put(None)
         if wait:
             for thread in self._threads:
                 thread.join()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.shutdown(wait=kind is None, cancel_futures=kind is not None)
-        # A moment, since most servers answer soon, and what they cut off is then closed here.
-        until_s = time.monotonic() + _PATIENCE_S
-        for thread in self._threads:
-            thread.join(max(0.0, until_s - time.monotonic()))
+        try:
+            self.shutdown(wait=kind is None, cancel_futures=kind is not None)
+            # A moment, since most servers answer soon, and what they cut off is then closed here.
+            until_s = time.monotonic() + _PATIENCE_S
+            for thread in self._threads:
+                thread.join(max(0.0, until_s - time.monotonic()))
+        except BaseException:  # Ctrl-C while the threads end
+            self.shutdown(wait=False, cancel_futures=True)
+            raise
 
     def _work(self) -> None:
         with cancelled_by(self._is_over):
@@ -116,6 +121,22 @@ def in_threads(tasks: Sequence[Callable[[], _T]], name: str) -> list[_T]:
             if cancel is not None and cancel.is_set():
                 raise CancelledError("the fetch was cancelled")
         return [future.result() for future in futures]
+
+
+def _start(thread: threading.Thread) -> None:
+    """Start a thread.
+
+    Raises:
+        RuntimeError: The machine has no more threads.
+        KeyboardInterrupt: Ctrl-C was pressed. Where it comes while Python waits for the thread,
+            Python may raise an error of its own lock in its place.
+    """
+    try:
+        thread.start()
+    except RuntimeError as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
+        raise
 
 
 def _run(future: Future[Any], call: Callable[[], Any]) -> None:
