@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import logging
 import multiprocessing
 import os
@@ -25,6 +27,7 @@ import wids
 from wids.cli.main import main
 from wids.errors import FetchError, MismatchError, NotFoundError, WidsError
 from wids.storage import upload
+from wids.storage.download import Download, Expected
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import store_clients
 from wids.storage.transport.gate import num_in_flight
@@ -95,6 +98,25 @@ def test_a_large_object_arrives_in_pieces(site: str) -> None:
         next(stream.chunks)
     with pytest.raises(StopIteration):
         next(stream.chunks)
+
+
+def test_a_large_object_arrives_in_parts(
+    site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A download requests several parts at a time, also in a forked child (CACHE-39)."""
+    monkeypatch.setattr(Download, "part_nbytes", len(DATA) // 2 - 1)
+    fetcher = Fetcher({**KEYS, "endpoint_url": site})
+
+    def saves() -> bool:
+        file = io.BytesIO()
+        fetcher.save(URL, file, Expected(len(DATA), sha256=hashlib.sha256(DATA).hexdigest()))
+        return file.getvalue() == DATA
+
+    assert saves()
+    assert in_child(saves)
+    log = (tmp_path / "access.log").read_text()
+    assert log.count('" 206 ') == 6
+    assert '" 200 ' not in log
 
 
 def test_an_object_that_is_replaced_between_two_parts(site: str, tmp_path: Path) -> None:

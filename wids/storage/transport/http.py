@@ -64,12 +64,7 @@ class Http:
         headers: Sent to the URL's own server, but not to other servers after a redirect; or a
             callable that returns them, as for `CallerHeaders`.
         timeout_s: Longest wait for a connection, and for the next bytes of a response.
-
-    Attributes:
-        streams_parts: As for `Transports.streams_parts`.
     """
-
-    streams_parts = True
 
     def __init__(
         self,
@@ -114,6 +109,10 @@ class Http:
         except BaseException:
             response.close()
             raise
+
+    def streams_parts(self, url: str) -> bool:  # noqa: ARG002 - of all URLs
+        """Return True; see `Transports.streams_parts`."""
+        return True
 
     def _head(self, url: str, headers: Mapping[str, str]) -> Stream | None:
         """Return an empty stream with the length of a file, or None if HEAD does not state it."""

@@ -92,6 +92,10 @@ class ObjectStores:
         place = store_clients.place_of(url)
         return self._bucket(place).signed(url, place.key, start, stop, tag)
 
+    def streams_parts(self, url: str) -> bool:
+        """Return whether obstore opens a URL; see `Transports.streams_parts`."""
+        return self.driver(url) is None
+
     def entries(self, folder: str) -> list[Entry]:
         """Return what is in a folder.
 
@@ -286,11 +290,12 @@ def _opened(
             raise
         return _opened(url, store, key, 0, None, None)
     meta = result.meta
+    end = None if stop is None else result.range[1]
     if stop is not None and stop - start <= _WHOLE_NBYTES:
         chunks = iter((bytes(result.bytes()),))
-        return Stream(chunks, start, meta["size"], _strong(meta["e_tag"]))
+        return Stream(chunks, start, meta["size"], _strong(meta["e_tag"]), stop=end)
     pieces = _pieces(KINDS[urls.scheme(url)], url, result)
-    return Stream(pieces, start, meta["size"], _strong(meta["e_tag"]), pieces.close)
+    return Stream(pieces, start, meta["size"], _strong(meta["e_tag"]), pieces.close, stop=end)
 
 
 def _pieces(kind: str, url: str, result: Any) -> Generator[bytes, None, None]:

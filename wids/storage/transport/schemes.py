@@ -154,7 +154,8 @@ class Transports:
         target = rewritten(url)
         if urls.scheme(target) in self._handlers:
             return False  # the caller's, who expects it to be called once for a file
-        return getattr(self._transport(url, target), "streams_parts", False)
+        streams_parts = getattr(self._transport(url, target), "streams_parts", None)
+        return streams_parts is not None and bool(streams_parts(target))
 
     def nbytes(self, url: str) -> int | None:
         """Return the length of a file; None if it is not stated, or would cost reading it.
