@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 from contextlib import suppress
+from http.server import HTTPServer, SimpleHTTPRequestHandler
+from pathlib import Path
 
 import pytest
-from conftest import raises
+from conftest import need, raises
 from loopback import Fault, Server
 from transfers import DATA, saved
 
 from wids.errors import FetchError
 from wids.storage import fetch
 from wids.storage.fetch import Fetcher
+from wids.storage.transport import connections
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 
@@ -92,6 +98,49 @@ def test_a_broken_handshake_is_retried() -> None:
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
     assert len(accepted) > 1
+
+
+@pytest.mark.parametrize("named", ["127.0.0.1", "127.0.0.2"])
+def test_certificates_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """An unknown authority and another host are errors at once; SSL_CERT_FILE names one's own."""
+    need(shutil.which("openssl"), "openssl")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=x",
+         "-addext", f"subjectAltName=IP:{named}", "-keyout", "key.pem", "-out", "own.pem"],
+        cwd=tmp_path, check=True, capture_output=True,
+    )  # fmt: skip
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "own.pem", tmp_path / "key.pem")
+
+    class Files(SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments, directory=str(tmp_path))  # type: ignore[arg-type]
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Files) as secure:
+        secure.socket = context.wrap_socket(secure.socket, server_side=True)
+        thread = threading.Thread(target=secure.serve_forever, args=(0.01,))
+        thread.start()
+        url = f"https://127.0.0.1:{secure.server_address[1]}/own.pem"
+        try:
+            connections._tls_context.cache_clear()
+            with raises(FetchError, "self-signed certificate"):
+                fetch.read(url, 10_000)
+            monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "own.pem"))
+            connections._tls_context.cache_clear()
+            if named == "127.0.0.1":
+                assert fetch.read(url, 10_000) == (tmp_path / "own.pem").read_bytes()
+            else:
+                with raises(FetchError, "not valid for '127.0.0.1'"):
+                    fetch.read(url, 10_000)
+        finally:
+            connections._tls_context.cache_clear()
+            secure.shutdown()
+            thread.join()
 
 
 def test_proxies(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
