@@ -36,6 +36,9 @@ def test_redirects(server: Server) -> None:
         saved(server.page("/evil", b"", location="file:///etc/passwd"))
     server.page("/relative/b", b"there")
     assert saved(server.page("/relative/a", b"", location="b")) == b"there"
+    # As servers send it that do not escape: UTF-8.
+    server.page("/%C3%BC", b"there")
+    assert saved(server.page("/umlaut", b"", location="/ü".encode().decode("latin-1"))) == b"there"
     # A server with "redirect" in its name is not one.
     with raises(FetchError, "the connection failed", "waited 8.0 s for http://redirect.invalid"):
         saved("http://redirect.invalid/x")

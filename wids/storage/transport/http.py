@@ -250,6 +250,9 @@ def _with_callers(headers: Mapping[str, str], ours: Mapping[str, str]) -> dict[s
 
 def _joined(url: str, location: str, target: str) -> str:
     """Return where a redirect from ``location`` leads."""
+    # Headers are Latin-1, but a URL in one is UTF-8, if it has more than ASCII.
+    with suppress(UnicodeDecodeError):
+        target = target.encode("latin-1").decode()
     try:
         return urljoin(location, target)
     except ValueError:  # `urljoin` refuses some addresses
