@@ -288,7 +288,11 @@ class Connection:
 
 
 def connected(
-    address: Address, proxy: Address | None, connect_s: float, timeout_s: float
+    address: Address,
+    proxy: Address | None,
+    connect_s: float,
+    timeout_s: float,
+    certificates: bytes | None = None,
 ) -> Connection:
     """Connect to a server, through a proxy unless it is None.
 
@@ -297,6 +301,7 @@ def connected(
         proxy: Its proxy.
         connect_s: Longest wait for the connection.
         timeout_s: As for `Connection`.
+        certificates: Those to trust besides the system's, as PEM; or None.
 
     Raises:
         OSError: The connection failed.
@@ -308,7 +313,7 @@ def connected(
         if proxy is not None and proxy.scheme == address.scheme:
             raise ConnectionError("a proxy for https: that is reached by https: is not supported")
         new: HTTPConnection = HTTPSConnection(
-            first.host, first.port, timeout=connect_s, context=_tls_context()
+            first.host, first.port, timeout=connect_s, context=_tls_context(certificates)
         )
     else:
         new = HTTPConnection(first.host, first.port, timeout=connect_s)
@@ -339,9 +344,11 @@ def basic(user: str) -> str:
 
 
 @cache
-def _tls_context() -> ssl.SSLContext:
+def _tls_context(certificates: bytes | None = None) -> ssl.SSLContext:
     import ssl
 
     context = ssl.create_default_context()  # reads the system's certificates, which takes 10 ms
+    if certificates is not None:
+        context.load_verify_locations(cadata=certificates.decode("latin-1"))
     context.set_alpn_protocols(["http/1.1"])
     return context

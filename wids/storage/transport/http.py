@@ -64,15 +64,18 @@ class Http:
         headers: Sent to the URL's own server, but not to other servers after a redirect; or a
             callable that returns them, as for `CallerHeaders`.
         timeout_s: Longest wait for a connection, and for the next bytes of a response.
+        certificates: Those to trust besides the system's, as PEM; or None.
     """
 
     def __init__(
         self,
         headers: Mapping[str, str] | Callable[[], Returned] | None = None,
         timeout_s: float = TIMEOUT_S,
+        certificates: bytes | None = None,
     ) -> None:
         self.headers = CallerHeaders(headers)
         self.timeout_s = timeout_s
+        self._certificates = certificates
         self._idle: dict[tuple[int, str, str, int], list[Connection]] = {}
         self._proxies: dict[tuple[str, str, int], Address | None] = {}
 
@@ -204,7 +207,9 @@ class Http:
                     with suppress(NoResponseError):
                         return connection.exchange(method, target, sent, idle.append)
             connect_s = max(0.01, min(connect_s, retry.left_s()))
-            connection = connections.connected(address, proxy, connect_s, self.timeout_s)
+            connection = connections.connected(
+                address, proxy, connect_s, self.timeout_s, self._certificates
+            )
             return connection.exchange(method, target, sent, idle.append)
         except OSError as error:
             if isinstance(error, FetchError):

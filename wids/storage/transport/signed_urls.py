@@ -65,7 +65,7 @@ class SignedUrls:
         token = headers.get("Authorization", "")
         http = self._http.get(token)
         if http is None:  # another thread may replace it, if the token was renewed
-            http = Http(headers, TIMEOUT_S)
+            http = Http(headers, TIMEOUT_S, self._settings.client.get("root_certificate"))
             self._http = {token: http}
         try:
             # A URL that is signed for GET refuses HEAD.
