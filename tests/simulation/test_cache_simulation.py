@@ -39,7 +39,7 @@ from wids.storage.cache.cache_names import RemoteFile
 from wids.storage.cache.store import BackgroundFetch, Cache, CachedCopy, Limits
 from wids.storage.download import Download
 from wids.storage.part_requests import PartRequests
-from wids.storage.transport import retry
+from wids.storage.transport import retry, server_state
 from wids.storage.transport.retry import Patience
 from wids.storage.transport.stream import Stream, TransientError
 
@@ -397,6 +397,7 @@ def simulated(history: History) -> Iterator[None]:
         patch.setattr(retry, "random", history.rng)
         patch.setattr(retry, "time", system.time)
         patch.setattr(retry, "_pause", lambda wait_s, _: system.sleep(wait_s))
+        patch.setattr(server_state, "_LONGEST_PAUSE_S", 0.0)
         patch.setattr(cache_names, "default_folder", lambda: "/home")
         patch.setattr(eviction, "make_space", history.make_space)
         patch.setattr(eviction, "delete_if_unused", history.delete_if_unused)
