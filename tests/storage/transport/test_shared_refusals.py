@@ -40,6 +40,7 @@ def read_in_child(reader: RangeReader, results: Connection) -> None:
     results.send((time.monotonic() - started_s, found == [bytes(10)] * 40))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_process_that_fills_a_server_makes_room_for_another(
