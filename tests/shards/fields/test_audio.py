@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import subprocess
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from recordings import FFMPEG, sound, wav
 from torch.utils.data import DataLoader
 
 import wids
+from wids.shards.fields import audio
 from wids.shards.fields.encode import encode
 
 soundfile = optional("soundfile")
@@ -78,6 +80,21 @@ def test_a_part_is_a_part_of_the_whole(extension: str) -> None:
     assert np.array_equal(rest, whole[:, int(0.9 * rate) :])
     beyond, _ = wids.Audio("numpy", start_s=7.0)(data)
     assert beyond.shape == (2, 0)
+
+
+def test_an_m4a_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FFmpeg is given up after a time, and the process goes on."""
+    optional("av")
+    data = converted(tmp_path, wav(), "out.m4a")
+    released = threading.Event()
+    monkeypatch.setattr(audio, "MAX_S", 0.2)
+    monkeypatch.setattr(audio, "opened_media", lambda _: released.wait(60))
+    with raises(wids.DecodeError, "took longer than 0.2 s, and was given up"):
+        wids.Decoder(audio="torch")({".m4a": data})
+    released.set()
+    for thread in threading.enumerate():
+        if thread.name == "wids-decode":
+            thread.join(10)
 
 
 def test_what_is_not_asked_for_stays_bytes() -> None:

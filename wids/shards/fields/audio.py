@@ -15,12 +15,15 @@ from typing import IO, TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from wids.shards.fields.safety import MAX_UNZIPPED_NBYTES, RefusedError
+from wids.shards.fields.safety import MAX_UNZIPPED_NBYTES, RefusedError, within_s
 
 if TYPE_CHECKING:
     from numpy.random import Generator
 
 Samples = npt.NDArray[np.float32]
+
+MAX_S: Final = 60.0
+"""Longest time that FFmpeg may take for one field."""
 
 _BLOCK_FRAMES: Final = 1 << 20
 """Frames that are decoded at a time: the header of a damaged file may claim any number."""
@@ -105,8 +108,10 @@ class Audio:
             ModuleNotFoundError: A package is not installed.
             Exception: The bytes are not audio, or longer than the limit; any type.
         """
-        read = read_by_ffmpeg if data[4:8] == b"ftyp" else _read_by_libsndfile
-        samples, rate = read(data, self, generator)
+        if data[4:8] == b"ftyp":
+            samples, rate = within_s(MAX_S, lambda: read_by_ffmpeg(data, self, generator))
+        else:
+            samples, rate = _read_by_libsndfile(data, self, generator)
         if self.mono and len(samples) > 1:
             samples = samples.mean(axis=0, keepdims=True)
         if self.rate is not None and self.rate != rate:

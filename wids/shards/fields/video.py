@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.shards.fields.audio import (
+    MAX_S,
     Audio,
     Samples,
     needs_generator,
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
 
 Pixels = npt.NDArray[np.uint8]
 Film = bytes | IO[bytes]
-
-MAX_S: Final = 60.0
-"""Longest time that decoding one field may take."""
 
 _SEEK_S: Final = 10.0
 """A frame that is further ahead is sought; for a nearer one, those between are decoded. Encoders
