@@ -26,7 +26,10 @@ def law(
     """Make a test of a function of drawn values: `few` cases by default, `many` in a long run."""
 
     def decorate(check: Callable[..., None]) -> Callable[[int], None]:
-        @pytest.mark.parametrize("count", [few, pytest.param(many, marks=pytest.mark.long)])
+        # Ten thousand cases take minutes, and more where another test runs beside them.
+        long = (pytest.mark.long, pytest.mark.timeout(900))
+
+        @pytest.mark.parametrize("count", [few, pytest.param(many, marks=long)])
         def test(count: int) -> None:
             cases(count)(given(*strategies)(check))()
 
