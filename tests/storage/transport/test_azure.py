@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import in_child, need, raises
+from conftest import in_child, need, optional, raises
 from servers import free_port, running
 
 import wids
@@ -30,6 +30,7 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 @pytest.fixture(scope="module")
 def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """The options for an emulator with one container, ``data``."""
+    optional("obstore")
     need(shutil.which("azurite-blob"), "azurite (npm install -g azurite)")
     folder, port = tmp_path_factory.mktemp("azurite"), free_port()
     command = ["azurite-blob", "--silent", "--skipApiVersionCheck", "--disableTelemetry",

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import in_child, raises, sample_members, write_tar
+from conftest import in_child, optional, raises, sample_members, write_tar
 from objects import KEYS, object_server
 from s3 import Bucket
 from servers import free_port
@@ -222,6 +222,7 @@ def test_keys_that_only_the_network_has_are_an_error_in_a_child(
 
 def test_ctrl_c_ends_a_wait_for_a_silent_store() -> None:
     """A store that accepts a connection and stays silent keeps nobody waiting after Ctrl-C."""
+    optional("obstore")
     code = f"""
 import socket, sys
 from wids.storage.fetch import Fetcher
@@ -307,6 +308,7 @@ def test_a_busy_store_gets_fewer_requests(tmp_path: Path) -> None:
 
 def test_a_connection_that_fails_is_an_outage() -> None:
     """The error names the server that was not reached, and another attempt may succeed."""
+    optional("obstore")
     port = free_port()
     with raises(TransientError, URL, f"http://127.0.0.1:{port}", "ConnectionRefused") as caught:
         stores(f"http://127.0.0.1:{port}")(URL, 0, 9, None)
@@ -375,6 +377,7 @@ def test_listings(bucket: Bucket) -> None:
 
 def test_an_option_without_a_counterpart(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
     """The fsspec driver has it and is used, with one line in the log (CACHE-39)."""
+    optional("obstore")
     bucket.system.pipe(f"{bucket.name}/a.tar", DATA)
     url = f"{bucket.url}/a.tar"
     options = {**bucket.options, "version_aware": True}
