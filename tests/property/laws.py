@@ -26,10 +26,13 @@ def law(
     """Make a test of a function of drawn values: `few` cases by default, `many` in a long run."""
 
     def decorate(check: Callable[..., None]) -> Callable[[int], None]:
-        # Ten thousand cases take minutes, and more where another test runs beside them.
-        long = (pytest.mark.long, pytest.mark.timeout(900))
+        # In halves, which two processes check at the same time: ten thousand cases take minutes.
+        halves = [
+            pytest.param(number, marks=pytest.mark.long, id=f"{name} half of {many}")
+            for name, number in (("first", many // 2), ("second", many - many // 2))
+        ]
 
-        @pytest.mark.parametrize("count", [few, pytest.param(many, marks=long)])
+        @pytest.mark.parametrize("count", [few, *halves])
         def test(count: int) -> None:
             cases(count)(given(*strategies)(check))()
 

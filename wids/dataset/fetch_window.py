@@ -20,6 +20,7 @@ from typing import Final
 from wids.dataset.shard_map import Numbers, ShardMap, as_tuple
 from wids.shards.specs.model import ShardSpec
 from wids.storage.cache.store import BackgroundFetch
+from wids.storage.download import Download
 from wids.storage.transport import urls
 from wids.storage.transport.gate import has_room
 from wids.storage.transport.url_rewrite import rewritten
@@ -50,9 +51,6 @@ _MOST_SHARDS: Final = 64
 
 _FEWEST_SHARDS: Final = 2
 """Shards to fetch at a time, whatever the server does: one is compared and stored meanwhile."""
-
-_PART_NBYTES: Final = 8 << 20
-"""A longer shard may be fetched by several requests, which begin when its first bytes arrive."""
 
 _PAUSE_S: Final = 1.0
 """Pause of the loader after which fetching begins without a reader that was noticed."""
@@ -308,7 +306,7 @@ class FetchWindow:
             while number in self._waiting and not self._has_room(shard.url):
                 if self._closed.wait(_POLL_S):
                     break
-            self._fetching[fetch] = shard.nbytes or _PART_NBYTES + 1
+            self._fetching[fetch] = shard.nbytes or Download.part_nbytes + 1
         with self._lock:
             self._start_idle_thread()
 
@@ -320,5 +318,5 @@ class FetchWindow:
         # No gate counts what commands and files do, nor yet the parts of a shard that just began.
         server = urls.origin(rewritten(url))
         latest, nbytes = fetching[-1]
-        is_known = nbytes <= _PART_NBYTES or latest.received_nbytes > 0
+        is_known = nbytes <= Download.part_nbytes or latest.received_nbytes > 0
         return bool(server) and is_known and has_room(server)
