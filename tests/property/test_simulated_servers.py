@@ -300,7 +300,7 @@ def run(seconds: float, first_seed: int, monkeypatch: pytest.MonkeyPatch) -> tup
     # One thread after the other, so that a seed determines what happens.
     monkeypatch.setattr(part_requests, "in_threads", lambda tasks, _: [task() for task in tasks])
     started_s, num_servers, num_complete = time.monotonic(), 0, 0
-    while time.monotonic() - started_s < seconds:
+    while num_servers == 0 or time.monotonic() - started_s < seconds:
         seed = first_seed + num_servers
         site = Site(seed)
         check = site.random.choice([check_save, check_save, check_read, check_ranges])
@@ -321,6 +321,14 @@ def test_any_server_gives_one_version_or_an_error(monkeypatch: pytest.MonkeyPatc
 
     assert num_servers > 500
     assert num_servers / 10 < num_complete < num_servers
+
+
+def test_a_length_of_one_byte_that_is_a_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file without a tag that starts over is requested whole, whatever its length was said to be.
+
+    It was found by `test_many_more_servers`.
+    """
+    run(0.0, 1795387261792394877, monkeypatch)
 
 
 @pytest.mark.long

@@ -48,8 +48,8 @@ def test_without_a_tag_it_starts_over(server: Server) -> None:
     """Without a tag only a stated digest can show that the rest is of the same version."""
     url = server.page("/a", DATA, has_tag=False, faults=[Fault(after_nbytes=2_000_000)])
     assert saved(url) == DATA
-    ranges = [f"bytes=0-{LAST}", f"bytes=0-{len(DATA) - 1}"]
-    assert [request.range for request in server.log] == ranges
+    # The second time as a whole, so that its length need not be believed.
+    assert [request.range for request in server.log] == [f"bytes=0-{LAST}", None]
 
     server.pages["/a"].faults.append(Fault(after_nbytes=2_000_000))
     assert saved(url, Expected(sha256=hashlib.sha256(DATA).hexdigest())) == DATA

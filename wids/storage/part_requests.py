@@ -134,8 +134,10 @@ class PartRequests:
         """Request what is missing of a part."""
         download = self._download
         at = download.resume_at(part)
+        # A file that starts over is requested whole: its former length may have been a lie.
+        stop = part.stop if at or not download.is_single else None
         try:
-            return self._transports.open(download.url, at, part.stop, download.tag)
+            return self._transports.open(download.url, at, stop, download.tag)
         except PastEndError as error:
             # All bytes had arrived, but not the end of the response; or the file is shorter.
             raise ReplacedError(str(error)) from error
