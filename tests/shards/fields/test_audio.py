@@ -69,6 +69,14 @@ def test_m4a_by_pyav(tmp_path: Path) -> None:
     assert np.array_equal(part, expected[:, 4000:6000])
 
 
+def test_a_title_that_is_not_utf8(tmp_path: Path) -> None:
+    """The title of a file may have any bytes, with each version of PyAV."""
+    optional("av")
+    data = converted(tmp_path, wav(), "-metadata", "title=a title", "out.m4a")
+    data = data.replace(b"a title", b"\xe9 title")
+    assert wids.Audio("numpy")(data)[0].shape[1] >= 8000
+
+
 @pytest.mark.parametrize("extension", ["wav", "flac", "ogg"])
 def test_a_part_is_a_part_of_the_whole(extension: str) -> None:
     """A part has the same samples as that part of the whole file."""

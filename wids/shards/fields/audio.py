@@ -233,7 +233,10 @@ def opened_media(file: IO[bytes]) -> Any:
 
     # Without a protocol no demuxer can open anything else.
     options = {"format_whitelist": _FORMATS, "protocol_whitelist": "none"}
-    return av.open(file, metadata_errors="ignore", container_options=options)
+    # A title that is not UTF-8 is an error up to PyAV 18, which has an argument to ignore it.
+    is_strict = int(av.__version__.partition(".")[0]) < 19
+    lenient: dict[str, Any] = {"metadata_errors": "ignore"} if is_strict else {}
+    return av.open(file, container_options=options, **lenient)
 
 
 def _joined(blocks: list[Samples], num_channels: int) -> Samples:
