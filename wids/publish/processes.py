@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
+    from multiprocessing.context import BaseContext
 
     from wids.publish.process_pool import Pool
 
@@ -44,8 +45,11 @@ def process_pool(num_processes: int | None, num_tasks: int) -> Iterator[Executor
 
     # Never fork this process: a fork lacks the threads of an fsspec driver, and code that waits for
     # them hangs. Workers start with the first task, which comes after the driver has started.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)  # once, and not in each worker
+    if _has_fork_server():
+        context: BaseContext = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(_PRELOADED)  # once, and not in each worker
+    else:
+        context = multiprocessing.get_context("spawn")
     executor = Pool(num_processes, context, _prepare_worker)
     previous = signal.signal(signal.SIGTERM, _exit)
     try:
@@ -67,12 +71,16 @@ def start_early(num_processes: int | None, modules: Sequence[str]) -> None:
         num_processes: As for `process_pool`.
         modules: What workers import.
     """
-    if (num_processes or os.cpu_count() or 1) < 2:
+    if (num_processes or os.cpu_count() or 1) < 2 or not _has_fork_server():
         return
     multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOADED, *modules])
     from multiprocessing.forkserver import ensure_running
 
     ensure_running()
+
+
+def _has_fork_server() -> bool:
+    return "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
 
 
 def _end_workers(executor: Pool) -> None:
@@ -91,13 +99,15 @@ def _prepare_worker() -> None:
     """Leave Ctrl-C to the parent, clean up when it ends this process, and end when it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _exit)
-    told, wake = os.pipe()
-    os.set_blocking(wake, False)
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    told = None
+    if hasattr(os, "fork"):  # on Windows only a socket can be told, and no signal ends a process
+        told, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     threading.Thread(target=_end_in_time, args=(told,), name="wids-parent", daemon=True).start()
 
 
-def _end_in_time(told: int) -> None:
+def _end_in_time(told: int | None) -> None:
     """Wait until this process is told to end or its parent is gone, and see that it ends.
 
     The main thread may never reach the handler of a signal: it may wait for a lock that a worker
@@ -105,15 +115,16 @@ def _end_in_time(told: int) -> None:
     handler's exception for the result of a task, and starts the next one.
 
     Args:
-        told: File descriptor that receives the numbers of signals.
+        told: File descriptor that receives the numbers of signals; None where there is none.
     """
     parent = multiprocessing.parent_process()
     if parent is None:  # not a worker
         return
     # The end of a pipe whose other end only the parent holds, and with "fork" the workers that were
     # started later: the last of these notices first, and the others one by one.
-    while parent.sentinel not in wait([parent.sentinel, told]):
-        if signal.SIGTERM in os.read(told, 64):
+    ends = [parent.sentinel] if told is None else [parent.sentinel, told]
+    while parent.sentinel not in wait(ends):
+        if told is not None and signal.SIGTERM in os.read(told, 64):
             break
     else:
         os.kill(os.getpid(), signal.SIGTERM)

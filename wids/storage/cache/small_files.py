@@ -85,7 +85,7 @@ def make_folder(path: str) -> None:
 
 def open_up(handle: int, folder: str) -> None:
     """Set the permissions of a new file to those of its folder, regardless of the umask."""
-    with suppress(OSError):
+    with suppress(OSError, AttributeError):  # Windows, where folders decide, has no `fchmod`
         # Otherwise the umask would close a group's shared folder to the group (CACHE-1).
         os.fchmod(handle, os.stat(folder).st_mode & 0o666)
 

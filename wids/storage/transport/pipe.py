@@ -90,7 +90,10 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     # The system does not reuse the number of the group until somebody waits.
     if process.returncode is None:
         with suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
+            if hasattr(os, "killpg"):
+                os.killpg(process.pid, signal.SIGKILL)
+            else:  # Windows has no groups: what the shell started ends when its pipe is closed
+                process.kill()
     if process.stdout is not None:
         process.stdout.close()
     process.wait()
