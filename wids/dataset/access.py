@@ -17,6 +17,7 @@ from wids.errors import WidsError
 from wids.shards.positions import Positions, index_of, position_at, select, select_batch
 from wids.shards.reader import OpenByNumber, ShardReader, together
 from wids.storage.range_reader import RangeError
+from wids.storage.stages import READ, SAMPLES, TRANSFORM, enter, here, of_type, timed
 
 OnError: TypeAlias = Callable[[WidsError], Any]
 
@@ -159,7 +160,8 @@ class Access:
             # Asked once for each shard, since the answer depends on how much of it the view has.
             if number != latest:
                 latest, local = number, reader.fetches_for_view(number, positions)
-            yield self.sample(position, number, local)
+            here.row[SAMPLES] += 1
+            yield timed(READ, self.sample, position, number, local)
 
     def _read_into(
         self,
@@ -171,6 +173,8 @@ class Access:
     ) -> None:
         """Read, label and transform samples of one shard, into their places in a batch."""
         reader, transformations = self.reader, self.transformations
+        if here.common[0]:
+            enter(READ)  # the samples of another shard were transformed before
         local = reader.fetches_for_many
         verify = reader.verifies_decoded if transformations else reader.verifies_raw
         shard = None
@@ -196,8 +200,11 @@ class Access:
         """Return what the transformations make of a labelled sample."""
         # Read before the first call: a transformation may return something without them.
         shard, key, position = sample["__shard__"], sample["__key__"], sample["__index__"]
+        is_timed = here.common[0]
         try:
             for transform in self.transformations:
+                if is_timed:
+                    enter(of_type.get(type(transform), TRANSFORM))
                 sample = transform(sample)
         except Exception as error:  # noqa: BLE001 - raised again, or passed to the caller
             # Wrapped, so that `on_error` gets one kind of exception, with the sample's name
