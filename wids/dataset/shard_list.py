@@ -315,7 +315,7 @@ class ShardListDataset(TorchDataset):
             position = int(position)
         here.row[SAMPLES] += 1
         if here.common[0]:
-            return timed(READ, access.sample, position)
+            return timed(READ, access.as_timed().sample, position)
         return access.sample(position)
 
     def __getitems__(self, indices: Sequence[int] | npt.NDArray[Any]) -> list[Any]:
@@ -328,7 +328,7 @@ class ShardListDataset(TorchDataset):
             ['text 2', 'text 0']
         """
         here.row[SAMPLES] += len(indices)
-        return timed(READ, self._access.batch, indices)
+        return timed(READ, self._access.as_timed().batch, indices)
 
     def __iter__(self) -> Iterator[Any]:
         return self._access.in_turn()

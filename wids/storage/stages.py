@@ -162,8 +162,20 @@ def fetching() -> Iterator[None]:
 
 def enter(stage: int) -> None:
     """Count this thread's time for a stage from now on, if it counts any."""
-    if _clock.stage != stage and _clock.stage >= 0:
+    if here.common[_IS_TIMED] and _current() not in (stage, -1):
         switch(stage)
+
+
+def step(stage: int, transform: Callable[[Any], Any], sample: Any) -> Any:
+    """Call a transformation; its stage lasts until another one is entered."""
+    if _clock.stage != stage:
+        enter(stage)
+    return transform(sample)
+
+
+def stage_of(transform: Any) -> int:
+    """Return the stage of a transformation."""
+    return of_type.get(type(transform), TRANSFORM)
 
 
 def switch(stage: int) -> None:
