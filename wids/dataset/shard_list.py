@@ -927,7 +927,7 @@ class ShardListDataset(TorchDataset):
         return len(self)
 
     def get_stats(self) -> tuple[int, int]:
-        """Return how often a shard was asked for, and how often it had to be opened.
+        """Return how often a shard was asked for, and had to be opened, by workers too.
 
         Example:
             >>> num_accesses, num_misses = dataset.get_stats()
@@ -935,6 +935,28 @@ class ShardListDataset(TorchDataset):
             True
         """
         return self.reader.usage()
+
+    def stats(self) -> dict[str, float]:
+        """Return what reading has cost this program, as numbers for monitoring.
+
+        They are those of this process and of those that it started, workers included, of all
+        datasets together, which share connections and caches, and only grow. ``samples`` were read;
+        ``requests`` were sent to servers, ``retries`` of them after a failure, and ``nbytes``
+        arrived; ``hits`` are remote files that were opened from a copy that was there, ``fetches``
+        and ``evictions`` copies that were fetched and deleted; ``openings`` are shards that were
+        opened, and ``reopenings`` those that the process had closed before. While a `wids.timings`
+        block is active, ``fetch_s``, ``open_s``, ``read_s``, ``check_s``, ``decode_s``,
+        ``transform_s``, ``collate_s`` and ``between_s`` grow too: seconds by stage (docs/slow.md).
+
+        Example:
+            >>> before = dataset.stats()
+            >>> sample = dataset[2]
+            >>> dataset.stats()["samples"] - before["samples"]
+            1.0
+        """
+        from wids.storage.stages import counted
+
+        return counted()
 
     def check_cache_misses(self) -> None:
         """Log a warning if more than 30% of over 100 accesses had to open their shard.

@@ -69,6 +69,7 @@ class ShardPool:
         self.num_misses = 0
         self.counts = SharedRows(0, 0)
         self._entries: dict[int, _Entry] = {}
+        self._opened: set[int] = set()
 
     def announce(self, number: int, local_indices: list[int]) -> None:
         """Read samples with large members ahead from the disk, if their shard is open and local."""
@@ -92,6 +93,9 @@ class ShardPool:
         self.num_misses += 1
         self.counts.row[1] += 1
         stages.count(stages.OPENINGS)
+        if number in self._opened:
+            stages.count(stages.REOPENINGS)
+        self._opened.add(number)
         shard = self.open_shard(number, local=local, make_room=self.close)
         # Another thread may have stored its own shard of this number since the miss. The later one
         # stays, and the other is closed when its reader releases it.
@@ -130,7 +134,7 @@ class ShardPool:
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process opens the files itself, so only the settings are pickled.
-        return {**self.__dict__, "_entries": {}}
+        return {**self.__dict__, "_entries": {}, "_opened": set()}
 
     def _is_too_long(self) -> bool:
         # One shard always stays, however long: the caller is about to read it.

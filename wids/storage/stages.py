@@ -38,12 +38,14 @@ COUNTS: Final = (
     "fetches",
     "evictions",
     "openings",
+    "reopenings",
 )
 """Samples that were read; requests to servers, bytes received and attempts that followed a failed
 one; remote files that were opened from a copy that was there, copies that were fetched, and copies
-that were evicted; and shards that had to be opened."""
+that were evicted; shards that had to be opened; and those among them that the
+process had open before."""
 
-SAMPLES, REQUESTS, _NBYTES, _RETRIES, HITS, FETCHES, EVICTIONS, OPENINGS = range(
+SAMPLES, REQUESTS, _NBYTES, _RETRIES, HITS, FETCHES, EVICTIONS, OPENINGS, REOPENINGS = range(
     len(SECONDS), len(SECONDS) + len(COUNTS)
 )
 
