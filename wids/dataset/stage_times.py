@@ -100,7 +100,9 @@ class StageTimes:
             return "loop"
         busy = {name: self.seconds[name] for name in SECONDS if name != "between"}
         largest, all_s = max(busy, key=lambda name: busy[name]), sum(busy.values())
-        if self.num_workers and self.seconds["between"] > _IDLE * (all_s + self.seconds["between"]):
+        if not all_s or (
+            self.num_workers and self.seconds["between"] > _IDLE * (all_s + self.seconds["between"])
+        ):
             return "hand-over"
         if largest in ("fetch", "open") and self.counts["evictions"]:
             return "cache"
