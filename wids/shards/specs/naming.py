@@ -169,8 +169,8 @@ def _no_tars(folder: str, entries: Sequence[Entry]) -> NotFoundError:
         message += "; compressed tars have no random access: decompress them first"
     elif folders:
         message += (
-            f"; name a folder inside it, such as {urls.redact(folder)}{folders[0]}/, or the tars of "
-            f"all with {urls.redact(folder)}**/*.tar"
+            f"; name a folder inside it, such as {urls.redact(folder)}{folders[0]}/, or the tars "
+            f"of all with {urls.redact(folder)}**/*.tar"
         )
         if urls.is_local(folder):
             message += ", or make shards of files with `wids pack`"
