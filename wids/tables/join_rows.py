@@ -16,7 +16,7 @@ from wids.errors import JoinError
 from wids.storage.array_types import IntArray
 from wids.tables.column_paths import KEY
 from wids.tables.join_keys import RowKeys
-from wids.tables.join_names import Fields, Names, columns_by_field
+from wids.tables.join_names import Fields, Names, Wanted
 from wids.tables.join_sides import OtherSide
 from wids.tables.join_values import PLAIN, own_value, value_fields
 
@@ -55,39 +55,47 @@ class RowSide(OtherSide):
         return self._fields
 
 
-def table_rows(table: Any, names: Names) -> RowSide:
+def import_arrow(what: str) -> Any:
+    """Return pyarrow, to read a caller's object or file."""
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise ImportError(
+            f"join: expected pyarrow, to read {what}, found none; pip install 'wids[table]'"
+        ) from error
+    return pa
+
+
+def table_rows(table: Any, names: Names, wanted: Wanted, what: str = "the table") -> RowSide:
     """Return the rows of a ``pyarrow.Table``."""
-    if table.column_names.count(KEY) != 1:
-        raise _no_keys("the table", table.column_names, "table.rename_columns(…)")
+    columns = wanted.fields(what, table.column_names, names)
+    _check_one(what, table.column_names, wanted.key)
     # Arrow cannot take single rows of the text that polars has.
     for number, column in enumerate(table.schema):
         wide = {"string_view": "large_string", "binary_view": "large_binary"}
         if str(column.type) in wide:
             cast = table.column(number).cast(wide[str(column.type)])
             table = table.set_column(number, column.name, cast)
-    columns = _columns("the table", table.column_names, names)
     # Partials and no closures: a joined dataset is pickled for workers.
-    keys, take = partial(_table_keys, table), partial(_take_of_table, table, columns)
-    return RowSide("the table", columns, keys, take)
+    keys = partial(_table_keys, table, wanted.key)
+    take = partial(_take_of_table, table, (*columns.values(), wanted.key), columns)
+    return RowSide(what, columns, keys, take)
 
 
-def _columns(what: str, columns: Sequence[Any], names: Names) -> dict[str, str]:
-    return {names[field]: column for field, column in columns_by_field(what, columns).items()}
-
-
-def _table_keys(table: Any) -> Iterator[Any]:
-    for batch in table.column(KEY).chunks:
+def _table_keys(table: Any, key: str) -> Iterator[Any]:
+    for batch in table.column(key).chunks:
         for start in range(0, len(batch), 1 << 16):
             yield from batch.slice(start, 1 << 16).to_pylist()
 
 
-def _take_of_table(table: Any, columns: Mapping[str, str], rows: Sequence[int]) -> list[Fields]:
-    names = (*columns.values(), KEY)
+def _take_of_table(
+    table: Any, names: Sequence[str], fields: Iterable[str], rows: Sequence[int]
+) -> list[Fields]:
     if len(rows) == 1:  # in a hundredth of the time that `take` needs
         values = [[table.column(name)[rows[0]].as_py()] for name in names]
     else:
         values = [_taken(table.column(name), rows) for name in names]
-    return _as_rows(columns, values)
+    return _as_rows(fields, values)
 
 
 def _taken(column: Any, rows: Sequence[int]) -> list[Any]:
@@ -99,15 +107,14 @@ def _taken(column: Any, rows: Sequence[int]) -> list[Any]:
     return found
 
 
-def frame_rows(frame: Any, names: Names) -> RowSide:
+def frame_rows(frame: Any, names: Names, wanted: Wanted) -> RowSide:
     """Return the rows of a pandas frame as it is now, whose keys are a column or the index."""
-    named = list(frame.columns)
-    is_index = frame.index.name == KEY
-    if (named.count(KEY) == 1) is is_index:
-        raise _no_keys("the frame", named, f'frame.rename_axis("{KEY}") or frame.rename(…)')
-    columns = _columns("the frame", named, names)
+    named, key = list(frame.columns), wanted.key
+    is_index = frame.index.name == key
+    _check_one("the frame", [*named, key] if is_index else named, key)
+    columns = wanted.fields("the frame", [*named, key] if is_index else named, names)
     # Copies, since frames are sorted in place.
-    labels = (frame.index if is_index else frame[KEY]).copy()
+    labels = (frame.index if is_index else frame[key]).copy()
     take = partial(_take_of_frame, frame[list(columns.values())].copy(), labels, columns)
     return RowSide("the frame", columns, partial(iter, labels), take)
 
@@ -126,20 +133,23 @@ def _take_of_frame(
     return _as_rows(columns, [*values, labels.take(list(rows)).tolist()])
 
 
-def mapping_rows(mapping: Mapping[str, Any], names: Names, *, with_fields: bool) -> RowSide:
+def mapping_rows(
+    mapping: Mapping[str, Any], names: Names, *, with_fields: bool, name: str = "the mapping"
+) -> RowSide:
     """Return the values of a mapping by their keys: mappings of fields, or single values.
 
     Args:
         mapping: The mapping, which must not change while datasets read it.
         names: The names of the fields.
         with_fields: Whether the fields of all values are needed; otherwise those of the first one.
+        name: What it is called in messages.
     """
     fields: dict[str, None] = {}
     for value in islice(mapping.values(), None if with_fields else 1):
-        fields.update(dict.fromkeys(value_fields(value, names)))
+        fields.update(dict.fromkeys(value_fields(value, names, name)))
     listed = list(mapping)
     take = partial(_take_of_mapping, mapping, listed, names)
-    return RowSide("the mapping", fields, partial(iter, listed), take)
+    return RowSide(name, fields, partial(iter, listed), take)
 
 
 def _take_of_mapping(
@@ -154,10 +164,10 @@ def _as_rows(fields: Iterable[str], values: list[list[Any]]) -> list[Fields]:
     return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
 
 
-def _no_keys(what: str, columns: Sequence[Any], remedy: str) -> JoinError:
-    names = ", ".join(map(repr, list(columns)[:8]))
-    return JoinError(
-        f"{what}: expected the keys of samples in one column named {KEY!r}"
-        f"{' or as the index of that name' if what == 'the frame' else ''}, found the columns "
-        f"{names}; name the one that has them, for example with {remedy}"
-    )
+def _check_one(what: str, columns: Sequence[Any], key: str) -> None:
+    """Raise if several columns have the keys."""
+    if columns.count(key) > 1:
+        raise JoinError(
+            f"{what}: expected the keys of samples in one column named {key!r}, found "
+            f"{columns.count(key)}; rename the others"
+        )
