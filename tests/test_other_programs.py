@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from conftest import Member, optional, raises, write_tar
+from conftest import Member, raises, write_tar
 
 from wids import MixedSampler, NotFoundError, ShardFormatError, ShardListDataset, load_spec
 
@@ -149,7 +149,7 @@ def test_timm(tmp_path: Path) -> None:
 def lhotse_shar(folder: Path) -> None:
     """Write what `write_shar` does by the program itself."""
     lhotse, shar = pytest.importorskip("lhotse"), pytest.importorskip("lhotse.shar")
-    soundfile = optional("soundfile")
+    soundfile = pytest.importorskip("soundfile")
     folder.mkdir()
     with shar.SharWriter(folder, fields={"recording": "flac", "emb": "numpy"}, shard_size=3) as out:
         for number in range(7):
@@ -200,7 +200,7 @@ def test_lhotse_shar(tmp_path: Path, make: Any) -> None:
 def test_hugging_faces_builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The samples that it streams, from shards by split."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    datasets = optional("datasets")
+    datasets = pytest.importorskip("datasets")
     for split, count in (("train", 2), ("test", 1)):
         for number in range(count):
             fields = {".txt": b"{}", ".json": {"number": "{}"}, ".x.cls": b"{}"}
