@@ -22,7 +22,7 @@ from wids.storage.array_types import IntArray
 from wids.storage.cache.store import BackgroundFetch
 from wids.storage.transport import urls
 from wids.tables.join_names import Fields, Names, Wanted
-from wids.tables.join_rows import RowSide, mapping_rows
+from wids.tables.join_rows import RowSide, entry_rows
 from wids.tables.join_sides import OtherSide
 from wids.tables.row_files import FileRows, file_rows
 
@@ -198,7 +198,7 @@ class FileSide(OtherSide):
                     'missing="none" or missing="skip"'
                 ) from error
             _logger.warning("%s: no such file, so all its keys are missing", urls.redact(url))
-            return FileRows(mapping_rows({}, self._names, with_fields=True), 0)
+            return FileRows(entry_rows({}, self._names, url), 0)
         return file_rows(data, url, self._names, self._wanted)
 
     def read(self, entries: IntArray) -> list[Fields | None]:
@@ -213,7 +213,9 @@ class FileSide(OtherSide):
     def read_one(self, entry: int, *, local: bool) -> Fields | None:  # noqa: ARG002 - all are read
         """Return the values for one sample."""
         number, local_index = self._first.locate(entry)
-        return self._selected(self._values(number, [local_index]))[0]
+        file = self._file(number)
+        row = file.rows.get(self._first.key_index(number).key(local_index))
+        return None if row is None else self._selected([file.side.read_one(row, local=True)])[0]
 
     def _values(self, number: int, local_indices: Sequence[int]) -> list[Fields | None]:
         file, index = self._file(number), self._first.key_index(number)

@@ -133,23 +133,20 @@ def _take_of_frame(
     return _as_rows(columns, [*values, labels.take(list(rows)).tolist()])
 
 
-def mapping_rows(
-    mapping: Mapping[str, Any], names: Names, *, with_fields: bool, name: str = "the mapping"
-) -> RowSide:
+def mapping_rows(mapping: Mapping[str, Any], names: Names, *, with_fields: bool) -> RowSide:
     """Return the values of a mapping by their keys: mappings of fields, or single values.
 
     Args:
         mapping: The mapping, which must not change while datasets read it.
         names: The names of the fields.
         with_fields: Whether the fields of all values are needed; otherwise those of the first one.
-        name: What it is called in messages.
     """
     fields: dict[str, None] = {}
     for value in islice(mapping.values(), None if with_fields else 1):
-        fields.update(dict.fromkeys(value_fields(value, names, name)))
+        fields.update(dict.fromkeys(value_fields(value, names)))
     listed = list(mapping)
     take = partial(_take_of_mapping, mapping, listed, names)
-    return RowSide(name, fields, partial(iter, listed), take)
+    return RowSide("the mapping", fields, partial(iter, listed), take)
 
 
 def _take_of_mapping(
@@ -157,6 +154,17 @@ def _take_of_mapping(
 ) -> list[Fields]:
     keys = [listed[row] for row in rows]
     return [{**value_fields(mapping[key], names), KEY: key} for key in keys]
+
+
+def entry_rows(entries: Mapping[str, Any], names: Names, what: str) -> RowSide:
+    """Return the values of a file by their keys. Their fields are made once, unlike a mapping's."""
+    rows = [{**value_fields(value, names, what), KEY: key} for key, value in entries.items()]
+    fields = dict.fromkeys(field for row in rows for field in row if field != KEY)
+    return RowSide(what, fields, partial(iter, list(entries)), partial(_take_of_entries, rows))
+
+
+def _take_of_entries(entries: Sequence[Fields], rows: Sequence[int]) -> list[Fields]:
+    return [own_value(entries[row]) for row in rows]
 
 
 def _as_rows(fields: Iterable[str], values: list[list[Any]]) -> list[Fields]:

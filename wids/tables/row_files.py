@@ -19,7 +19,7 @@ from wids.shards.fields.values import decode_json_lines
 from wids.storage.transport import urls
 from wids.tables.column_paths import KEY
 from wids.tables.join_names import Names, Wanted
-from wids.tables.join_rows import RowSide, import_arrow, mapping_rows, table_rows
+from wids.tables.join_rows import RowSide, entry_rows, import_arrow, table_rows
 
 _LINES: Final = (".jsonl", ".ndjson")
 _DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
@@ -67,7 +67,7 @@ def file_rows(data: bytes, url: str, names: Names, wanted: Wanted) -> FileRows:
         entries = _csv_entries(data, name, wanted, delimiter)
     if wanted != Wanted():
         entries = {k: wanted.of(v) if isinstance(v, Mapping) else v for k, v in entries.items()}
-    return FileRows(mapping_rows(entries, names, with_fields=True, name=name), len(data))
+    return FileRows(entry_rows(entries, names, name), len(data))
 
 
 def _parquet(data: bytes, name: str, wanted: Wanted) -> Any:
