@@ -55,14 +55,14 @@ def whole_file(first: ShardReader, name: str, names: Names, wanted: Wanted) -> R
     """
     url = _whole_url(first, name)
     try:
-        data = first.read_file(url)
+        with first.open_file(url) as file:
+            return file_rows(file, url, names, wanted).side
     except NotFoundError as error:
         raise NotFoundError(
             f"{urls.redact(url)}: expected a file with the keys of all shards, found none, nor "
             f"{urls.redact(name)} in the current folder; for a file of each shard write {{shard}}, "
             "{number} or {relative} in its name"
         ) from error
-    return file_rows(data, url, names, wanted).side
 
 
 def _whole_url(first: ShardReader, name: str) -> str:
@@ -189,7 +189,8 @@ class FileSide(OtherSide):
     def _read(self, number: int) -> FileRows:
         url = self.url(number)
         try:
-            data = self._first.read_file(url)
+            with self._first.open_file(url) as file:
+                return file_rows(file, url, self._names, self._wanted)
         except NotFoundError as error:
             if not self._is_optional:
                 raise NotFoundError(
@@ -199,7 +200,6 @@ class FileSide(OtherSide):
                 ) from error
             _logger.warning("%s: no such file, so all its keys are missing", urls.redact(url))
             return FileRows(entry_rows({}, self._names, url), 0)
-        return file_rows(data, url, self._names, self._wanted)
 
     def read(self, entries: IntArray) -> list[Fields | None]:
         """Return the values that the files have for the keys of samples."""

@@ -10,7 +10,7 @@ import json
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from wids.errors import JoinError, PackError
 from wids.publish.packing.metadata import csv_rows
@@ -37,11 +37,11 @@ class FileRows(NamedTuple):
     nbytes: int
 
 
-def file_rows(data: bytes, url: str, names: Names, wanted: Wanted) -> FileRows:
+def file_rows(file: BinaryIO, url: str, names: Names, wanted: Wanted) -> FileRows:
     """Return the rows of a file.
 
     Args:
-        data: Its bytes.
+        file: The file, from its beginning; of Parquet only the wanted columns are read.
         url: Its URL, for its extension and messages.
         names: The names of the fields.
         wanted: The column of the keys, and those that become fields.
@@ -52,8 +52,9 @@ def file_rows(data: bytes, url: str, names: Names, wanted: Wanted) -> FileRows:
     """
     name, path = urls.redact(url), urls.path_of(url).lower()
     if path.endswith(".parquet"):
-        table = _parquet(data, name, wanted)
+        table = _parquet(file, name, wanted)
         return FileRows(table_rows(table, names, wanted, name), table.nbytes)
+    data = file.read()
     if path.endswith(".gz"):
         path = path.removesuffix(".gz")
         try:
@@ -70,16 +71,16 @@ def file_rows(data: bytes, url: str, names: Names, wanted: Wanted) -> FileRows:
     return FileRows(entry_rows(entries, names, name), len(data))
 
 
-def _parquet(data: bytes, name: str, wanted: Wanted) -> Any:
+def _parquet(file: BinaryIO, name: str, wanted: Wanted) -> Any:
     arrow = import_arrow(name)
     import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(arrow.BufferReader(data))
-        wanted.check(name, file.schema_arrow.names)
+        parquet = pq.ParquetFile(file)
+        wanted.check(name, parquet.schema_arrow.names)
         if wanted.columns is None:
-            return file.read()
-        return file.read(columns=list(dict.fromkeys((wanted.key, *wanted.columns))))
+            return parquet.read()
+        return parquet.read(columns=list(dict.fromkeys((wanted.key, *wanted.columns))))
     except (arrow.ArrowException, OSError) as error:
         raise JoinError(f"{name}: expected Parquet, found: {error}") from error
 
