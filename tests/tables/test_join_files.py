@@ -268,7 +268,8 @@ def test_columns_by_name(train: Path) -> None:
                 dataset.join(other, on="id", columns=["text", "txt", "x"])[0]
             with raises(JoinError, "'key'", "'text'", "on="):
                 dataset.join(other, on="key")[0]
-        assert ".id" in dataset.join("all.csv", on="id", columns=["id"])[0]
+        for other in ("all.csv", frame, frame.set_index("id")):
+            assert dataset.join(other, on="id", columns=["id"])[3][".id"] == "s00003"
         for other in (dataset, {"s00000": 1}):
             with raises(ValueError, "on, columns: expected a table, a frame or files"):
                 dataset.join(other, columns=["x"])
@@ -300,7 +301,12 @@ def test_places_in_a_pattern(train: Path, tmp_path: Path) -> None:
             assert [s[".text"] for s in dataset.join(pattern)] == [
                 f"caption {n}" for n in range(20)
             ], pattern
-    (tmp_path / "data" / "b" / "train-000002.tar").rename(tmp_path / "x.tar")
+    hub = tmp_path / "x-00001-of-00009.tar"
+    (tmp_path / "data" / "b" / "train-000002.tar").rename(hub)
+    write_file(tmp_path / "caps-00001.json", as_list, SHARDS[2])
+    with wids.ShardListDataset(hub) as dataset:
+        assert dataset.join("caps-{number}.json")[0][".text"] == "caption 13"
+    hub.rename(tmp_path / "x.tar")
     with wids.ShardListDataset(tmp_path / "x.tar") as dataset:
         with raises(JoinError, "x.tar: expected a number in the name", "{number}.json", "{shard}"):
             dataset.join("{number}.json")[0]

@@ -27,6 +27,7 @@ from wids.tables.join_sides import OtherSide
 from wids.tables.row_files import FileRows, file_rows
 
 _PLACES: Final = re.compile(r"\{(shard|number|relative)\}")
+_NUMBER: Final = re.compile(r"(\d+)(?:-of-\d+)?\D*$")  # not the total of `train-00000-of-00010`
 _NUM_PARTS_OF_SERVER: Final = 3  # https:, nothing, and its name
 _MAX_STORED_NBYTES: Final = 64 << 20
 """Bytes of files whose content stays in memory; at least one file does."""
@@ -97,9 +98,10 @@ class FileSide(OtherSide):
     Args:
         first: The shards of the dataset.
         pattern: The URL or path of the files. ``{shard}`` stands for the base name of a shard
-            without ``.tar``, ``{number}`` for the last digits in it, and ``{relative}`` for its
-            path without ``.tar`` from the folder that all shards have in common. A relative one is
-            beside each shard, or with ``{relative}`` in that folder.
+            without ``.tar``, ``{number}`` for the last digits in it, before a total such as
+            ``-of-00010``, and ``{relative}`` for its path without ``.tar`` from the folder that all
+            shards have in common. A relative one is beside each shard, or with ``{relative}`` in
+            that folder.
         names: The names of the fields.
         wanted: The column of the keys, and those that become fields.
         is_optional: Whether a file that does not exist means that all its keys are missing.
@@ -134,13 +136,13 @@ class FileSide(OtherSide):
         name = os.path.basename(urls.path_of(shard_url)).removesuffix(".tar")
         values = {"shard": name}
         if "{number}" in self._pattern:
-            found = re.findall(r"\d+", name)
-            if not found:
+            found = _NUMBER.search(name)
+            if found is None:
                 raise JoinError(
                     f"{urls.redact(shard_url)}: expected a number in the name of the shard, for "
                     f"{{number}} in {urls.redact(self._pattern)}, found none; use {{shard}}"
                 )
-            values["number"] = found[-1]
+            values["number"] = found[1]
         if "{relative}" in self._pattern:
             parts, query = _parts(shard_url)
             values["relative"] = "/".join([*parts[len(self._common) :], name])

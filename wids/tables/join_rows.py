@@ -112,9 +112,11 @@ def frame_rows(frame: Any, names: Names, wanted: Wanted) -> RowSide:
     named, key = list(frame.columns), wanted.key
     is_index = frame.index.name == key
     _check_one("the frame", [*named, key] if is_index else named, key)
-    columns = wanted.fields("the frame", [*named, key] if is_index else named, names)
+    if is_index:
+        frame = frame.reset_index()
+    columns = wanted.fields("the frame", list(frame.columns), names)
     # Copies, since frames are sorted in place.
-    labels = (frame.index if is_index else frame[key]).copy()
+    labels = frame[key].copy()
     take = partial(_take_of_frame, frame[list(columns.values())].copy(), labels, columns)
     return RowSide("the frame", columns, partial(iter, labels), take)
 
