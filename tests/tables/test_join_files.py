@@ -204,7 +204,7 @@ def test_missing_keys_and_files(train: Path, caplog: pytest.LogCaptureFixture) -
         ("{shard}.jsonl.gz", "{}", ["train-000000.jsonl.gz: expected gzip data, found"]),
         ("{shard}.csv", "__key__,a\nx,1\nx,2", ["found 'x' twice, in item 1"]),
         ("{shard}.csv", "__key__,a\nx", ["csv, line 2: expected 2 values", "found 1"]),
-        ("{shard}.csv", "key,a\nx,2", ["a column named '__key__', found the columns 'key', 'a'"]),
+        ("{shard}.csv", "key,a\nx,2", ["one column named '__key__', found the columns 'key', 'a'"]),
     ],
 )
 def test_files_that_are_something_else(train: Path, name: str, text: str, parts: list[str]) -> None:

@@ -62,17 +62,17 @@ class Wanted(NamedTuple):
     key: str = KEY
     columns: tuple[str, ...] | None = None
 
-    def check(self, what: str, named: Collection[Any]) -> None:
+    def check(self, what: str, named: Sequence[Any]) -> None:
         """Raise unless there are such columns.
 
         Raises:
-            JoinError: One is missing; the error names those that exist.
+            JoinError: One is missing, or several have the keys; the error names those that exist.
         """
         missing = [name for name in self.columns or () if name not in named]
-        listed = ", ".join(map(repr, list(named)[:_MAX_NAMED])) + ", …" * (len(named) > _MAX_NAMED)
-        if self.key not in named:
+        listed = ", ".join(map(repr, named[:_MAX_NAMED])) + ", …" * (len(named) > _MAX_NAMED)
+        if named.count(self.key) != 1:
             raise JoinError(
-                f"{what}: expected the keys of samples in a column named {self.key!r}"
+                f"{what}: expected the keys of samples in one column named {self.key!r}"
                 f"{' or as the index of that name' if what == 'the frame' else ''}, found the "
                 f"columns {listed}; pass the name of the one that has them as on="
             )

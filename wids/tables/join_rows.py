@@ -12,7 +12,6 @@ from itertools import islice
 from math import isnan
 from typing import Any
 
-from wids.errors import JoinError
 from wids.storage.array_types import IntArray
 from wids.tables.column_paths import KEY
 from wids.tables.join_keys import RowKeys
@@ -69,7 +68,6 @@ def import_arrow(what: str) -> Any:
 def table_rows(table: Any, names: Names, wanted: Wanted, what: str = "the table") -> RowSide:
     """Return the rows of a ``pyarrow.Table``."""
     columns = wanted.fields(what, table.column_names, names)
-    _check_one(what, table.column_names, wanted.key)
     # Arrow cannot take single rows of the text that polars has.
     for number, column in enumerate(table.schema):
         wide = {"string_view": "large_string", "binary_view": "large_binary"}
@@ -109,14 +107,11 @@ def _taken(column: Any, rows: Sequence[int]) -> list[Any]:
 
 def frame_rows(frame: Any, names: Names, wanted: Wanted) -> RowSide:
     """Return the rows of a pandas frame as it is now, whose keys are a column or the index."""
-    named, key = list(frame.columns), wanted.key
-    is_index = frame.index.name == key
-    _check_one("the frame", [*named, key] if is_index else named, key)
-    if is_index:
-        frame = frame.reset_index()
+    if frame.index.name == wanted.key:
+        frame = frame.reset_index(allow_duplicates=True)
     columns = wanted.fields("the frame", list(frame.columns), names)
     # Copies, since frames are sorted in place.
-    labels = frame[key].copy()
+    labels = frame[wanted.key].copy()
     take = partial(_take_of_frame, frame[list(columns.values())].copy(), labels, columns)
     return RowSide("the frame", columns, partial(iter, labels), take)
 
@@ -172,12 +167,3 @@ def _take_of_entries(entries: Sequence[Fields], rows: Sequence[int]) -> list[Fie
 def _as_rows(fields: Iterable[str], values: list[list[Any]]) -> list[Fields]:
     names = (*fields, KEY)
     return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
-
-
-def _check_one(what: str, columns: Sequence[Any], key: str) -> None:
-    """Raise if several columns have the keys."""
-    if columns.count(key) > 1:
-        raise JoinError(
-            f"{what}: expected the keys of samples in one column named {key!r}, found "
-            f"{columns.count(key)}; rename the others"
-        )

@@ -117,7 +117,8 @@ def _json_entries(data: bytes, name: str, wanted: Wanted, *, is_lines: bool) -> 
         )
     if wanted.columns is not None and content:
         rows = (value for value in content.values() if isinstance(value, Mapping))
-        wanted.check(name, [wanted.key, *dict.fromkeys(column for row in rows for column in row)])
+        named = dict.fromkeys(column for row in rows for column in row)
+        wanted.check(name, list({wanted.key: None, **named}))
     return content
 
 
