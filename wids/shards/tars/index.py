@@ -205,7 +205,8 @@ def build_index(
     names = split_names(members.names, key_split)
     if len(names.ends) != len(members.names):
         raise ShardFormatError(f"{path}: a member name has a NUL in it; pack the shard again")
-    _remark_on_metadata(members.names, path)
+    if names.joined.startswith(b"__") or b"\0__" in names.joined:  # most tars have no such name
+        _remark_on_metadata(members.names, path)
     belongs = np.flatnonzero(names.dots)
     keys, extensions = names.parts()
     sample_of, unique_keys = _numbered(keys)
@@ -232,7 +233,7 @@ def build_index(
 
 
 def _remark_on_metadata(names: list[bytes], path: str) -> None:
-    skipped = [name for name in names if name.startswith(b"__") and is_metadata(name)]
+    skipped = list(filter(is_metadata, names))
     if skipped:
         _logger.info(
             "%s: %d members such as %s belong to no sample, since webdataset keeps names that "
