@@ -78,7 +78,9 @@ def is_metadata(name: bytes) -> bool:
 
 def has_metadata(keys: bytes | mmap, start: int, stop: int) -> bool:
     """Whether one of the keys between NULs in a part of some bytes is that of metadata."""
-    return _METADATA_KEY.search(keys, start, stop) is not None
+    # Most keys have no underscore, which numpy sees in a tenth of the time.
+    text = np.frombuffer(keys, np.uint8, stop - start, start)
+    return bool((text == ord("_")).any()) and _METADATA_KEY.search(keys, start, stop) is not None
 
 
 def _last_before(positions: IntArray, limits: IntArray) -> IntArray:
