@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import need
+from conftest import need, write_tar
 from PIL import Image
 
 from wids import Decoder, ShardListDataset
@@ -118,8 +118,19 @@ def test_gnu_tar_of_a_folder(tmp_path: Path) -> None:
             ["tar", "--sort=name", f"--format={name}", "-cf", shards[-1], "-C", folder, "v1.0"],
             check=True,
         )
+    # Names of metadata, and names like them (KEY-5).
+    names = [
+        "__meta__/info.json",
+        "a.txt",
+        "__meta__/x/b.txt",
+        "__x.y__",
+        "__a__.txt",
+        "____/c.txt",
+    ]
+    names += ["___/d.txt", "b/__meta__/e.txt", "_f_/g.txt", "__h.txt", "__i__j/k.txt"]
+    shards.append(write_tar(tmp_path / "meta.tar", [(name, name.encode()) for name in names]))
 
-    assert len(ours(shards)) == 80
+    assert len(ours(shards)) == 80 + 7
     assert ours(shards) == theirs(shards)
 
 

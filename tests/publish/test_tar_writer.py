@@ -92,6 +92,7 @@ def test_shard_appears_when_complete(tmp_path: Path) -> None:
         ({"__key__": "b.c", ".txt": "x"}, "'b.c.txt', which is read back as another key"),
         ({"__key__": "b", "x/y.txt": "x"}, "which is read back as another key"),
         ({"__key__": "b/", ".txt": "x"}, "which is read back as another key"),
+        ({"__key__": "__b__/c", ".txt": "x"}, "'__b__/c.txt', which readers skip as metadata"),
     ],
 )
 def test_sample_that_would_be_read_back_differently_is_refused(

@@ -89,7 +89,7 @@ def test_md5_is_compared(spec: Path) -> None:
 def test_odd_names_are_listed(tmp_path: Path) -> None:
     """Names that belong to no sample, and names that occur twice."""
     members = [*sample_members(0, 3), *sample_members(1, 2)]
-    members += [(f"README{n}", b"") for n in range(5)]
+    members += [(f"README{n}", b"") for n in range(5)] + [("__meta__/info.json", b"{}")]
     path = write_tar(tmp_path / "a.tar", members)
 
     assert problems([path]) == [

@@ -11,7 +11,7 @@ from loopback import Server
 from remote_site import EXPECTED, Site, texts
 
 import wids
-from wids.shards.side_files import read_file
+from wids.shards.side_files import open_file
 from wids.storage.cache.store import Cache
 from wids.storage.fetch import Fetcher
 
@@ -19,6 +19,11 @@ from wids.storage.fetch import Fetcher
 @pytest.fixture
 def store(own_cache: Path) -> Cache:
     return Cache(str(own_cache), Fetcher())
+
+
+def read_file(store: Cache, url: str) -> bytes:
+    with open_file(store, url) as file:
+        return file.read()
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import logging
 import pickle
@@ -9,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import pyarrow as pa
 import pytest
 from conftest import raises
 from join_shards import fields
@@ -35,15 +39,41 @@ def as_lines(entries: Entries) -> str:
     return "\n".join(json.dumps(item) for item in json.loads(as_list(entries))) + "\n\n"
 
 
+def as_csv(entries: Entries, delimiter: str = ",") -> str:
+    rows = [(key, f'"{value["text"]}"', value[".score"]) for key, value in entries.items()]
+    return "\n".join(
+        delimiter.join(map(str, row)) for row in [("__key__", "text", ".score"), *rows]
+    )
+
+
+def as_tsv(entries: Entries) -> str:
+    return as_csv(entries, "\t")
+
+
+def as_parquet(entries: Entries, key: str = "__key__") -> bytes:
+    pq, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    file = io.BytesIO()
+    pq.write_table(
+        pa.Table.from_pylist([{key: name, **value} for name, value in entries.items()]), file
+    )
+    return file.getvalue()
+
+
 def captions(numbers: range) -> Entries:
     return {f"s{n:05d}": {"text": f"caption {n}", ".score": n / 2} for n in numbers}
 
 
-def write_files(folder: Path, name: str, form: Callable[[Entries], str]) -> None:
+def write_files(folder: Path, name: str, form: Callable[[Entries], str | bytes]) -> None:
     for number, numbers in enumerate(SHARDS):
-        file = folder / name.replace("{shard}", f"train-{number:06d}")
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(form(captions(numbers)), encoding="utf-8-sig")
+        name_of_shard = name.replace("{shard}", f"train-{number:06d}")
+        write_file(folder / name_of_shard.replace("{number}", f"{number:06d}"), form, numbers)
+
+
+def write_file(file: Path, form: Callable[[Entries], str | bytes], numbers: range) -> None:
+    data = form(captions(numbers))
+    data = data.encode("utf-8-sig") if isinstance(data, str) else data
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(gzip.compress(data) if file.suffix == ".gz" else data)
 
 
 @pytest.mark.parametrize(
@@ -53,10 +83,17 @@ def write_files(folder: Path, name: str, form: Callable[[Entries], str]) -> None
         ("{shard}.captions.json", as_list),
         ("{shard}.jsonl", as_lines),
         ("sub/{shard}.NDJSON", as_lines),
+        ("{shard}.jsonl.gz", as_lines),
+        ("cuts.{number}.json.gz", as_list),
+        ("{shard}.csv", as_csv),
+        ("{shard}.tsv.gz", as_tsv),
+        ("{shard}.parquet", as_parquet),
     ],
 )
-def test_each_form_of_a_file(train: Path, pattern: str, form: Callable[[Entries], str]) -> None:
-    """Objects, lists and lines give the same samples, alone and in batches (JOIN-8)."""
+def test_each_form_of_a_file(
+    train: Path, pattern: str, form: Callable[[Entries], str | bytes]
+) -> None:
+    """All of them give the same samples, alone and in batches (JOIN-8)."""
     write_files(train.parent, pattern, form)
     with wids.ShardListDataset(train) as dataset:
         for place in (pattern, str(train.parent / pattern), Path(train.parent / pattern)):
@@ -163,6 +200,11 @@ def test_missing_keys_and_files(train: Path, caplog: pytest.LogCaptureFixture) -
         ("{shard}.json", '{"a": 1, "b": {"x": 1, "x": 2}, "a": 2}', ["found 'a' twice"]),
         ("{shard}.jsonl", '{"__key__": "a"}\n{"__key__": "a"}', ["'a' twice, in item 1"]),
         ("{shard}.json", "[" * 100_000, ["expected JSON"]),
+        ("{shard}.parquet", "{}", ["train-000000.parquet: expected Parquet, found"]),
+        ("{shard}.jsonl.gz", "{}", ["train-000000.jsonl.gz: expected gzip data, found"]),
+        ("{shard}.csv", "__key__,a\nx,1\nx,2", ["found 'x' twice, in item 1"]),
+        ("{shard}.csv", "__key__,a\nx", ["csv, line 2: expected 2 values", "found 1"]),
+        ("{shard}.csv", "key,a\nx,2", ["one column named '__key__', found the columns 'key', 'a'"]),
     ],
 )
 def test_files_that_are_something_else(train: Path, name: str, text: str, parts: list[str]) -> None:
@@ -172,15 +214,102 @@ def test_files_that_are_something_else(train: Path, name: str, text: str, parts:
         dataset.join(name)[0]
 
 
-def test_patterns_without_a_place_for_the_shard(train: Path) -> None:
-    """An error where shards would share a file; fine for one shard (JOIN-8)."""
-    (train.parent / "all.json").write_text(as_object(captions(range(20))))
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("all.json", as_object), ("all.csv.gz", as_csv), ("all.parquet", as_parquet)],
+)
+def test_one_file_for_all_shards(
+    train: Path,
+    name: str,
+    form: Callable[[Entries], str | bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By its path, or beside the shards; which of two is an error (JOIN-12)."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     with wids.ShardListDataset(train) as dataset:
-        with raises(JoinError, "all.json: expected {shard}", "each of the 3 shards", "as a table"):
-            dataset.join("all.json")
-        assert dataset.join(json.loads((train.parent / "all.json").read_text()))[3][".score"] == 1.5
+        with raises(NotFoundError, f"{train.parent}/{name}: expected a file", "{shard}"):
+            dataset.join(name)
+        write_file(train.parent / name, form, range(20))
+        for place in (name, train.parent / name):
+            joined = pickle.loads(pickle.dumps(dataset.join(place)))  # noqa: S301 - made here
+            assert [s[".text"] for s in joined] == [f"caption {n}" for n in range(20)]
+            assert joined.__getitems__([13, 2])[0][".score"] == 6.5
+        write_file(tmp_path / "here" / name, form, range(15))
+        with raises(JoinError, f"{name}: expected one file, found {tmp_path}/here/", "absolute"):
+            dataset.join(name)
+        (train.parent / name).unlink()
+        with raises(JoinError, "found 5 of them missing: 's00015'"):
+            dataset.join(name)
+        assert len(dataset.join(name, missing="skip")) == 15
+        assert dataset.join(name, missing="none")[17][".text"] is None
     with wids.ShardListDataset(train.parent / "train-000001.tar") as dataset:
-        assert dataset.join("all.json")[0][".text"] == "caption 8"
+        assert dataset.join(name)[0][".text"] == "caption 8"
+
+
+def test_columns_by_name(train: Path) -> None:
+    """``on`` is the column of the keys, and ``columns`` has those that are taken (JOIN-12)."""
+    write_files(train.parent, "{shard}.parquet", lambda entries: as_parquet(entries, "id"))
+    write_file(train.parent / "all.csv", lambda e: as_csv(e).replace("__key__", "id"), range(20))
+    rows = [{"id": key, **value} for key, value in captions(range(20)).items()]
+    write_file(train.parent / "all.jsonl", lambda _: "\n".join(map(json.dumps, rows)), range(0))
+    frame = pd.DataFrame(rows)
+    with wids.ShardListDataset(train) as dataset:
+        for other in (
+            *("{shard}.parquet", "all.csv", "all.jsonl", frame, frame.set_index("id")),
+            pa.table(frame),
+        ):
+            both = dataset.join(other, on="id")
+            assert sorted(fields(both[3])) == [".cls", ".score", ".text", ".txt"], other
+            joined = dataset.join(other, on="id", columns=["text"])
+            assert fields(joined[3]) == {".txt": "text 3", ".cls": 3, ".text": "caption 3"}
+            with raises(JoinError, "expected the columns 'txt', 'x', found", "'id'", "'text'"):
+                dataset.join(other, on="id", columns=["text", "txt", "x"])[0]
+            with raises(JoinError, "'key'", "'text'", "on="):
+                dataset.join(other, on="key")[0]
+        for other in ("all.csv", frame, frame.set_index("id")):
+            assert dataset.join(other, on="id", columns=["id"])[3][".id"] == "s00003"
+        for other in (dataset, {"s00000": 1}):
+            with raises(ValueError, "on, columns: expected a table, a frame or files"):
+                dataset.join(other, columns=["x"])
+        with raises(TypeError, "columns: expected a list of names, found 'text'"):
+            dataset.join("all.csv", columns="text")
+        with raises(TypeError, "on: expected the name of a column, found int 3"):
+            dataset.join("all.csv", on=3)  # type: ignore[arg-type]
+
+
+def test_places_in_a_pattern(train: Path, tmp_path: Path) -> None:
+    """The number of a shard as it is written, and its path from the common folder (JOIN-8)."""
+    shards = sorted(train.parent.glob("train-*.tar"))
+    for shard, folder, numbers in zip(shards, "aab", SHARDS, strict=True):
+        place = tmp_path / "data" / folder
+        place.mkdir(parents=True, exist_ok=True)
+        shard.rename(place / shard.name)
+        for other in ("caps", "data"):
+            (tmp_path / other).mkdir(exist_ok=True)
+            write_file(tmp_path / other / folder / f"{shard.stem}.json", as_list, numbers)
+        write_file(tmp_path / "caps" / f"part_{shard.stem[-6:]}.json", as_list, numbers)
+    with wids.ShardListDataset(f"{tmp_path}/data/**/*.tar") as dataset:
+        for pattern in (
+            f"{tmp_path}/caps/part_{{number}}.json",
+            f"{tmp_path}/caps/{{relative}}.json",
+            "{relative}.json",
+            "../caps/{relative}.json",
+            "../../caps/part_{number}.json",
+        ):
+            assert [s[".text"] for s in dataset.join(pattern)] == [
+                f"caption {n}" for n in range(20)
+            ], pattern
+    hub = tmp_path / "x-00001-of-00009.tar"
+    (tmp_path / "data" / "b" / "train-000002.tar").rename(hub)
+    write_file(tmp_path / "caps-00001.json", as_list, SHARDS[2])
+    with wids.ShardListDataset(hub) as dataset:
+        assert dataset.join("caps-{number}.json")[0][".text"] == "caption 13"
+    hub.rename(tmp_path / "x.tar")
+    with wids.ShardListDataset(tmp_path / "x.tar") as dataset:
+        with raises(JoinError, "x.tar: expected a number in the name", "{number}.json", "{shard}"):
+            dataset.join("{number}.json")[0]
 
 
 def test_odd_names_of_shards(tmp_path: Path) -> None:
@@ -217,6 +346,12 @@ def test_remote_files(tmp_path: Path, server: Server, own_cache: Path) -> None:
     )
     with wids.ShardListDataset(site.spec(index="train.index")) as dataset:
         assert dataset.join("{shard}.caps.json")[9][".text"] == "caption 109"
+        server.page("/all.parquet", as_parquet(captions(range(20)), "id"))
+        for name in ("all.parquet", f"{server.url}/all.parquet"):
+            joined = dataset.join(name, on="id", columns=["text"])
+            assert joined[9][".text"] == "caption 9"
+        with raises(NotFoundError, f"{server.url}/no.csv: expected a file", "nor no.csv in the"):
+            dataset.join("no.csv")
         other = dataset.join(server.url + "/none/{shard}.json")
         with raises(FetchError, "/none/train-0.json"):
             other[3]

@@ -25,6 +25,7 @@ def dataset() -> None:
     lengths: list[int] = data.lengths
     keys: Sequence[str] = data.keys()[1:]
     joined: wids.ShardListDataset = data.join(view, missing="skip", prefix="b").join({"a": 1})
+    joined = joined.join(Path("a.parquet"), on="id", columns=["b"])
     with data as entered:
         same: wids.ShardListDataset = entered
     table: Any = data.table({"label": ".cls"}, errors="null", executor=ThreadPoolExecutor())

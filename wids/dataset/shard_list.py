@@ -687,7 +687,15 @@ class ShardListDataset(TorchDataset):
 
     # Other data by key.
 
-    def join(self, other: Any, *, missing: Missing = "error", prefix: str = "") -> ShardListDataset:
+    def join(
+        self,
+        other: Any,
+        *,
+        on: str = "__key__",
+        columns: Sequence[str] | None = None,
+        missing: Missing = "error",
+        prefix: str = "",
+    ) -> ShardListDataset:
         """Return a view whose samples have further fields: those that another side has for a key.
 
         Keys are matched once, from indexes, and the result is stored in the cache folder. Entries
@@ -697,8 +705,13 @@ class ShardListDataset(TorchDataset):
         Args:
             other: A dataset or view, in shards of any kind; a ``pyarrow.Table`` (or what becomes
                 one) with a column ``__key__``; a pandas frame with a column or an index
-                ``__key__``; a mapping from keys to values, or to mappings of fields; or a pattern
-                such as ``"{shard}.captions.json"``, for a file of JSON beside each shard.
+                ``__key__``; a mapping from keys to values, or to mappings of fields; or the path or
+                URL of a file, ``.parquet``, ``.csv``, ``.tsv``, ``.jsonl`` or ``.json``, also with
+                ``.gz``. With ``{shard}``, the name of a shard without ``.tar``, ``{number}``, the
+                last digits in it, or ``{relative}``, its path from the folder of all shards, it
+                stands for a file of each shard, as in ``"{shard}.captions.json"``.
+            on: The column of a table, a frame or a file that has the keys.
+            columns: The columns of it that become fields; None for all others.
             missing: How to treat a sample whose key the other side does not have: ``"error"``,
                 ``"skip"`` to leave it out, or ``"none"`` for None as the other side's fields.
             prefix: Comes before the names of the other side's fields: with ``"b"``, ``.txt``
@@ -719,7 +732,7 @@ class ShardListDataset(TorchDataset):
 
         if isinstance(other, ShardListDataset):
             other = other._joinable()  # noqa: SLF001 - another of this class
-        reader, chosen = joined_reader(self._joinable(), other, missing, prefix)
+        reader, chosen = joined_reader(self._joinable(), other, missing, prefix, on, columns)
         return self._plain(replace(self._access.selected(chosen), reader=reader))
 
     def _joinable(self) -> JoinableView:

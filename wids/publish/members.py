@@ -12,6 +12,7 @@ from typing import Any, Final
 from wids.errors import printable
 from wids.shards.fields.codecs import Encode
 from wids.shards.fields.encode import encode
+from wids.shards.tars.member_names import is_metadata, to_bytes
 
 Encoder = bool | Mapping[str, Encode] | Callable[[dict[str, Any]], Mapping[str, Any]] | None
 ToMembers = Callable[[Mapping[str, Any]], tuple[str, dict[str, bytes]]]
@@ -71,6 +72,11 @@ def _members(
             )
         if not (is_storable_key and _is_storable_field(field)):
             raise _name_error(key, member)
+        if key.startswith("__") and is_metadata(to_bytes(member)):
+            raise ValueError(
+                f"sample {key!r:.80}: expected a name that does not begin with __…__, found the "
+                f"member {member!r:.80}, which readers skip as metadata; rename it"
+            )
         if member in members:
             raise ValueError(f"sample {key!r}: expected the field {field!r} once, found it twice")
         try:

@@ -28,7 +28,7 @@ from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.model import PackedShards, ShardSpec
 from wids.shards.tars.archive import TarBytes, TarMembers
 from wids.shards.tars.index import ShardIndex, TarIdentity, build_index, with_checksums
-from wids.shards.tars.member_names import KeySplit, split_names, to_text
+from wids.shards.tars.member_names import KeySplit, is_metadata, split_names, to_text
 from wids.shards.tars.scan import scan
 from wids.shards.tars.shard import Shard
 from wids.storage import fetch
@@ -258,7 +258,8 @@ def _mismatch(shard_spec: ShardSpec, path: str, nbytes: int) -> str:
 
 def _odd_names(found: TarMembers, key_split: KeySplit) -> list[str]:
     dots = split_names(found.names, key_split).dots.tolist()
-    orphans = [name for name, dot in zip(found.names, dots, strict=True) if not dot]
+    names = zip(found.names, dots, strict=True)
+    orphans = [name for name, dot in names if not (dot or is_metadata(name))]
     repeated = [name for name, count in Counter(found.names).items() if count > 1]
     texts = []
     if orphans:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, TypeAlias
 
 import numpy as np
 
@@ -306,11 +306,11 @@ class ShardReader:
             known = (*self.identity(number), zlib.crc32(sizes.tobytes()))
         return known
 
-    def read_file(self, url: str) -> bytes:
-        """Return the bytes of a small file beside the shards; see `side_files.read_file`."""
-        from wids.shards.side_files import read_file
+    def open_file(self, url: str) -> AbstractContextManager[BinaryIO]:
+        """Open a file beside the shards; see `side_files.open_file`."""
+        from wids.shards.side_files import open_file
 
-        return read_file(self.counted.store, url)
+        return open_file(self.counted.store, url)
 
     def set_epoch(self, epoch: int) -> None:
         """Do nothing: unlike a reader of joined samples, this one transforms no sample."""

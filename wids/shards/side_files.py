@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import BinaryIO
 
 from wids.errors import local_error
 from wids.shards.copy_records import open_copy
@@ -67,16 +68,18 @@ def discard(store: Cache, url: str) -> bool:
     return True
 
 
-def read_file(store: Cache, url: str) -> bytes:
-    """Return the bytes of a small file.
+@contextmanager
+def open_file(store: Cache, url: str) -> Iterator[BinaryIO]:
+    """Open a file to read it.
 
     Raises:
         NotFoundError: There is no such file.
-        FetchError: It cannot be read.
+        FetchError: It cannot be opened.
     """
     with local_file(store, url) as path:
         try:
-            with open(path, "rb") as file:
-                return file.read()
+            file = open(path, "rb")  # noqa: SIM115 - errors of the caller's block are its own
         except OSError as error:
             raise local_error(path, error) from error
+        with file:
+            yield file

@@ -1,98 +1,198 @@
-"""Use files such as ``{shard}.captions.json``, one beside each shard, as the other side of a join.
+"""Use files beside the shards, or one file for all of them, as the other side of a join.
 
 The file of a shard is read when a sample of the shard is first joined, and the last few files stay
-in memory. A remote file is stored in the cache.
+in memory; a file for all is read when the join is made. A remote file is stored in the cache.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-from codecs import BOM_UTF8
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import takewhile
+from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 from wids.errors import JoinError, NotFoundError
-from wids.shards.fields.values import decode_json_lines
 from wids.shards.reader import ShardReader
 from wids.storage.array_types import IntArray
 from wids.storage.cache.store import BackgroundFetch
 from wids.storage.transport import urls
-from wids.tables.column_paths import KEY
-from wids.tables.join_names import Fields, Names
+from wids.tables.join_names import Fields, Names, Wanted
+from wids.tables.join_rows import RowSide, entry_rows
 from wids.tables.join_sides import OtherSide
-from wids.tables.join_values import own_value, value_fields
+from wids.tables.row_files import FileRows, file_rows
 
-SHARD: Final = "{shard}"
-_LINES: Final = (".jsonl", ".ndjson")
+_PLACES: Final = re.compile(r"\{(shard|number|relative)\}")
+_NUMBER: Final = re.compile(r"(\d+)(?:-of-\d+)?\D*$")  # not the total of `train-00000-of-00010`
+_NUM_PARTS_OF_SERVER: Final = 3  # https:, nothing, and its name
 _MAX_STORED_NBYTES: Final = 64 << 20
 """Bytes of files whose content stays in memory; at least one file does."""
 
 _logger = logging.getLogger("wids")
 
 
-class _Repeated(dict[str, Any]):
-    """An object of JSON with a key that occurs twice."""
+def is_per_shard(pattern: str) -> bool:
+    """Return whether a pattern stands for a file of each shard."""
+    return _PLACES.search(pattern) is not None
 
-    key: str
+
+def whole_file(first: ShardReader, name: str, names: Names, wanted: Wanted) -> RowSide:
+    """Return the rows of a file for all shards.
+
+    Args:
+        first: The shards of the dataset.
+        name: The URL or path of the file. A relative one is in the current folder, or beside the
+            first shard.
+        names: The names of the fields.
+        wanted: The column of the keys, and those that become fields.
+
+    Raises:
+        FetchError: The file cannot be read.
+        JoinError: It is not what a join expects, or there are two.
+    """
+    url = _whole_url(first, name)
+    try:
+        with first.open_file(url) as file:
+            return file_rows(file, url, names, wanted).side
+    except NotFoundError as error:
+        raise NotFoundError(
+            f"{urls.redact(url)}: expected a file with the keys of all shards, found none, nor "
+            f"{urls.redact(name)} in the current folder; for a file of each shard write {{shard}}, "
+            "{number} or {relative} in its name"
+        ) from error
+
+
+def _whole_url(first: ShardReader, name: str) -> str:
+    shard_url = first.shards[0].url
+    here = os.path.abspath(urls.local_path(name)) if urls.is_local(name) else name
+    if urls.scheme(shard_url) == "pipe":
+        return here
+    beside = urls.join(urls.parent(shard_url), name)
+    if beside == here or not os.path.exists(here):
+        return beside
+    if urls.is_local(beside) and os.path.exists(beside) and not os.path.samefile(here, beside):
+        raise JoinError(
+            f"{name}: expected one file, found {here} in the current folder and {beside} beside "
+            "the shards; pass the absolute path of one"
+        )
+    return here
+
+
+class _ShardFile(NamedTuple):
+    """The file of a shard: its rows, the row of each key, and the bytes that they take."""
+
+    side: RowSide
+    rows: dict[str, int]
+    nbytes: int
 
 
 class FileSide(OtherSide):
-    """A file of JSON for each shard; see `OtherSide`. An entry is a position in the dataset.
+    """A file for each shard; see `OtherSide`. An entry is a position in the dataset.
 
     Safe to use from any number of threads.
 
     Args:
         first: The shards of the dataset.
-        pattern: The URL or path of the files, with ``{shard}`` for the base name of a shard without
-            ``.tar``. A relative one is beside each shard.
+        pattern: The URL or path of the files. ``{shard}`` stands for the base name of a shard
+            without ``.tar``, ``{number}`` for the last digits in it, before a total such as
+            ``-of-00010``, and ``{relative}`` for its path without ``.tar`` from the folder that all
+            shards have in common. A relative one is beside each shard, or with ``{relative}`` in
+            that folder.
         names: The names of the fields.
+        wanted: The column of the keys, and those that become fields.
         is_optional: Whether a file that does not exist means that all its keys are missing.
-
-    Raises:
-        JoinError: Several shards would share one file.
     """
 
     def __init__(
-        self, first: ShardReader, pattern: str, names: Names, *, is_optional: bool
+        self,
+        first: ShardReader,
+        pattern: str,
+        names: Names,
+        wanted: Wanted,
+        *,
+        is_optional: bool,
     ) -> None:
-        if SHARD not in pattern and len(first.shards) > 1:
-            raise JoinError(
-                f"{urls.redact(pattern)}: expected {SHARD} in the pattern, which stands for the "
-                f'name of each of the {len(first.shards)} shards, as in "{SHARD}.captions.json"; '
-                "found none. Pass one file for all shards as a table or a mapping"
-            )
         self.edges = first.edges
         self._first = first
         self._pattern = pattern
         self._names = names
+        self._wanted = wanted
         self._is_optional = is_optional
-        self._stored: dict[int, tuple[int, dict[str, Fields]]] = {}
+        self._stored: dict[int, _ShardFile] = {}
         self._fetched: set[int] = set()
 
     def url(self, number: int) -> str:
-        """Return the URL of the file of a shard."""
-        shard_url = self._first.shards[number].url
-        path = urls.path_of(shard_url)
-        name = os.path.basename(path).removesuffix(".tar")
-        reference = self._pattern.replace(SHARD, name)
-        return urls.join(urls.parent(shard_url), reference)
+        """Return the URL of the file of a shard.
 
-    def entries(self, number: int) -> dict[str, Fields]:
-        """Return the fields by key of the file of a shard.
+        Raises:
+            JoinError: The name of the shard has no number.
+        """
+        shard_url = self._first.shards[number].url
+        folder = urls.parent(shard_url)
+        name = os.path.basename(urls.path_of(shard_url)).removesuffix(".tar")
+        values = {"shard": name}
+        if "{number}" in self._pattern:
+            found = _NUMBER.search(name)
+            if found is None:
+                raise JoinError(
+                    f"{urls.redact(shard_url)}: expected a number in the name of the shard, for "
+                    f"{{number}} in {urls.redact(self._pattern)}, found none; use {{shard}}"
+                )
+            values["number"] = found[1]
+        if "{relative}" in self._pattern:
+            parts, query = _parts(shard_url)
+            values["relative"] = "/".join([*parts[len(self._common) :], name])
+            folder = "/".join([*self._common, ""]) + query
+        reference = _PLACES.sub(lambda place: values[place[1]], self._pattern)
+        return urls.join(folder, reference)
+
+    @cached_property
+    def _common(self) -> list[str]:
+        """The folder that all shards have in common, in parts."""
+        levels = zip(*(_parts(shard.url)[0] for shard in self._first.shards), strict=False)
+        common = [level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)]
+        if not common or (common[0] and len(common) < _NUM_PARTS_OF_SERVER):
+            raise JoinError(
+                f"{urls.redact(self._pattern)}: expected shards in one folder or below it, for "
+                "{relative}, found shards of several servers; use {shard}"
+            )
+        return common
+
+    def rows(self, number: int) -> dict[str, int]:
+        """Return the rows by key of the file of a shard.
 
         Raises:
             FetchError: The file cannot be read.
             JoinError: It is not what a join expects.
         """
+        return self._file(number).rows
+
+    def _file(self, number: int) -> _ShardFile:
         try:
-            return self._stored[number][1]
+            return self._stored[number]
         except KeyError:
             pass
+        side, nbytes = self._read(number)
+        self._fetched.add(number)
+        found = _ShardFile(side, side.keys.rows(), nbytes)
+        # Each step is one operation on the dict, since other threads may use it.
+        self._stored[number] = found
+        for old in list(self._stored):
+            stored_nbytes = sum(file.nbytes for file in list(self._stored.values()))
+            if stored_nbytes <= _MAX_STORED_NBYTES or old == number:
+                break
+            self._stored.pop(old, None)
+        return found
+
+    def _read(self, number: int) -> FileRows:
         url = self.url(number)
         try:
-            data = self._first.read_file(url)
+            with self._first.open_file(url) as file:
+                return file_rows(file, url, self._names, self._wanted)
         except NotFoundError as error:
             if not self._is_optional:
                 raise NotFoundError(
@@ -101,17 +201,7 @@ class FileSide(OtherSide):
                     'missing="none" or missing="skip"'
                 ) from error
             _logger.warning("%s: no such file, so all its keys are missing", urls.redact(url))
-            data = b"{}"
-        self._fetched.add(number)
-        found = parse_entries(data, url, self._names)
-        # Each step is one operation on the dict, since other threads may use it.
-        self._stored[number] = (len(data), found)
-        for old in list(self._stored):
-            nbytes = sum(size for size, _ in list(self._stored.values()))
-            if nbytes <= _MAX_STORED_NBYTES or old == number:
-                break
-            self._stored.pop(old, None)
-        return found
+            return FileRows(entry_rows({}, self._names, url), 0)
 
     def read(self, entries: IntArray) -> list[Fields | None]:
         """Return the values that the files have for the keys of samples."""
@@ -125,17 +215,19 @@ class FileSide(OtherSide):
     def read_one(self, entry: int, *, local: bool) -> Fields | None:  # noqa: ARG002 - all are read
         """Return the values for one sample."""
         number, local_index = self._first.locate(entry)
-        return self._selected(self._values(number, [local_index]))[0]
+        file = self._file(number)
+        row = file.rows.get(self._first.key_index(number).key(local_index))
+        return None if row is None else self._selected([file.side.read_one(row, local=True)])[0]
 
     def _values(self, number: int, local_indices: Sequence[int]) -> list[Fields | None]:
-        of_keys, index = self.entries(number), self._first.key_index(number)
-        keys = map(index.key, local_indices)
-        return [own_value(of_keys[key]) if key in of_keys else None for key in keys]
+        file, index = self._file(number), self._first.key_index(number)
+        rows = [file.rows.get(index.key(local_index), -1) for local_index in local_indices]
+        found = iter(file.side.read(np.array([row for row in rows if row >= 0], np.int64)))
+        return [next(found) if row >= 0 else None for row in rows]
 
     def fields(self, number: int | None) -> Sequence[str]:
         """Return all fields that one shard's file has; none without a number."""
-        found = [] if number is None else self.entries(number).values()
-        return list(dict.fromkeys(name for fields in found for name in fields if name != KEY))
+        return [] if number is None else self._file(number).side.fields(None)
 
     def is_local(self, number: int) -> bool:
         """Whether the file of a shard is on this machine, or was read."""
@@ -144,59 +236,17 @@ class FileSide(OtherSide):
     def fetch(self, number: int, background: BackgroundFetch | None) -> None:
         """Read the file of a shard, which stores a remote one in the cache."""
         if background is None or not background.cancelled.is_set():
-            self.entries(number)
+            self._file(number)
 
     def __getstate__(self) -> dict[str, Any]:
         # Each process reads the files that it needs.
         return {**self.__dict__, "_stored": {}, "_fetched": set()}
 
 
-def parse_entries(data: bytes, url: str, names: Names) -> dict[str, Fields]:
-    """Return the fields by key of a file: an object, a list of objects, or lines of objects.
-
-    Raises:
-        JoinError: It is none of these, an object lacks its key, or a key occurs twice.
-    """
-    name = urls.redact(url)
-    is_lines = urls.path_of(url).lower().endswith(_LINES)
-    try:
-        if is_lines:
-            content: Any = decode_json_lines(data.removeprefix(BOM_UTF8))
-        else:
-            content = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_object)
-    except (ValueError, RecursionError) as error:
-        raise JoinError(f"{name}: expected JSON{' lines' * is_lines}, found: {error}") from error
-    if isinstance(content, _Repeated):
-        raise JoinError(f"{name}: expected each key once, found {content.key!r} twice")
-    if isinstance(content, dict):
-        return {k: {**value_fields(value, names, name), KEY: k} for k, value in content.items()}
-    if not isinstance(content, list):
-        raise JoinError(
-            f"{name}: expected an object from keys to values, or a list of objects with "
-            f"{KEY!r}, found {type(content).__name__}"
-        )
-    return _listed(content, names, name)
-
-
-def _listed(content: list[Any], names: Names, name: str) -> dict[str, Fields]:
-    entries: dict[str, Fields] = {}
-    for row, item in enumerate(content):
-        key = item.get(KEY) if isinstance(item, Mapping) else None
-        if not isinstance(key, str):
-            raise JoinError(
-                f"{name}: expected objects with the text {KEY!r}, found {item!r:.80} as item {row}"
-            )
-        if key in entries:
-            raise JoinError(f"{name}: expected each key once, found {key!r} twice, in item {row}")
-        entries[key] = {**value_fields(item, names, name), KEY: key}
-    return entries
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) == len(pairs):
-        return found
-    repeated, seen = _Repeated(found), set[str]()
-    # Marked, and no error yet, since nested objects may repeat keys.
-    repeated.key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-    return repeated
+def _parts(url: str) -> tuple[list[str], str]:
+    """Return the folder of a shard in parts, and the query of a remote one."""
+    folder = urls.parent(url)
+    if urls.is_local(url):
+        return folder.replace(os.sep, "/").split("/"), ""
+    stem, mark, query = folder.partition("?")
+    return stem.rstrip("/").split("/"), mark + query

@@ -176,6 +176,20 @@ class RowKeys:
                     f"{type(key).__name__} {key!r:.80} in row {row}; convert them first"
                 )
 
+    def rows(self) -> dict[str, int]:
+        """Return the row of each key.
+
+        Raises:
+            JoinError: A key is not text, or occurs twice.
+        """
+        keys = list(self._keys())
+        self._refuse(keys, 0)
+        found = {key: row for row, key in reversed([*enumerate(keys)])}
+        if len(found) < len(keys):
+            second = next(row for row, key in enumerate(keys) if found[key] != row)
+            raise _repeated(self, keys[second], (found[keys[second]], second))
+        return found
+
     def digest(self) -> bytes:
         """Return a digest of all keys in order."""
         return digest_of(*self._blocks())
@@ -298,7 +312,12 @@ def _check_unique(ascending: WordArray, entry_at: Callable[[int], int], side: Ke
     if side.key(second) != key:
         raise _EqualHashesError
     more = f", and {len(repeats) - 1:,} more keys" if len(repeats) > 1 else ""
-    raise JoinError(
-        f"{side}: expected each key once, found {key!r} twice: {side.place(first)}; and "
-        f"{side.place(second)}{more}; join a view that has each key once"
+    raise _repeated(side, key, (first, second), more)
+
+
+def _repeated(side: Keyed, key: str, entries: tuple[int, int], more: str = "") -> JoinError:
+    first, second = map(side.place, entries)
+    return JoinError(
+        f"{side}: expected each key once, found {key!r} twice: {first}; and {second}{more}; "
+        "join a view that has each key once"
     )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import Any, TypeAlias
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from wids.errors import JoinError
+from wids.tables.column_paths import KEY
 
 Fields: TypeAlias = dict[str, Any]
 """Fields of a sample by name."""
+
+
+_MAX_NAMED: Final = 8
 
 
 class Names(dict[Any, Any]):
@@ -45,6 +49,55 @@ class Names(dict[Any, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Names, (self.prefix,)
+
+
+class Wanted(NamedTuple):
+    """Which columns of a table, a frame or a file are joined.
+
+    Attributes:
+        key: The column that has the keys.
+        columns: Those that become fields; None for all others.
+    """
+
+    key: str = KEY
+    columns: tuple[str, ...] | None = None
+
+    def check(self, what: str, named: Sequence[Any]) -> None:
+        """Raise unless there are such columns.
+
+        Raises:
+            JoinError: One is missing, or several have the keys; the error names those that exist.
+        """
+        missing = [name for name in self.columns or () if name not in named]
+        listed = ", ".join(map(repr, named[:_MAX_NAMED])) + ", …" * (len(named) > _MAX_NAMED)
+        if named.count(self.key) != 1:
+            raise JoinError(
+                f"{what}: expected the keys of samples in one column named {self.key!r}"
+                f"{' or as the index of that name' if what == 'the frame' else ''}, found the "
+                f"columns {listed}; pass the name of the one that has them as on="
+            )
+        if missing:
+            raise JoinError(
+                f"{what}: expected the columns {', '.join(map(repr, missing))}, found the columns "
+                f"{listed}"
+            )
+
+    def of(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a row has of the wanted columns."""
+        if self.columns is not None:
+            return {name: row[name] for name in self.columns if name in row}
+        return {name: row[name] for name in row if name != self.key}
+
+    def fields(self, what: str, named: Sequence[Any], names: Names) -> dict[str, str]:
+        """Return the column of each field, by the name of the field in joined samples.
+
+        Raises:
+            JoinError: A column is missing, or two become one field.
+        """
+        self.check(what, named)
+        chosen = [name for name in named if name != self.key]
+        columns = columns_by_field(what, chosen if self.columns is None else self.columns)
+        return {names[field]: column for field, column in columns.items()}
 
 
 def dotted(name: str) -> str:

@@ -12,11 +12,10 @@ from itertools import islice
 from math import isnan
 from typing import Any
 
-from wids.errors import JoinError
 from wids.storage.array_types import IntArray
 from wids.tables.column_paths import KEY
 from wids.tables.join_keys import RowKeys
-from wids.tables.join_names import Fields, Names, columns_by_field
+from wids.tables.join_names import Fields, Names, Wanted
 from wids.tables.join_sides import OtherSide
 from wids.tables.join_values import PLAIN, own_value, value_fields
 
@@ -55,39 +54,46 @@ class RowSide(OtherSide):
         return self._fields
 
 
-def table_rows(table: Any, names: Names) -> RowSide:
+def import_arrow(what: str) -> Any:
+    """Return pyarrow, to read a caller's object or file."""
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise ImportError(
+            f"join: expected pyarrow, to read {what}, found none; pip install 'wids[table]'"
+        ) from error
+    return pa
+
+
+def table_rows(table: Any, names: Names, wanted: Wanted, what: str = "the table") -> RowSide:
     """Return the rows of a ``pyarrow.Table``."""
-    if table.column_names.count(KEY) != 1:
-        raise _no_keys("the table", table.column_names, "table.rename_columns(…)")
+    columns = wanted.fields(what, table.column_names, names)
     # Arrow cannot take single rows of the text that polars has.
     for number, column in enumerate(table.schema):
         wide = {"string_view": "large_string", "binary_view": "large_binary"}
         if str(column.type) in wide:
             cast = table.column(number).cast(wide[str(column.type)])
             table = table.set_column(number, column.name, cast)
-    columns = _columns("the table", table.column_names, names)
     # Partials and no closures: a joined dataset is pickled for workers.
-    keys, take = partial(_table_keys, table), partial(_take_of_table, table, columns)
-    return RowSide("the table", columns, keys, take)
+    keys = partial(_table_keys, table, wanted.key)
+    take = partial(_take_of_table, table, (*columns.values(), wanted.key), columns)
+    return RowSide(what, columns, keys, take)
 
 
-def _columns(what: str, columns: Sequence[Any], names: Names) -> dict[str, str]:
-    return {names[field]: column for field, column in columns_by_field(what, columns).items()}
-
-
-def _table_keys(table: Any) -> Iterator[Any]:
-    for batch in table.column(KEY).chunks:
+def _table_keys(table: Any, key: str) -> Iterator[Any]:
+    for batch in table.column(key).chunks:
         for start in range(0, len(batch), 1 << 16):
             yield from batch.slice(start, 1 << 16).to_pylist()
 
 
-def _take_of_table(table: Any, columns: Mapping[str, str], rows: Sequence[int]) -> list[Fields]:
-    names = (*columns.values(), KEY)
+def _take_of_table(
+    table: Any, names: Sequence[str], fields: Iterable[str], rows: Sequence[int]
+) -> list[Fields]:
     if len(rows) == 1:  # in a hundredth of the time that `take` needs
         values = [[table.column(name)[rows[0]].as_py()] for name in names]
     else:
         values = [_taken(table.column(name), rows) for name in names]
-    return _as_rows(columns, values)
+    return _as_rows(fields, values)
 
 
 def _taken(column: Any, rows: Sequence[int]) -> list[Any]:
@@ -99,15 +105,13 @@ def _taken(column: Any, rows: Sequence[int]) -> list[Any]:
     return found
 
 
-def frame_rows(frame: Any, names: Names) -> RowSide:
+def frame_rows(frame: Any, names: Names, wanted: Wanted) -> RowSide:
     """Return the rows of a pandas frame as it is now, whose keys are a column or the index."""
-    named = list(frame.columns)
-    is_index = frame.index.name == KEY
-    if (named.count(KEY) == 1) is is_index:
-        raise _no_keys("the frame", named, f'frame.rename_axis("{KEY}") or frame.rename(…)')
-    columns = _columns("the frame", named, names)
+    if frame.index.name == wanted.key:
+        frame = frame.reset_index(allow_duplicates=True)
+    columns = wanted.fields("the frame", list(frame.columns), names)
     # Copies, since frames are sorted in place.
-    labels = (frame.index if is_index else frame[KEY]).copy()
+    labels = frame[wanted.key].copy()
     take = partial(_take_of_frame, frame[list(columns.values())].copy(), labels, columns)
     return RowSide("the frame", columns, partial(iter, labels), take)
 
@@ -149,15 +153,17 @@ def _take_of_mapping(
     return [{**value_fields(mapping[key], names), KEY: key} for key in keys]
 
 
+def entry_rows(entries: Mapping[str, Any], names: Names, what: str) -> RowSide:
+    """Return the values of a file by their keys. Their fields are made once, unlike a mapping's."""
+    rows = [{**value_fields(value, names, what), KEY: key} for key, value in entries.items()]
+    fields = dict.fromkeys(field for row in rows for field in row if field != KEY)
+    return RowSide(what, fields, partial(iter, list(entries)), partial(_take_of_entries, rows))
+
+
+def _take_of_entries(entries: Sequence[Fields], rows: Sequence[int]) -> list[Fields]:
+    return [own_value(entries[row]) for row in rows]
+
+
 def _as_rows(fields: Iterable[str], values: list[list[Any]]) -> list[Fields]:
     names = (*fields, KEY)
     return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
-
-
-def _no_keys(what: str, columns: Sequence[Any], remedy: str) -> JoinError:
-    names = ", ".join(map(repr, list(columns)[:8]))
-    return JoinError(
-        f"{what}: expected the keys of samples in one column named {KEY!r}"
-        f"{' or as the index of that name' if what == 'the frame' else ''}, found the columns "
-        f"{names}; name the one that has them, for example with {remedy}"
-    )

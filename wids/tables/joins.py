@@ -18,13 +18,13 @@ from wids.errors import JoinError
 from wids.shards.positions import Positions, as_int_array
 from wids.shards.reader import ShardReader
 from wids.storage.array_types import BoolArray
-from wids.storage.transport import urls
 from wids.tables import join_store
+from wids.tables.column_paths import KEY
 from wids.tables.join_datasets import DatasetSide
-from wids.tables.join_files import FileSide
+from wids.tables.join_files import FileSide, is_per_shard, whole_file
 from wids.tables.join_keys import DatasetKeys, Keyed, digest_of, match_keys
-from wids.tables.join_names import Names
-from wids.tables.join_rows import RowSide, frame_rows, mapping_rows, table_rows
+from wids.tables.join_names import Names, Wanted
+from wids.tables.join_rows import RowSide, frame_rows, import_arrow, mapping_rows, table_rows
 from wids.tables.join_samples import KeyedSamples
 from wids.tables.join_sides import OtherSide
 from wids.tables.join_store import EveryPosition, PositionMap
@@ -60,7 +60,12 @@ class JoinableView:
 
 
 def joined_reader(
-    view: JoinableView, other: Any, missing: Missing, prefix: str
+    view: JoinableView,
+    other: Any,
+    missing: Missing,
+    prefix: str,
+    on: str = KEY,
+    columns: Sequence[str] | None = None,
 ) -> tuple[JoinedReader, BoolArray | slice]:
     """Return the reader of a joined dataset, and which samples of the view it has.
 
@@ -69,6 +74,8 @@ def joined_reader(
         other: A second dataset as a `JoinableView`, a table, a frame, a mapping, or a pattern.
         missing: How to treat samples whose key the other side does not have.
         prefix: Comes before the names of the other side's fields.
+        on: The column of the other side that has the keys.
+        columns: The columns of the other side that become fields; None for all.
 
     Raises:
         JoinError: Keys are missing or not unique, or the other side has no keys.
@@ -77,7 +84,8 @@ def joined_reader(
     """
     if missing not in get_args(Missing):
         raise ValueError(f'missing: expected "error", "skip" or "none", found {missing!r}')
-    joint, is_present = _joint(view, other, missing, _names(prefix))
+    wanted = _wanted(other, on, columns)
+    joint, is_present = _joint(view, other, missing, _names(prefix), wanted)
     if missing == "skip" and not is_present.all():
         return JoinedReader(joint), is_present
     return JoinedReader(joint), slice(None)
@@ -93,13 +101,33 @@ def _names(prefix: Any) -> Names:
     return Names(prefix)
 
 
+def _wanted(other: Any, on: Any, columns: Any) -> Wanted:
+    if not isinstance(on, str):
+        raise TypeError(f"on: expected the name of a column, found {type(on).__name__} {on!r:.80}")
+    if columns is not None:
+        if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
+            raise TypeError(f"columns: expected a list of names, found {columns!r:.80}")
+        columns = tuple(columns)
+    wanted = Wanted(on, columns)
+    if wanted != Wanted() and isinstance(other, JoinableView | Mapping):
+        raise ValueError(
+            "on, columns: expected a table, a frame or files as the other side, found a "
+            f"{'mapping' if isinstance(other, Mapping) else 'dataset'}, which has its own keys; "
+            "open a dataset with fields="
+        )
+    return wanted
+
+
 def _joint(
-    view: JoinableView, other: Any, missing: Missing, names: Names
+    view: JoinableView, other: Any, missing: Missing, names: Names, wanted: Wanted
 ) -> tuple[Joint, BoolArray]:
     """Return what is joined, and which samples of the view have their keys on the other side."""
     fills = missing == "none"
     if isinstance(other, str | os.PathLike):
-        files = FileSide(view.reader, os.fspath(other), names, is_optional=missing != "error")
+        other = os.fspath(other)
+    if isinstance(other, str) and is_per_shard(other):
+        is_optional = missing != "error"
+        files = FileSide(view.reader, other, names, wanted, is_optional=is_optional)
         joint = Joint(view.samples, files, EveryPosition(), fills)
         return joint, _present_in_files(view, files, missing)
     if isinstance(other, JoinableView):
@@ -107,7 +135,7 @@ def _joint(
         positions = _positions(view, keyed)
         side: OtherSide = DatasetSide(other.samples, names, positions.fields)
     else:
-        side = _rows(other, names, with_fields=fills)
+        side = _rows(view, other, names, wanted, with_fields=fills)
         keyed = side.keys
         positions = _positions(view, keyed)
     is_present = positions.at(as_int_array(view.positions)) >= 0
@@ -116,34 +144,31 @@ def _joint(
     return Joint(view.samples, side, positions, fills), is_present
 
 
-def _rows(other: Any, names: Names, *, with_fields: bool) -> RowSide:
+def _rows(
+    view: JoinableView, other: Any, names: Names, wanted: Wanted, *, with_fields: bool
+) -> RowSide:
     """Return rows with keys, from any kind of source."""
+    if isinstance(other, str):
+        return whole_file(view.reader, other, names, wanted)
     if isinstance(other, Mapping):
         return mapping_rows(other, names, with_fields=with_fields)
     if hasattr(other, "iloc") and hasattr(other, "columns"):
-        return frame_rows(other, names)
+        return frame_rows(other, names, wanted)
     if not hasattr(other, "__arrow_c_stream__") and not hasattr(other, "__arrow_c_array__"):
         raise _not_joinable(other)
-    try:
-        import pyarrow as pa
-    except ImportError as error:
-        raise ImportError(
-            f"join: expected pyarrow, to read a {type(other).__name__}, found none; "
-            "pip install 'wids[table]'"
-        ) from error
+    pa = import_arrow(f"a {type(other).__name__}")
     try:
         table = other if isinstance(other, pa.Table) else pa.table(other)
     except (ValueError, TypeError) as error:  # a single column
         raise _not_joinable(other) from error
-    return table_rows(table, names)
+    return table_rows(table, names, wanted)
 
 
 def _not_joinable(other: Any) -> TypeError:
-    shown = urls.redact(other) if isinstance(other, str) else other  # the URL of a spec, perhaps
     return TypeError(
         "join: expected a wids.ShardListDataset or a view, a pyarrow.Table, a pandas frame, a "
-        'mapping from keys, or a pattern such as "{shard}.captions.json", found '
-        f"{type(other).__name__} {shown!r:.80}; a subset is a view, dataset[indices], and a column "
+        'mapping from keys, or the name of a file, as "{shard}.captions.json", found '
+        f"{type(other).__name__} {other!r:.80}; a subset is a view, dataset[indices], and a column "
         "with its keys a frame, column.to_frame()"
     )
 
@@ -170,8 +195,8 @@ def _present_in_files(view: JoinableView, files: FileSide, missing: Missing) -> 
         return is_present
     reader = view.reader
     for number, indices, local_indices in reader.groups(positions):
-        entries, stored = files.entries(number), reader.key_index(number)
-        is_present[indices] = [stored.key(local_index) in entries for local_index in local_indices]
+        rows, stored = files.rows(number), reader.key_index(number)
+        is_present[indices] = [stored.key(local_index) in rows for local_index in local_indices]
     return is_present
 
 

@@ -18,17 +18,20 @@ def left_out(report: object) -> dict[str, tuple[int, tuple[str, ...]]]:
 
 
 def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
-    """Hidden files, files without an extension, documents, and what is not a file (PACK-5)."""
+    """Hidden files, files without an extension, documents, and what is no file (PACK-5, KEY-5)."""
     hidden = {".DS_Store": "x", ".git/config": "x", "a/._1.jpg": "x", "Thumbs.db": "x"}
     others = {"README.md": "x", "a/LICENSE": "x", "Makefile": "x", "license.txt": "x"}
-    root = make_tree(tmp_path / "in", {"a/1.jpg": "1", "a/1.txt": "1", **hidden, **others})
+    metadata = {"__pycache__/1.jpg": "x", "__a__.b__": "x"}
+    samples = {"a/1.jpg": "1", "a/1.txt": "1", "a/__b__/2.jpg": "2"}
+    root = make_tree(tmp_path / "in", {**samples, **hidden, **others, **metadata})
     os.mkfifo(root / "pipe.jpg")
     (root / "broken.jpg").symlink_to("nowhere")
 
     report = pack_folder(root, tmp_path / "out")
 
-    assert list(packed(tmp_path)) == ["a/1.jpg", "a/1.txt"]
+    assert list(packed(tmp_path)) == ["a/__b__/2.jpg", "a/1.jpg", "a/1.txt"]
     assert left_out(report) == {
+        "named as metadata, __…__": (2, ("__a__.b__", "__pycache__")),
         "hidden": (4, (".DS_Store", ".git", "Thumbs.db")),
         "without an extension": (2, ("Makefile", "a/LICENSE")),
         "of documentation": (2, ("README.md", "license.txt")),

@@ -14,7 +14,7 @@ from conftest import raises, sample_members, write_shards, write_tar
 from loopback import Server
 
 import wids
-from wids.shards.specs.naming import tar_urls
+from wids.shards.specs.naming import names_in, tar_urls
 from wids.storage.fetch import Fetcher
 
 
@@ -53,6 +53,62 @@ def test_forms_of_the_same_shards(train: Path, monkeypatch: pytest.MonkeyPatch) 
         assert [sample[".txt"] for sample in dataset] == [f"text {n}" for n in range(20)]
     assert wids.build_spec("train-*.tar").shards[1].num_samples == 5
     assert wids.verify_spec(folder) == []
+
+
+def test_a_parent_of_folders(train: Path) -> None:
+    """The pattern that the error about it suggests names all shards (SPEC-20, SPEC-24)."""
+    for number, shard in enumerate(sorted(train.parent.glob("*.tar"))):
+        (train.parent / f"part-{number}").mkdir()
+        shard.rename(train.parent / f"part-{number}" / shard.name)
+    train.unlink()
+    (train.parent / ".nv-meta").mkdir()
+    with raises(wids.NotFoundError) as error:
+        wids.ShardListDataset(train.parent)
+    pattern = str(error.value).split("all with ")[1].partition(",")[0]
+    assert ".nv-meta" not in str(error.value)
+    with wids.ShardListDataset(pattern) as dataset:
+        assert [sample[".txt"] for sample in dataset] == [f"text {n}" for n in range(20)]
+
+
+def test_lists_of_webdataset(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two colons separate names, each of which may be any (SPEC-14)."""
+    monkeypatch.chdir(train.parent)
+    for shards, expected in (
+        ("train-000001.tar::train-000000.tar", [NAMES[1], NAMES[0]]),
+        (["train-000001.tar::train-000000.tar"], [NAMES[1], NAMES[0]]),
+        ("train-00000{0..1}.tar::train-*2.tar", NAMES),
+        (f"train.json::{train.parent}/train-000001.tar", [*NAMES, NAMES[1]]),
+        ("train-000000.tar::train.json", [NAMES[0], *NAMES]),
+    ):
+        assert urls_of(shards) == expected
+    with wids.ShardListDataset("::".join(NAMES)) as dataset:
+        assert len(dataset) == 20
+    with raises(wids.SpecError, "found an empty text"):
+        wids.load_spec("train-000000.tar::")
+    with raises(wids.SpecError, "expected one shard for the count 8, found a pattern of 2"):
+        wids.load_spec([("a.tar::b.tar", 8)])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "http://[::1]:80/a.tar",
+        "http://[fe80::2]/a.tar",
+        "simplecache::https://h/a.tar",
+        "zip://a.tar::s3://b/c.zip",
+        "pipe:perl -MA::B a.tar::b",
+        "here::it is.tar",
+    ],
+)
+def test_colons_inside_a_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Addresses, chains, commands and files that exist keep theirs, in lists too (SPEC-14)."""
+    (tmp_path / "here::it is.tar").touch()
+    monkeypatch.chdir(tmp_path)
+    assert names_in(name) == [name]
+    if not name.startswith("here"):
+        assert names_in(f"x.tar::{name}::pipe:cat {{1,2}}") == [
+            *("x.tar", name, "pipe:cat 1", "pipe:cat 2")
+        ]
 
 
 def test_remote_folders(memory: Any, train: Path) -> None:
@@ -163,6 +219,7 @@ def test_a_count_is_for_one_shard(train: Path) -> None:
         ([], ["found nothing"]),
         (["a.jpg", "a.txt", "b.jpg"], ["found 2 .jpg, 1 .txt", "`wids pack`"]),
         (["train/a.tar", "val/a.tar"], ["found 2 folders (train, val)", "such as", "train/"]),
+        (["a/0.tar", "b/0.tar", ".nv-meta/0.json"], ["(a, b); name", "/a/, or", "/**/*.tar"]),
         (["a.tar.gz"], ["found 1 .gz", "decompress them first"]),
         (["a.json"], ["if a.json is a spec, pass its name"]),
     ],

@@ -47,6 +47,15 @@ def test_members_of_a_key_are_one_sample_wherever_they_are() -> None:
     assert built.num_files == 5
 
 
+def test_metadata_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """One line says how many members are no samples, and names the first of them (KEY-5)."""
+    caplog.set_level("INFO")
+    built = build_index(tar_of([b"__m__/a.json", b"a.txt", b"__m__/b.json"]), path="x.tar")
+
+    assert (samples_of(built), built.num_files) == ([("a", [(".txt", 1)])], 3)
+    assert "x.tar: 2 members such as __m__/a.json belong to no sample" in caplog.text
+
+
 def test_last_of_equal_names_counts() -> None:
     """A member that appears twice replaces the earlier one, as tar's update does, and no other.
 

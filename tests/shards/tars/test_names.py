@@ -28,6 +28,13 @@ TABLE = [
     ("a b.c d", ("a b", ".c d"), ("a b", ".c d")),
     ("猫.txt", ("猫", ".txt"), ("猫", ".txt")),
     ("a.JPG", ("a", ".JPG"), ("a", ".JPG")),
+    ("__meta__/info.json", None, None),
+    ("__a__/b/c.jpg", None, None),
+    ("__x.y__", None, None),
+    ("__meta__.json", ("__meta__", ".json"), ("__meta__", ".json")),
+    ("a/__meta__/b.jpg", ("a/__meta__/b", ".jpg"), ("a/__meta__/b", ".jpg")),
+    ("./__a__/b.jpg", ("./__a__/b", ".jpg"), ("./__a__/b", ".jpg")),
+    ("___/a.jpg", ("___/a", ".jpg"), ("___/a", ".jpg")),
     ("", None, None),
 ]
 
@@ -36,7 +43,7 @@ TABLE = [
 def test_name_is_split_in_its_last_part(
     name: str, first: tuple[str, str] | None, last: tuple[str, str] | None
 ) -> None:
-    """The table of awkward names holds for both rules (KEY-1, KEY-2)."""
+    """The table of awkward names holds for both rules (KEY-1, KEY-2, KEY-5)."""
     for expected, rule in ((first, "first"), (last, "last")):
         found = split_name(name.encode(), rule)  # type: ignore[arg-type]
         assert found == (expected and (expected[0].encode(), expected[1].encode()))

@@ -56,6 +56,28 @@ def test_wildcards(folder: str) -> None:
         assert found(f"{folder}/b-?.tar") == [f"{top}/b-1.tar", f"{top}/b-2.tar"]
 
 
+def test_any_number_of_folders(folder: str) -> None:
+    """``**`` stands for folders at any depth, also none, and never for hidden ones (SPEC-20)."""
+    top = plain(folder)
+    tars = [f"{top}/{name}" for name in sorted(FILES) if name[0] != "." and name.endswith(".tar")]
+    assert found(f"{folder}/**/*.tar") == found(f"{folder}/**/**/*.tar") == sorted(tars)
+    assert found(f"{folder}/**/d/*") == [f"{top}/c/d/x"]
+    assert found(f"{folder}/c/**") == [f"{top}/c/b-1.tar", f"{top}/c/d/x"]
+
+
+def test_links_in_a_circle(tmp_path: Path) -> None:
+    """A link to a folder above it is not followed, and one to another folder is (SPEC-20)."""
+    for name in ("a/b/0.tar", "c/1.tar", ".hidden/2.tar"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    (tmp_path / "a" / "b" / "up").symlink_to(tmp_path / "a")
+    (tmp_path / "a" / "self").symlink_to(".")
+    (tmp_path / "a" / "other").symlink_to(tmp_path / "c")
+    assert found(f"{tmp_path}/**/*.tar") == [
+        f"{tmp_path}/{name}" for name in ("a/b/0.tar", "a/other/1.tar", "c/1.tar")
+    ]
+
+
 def test_remote_listings_state_lengths() -> None:
     """What a listing says need not be asked again; local lengths are asked of the file."""
     import fsspec
@@ -118,8 +140,8 @@ def test_nothing_matches(folder: str) -> None:
         found(f"{folder}/b_*.tar")
     with raises(NotFoundError, "/nothing/"):
         found(f"{folder}/nothing/*.tar")
-    with raises(FetchError, "expected a pattern without **"):
-        found(f"{folder}/**/*.tar")
+    with raises(NotFoundError, "/**/*.zip: expected files", "2 folders (a, c)"):
+        found(f"{folder}/**/*.zip")
 
 
 @pytest.mark.parametrize("pattern", ["https://h/train-*.tar", "mine://x/*.tar", "https://h/x/"])

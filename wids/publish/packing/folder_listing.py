@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from wids.errors import NotFoundError, PackError
+from wids.shards.tars.member_names import is_metadata
 from wids.storage.transport import urls
 
 UNREADABLE: Final = "not readable"
@@ -93,8 +94,8 @@ class Listing:
 def list_folder(folder: str | os.PathLike[str]) -> Listing:
     """Return the files in a folder and its subfolders, in an order that depends on names alone.
 
-    Links to files and folders are followed. Hidden files and folders are left out, as is what is
-    not a regular file or cannot be read.
+    Links to files and folders are followed. Hidden files and folders are left out, as are those
+    that readers of tars skip as metadata, and what is not a regular file or cannot be read.
 
     Raises:
         NotFoundError: There is no such folder.
@@ -144,6 +145,9 @@ def _list_entry(
     """Add a file to the listing, or a subfolder to those still to be listed."""
     if entry.name.startswith(".") or entry.name in _OF_SYSTEMS:
         found.leave_out(path, "hidden")
+        return
+    if len(ancestors) == 1 and is_metadata(os.fsencode(entry.name)):
+        found.leave_out(path, "named as metadata, __…__")
         return
     try:
         status = entry.stat()

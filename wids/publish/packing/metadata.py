@@ -13,7 +13,7 @@ import math
 import os
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -77,7 +77,10 @@ def read_rows(root: str, path: str) -> list[Row]:
         raise local_error(path, error) from error
     except UnicodeDecodeError as error:
         raise PackError(f"{path}: expected text in UTF-8, found {error}; convert it") from None
-    columns, rows = (_csv_rows if path.endswith(".csv") else _json_rows)(path, text)
+    if path.endswith(".csv"):
+        columns, rows = csv_rows(path, text, _FILE_COLUMN.fullmatch)
+    else:
+        columns, rows = _json_rows(path, text)
     if not any(map(_FILE_COLUMN.fullmatch, columns)):
         raise PackError(
             f'{path}: expected a column "file_name", or one that ends in "_file_name", found: '
@@ -127,10 +130,23 @@ def _json_rows(path: str, text: str) -> _Table:
     return list(dict.fromkeys(column for _, row in rows for column in row)), rows
 
 
-def _csv_rows(path: str, text: str) -> _Table:
+def csv_rows(
+    path: str, text: str, is_text: Callable[[str], object], *, delimiter: str = ","
+) -> _Table:
+    """Return the rows of a table in text, with numbers in the columns that have nothing else.
+
+    Args:
+        path: Its path, for messages.
+        text: Its content; the first line names the columns.
+        is_text: Whether a column of a name stays text.
+        delimiter: What separates its values.
+
+    Raises:
+        PackError: It is not CSV.
+    """
     header: list[str] = []
     lines: list[tuple[int, list[str]]] = []
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
     try:
         for cells in reader:
             if not cells:  # a blank line
@@ -152,7 +168,7 @@ def _csv_rows(path: str, text: str) -> _Table:
     columns = []
     for at, name in enumerate(header):
         column = [cells[at] for _, cells in lines]
-        columns.append(column if _FILE_COLUMN.fullmatch(name) else _typed(column))
+        columns.append(column if is_text(name) else _typed(column))
     values = zip(*columns, strict=True)
     return header, [
         (line, dict(zip(header, row, strict=True)))

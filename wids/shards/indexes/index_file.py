@@ -17,7 +17,7 @@ import numpy as np
 from wids.shards.tars.archive import BLOCK_NBYTES
 from wids.shards.tars.index import NO_TIME, Column, ShardIndex, TarIdentity
 from wids.shards.tars.mapped_file import FileBytes, read_or_map
-from wids.shards.tars.member_names import KEY_SPLITS, KeySplit, to_bytes, to_text
+from wids.shards.tars.member_names import KEY_SPLITS, KeySplit, has_metadata, to_bytes, to_text
 from wids.storage.checksums import fastest_crc32
 
 VERSION: Final = 2
@@ -251,7 +251,7 @@ def _is_inside_tar(shard_index: ShardIndex, tar_nbytes: int) -> bool:
 def load(path: str, identity: TarIdentity, key_split: KeySplit) -> ShardIndex | None:
     """Return the index that this user stored at a path; None if there is none for this tar."""
     data = read_or_map(path, is_own=True)
-    shard_index = None if data is None else parse(data, 0, len(data), identity, key_split)
+    shard_index = None if data is None else _own(parse(data, 0, len(data), identity, key_split))
     if shard_index is None or not len(shard_index.head_crcs):
         return shard_index
     # The tar is known to be the indexed one, so reads need not compare its headers.
@@ -278,10 +278,20 @@ def load_recorded(path: str) -> tuple[ShardIndex, TarIdentity] | None:
     if data is None or header is None or header.key_split >= len(KEY_SPLITS):
         return None
     identity = header.identity()
-    shard_index = parse(data, 0, len(data), identity, KEY_SPLITS[header.key_split])
+    shard_index = _own(parse(data, 0, len(data), identity, KEY_SPLITS[header.key_split]))
     if shard_index is None or len(shard_index.head_crcs) != len(shard_index.blocks):
         return None
     return shard_index, identity
+
+
+def _own(stored: ShardIndex | None) -> ShardIndex | None:
+    """Return an index of this user, unless it was made when metadata was read as samples (KEY-5).
+
+    A published one is used as it is, with the counts of its spec.
+    """
+    if stored is None or has_metadata(stored.text, stored.text_start, stored.text_stop):
+        return None
+    return stored
 
 
 def _parsed_header(data: FileBytes) -> _Header | None:

@@ -18,6 +18,9 @@ from wids.storage.transport.listing import Named
 from wids.storage.transport.stream import Entry
 
 _TAR: Final = (".tar",)
+_COLONS: Final = re.compile(r"::(?![^\[\]]*\])")  # and not those of an address, `[::1]`
+_CONTAINERS: Final = ("zip", "tar", "libarchive", "dir", "reference")
+"""Schemes of fsspec whose URL continues, after two colons, with the file that they are in."""
 _COMPRESSED: Final = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 
@@ -33,6 +36,35 @@ class Folder(NamedTuple):
     url: str
     tars: list[Named]
     document: str | None
+
+
+def names_in(name: str) -> list[str]:
+    """Return the names that a list of webdataset, ``a.tar::b.tar``, and braces stand for.
+
+    Chains of fsspec, commands and addresses keep their colons.
+
+    Raises:
+        SpecError: The braces are unbalanced, or stand for too many names.
+    """
+    if "::" not in name:  # each of up to 100,000 names
+        return expand(name)
+    if urls.is_local(name) and os.path.lexists(urls.local_path(name)):
+        return [name]
+    found: list[str] = []
+    for part in _COLONS.split(name):
+        if found and _goes_on(found[-1], part):
+            found[-1] += f"::{part}"
+        else:
+            found.append(part)
+    return [one for part in found for one in expand(part)]
+
+
+def _goes_on(before: str, part: str) -> bool:
+    """Return whether the colons between two parts belong to one name."""
+    if urls.scheme(before) == "pipe":
+        return not part.startswith("pipe:")
+    link = before.rpartition("::")[2]
+    return urls.scheme(link) in _CONTAINERS or (link.isalpha() and "://" in part)
 
 
 def is_document(url: str) -> bool:
@@ -54,7 +86,7 @@ def resolve(name: str, join: Callable[[str], str], fetcher: Fetcher) -> list[Nam
         FetchError: A folder cannot be listed.
     """
     found: list[Named | Folder] = []
-    for part in expand(name):
+    for part in names_in(name):
         if not part:  # as a reference, it would be the current folder
             raise SpecError(
                 "shards: expected a path, URL or pattern, found an empty text; the current folder "
@@ -132,11 +164,14 @@ def _no_tars(folder: str, entries: Sequence[Entry]) -> NotFoundError:
         f"{listing.content_text(entries)}"
     )
     documents = [e.name for e in entries if e.name.endswith(".json") and not e.is_folder]
-    folders = sorted(entry.name for entry in entries if entry.is_folder)
+    folders = listing.folders_in(entries)
     if any(entry.name.lower().endswith(_COMPRESSED) for entry in entries):
         message += "; compressed tars have no random access: decompress them first"
     elif folders:
-        message += f"; name a folder inside it, such as {urls.redact(folder)}{folders[0]}/"
+        message += (
+            f"; name a folder inside it, such as {urls.redact(folder)}{folders[0]}/, or the tars "
+            f"of all with {urls.redact(folder)}**/*.tar"
+        )
         if urls.is_local(folder):
             message += ", or make shards of files with `wids pack`"
     elif len(documents) == 1:

@@ -9,6 +9,7 @@ samples.
 from __future__ import annotations
 
 import itertools
+import logging
 import mmap
 import operator
 import os
@@ -20,14 +21,23 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from wids.errors import ShardFormatError
+from wids.errors import ShardFormatError, printable
 from wids.shards.tars.archive import BLOCK_NBYTES, TarBytes, TarMembers
-from wids.shards.tars.member_names import KEY_SPLITS, KeySplit, split_names, to_bytes, to_text
+from wids.shards.tars.member_names import (
+    KEY_SPLITS,
+    KeySplit,
+    is_metadata,
+    split_names,
+    to_bytes,
+    to_text,
+)
 from wids.storage.array_types import IntArray
 from wids.storage.checksums import fastest_crc32
 
 Column: TypeAlias = npt.NDArray[Any]
 """Unsigned integers of the narrowest type that holds them."""
+
+_logger = logging.getLogger("wids")
 
 NO_TIME: Final = -1
 """A time that does not identify a tar, as in a published index."""
@@ -195,6 +205,8 @@ def build_index(
     names = split_names(members.names, key_split)
     if len(names.ends) != len(members.names):
         raise ShardFormatError(f"{path}: a member name has a NUL in it; pack the shard again")
+    if names.joined.startswith(b"__") or b"\0__" in names.joined:  # most tars have no such name
+        _remark_on_metadata(members.names, path)
     belongs = np.flatnonzero(names.dots)
     keys, extensions = names.parts()
     sample_of, unique_keys = _numbered(keys)
@@ -218,6 +230,18 @@ def build_index(
         key_split=key_split,
         num_files=len(members.names),
     )
+
+
+def _remark_on_metadata(names: list[bytes], path: str) -> None:
+    skipped = list(filter(is_metadata, names))
+    if skipped:
+        _logger.info(
+            "%s: %d members such as %s belong to no sample, since webdataset keeps names that "
+            "begin with __…__ for metadata",
+            printable(path),
+            len(skipped),
+            printable(to_text(skipped[0])),
+        )
 
 
 def _numbered(items: list[bytes]) -> tuple[IntArray, list[bytes]]:

@@ -7,7 +7,9 @@ stores them. specs/tar-shards.md has the rule, with a table of awkward names.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+import re
+from mmap import mmap
+from typing import Final, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from wids.storage.array_types import IntArray
 
 KeySplit = Literal["first", "last"]
 KEY_SPLITS: tuple[KeySplit, ...] = get_args(KeySplit)
+_METADATA_KEY: Final = re.compile(rb"\0__[^/\0]*__/")
 
 
 class SplitNames(NamedTuple):
@@ -44,8 +47,8 @@ class SplitNames(NamedTuple):
 def split_names(names: list[bytes], key_split: KeySplit = "first") -> SplitNames:
     """Split member names, which must not contain a NUL, into keys and fields.
 
-    A name without a key or without a field in its last path component belongs to no sample. The
-    cost is a few numpy passes over all bytes.
+    A name without a key or without a field in its last path component belongs to no sample, and
+    neither does one of metadata. The cost is a few numpy passes over all bytes.
     """
     # The final NUL marks the end of the last name. No tar name contains one.
     joined = b"\0".join([*names, b""])
@@ -62,7 +65,22 @@ def split_names(names: list[bytes], key_split: KeySplit = "first") -> SplitNames
     else:
         splits = _last_before(dots, ends)
     is_split = (splits > bases) & (splits < ends - 1)  # key and field are not empty
+    for number in np.flatnonzero(is_split & (text[starts] == ord("_"))).tolist():
+        is_split[number] = not is_metadata(names[number])
     return SplitNames(joined, starts, np.where(is_split, splits, 0), ends)
+
+
+def is_metadata(name: bytes) -> bool:
+    """Whether the first path component of a name is ``__…__``, which webdataset skips (KEY-5)."""
+    first = name.partition(b"/")[0]
+    return len(first) >= len(b"____") and first[:2] == first[-2:] == b"__"
+
+
+def has_metadata(keys: bytes | mmap, start: int, stop: int) -> bool:
+    """Whether one of the keys between NULs in a part of some bytes is that of metadata."""
+    # Most keys have no underscore, which numpy sees in a tenth of the time.
+    text = np.frombuffer(keys, np.uint8, stop - start, start)
+    return bool((text == ord("_")).any()) and _METADATA_KEY.search(keys, start, stop) is not None
 
 
 def _last_before(positions: IntArray, limits: IntArray) -> IntArray:

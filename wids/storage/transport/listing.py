@@ -72,7 +72,8 @@ def is_folder(url: str) -> bool:
 def matching(list_folder: List, pattern: str) -> list[Named]:
     """Return the files that a pattern names, sorted; a path component that exists is literal.
 
-    Names that begin with a dot match only patterns that do.
+    ``**`` stands for any number of folders, also none. Names that begin with a dot match only
+    patterns that do, and never ``**``.
 
     Raises:
         NotFoundError: There is none; the error lists what there is instead.
@@ -81,13 +82,8 @@ def matching(list_folder: List, pattern: str) -> list[Named]:
     if urls.is_local(pattern):
         pattern = os.path.abspath(urls.local_path(pattern))
     folder, parts, query = _split(pattern)
-    if "**" in parts:
-        raise FetchError(
-            f"{urls.redact(pattern)}: expected a pattern without **; name the folders one by one, "
-            "as in data/*/train-*.tar"
-        )
     list_once = cache(list_folder)
-    found = sorted(_walk(list_once, folder, parts))
+    found = sorted(set(_walk(list_once, folder, parts)))  # `**/**` finds a file in several ways
     if not found:
         raise _nothing_found(pattern, folder, list_once(folder), parts[0])
     return [Named(file.url + query, file.nbytes) for file in found]
@@ -111,6 +107,11 @@ def files_in(entries: Sequence[Entry], folder: str, suffixes: tuple[str, ...]) -
     )
 
 
+def folders_in(entries: Sequence[Entry]) -> list[str]:
+    """Return the names of the folders of a listed folder that are not hidden, sorted."""
+    return sorted(e.name for e in entries if e.is_folder and not e.name.startswith("."))
+
+
 def content_text(entries: Sequence[Entry]) -> str:
     """Describe what is in a folder: how many files of which kinds, and its folders."""
     kinds = Counter(
@@ -118,7 +119,7 @@ def content_text(entries: Sequence[Entry]) -> str:
         for entry in entries
         if not entry.is_folder
     )
-    folders = sorted(entry.name for entry in entries if entry.is_folder)
+    folders = folders_in(entries)
     texts = [f"{count:,} {kind}" for kind, count in kinds.most_common(_NUM_SHOWN)]
     if len(kinds) > _NUM_SHOWN:
         num_others = sum(kinds.values()) - sum(n for _, n in kinds.most_common(_NUM_SHOWN))
@@ -153,6 +154,12 @@ def _walk(list_folder: List, folder: str, parts: Sequence[str]) -> Iterator[Name
     """Yield the files below a folder whose names match the parts, each one level further down."""
     part, *rest = parts
     entries = list_folder(folder)
+    if part == "**":
+        yield from _walk(list_folder, folder, rest or ["*"])
+        for name in folders_in(entries):
+            if not _leads_back(folder, name):
+                yield from _walk(list_folder, f"{folder}{name}/", parts)
+        return
     found = [entry for entry in entries if entry.name == part] or [
         entry
         for entry in entries
@@ -165,10 +172,20 @@ def _walk(list_folder: List, folder: str, parts: Sequence[str]) -> Iterator[Name
             yield Named(folder + entry.name, entry.nbytes)
 
 
+def _leads_back(folder: str, name: str) -> bool:
+    """Return whether a folder is a symbolic link to the folder that has it, or to one above."""
+    path = os.path.join(folder, name)
+    if not urls.is_local(folder) or not os.path.islink(path):
+        return False
+    target = os.path.realpath(path)
+    return os.path.commonpath([target, os.path.realpath(folder)]) == target
+
+
 def _nothing_found(pattern: str, folder: str, entries: Sequence[Entry], part: str) -> NotFoundError:
     from difflib import get_close_matches
 
-    names = sorted(entry.name for entry in entries)
+    is_hidden = part.startswith(".")
+    names = sorted(e.name for e in entries if e.name.startswith(".") <= is_hidden)
     near = sorted(get_close_matches(part, names, _NUM_SHOWN, 0.4)) or names[:_NUM_SHOWN]
     return NotFoundError(
         f"{urls.redact(pattern)}: expected files of this name, found none; {urls.redact(folder)} "

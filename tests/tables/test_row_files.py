@@ -1,0 +1,40 @@
+"""Rows of files that are joined."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from wids.tables.join_names import Names, Wanted
+from wids.tables.row_files import file_rows
+
+
+class CountedFile(io.BytesIO):
+    """Bytes that count how many of them are read."""
+
+    num_read = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(size)
+        self.num_read += len(data)
+        return data
+
+
+def test_other_columns_of_parquet_are_not_read() -> None:
+    """A few columns of a file of embeddings cost what they have (JOIN-12)."""
+    vectors = np.random.default_rng(0).random(100_000)
+    table = pa.table({"id": [f"{n}" for n in range(100)], "score": range(100)})
+    wide = table.append_column("emb", pa.array(np.split(vectors, 100)))
+    file = CountedFile()
+    pq.write_table(wide, file)
+    file.seek(0)
+    file.num_read = 0
+    side, nbytes = file_rows(file, "a.parquet", Names(""), Wanted("id", ("score",)))
+    assert side.read(np.array([7, 3])) == [
+        {".score": 7, "__key__": "7"},
+        {".score": 3, "__key__": "3"},
+    ]
+    assert max(file.num_read, nbytes) < len(file.getvalue()) / 5

@@ -1,0 +1,153 @@
+"""Read the rows of a file by its extension: Parquet, CSV, TSV, JSON lines, or else JSON.
+
+All but Parquet may be compressed, ``.jsonl.gz``. A JSON document is an object from keys to values,
+or a list of objects with their keys.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from codecs import BOM_UTF8
+from collections.abc import Iterable, Mapping
+from typing import Any, BinaryIO, Final, NamedTuple
+
+from wids.errors import JoinError, PackError
+from wids.publish.packing.metadata import csv_rows
+from wids.shards.fields.safety import MAX_UNZIPPED_NBYTES, unzip
+from wids.shards.fields.values import decode_json_lines
+from wids.storage.transport import urls
+from wids.tables.column_paths import KEY
+from wids.tables.join_names import Names, Wanted
+from wids.tables.join_rows import RowSide, entry_rows, import_arrow, table_rows
+
+_LINES: Final = (".jsonl", ".ndjson")
+_DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
+
+
+class FileRows(NamedTuple):
+    """What a file has.
+
+    Attributes:
+        side: Its rows.
+        nbytes: About how many bytes of memory they take.
+    """
+
+    side: RowSide
+    nbytes: int
+
+
+def file_rows(file: BinaryIO, url: str, names: Names, wanted: Wanted) -> FileRows:
+    """Return the rows of a file.
+
+    Args:
+        file: The file, from its beginning; of Parquet only the wanted columns are read.
+        url: Its URL, for its extension and messages.
+        names: The names of the fields.
+        wanted: The column of the keys, and those that become fields.
+
+    Raises:
+        JoinError: It is not what its extension says, or lacks a column.
+        ImportError: It is Parquet, and there is no pyarrow.
+    """
+    name, path = urls.redact(url), urls.path_of(url).lower()
+    if path.endswith(".parquet"):
+        table = _parquet(file, name, wanted)
+        return FileRows(table_rows(table, names, wanted, name), table.nbytes)
+    data = file.read()
+    if path.endswith(".gz"):
+        path = path.removesuffix(".gz")
+        try:
+            data = unzip(data, MAX_UNZIPPED_NBYTES)
+        except (ValueError, OSError, EOFError, zlib.error) as error:
+            raise JoinError(f"{name}: expected gzip data, found: {error}") from error
+    delimiter = _DELIMITERS.get(path[-4:])
+    if delimiter is None:
+        entries = _json_entries(data, name, wanted, is_lines=path.endswith(_LINES))
+    else:
+        entries = _csv_entries(data, name, wanted, delimiter)
+    if wanted != Wanted():
+        entries = {k: wanted.of(v) if isinstance(v, Mapping) else v for k, v in entries.items()}
+    return FileRows(entry_rows(entries, names, name), len(data))
+
+
+def _parquet(file: BinaryIO, name: str, wanted: Wanted) -> Any:
+    arrow = import_arrow(name)
+    import pyarrow.parquet as pq
+
+    try:
+        parquet = pq.ParquetFile(file)
+        wanted.check(name, parquet.schema_arrow.names)
+        if wanted.columns is None:
+            return parquet.read()
+        return parquet.read(columns=list(dict.fromkeys((wanted.key, *wanted.columns))))
+    except (arrow.ArrowException, OSError) as error:
+        raise JoinError(f"{name}: expected Parquet, found: {error}") from error
+
+
+def _csv_entries(data: bytes, name: str, wanted: Wanted, delimiter: str) -> dict[str, Any]:
+    try:
+        header, rows = csv_rows(
+            name, data.decode("utf-8-sig"), wanted.key.__eq__, delimiter=delimiter
+        )
+    except (PackError, UnicodeDecodeError) as error:
+        raise JoinError(
+            str(error) if isinstance(error, PackError) else f"{name}: {error}"
+        ) from error
+    wanted.check(name, header)
+    return _listed((row for _, row in rows), name, wanted)
+
+
+def _json_entries(data: bytes, name: str, wanted: Wanted, *, is_lines: bool) -> dict[str, Any]:
+    try:
+        if is_lines:
+            content: Any = decode_json_lines(data.removeprefix(BOM_UTF8))
+        else:
+            content = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:
+        raise JoinError(f"{name}: expected JSON{' lines' * is_lines}, found: {error}") from error
+    if isinstance(content, _Repeated):
+        raise JoinError(f"{name}: expected each key once, found {content.key!r} twice")
+    if isinstance(content, list):
+        content = _listed(content, name, wanted)
+    if not isinstance(content, dict):
+        raise JoinError(
+            f"{name}: expected an object from keys to values, or a list of objects with "
+            f"{wanted.key!r}, found {type(content).__name__}"
+        )
+    if wanted.columns is not None and content:
+        rows = (value for value in content.values() if isinstance(value, Mapping))
+        named = dict.fromkeys(column for row in rows for column in row)
+        wanted.check(name, list({wanted.key: None, **named}))
+    return content
+
+
+def _listed(content: Iterable[Any], name: str, wanted: Wanted) -> dict[str, Any]:
+    entries: dict[str, Any] = {}
+    for row, item in enumerate(content):
+        key = item.get(wanted.key) if isinstance(item, Mapping) else None
+        if not isinstance(key, str):
+            raise JoinError(
+                f"{name}: expected objects with the text {wanted.key!r}, found {item!r:.80} as "
+                f"item {row}; pass the name of the one that has the keys, as in on={KEY!r}"
+            )
+        if key in entries:
+            raise JoinError(f"{name}: expected each key once, found {key!r} twice, in item {row}")
+        entries[key] = item
+    return entries
+
+
+class _Repeated(dict[str, Any]):
+    """An object of JSON with a key that occurs twice."""
+
+    key: str
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    repeated, seen = _Repeated(found), set[str]()
+    # Marked, and no error yet, since nested objects may repeat keys.
+    repeated.key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+    return repeated
