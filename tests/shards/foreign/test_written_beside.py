@@ -1,0 +1,235 @@
+"""Counts and indexes that other programs wrote beside shards are used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from beside_files import shards, write_dali, write_energon, write_stats
+from conftest import raises, sample_members, write_tar
+from loopback import Server
+
+import wids
+
+
+def as_is(path: Path, document: Any) -> None:
+    """Write JSON."""
+    path.write_text(json.dumps(document))
+
+
+def write_info(path: Path, document: dict[str, int]) -> None:
+    """Write ``_info.json`` as timm reads it."""
+    names, lengths = list(document), list(document.values())
+    train = {"name": "train", "filenames": names[:1], "shard_lengths": lengths[:1]}
+    rest = {"name": "validation", "filenames": names[1:], "shard_lengths": lengths[1:]}
+    as_is(path, {"splits": {"train": train, "validation": rest}})
+
+
+def write_manifest(path: Path, document: dict[str, int]) -> None:
+    """Write ``manifest.jsonl`` as open_lm does."""
+    lines = [
+        json.dumps({"shard": name.removesuffix(".tar"), "num_sequences": count})
+        for name, count in document.items()
+    ]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def write_counts(path: Path, document: dict[str, int]) -> None:
+    """Write ``.info.json`` as Energon does."""
+    path.parent.mkdir(exist_ok=True)
+    as_is(path, {"energon_version": "7.4.1", "shard_counts": document})
+
+
+OF_FOLDER: dict[str, Callable[[Path, dict[str, int]], None]] = {
+    "sizes.json": as_is,
+    "_info.json": write_info,
+    "manifest.jsonl": write_manifest,
+    ".info.json": write_counts,
+    ".nv-meta/.info.json": write_counts,
+}
+
+
+def serve(server: Server, folder: Path) -> None:
+    """Serve all files of a folder."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            server.page(f"/{path.relative_to(folder).as_posix()}", path.read_bytes())
+
+
+def bytes_of(server: Server, suffix: str) -> int:
+    """Return the bytes that were sent of files with a suffix."""
+    return sum(request.num_sent for request in server.log if request.path.endswith(suffix))
+
+
+@pytest.mark.parametrize("name", OF_FOLDER)
+def test_counts_of_a_folder_avoid_the_scan(tmp_path: Path, name: str) -> None:
+    """A dataset has its length without opening a shard, for a folder, a pattern and a file."""
+    shards(tmp_path / "d")
+    OF_FOLDER[name](tmp_path / "d" / name, {"00000.tar": 10, "00001.tar": 7})
+    for form in ("", "*.tar", "{00000..00001}.tar"):
+        with wids.ShardListDataset(f"{tmp_path}/d/{form}") as dataset:
+            assert (dataset.lengths, dataset.get_stats()[1]) == ([10, 7], 0)
+            assert dataset[12]["__key__"] == "s00012"
+    with wids.ShardListDataset(tmp_path / "d" / "00001.tar") as dataset:
+        assert (len(dataset), dataset.get_stats()[1]) == (7, 0)
+
+
+@pytest.mark.parametrize("kind", ["stats", "dali", "dali without names", "energon"])
+def test_counts_of_each_shard_avoid_the_scan(tmp_path: Path, kind: str) -> None:
+    """A dataset has its length by a file for each shard, without opening a shard."""
+    tars = shards(tmp_path / "d")
+    for tar, count in zip(tars, (10, 7), strict=True):
+        if kind == "stats":
+            write_stats(tar, count)
+        elif kind != "energon":
+            write_dali(tar, "v1.2" if kind == "dali" else "v1.1")
+    if kind == "energon":
+        meta = write_energon(tmp_path / "d", tars)
+        (meta / ".info.json").unlink()
+    with wids.ShardListDataset(tmp_path / "d") as dataset:
+        assert (dataset.lengths, dataset.get_stats()[1]) == ([10, 7], 0)
+        assert dataset[12]["__key__"] == "s00012"
+
+
+def test_counting_a_remote_dataset_reads_no_shard(server: Server, tmp_path: Path) -> None:
+    """The bytes of sizes.json are all that is read (SPEC-45)."""
+    shards(tmp_path / "d")
+    as_is(tmp_path / "d" / "sizes.json", {"00000.tar": 10, "00001.tar": 7, "00002.tar": 9})
+    serve(server, tmp_path / "d")
+    with wids.ShardListDataset(f"{server.url}/{{00000..00001}}.tar") as dataset:
+        assert dataset.lengths == [10, 7]
+        assert bytes_of(server, ".tar") == 0
+        assert [path for path in server.requests if path.endswith(".tar")] == []
+        assert bytes_of(server, "/sizes.json") == (tmp_path / "d" / "sizes.json").stat().st_size
+        assert dataset[12][".txt"] == "text 12"
+
+
+@pytest.mark.parametrize("kind", ["dali", "energon"])
+def test_a_complete_index_is_read_by_range_at_once(
+    server: Server, tmp_path: Path, kind: str
+) -> None:
+    """A sample of a remote shard costs its bytes, not the shard, and equals the local one."""
+    big = [(f"s{n:05d}.{e}", bytes([n]) * 50_000) for n in range(20) for e in ("bin", "long.bin")]
+    (tmp_path / "d").mkdir()
+    tars = [write_tar(tmp_path / "d" / "a.tar", big)]
+    long = [(f"{'folder/' * 20}{n}.bin", b"x" * n) for n in range(3)]
+    tars.append(write_tar(tmp_path / "d" / "b.tar", long))
+    if kind == "dali":
+        list(map(write_dali, tars))
+    else:
+        write_energon(tmp_path / "d", tars)
+    serve(server, tmp_path / "d")
+    with (
+        wids.ShardListDataset(f"{server.url}/{{a,b}}.tar", access="range", raw="bytes") as dataset,
+        wids.ShardListDataset(tmp_path / "d", raw="bytes") as local,
+    ):
+        assert dataset.lengths == [20, 3]
+        for index in (13, 22):
+            remote, other = dataset[index], local[index]
+            assert {k: v for k, v in remote.items() if k != "__shard__"} == {
+                k: v for k, v in other.items() if k != "__shard__"
+            }
+        assert 100_000 < bytes_of(server, ".tar") < 105_000
+        assert len([path for path in server.requests if path.endswith(".tar")]) == 2
+        assert [s["__key__"] for s in dataset] == [s["__key__"] for s in local]
+
+
+def test_an_index_of_another_tar_is_an_error(server: Server, tmp_path: Path) -> None:
+    """The header of a member is compared when it is read; the error names both files."""
+    (tar,) = shards(tmp_path / "d", (10,))
+    write_dali(tar)
+    write_tar(tar, [(name.replace("s", "t"), data) for name, data in sample_members(0, 10)])
+    serve(server, tmp_path / "d")
+    with wids.ShardListDataset(f"{server.url}/00000.tar", access="range") as dataset:
+        assert len(dataset) == 10
+        with raises(
+            wids.ShardFormatError,
+            "/00000.tar: at byte",
+            'header of "s00003.txt" with 6 bytes, as http',
+            '/00000.idx states, found "t00003.txt" of 6 bytes',
+        ):
+            dataset[3]
+
+
+def test_an_index_beyond_the_tar_is_an_error(server: Server, tmp_path: Path) -> None:
+    """Places outside the tar are an error that names both, before they are read."""
+    (tar,) = shards(tmp_path / "d", (40,))
+    write_dali(tar)
+    write_tar(tar, sample_members(0, 2))
+    serve(server, tmp_path / "d")
+    with (
+        wids.ShardListDataset(f"{server.url}/00000.tar", access="range") as dataset,
+        raises(wids.MismatchError, "/00000.tar: expected members one after another", "00000.idx"),
+    ):
+        dataset[0]
+
+
+def test_files_that_disagree_are_an_error_that_names_both(tmp_path: Path) -> None:
+    """Two counts of one shard that differ, or a count that the tar does not have (SPEC-46)."""
+    tars = shards(tmp_path / "d")
+    as_is(tmp_path / "d" / "sizes.json", {"00000.tar": 10, "00001.tar": 8})
+    with (
+        wids.ShardListDataset(tmp_path / "d") as dataset,
+        raises(
+            wids.MismatchError,
+            "00001.tar: ",
+            "sizes.json says 8 samples, the shard has 7; correct or remove that file",
+        ),
+    ):
+        dataset[12]
+    write_manifest(tmp_path / "d" / "manifest.jsonl", {"00000.tar": 10, "00001.tar": 7})
+    with raises(wids.MismatchError, "sizes.json states 8 samples, and ", "manifest.jsonl 7"):
+        wids.ShardListDataset(tmp_path / "d")
+    (tmp_path / "d" / "sizes.json").unlink()
+    (tmp_path / "d" / "manifest.jsonl").unlink()
+    for tar in tars:
+        write_dali(tar)
+        write_stats(tar, 9)
+    with raises(wids.MismatchError, "00000_stats.json states 9 samples, and ", "00000.idx 10"):
+        wids.ShardListDataset(tmp_path / "d")
+
+
+def test_an_index_and_a_count_that_disagree_name_each_other(server: Server, tmp_path: Path) -> None:
+    """Where a count of the folder made it needless to count the index, opening compares them."""
+    (tar,) = shards(tmp_path / "d", (10,))
+    write_dali(tar)
+    as_is(tmp_path / "d" / "sizes.json", {"00000.tar": 11})
+    serve(server, tmp_path / "d")
+    with (
+        wids.ShardListDataset(f"{server.url}/00000.tar") as dataset,
+        raises(wids.MismatchError, "sizes.json states 11 samples, and ", "00000.idx has 10"),
+    ):
+        dataset[0]
+
+
+def test_files_of_other_programs_are_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file of the same name with other contents is a warning; the shards are scanned."""
+    tars = shards(tmp_path / "d")
+    (tmp_path / "d" / "manifest.jsonl").write_text('{"audio_filepath": "a.wav"}\n')
+    tars[0].with_suffix(".idx").write_text("something else")
+    with wids.ShardListDataset(tmp_path / "d") as dataset:
+        assert (dataset.lengths, dataset.get_stats()[1]) == ([10, 7], 2)
+    assert "manifest.jsonl: expected the number of samples of each shard" in caplog.text
+
+
+def test_counts_of_some_shards_leave_the_others_to_be_counted(tmp_path: Path) -> None:
+    """Shards that no file names are counted as before."""
+    shards(tmp_path / "d", (10, 7, 5))
+    as_is(tmp_path / "d" / "sizes.json", {"00000.tar": 10, "00002.tar": 5})
+    with wids.ShardListDataset(tmp_path / "d") as dataset:
+        assert (dataset.lengths, dataset.get_stats()[1]) == ([10, 7, 5], 1)
+
+
+def test_counts_by_another_rule_are_not_used(tmp_path: Path) -> None:
+    """Others split names at their first dot, so with the last dot the tar is counted."""
+    (tmp_path / "d").mkdir()
+    write_tar(tmp_path / "d" / "a.tar", [("a.1.txt", b"1"), ("a.2.txt", b"2")])
+    as_is(tmp_path / "d" / "sizes.json", {"a.tar": 1})
+    for rule, count in (("first", 1), ("last", 2)):
+        with wids.ShardListDataset(tmp_path / "d", key_split=rule) as dataset:  # type: ignore[arg-type]
+            assert len(dataset) == count
