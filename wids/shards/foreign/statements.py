@@ -89,6 +89,27 @@ def counts_in(data: bytes, url: str, parse: Callable[[Any], Counts]) -> Counts:
         ) from error
 
 
+def as_spec(document: Mapping[str, Any], label: str) -> dict[str, Any] | None:
+    """Return a document of another program in the form of a spec; None for other documents."""
+    try:
+        if "splits" in document:
+            splits = document["splits"].items()
+            own = {name: by_split({"splits": {name: split}}) for name, split in splits}
+            return {"datasets": [{"name": n, "shardlist": _entries_of(own[n])} for n in own]}
+        if "shard_counts" in document:
+            base = ".." if label.endswith(INFO) else None
+            return {"base": base, "shardlist": _entries_of(by_shard_counts(document))}
+        if document and all(name.endswith(".tar") for name in document):
+            return {"shardlist": _entries_of(by_shard(document))}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        pass
+    return None
+
+
+def _entries_of(counts: Counts) -> list[dict[str, Any]]:
+    return [{"url": name, "nsamples": count} for name, count in counts.items()]
+
+
 def is_foreign(url: str | None) -> bool:
     """Whether the index that a spec names for a shard is that of another program."""
     return url is not None and urls.path_of(url).endswith((".idx", f"/{SQLITE}"))

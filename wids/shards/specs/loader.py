@@ -16,6 +16,8 @@ from functools import partial
 from typing import IO, Any, Final, TypeAlias
 
 from wids.errors import SpecError, WidsError
+from wids.shards.foreign.named_splits import split_of
+from wids.shards.foreign.statements import INFO
 from wids.shards.specs.braces import expand
 from wids.shards.specs.entries import (
     key_split_of,
@@ -81,6 +83,7 @@ def load_spec(
     base: str | os.PathLike[str] | None = None,
     allow_pipe: bool = False,
     read: Read | None = None,
+    split: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> DatasetSpec:
     """Load a spec from any form in which a caller may name shards.
@@ -96,6 +99,8 @@ def load_spec(
             other forms of ``shards`` they are the caller's own and always allowed.
         read: ``read(url, limit_nbytes)``, which returns the bytes of a document, in place of the
             transports of wids.
+        split: The only split to load, by its name in Energon's ``.nv-meta/split.yaml`` (which needs
+            the package PyYAML) or in ``_info.json``.
         storage_options: As for `ShardListDataset`.
 
     Returns:
@@ -117,7 +122,8 @@ def load_spec(
         >>> wids.load_spec(document, base="https://example.com").shards[0].url
         'https://example.com/val.tar'
     """
-    return load_with(Fetcher(storage_options), shards, base, allow_pipe=allow_pipe, read=read)
+    fetcher = Fetcher(storage_options)
+    return load_with(fetcher, shards, base, allow_pipe=allow_pipe, read=read, split=split)
 
 
 def load_with(
@@ -127,6 +133,7 @@ def load_with(
     *,
     allow_pipe: bool,
     read: Read | None = None,
+    split: str | None = None,
 ) -> DatasetSpec:
     """Load a spec as `load_spec` does, with the fetcher that will read its shards.
 
@@ -136,7 +143,7 @@ def load_with(
     loader = _Loader(fetcher, allow_pipe, read or fetcher.read)
     if isinstance(shards, DatasetSpec):
         loader.bind(shards)
-        return shards
+        return shards if split is None else split_of(shards, split, (), loader.read)
     try:
         with no_collections():
             spec = loader.load(shards, None if base is None else os.fspath(base))
@@ -147,6 +154,8 @@ def load_with(
             f"{_name_of(shards)}: expected at least one shard, found an empty list; "
             "name shards under the key shardlist, or pass their paths"
         )
+    if split is not None:
+        spec = split_of(spec, split, loader.infos, loader.read)
     return replace(spec, origin=loader.origin) if loader.origin else spec
 
 
@@ -160,6 +169,7 @@ class _Loader:
         self.origin = ""
         self.num_documents = 0
         self.num_values = 0
+        self.infos: list[str] = []  # the documents of Energon
 
     def load(self, shards: Any, base: str | None) -> DatasetSpec:
         """Load ``shards`` by its form."""
@@ -269,13 +279,16 @@ class _Loader:
         try:
             spec = self.url(folder.document)
         except WidsError as error:
+            if not folder.tars:
+                raise
             _logger.warning("%s: it is not used as the spec of its folder", str(error))
             return tars
         wanted = {tar.url for tar in tars.shards}
-        if {shard.url for shard in spec.shards} == wanted:
+        named = {shard.url for shard in spec.shards}
+        if named == wanted or (folder.document.endswith(INFO) and named > wanted):
             _logger.info("%s: used as the spec of its folder", name)
             return spec
-        num_named = len(wanted.intersection(shard.url for shard in spec.shards))
+        num_named = len(wanted & named)
         _logger.warning(
             "%s: names %d of the %d tars of its folder and %d other files, so it is not used: pass "
             "its name to use it, or describe the folder with `wids create`",
@@ -312,6 +325,8 @@ class _Loader:
         if self.num_documents > MAX_DOCUMENTS:
             raise SpecError(f"{name}: expected at most {MAX_DOCUMENTS} documents, found more")
         self.origin = self.origin or urls.origin(url)
+        if urls.path_of(url).endswith(f"/{INFO}"):
+            self.infos.append(url)
         context = replace(
             Context.at(name, urls.parent(url), base),
             # By its own URL, not by the document that led here: trust is not inherited (SPEC-12).
