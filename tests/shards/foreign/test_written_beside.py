@@ -107,7 +107,7 @@ def test_counting_a_remote_dataset_reads_no_shard(server: Server, tmp_path: Path
         assert dataset[12][".txt"] == "text 12"
 
 
-@pytest.mark.parametrize("kind", ["dali", "energon"])
+@pytest.mark.parametrize("kind", ["dali", "energon", "energon's document"])
 def test_a_complete_index_is_read_by_range_at_once(
     server: Server, tmp_path: Path, kind: str
 ) -> None:
@@ -122,8 +122,9 @@ def test_a_complete_index_is_read_by_range_at_once(
     else:
         write_energon(tmp_path / "d", tars)
     serve(server, tmp_path / "d")
+    name = ".nv-meta/.info.json" if "document" in kind else "{a,b}.tar"
     with (
-        wids.ShardListDataset(f"{server.url}/{{a,b}}.tar", access="range", raw="bytes") as dataset,
+        wids.ShardListDataset(f"{server.url}/{name}", access="range", raw="bytes") as dataset,
         wids.ShardListDataset(tmp_path / "d", raw="bytes") as local,
     ):
         assert dataset.lengths == [20, 3]

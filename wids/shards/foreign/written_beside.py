@@ -86,6 +86,12 @@ def with_stated_counts(
     return tuple(result)
 
 
+def energon_index(info: str, fetcher: Fetcher) -> str | None:
+    """Return the URL of the index beside Energon's document; None if it is missing or very long."""
+    url = info.replace(INFO, SQLITE)
+    return url if 0 < _lengths(fetcher, [url]).get(url, 0) <= LIMIT_NBYTES else None
+
+
 def _names(shards: Sequence[ShardSpec], by_folder: Mapping[str, Sequence[int]]) -> set[str]:
     """Return the files to look for: those of each folder, and those of its first shard."""
     names = set()

@@ -16,7 +16,6 @@ from functools import partial
 from typing import IO, Any, Final, TypeAlias
 
 from wids.errors import SpecError, WidsError
-from wids.shards.foreign.named_splits import split_of
 from wids.shards.foreign.statements import INFO
 from wids.shards.specs.braces import expand
 from wids.shards.specs.entries import (
@@ -143,7 +142,7 @@ def load_with(
     loader = _Loader(fetcher, allow_pipe, read or fetcher.read)
     if isinstance(shards, DatasetSpec):
         loader.bind(shards)
-        return shards if split is None else split_of(shards, split, (), loader.read)
+        return loader.part(shards, split)
     try:
         with no_collections():
             spec = loader.load(shards, None if base is None else os.fspath(base))
@@ -154,8 +153,7 @@ def load_with(
             f"{_name_of(shards)}: expected at least one shard, found an empty list; "
             "name shards under the key shardlist, or pass their paths"
         )
-    if split is not None:
-        spec = split_of(spec, split, loader.infos, loader.read)
+    spec = loader.part(spec, split)
     return replace(spec, origin=loader.origin) if loader.origin else spec
 
 
@@ -186,6 +184,14 @@ class _Loader:
             f"shards: expected a path, URL, pattern, file, document or list, "
             f"found {type(shards).__name__}"
         )
+
+    def part(self, spec: DatasetSpec, split: str | None) -> DatasetSpec:
+        """Return the split of a name of what was loaded; None for all of it."""
+        if split is None:
+            return spec
+        from wids.shards.foreign.named_splits import split_of  # few datasets have splits
+
+        return split_of(spec, split, self.infos, self.read)
 
     def items(self, items: Iterable[Any], base: str | None) -> DatasetSpec:
         """Load a caller's list, which may name any file and any command."""
@@ -325,15 +331,24 @@ class _Loader:
         if self.num_documents > MAX_DOCUMENTS:
             raise SpecError(f"{name}: expected at most {MAX_DOCUMENTS} documents, found more")
         self.origin = self.origin or urls.origin(url)
-        if urls.path_of(url).endswith(f"/{INFO}"):
-            self.infos.append(url)
         context = replace(
             Context.at(name, urls.parent(url), base),
             # By its own URL, not by the document that led here: trust is not inherited (SPEC-12).
             is_trusted=urls.is_local(url),
             chain=(*chain, url),
         )
-        return self.document(self.parsed(self.read(url, MAX_DOCUMENT_NBYTES), name), context)
+        spec = self.document(self.parsed(self.read(url, MAX_DOCUMENT_NBYTES), name), context)
+        return self.energon(spec, url) if urls.path_of(url).endswith(f"/{INFO}") else spec
+
+    def energon(self, spec: DatasetSpec, url: str) -> DatasetSpec:
+        """Return a dataset of Energon with the index beside its document, if it is remote."""
+        from wids.shards.foreign.written_beside import energon_index
+
+        self.infos.append(url)
+        index = None if urls.is_local(url) else energon_index(url, self.fetcher)
+        if index is None:
+            return spec
+        return replace(spec, shards=tuple(replace(shard, index=index) for shard in spec.shards))
 
     def parsed(self, document: str | bytes, name: str) -> Any:
         """Parse a document, unless it and the previous ones exceed the limits of a spec."""
