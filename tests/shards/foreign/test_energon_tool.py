@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from beside_files import shards
+from beside_files import bytes_of, serve, shards
 from loopback import Server
-from test_written_beside import bytes_of, serve
 
 import wids
 

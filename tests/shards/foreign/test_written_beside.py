@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from beside_files import shards, write_dali, write_energon, write_stats
+from beside_files import bytes_of, serve, shards, write_dali, write_energon, write_stats
 from conftest import raises, sample_members, write_tar
 from loopback import Server
 
@@ -50,18 +50,6 @@ OF_FOLDER: dict[str, Callable[[Path, dict[str, int]], None]] = {
     ".info.json": write_counts,
     ".nv-meta/.info.json": write_counts,
 }
-
-
-def serve(server: Server, folder: Path) -> None:
-    """Serve all files of a folder."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            server.page(f"/{path.relative_to(folder).as_posix()}", path.read_bytes())
-
-
-def bytes_of(server: Server, suffix: str) -> int:
-    """Return the bytes that were sent of files with a suffix."""
-    return sum(request.num_sent for request in server.log if request.path.endswith(suffix))
 
 
 @pytest.mark.parametrize("name", OF_FOLDER)

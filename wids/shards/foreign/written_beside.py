@@ -58,11 +58,11 @@ def with_stated_counts(
 
     Args:
         shards: The shards.
-        numbers: Those without a count.
+        numbers: Those to look for.
         fetcher: Looks for files, and reads them.
 
     Raises:
-        MismatchError: Two files state different counts for a shard.
+        MismatchError: Two files, or a spec and a file, state different counts for a shard.
         FetchError: A file that exists cannot be read.
     """
     by_folder: defaultdict[str, list[int]] = defaultdict(list)
@@ -202,17 +202,19 @@ def _stated(shard: ShardSpec, counts: Mapping[str, int], index: str | None) -> S
     Raises:
         MismatchError: It is not.
     """
-    (source, count), *others = counts.items()
+    known = {urls.redact(source): count for source, count in counts.items()}
+    extras = dict(shard.extras)
+    if shard.num_samples is None:
+        extras[COUNTS_FROM] = next(iter(known))
+    else:
+        known = {extras.get(COUNTS_FROM, "the spec"): shard.num_samples, **known}
+    (source, count), *others = known.items()
     for other, found in others:
         if found != count:
             raise MismatchError(
-                f"{urls.redact(shard.url)}: {urls.redact(source)} states {count} samples, and "
-                f"{urls.redact(other)} {found}; correct or remove the one that is wrong, or "
-                "describe the shards with `wids create` and open that spec"
+                f"{urls.redact(shard.url)}: {source} states {count} samples, and {other} {found}; "
+                "correct or remove the one that is wrong, or describe the shards with "
+                "`wids create` and open that spec"
             )
-    return replace(
-        shard,
-        num_samples=count,
-        index=shard.index or (None if urls.is_local(shard.url) else index),
-        extras={**shard.extras, COUNTS_FROM: urls.redact(source)},
-    )
+    index = shard.index or (None if urls.is_local(shard.url) else index)
+    return replace(shard, num_samples=count, index=index, extras=extras)

@@ -15,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 
 from conftest import sample_members, write_tar
+from loopback import Server
 
 
 def shards(folder: Path, lengths: Iterable[int] = (10, 7), names: str = "{:05d}.tar") -> list[Path]:
@@ -103,3 +104,15 @@ def write_energon(root: Path, tars: list[Path], **splits: list[str]) -> Path:
             )
         base.commit()
     return meta
+
+
+def serve(server: Server, folder: Path) -> None:
+    """Serve all files of a folder."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            server.page(f"/{path.relative_to(folder).as_posix()}", path.read_bytes())
+
+
+def bytes_of(server: Server, suffix: str) -> int:
+    """Return the bytes that were sent of files with a suffix."""
+    return sum(request.num_sent for request in server.log if request.path.endswith(suffix))
