@@ -35,7 +35,7 @@ def claim(server: Server, path: str, nbytes: int) -> str:
 
 
 def tars_asked(server: Server) -> list[str]:
-    """Return the shards whose lengths were asked, apart from files beside them (SPEC-45)."""
+    """Return the shards whose lengths were asked, apart from files beside them (SPEC-50)."""
     return [request.path for request in server.heads if request.path.endswith(".tar")]
 
 

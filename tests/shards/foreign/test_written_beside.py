@@ -83,7 +83,7 @@ def test_counts_of_each_shard_avoid_the_scan(tmp_path: Path, kind: str) -> None:
 
 
 def test_counting_a_remote_dataset_reads_no_shard(server: Server, tmp_path: Path) -> None:
-    """The bytes of sizes.json are all that is read (SPEC-45)."""
+    """The bytes of sizes.json are all that is read (SPEC-50)."""
     shards(tmp_path / "d")
     as_is(tmp_path / "d" / "sizes.json", {"00000.tar": 10, "00001.tar": 7, "00002.tar": 9})
     serve(server, tmp_path / "d")
@@ -99,7 +99,7 @@ def test_counting_a_remote_dataset_reads_no_shard(server: Server, tmp_path: Path
 def test_a_complete_index_is_read_by_range_at_once(
     server: Server, tmp_path: Path, kind: str
 ) -> None:
-    """A sample of a remote shard costs its bytes, not the shard, and equals the local one."""
+    """A sample of a remote shard costs its bytes, not the shard, and equals the local one (INDEX-40)."""
     big = [(f"s{n:05d}.{e}", bytes([n]) * 50_000) for n in range(20) for e in ("bin", "long.bin")]
     (tmp_path / "d").mkdir()
     tars = [write_tar(tmp_path / "d" / "a.tar", big)]
@@ -127,7 +127,7 @@ def test_a_complete_index_is_read_by_range_at_once(
 
 
 def test_an_index_of_another_tar_is_an_error(server: Server, tmp_path: Path) -> None:
-    """The header of a member is compared when it is read; the error names both files."""
+    """The header of a member is compared when it is read; the error names both files (INDEX-40)."""
     (tar,) = shards(tmp_path / "d", (10,))
     write_dali(tar)
     write_tar(tar, [(name.replace("s", "t"), data) for name, data in sample_members(0, 10)])
@@ -157,7 +157,7 @@ def test_an_index_beyond_the_tar_is_an_error(server: Server, tmp_path: Path) -> 
 
 
 def test_files_that_disagree_are_an_error_that_names_both(tmp_path: Path) -> None:
-    """Two counts of one shard that differ, or a count that the tar does not have (SPEC-46)."""
+    """Two counts of one shard that differ, or a count that the tar does not have (SPEC-51)."""
     tars = shards(tmp_path / "d")
     as_is(tmp_path / "d" / "sizes.json", {"00000.tar": 10, "00001.tar": 8})
     with (

@@ -1,6 +1,6 @@
 """Read how many samples shards have from files that other programs write beside them.
 
-Each format is a small function of bytes, and one entry in a table. SPEC-45 in specs/shard-spec.md
+Each format is a small function of bytes, and one entry in a table. SPEC-50 in specs/shard-spec.md
 names the programs.
 """
 
