@@ -31,7 +31,7 @@ def energon(tmp_path: Path) -> Path:
 
 
 def test_the_root_of_energon_names_its_shards(energon: Path) -> None:
-    """Shards in folders inside the root are found, with their counts, by ``.info.json`` (SPEC-53)."""
+    """Shards in folders inside the root have their counts by ``.info.json`` (SPEC-53)."""
     spec = wids.load_spec(energon)
     assert [shard.num_samples for shard in spec.shards] == [3, 4, 5, 6]
     assert spec == wids.load_spec(energon / ".nv-meta" / ".info.json")
@@ -42,7 +42,7 @@ def test_the_root_of_energon_names_its_shards(energon: Path) -> None:
 
 
 def test_splits_of_energon_by_name(energon: Path) -> None:
-    """The shards of a split come in its order, with braces and without what is excluded (SPEC-53)."""
+    """The shards of a split come in its order, without what is excluded (SPEC-53)."""
     optional("yaml")
     assert names(wids.load_spec(energon, split="train")) == ["00002.tar", "00003.tar"]
     val = wids.load_spec(str(energon), split="val")

@@ -99,7 +99,7 @@ def test_counting_a_remote_dataset_reads_no_shard(server: Server, tmp_path: Path
 def test_a_complete_index_is_read_by_range_at_once(
     server: Server, tmp_path: Path, kind: str
 ) -> None:
-    """A sample of a remote shard costs its bytes, not the shard, and equals the local one (INDEX-40)."""
+    """A sample of a remote shard costs its bytes, and equals the local one (INDEX-40)."""
     big = [(f"s{n:05d}.{e}", bytes([n]) * 50_000) for n in range(20) for e in ("bin", "long.bin")]
     (tmp_path / "d").mkdir()
     tars = [write_tar(tmp_path / "d" / "a.tar", big)]
