@@ -222,3 +222,23 @@ def test_counts_by_another_rule_are_not_used(tmp_path: Path) -> None:
     for rule, count in (("first", 1), ("last", 2)):
         with wids.ShardListDataset(tmp_path / "d", key_split=rule) as dataset:  # type: ignore[arg-type]
             assert len(dataset) == count
+
+
+def test_many_folders_without_such_files_are_not_all_asked(server: Server, tmp_path: Path) -> None:
+    """Of shards in many folders, a few folders show that nobody wrote counts (SPEC-50)."""
+    (tar,) = shards(tmp_path, (3,))
+    urls = [server.page(f"/{n}/00000.tar", tar.read_bytes()) for n in range(20)]
+    with wids.ShardListDataset(urls) as dataset:
+        assert len(dataset) == 60
+    asked = {r.path.split("/")[1] for r in server.heads if r.path.endswith("/sizes.json")}
+    assert asked == {str(n) for n in range(16)}
+
+
+def test_a_dot_in_the_name_of_a_shard(tmp_path: Path) -> None:
+    """The index of ``a.0.tar`` is ``a.0.idx``, never one that other shards would have too."""
+    tars = shards(tmp_path, (3, 4), "a.{}.tar")
+    (tmp_path / "a.idx").write_text("v1.2 9\n")
+    for tar in tars:
+        write_dali(tar)
+    with wids.ShardListDataset(tmp_path) as dataset:
+        assert (dataset.lengths, dataset.get_stats()[1]) == ([3, 4], 0)

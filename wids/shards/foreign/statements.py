@@ -116,9 +116,8 @@ def is_foreign(url: str | None) -> bool:
 
 
 def dali_name(name: str) -> str:
-    """Return the name of the index that DALI's ``wds2idx`` makes by default."""
-    folder, slash, base = name.rpartition("/")
-    return f"{folder}{slash}{base[:1]}{base[1:].partition('.')[0]}.idx"
+    """Return the name that an index of DALI has by default, if that of the shard has one dot."""
+    return f"{name.removesuffix('.tar')}.idx"
 
 
 def dali_count(head: bytes, _nbytes: int) -> int | None:

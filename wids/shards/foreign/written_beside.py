@@ -35,6 +35,9 @@ _MAX_NBYTES: Final = 64 << 20
 """Longest file with the counts of a folder; that of a longer one is of another program."""
 _DALI: Final = next(kind for kind in OF_SHARD if kind.name is dali_name)
 
+_NUM_ASKED: Final = 16
+"""Folders of which one has to have such files, or no other is asked."""
+
 _logger = logging.getLogger("wids")
 
 
@@ -70,7 +73,9 @@ def with_stated_counts(
         if urls.scheme(shards[number].url) != "pipe":
             by_folder[urls.parent(shards[number].url)].append(number)
     found, result = _Found(), list(shards)
-    sizes = _lengths(fetcher, _names(shards, by_folder))
+    sizes = _lengths(fetcher, _names(shards, by_folder, slice(_NUM_ASKED)))
+    if sizes:
+        sizes |= _lengths(fetcher, _names(shards, by_folder, slice(_NUM_ASKED, None)))
     for folder, own in by_folder.items():
         _note_folder(found, shards, folder, own, sizes, fetcher)
         _note_shards(found, shards, own, sizes, fetcher)
@@ -92,10 +97,12 @@ def energon_index(info: str, fetcher: Fetcher) -> str | None:
     return url if 0 < _lengths(fetcher, [url]).get(url, 0) <= LIMIT_NBYTES else None
 
 
-def _names(shards: Sequence[ShardSpec], by_folder: Mapping[str, Sequence[int]]) -> set[str]:
-    """Return the files to look for: those of each folder, and those of its first shard."""
+def _names(
+    shards: Sequence[ShardSpec], by_folder: Mapping[str, Sequence[int]], which: slice
+) -> set[str]:
+    """Return the files to look for: those of some folders, and those of their first shards."""
     names = set()
-    for folder, own in by_folder.items():
+    for folder, own in list(by_folder.items())[which]:
         names |= {urls.join(folder, name) for name in (*OF_FOLDER, SQLITE, f"../{SQLITE}")}
         names |= {_beside(shards[own[0]].url, kind) for kind in OF_SHARD}
     return names
