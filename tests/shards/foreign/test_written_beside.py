@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -242,3 +244,72 @@ def test_a_dot_in_the_name_of_a_shard(tmp_path: Path) -> None:
         write_dali(tar)
     with wids.ShardListDataset(tmp_path) as dataset:
         assert (dataset.lengths, dataset.get_stats()[1]) == ([3, 4], 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE sample_parts SET content_byte_offset = -512",
+        "UPDATE sample_parts SET content_byte_offset = 9223372036854775296",
+        "UPDATE sample_parts SET content_byte_size = 'many'",
+        "UPDATE sample_parts SET content_byte_offset = content_byte_offset + 1",
+        "UPDATE sample_parts SET content_byte_offset = 1024",
+        "UPDATE samples SET sample_key = NULL",
+    ],
+)
+def test_a_hostile_index_reads_nothing_outside(server: Server, tmp_path: Path, change: str) -> None:
+    """What is no place in the tar is an error that names both files, before a request."""
+    meta = write_energon(tmp_path, shards(tmp_path, (4,)))
+    with closing(sqlite3.connect(meta / "index.sqlite")) as base:
+        base.execute(change)
+        base.commit()
+    serve(server, tmp_path)
+    with (
+        wids.ShardListDataset(f"{server.url}/00000.tar", access="range") as dataset,
+        raises(wids.MismatchError, "/00000.tar: expected members one after", "index.sqlite"),
+    ):
+        dataset[0]
+    assert bytes_of(server, ".tar") == 0
+
+
+def test_a_view_in_an_index_is_not_computed(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An index without its tables is passed over, and the shard is fetched."""
+    meta = write_energon(tmp_path, shards(tmp_path, (4,)))
+    with closing(sqlite3.connect(meta / "index.sqlite")) as base:
+        base.execute("DROP TABLE sample_parts")
+        endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT i FROM n"
+        base.execute(f"CREATE VIEW sample_parts AS {endless}")
+        base.commit()
+    serve(server, tmp_path)
+    with wids.ShardListDataset(f"{server.url}/00000.tar") as dataset:
+        assert dataset[3][".txt"] == "text 3"
+    (meta / "index.sqlite").write_bytes(b"no database" * 100)
+    serve(server, tmp_path)
+    with wids.ShardListDataset(f"{server.url}/00000.tar", cache_dir=tmp_path / "c") as dataset:
+        assert dataset[3][".txt"] == "text 3"
+    assert "index.sqlite: file is not a database; going on without this index" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("sizes.json", '{"00000.tar": -3}'),
+        ("sizes.json", "[" * 100_000),
+        ("sizes.json", '{"00000.tar": "x"}'),
+        ("sizes.json", "\xff"),
+        ("_info.json", '{"splits": [3]}'),
+        ("_info.json", '{"splits": {"a": {"filenames": ["00000.tar"], "shard_lengths": []}}}'),
+        ("manifest.jsonl", "3\n"),
+        (".info.json", '{"shard_counts": 3}'),
+        ("00000_stats.json", '{"successes": -1}'),
+        ("00000.tar.idx", "short"),
+    ],
+)
+def test_counts_that_are_none_are_passed_over(tmp_path: Path, name: str, text: str) -> None:
+    """A file with another form is no count, however damaged it is."""
+    shards(tmp_path, (4,))
+    (tmp_path / name).write_bytes(text.encode("latin-1"))
+    with wids.ShardListDataset(tmp_path) as dataset:
+        assert (len(dataset), dataset.get_stats()[1]) == (4, 1)

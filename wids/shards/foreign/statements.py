@@ -38,14 +38,14 @@ class OfShard(NamedTuple):
 
 def by_shard(document: Any) -> Counts:
     """Return the counts of ``sizes.json``: an object with a number for each shard."""
-    return {name: int(count) for name, count in _object(document).items()}
+    return {name: _number(count) for name, count in _object(document).items()}
 
 
 def by_split(document: Any) -> Counts:
     """Return the counts of ``_info.json``, which has names and lengths of shards by split."""
     counts: Counts = {}
     for split in _object(document)["splits"].values():
-        counts |= zip(split["filenames"], map(int, split["shard_lengths"]), strict=True)
+        counts |= zip(split["filenames"], map(_number, split["shard_lengths"]), strict=True)
     return counts
 
 
@@ -56,7 +56,7 @@ def by_shard_counts(document: Any) -> Counts:
 
 def of_documents(documents: list[Any]) -> Counts:
     """Return the counts of a ``manifest.jsonl``, which names shards without ``.tar``."""
-    named = ((str(line["shard"]), int(line["num_sequences"])) for line in documents)
+    named = ((str(line["shard"]), _number(line["num_sequences"])) for line in documents)
     return {name if name.endswith(".tar") else f"{name}.tar": count for name, count in named}
 
 
@@ -78,10 +78,10 @@ def counts_in(data: bytes, url: str, parse: Callable[[Any], Counts]) -> Counts:
         SpecError: It has another form.
     """
     try:
-        if urls.path_of(url).endswith(".jsonl"):
-            return parse([json.loads(line) for line in data.splitlines() if line.strip()])
-        return parse(json.loads(data))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        is_lines = urls.path_of(url).endswith(".jsonl")
+        lines = [line for line in data.split(b"\n") if line.strip()] if is_lines else ()
+        return parse(list(map(json.loads, lines)) if is_lines else json.loads(data))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise SpecError(
             f"{urls.redact(url)}: expected the number of samples of each shard, found text that "
             f"begins with {data[:40].decode('utf-8', 'replace')!r} ({type(error).__name__}: "
@@ -137,7 +137,7 @@ def _successes(data: bytes, _: int) -> int | None:
         count = _object(json.loads(data))["successes"]
     except (ValueError, TypeError, KeyError):
         return None
-    return count if type(count) is int else None
+    return count if type(count) is int and count >= 0 else None
 
 
 def _entries(_: bytes, nbytes: int) -> int | None:
@@ -160,3 +160,10 @@ def _object(document: Any) -> Mapping[str, Any]:
     if not isinstance(document, Mapping):
         raise TypeError("expected an object")
     return document
+
+
+def _number(value: Any) -> int:
+    number = int(value)
+    if number < 0:
+        raise ValueError(f"found the number {number}")
+    return number
