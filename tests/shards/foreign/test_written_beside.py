@@ -191,7 +191,7 @@ def test_an_index_and_a_count_that_disagree_name_each_other(server: Server, tmp_
     serve(server, tmp_path / "d")
     with (
         wids.ShardListDataset(f"{server.url}/00000.tar") as dataset,
-        raises(wids.MismatchError, "sizes.json states 11 samples, and ", "00000.idx has 10"),
+        raises(wids.MismatchError, "sizes.json states 11 samples, and ", "00000.idx 10; correct"),
     ):
         dataset[0]
 

@@ -14,7 +14,14 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from wids.errors import MismatchError, NotFoundError
-from wids.shards.foreign.statements import INFO, SQLITE, by_shard_counts, counts_in, has_names
+from wids.shards.foreign.statements import (
+    INFO,
+    SQLITE,
+    by_shard_counts,
+    counts_in,
+    disagreement,
+    has_names,
+)
 from wids.shards.side_files import local_file, read_file
 from wids.shards.specs.model import COUNTS_FROM, ShardSpec
 from wids.shards.tars.archive import BLOCK_NBYTES, TarMembers, padded
@@ -71,11 +78,7 @@ def foreign_index(
     index = _converted(places, nbytes, key_split, name, urls.redact(shard.url))
     if shard.num_samples not in (None, len(index)):
         source = shard.extras.get(COUNTS_FROM, "the spec")
-        raise MismatchError(
-            f"{urls.redact(shard.url)}: {source} states {shard.num_samples} samples, and {name} "
-            f"has {len(index)}; correct or remove the one that is wrong, or describe the shards "
-            "with `wids create` and open that spec"
-        )
+        raise disagreement(shard.url, source, shard.num_samples, name, len(index))
     return index, nbytes
 
 
@@ -124,13 +127,14 @@ def _converted(
     Raises:
         MismatchError: They are not.
     """
-    columns = np.array([place[1:] for place in places if _is_inside(place, nbytes)], np.int64)
-    order = np.argsort(columns[:, 0], kind="stable") if len(columns) else columns[:0]
-    if len(order) == len(places):
-        offsets, sizes = columns[order].T
-        ends = np.concatenate(([0], offsets + padded(sizes)))
-        is_sound = not (offsets % BLOCK_NBYTES).any() and (offsets + sizes)[-1] <= nbytes
-    if len(order) < len(places) or not is_sound or (offsets < ends[:-1] + BLOCK_NBYTES).any():
+    is_sound = all(_is_inside(place, nbytes) for place in places)
+    columns = np.array([place[1:] for place in places if is_sound], np.int64).reshape(-1, 2)
+    order = np.argsort(columns[:, 0], kind="stable")
+    offsets, sizes = columns[order].T
+    ends = np.concatenate(([0], offsets + padded(sizes)))
+    is_apart = (offsets >= ends[:-1] + BLOCK_NBYTES).all()
+    is_in_blocks = not (offsets % BLOCK_NBYTES).any()
+    if not (is_sound and is_apart and is_in_blocks and (offsets + sizes)[-1] <= nbytes):
         raise MismatchError(
             f"{tar}: expected members one after another in its {nbytes} bytes, found others in "
             f"{source}, which is of another tar: make it again or remove it, or describe the "

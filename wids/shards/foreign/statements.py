@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from wids.errors import SpecError
+from wids.errors import MismatchError, SpecError
 from wids.storage.transport import urls
 
 META: Final = ".nv-meta"
@@ -87,6 +87,16 @@ def counts_in(data: bytes, url: str, parse: Callable[[Any], Counts]) -> Counts:
             f"begins with {data[:40].decode('utf-8', 'replace')!r} ({type(error).__name__}: "
             f"{error})"
         ) from error
+
+
+def disagreement(
+    shard: str, source: str, count: int | None, other: str, found: int
+) -> MismatchError:
+    """Return the error for two files that state different numbers of samples of a shard."""
+    return MismatchError(
+        f"{urls.redact(shard)}: {source} states {count} samples, and {other} {found}; correct or "
+        "remove the one that is wrong, or describe the shards with `wids create` and open that spec"
+    )
 
 
 def as_spec(document: Mapping[str, Any], label: str) -> dict[str, Any] | None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeVar
+from functools import partial
+from typing import Final
 
-from wids.errors import MismatchError, NotFoundError, SpecError
+from wids.errors import NotFoundError, SpecError
 from wids.shards.download_cost import LIMIT_NBYTES
 from wids.shards.foreign.statements import (
     INFO,
@@ -22,15 +23,15 @@ from wids.shards.foreign.statements import (
     OfShard,
     counts_in,
     dali_name,
+    disagreement,
     has_names,
 )
 from wids.shards.specs.model import COUNTS_FROM, ShardSpec
 from wids.storage.fetch import Fetcher
-from wids.storage.reading_threads import ReadingThreads
-from wids.storage.remote_lengths import MAX_REQUESTS, ask_lengths
+from wids.storage.reading_threads import in_threads
+from wids.storage.remote_lengths import ask_lengths
 from wids.storage.transport import urls
 
-_T = TypeVar("_T")
 _MAX_NBYTES: Final = 64 << 20
 """Longest file with the counts of a folder; that of a longer one is of another program."""
 _DALI: Final = next(kind for kind in OF_SHARD if kind.name is dali_name)
@@ -180,7 +181,9 @@ def _counts(kind: OfShard, files: Mapping[int, str], fetcher: Fetcher) -> dict[i
             return None
 
     if kind.head_nbytes:
-        counts = _in_threads(count, list(files.values()))
+        tasks = [partial(count, url) for url in files.values()]
+        is_local = all(map(urls.is_local, files.values()))
+        counts = [task() for task in tasks] if is_local else in_threads(tasks, "wids-counts")
     else:
         sizes = _lengths(fetcher, files.values())
         counts = [kind.parse(b"", sizes.get(url, 0)) for url in files.values()]
@@ -194,13 +197,6 @@ def _lengths(fetcher: Fetcher, names: Iterable[str]) -> dict[str, int]:
     answers = ask_lengths(fetcher, wanted, is_tolerant=True)
     pairs = zip(wanted, answers, strict=True)
     return {url: answer for url, answer in pairs if isinstance(answer, int)}
-
-
-def _in_threads(read: Callable[[str], _T], names: Sequence[str]) -> list[_T]:
-    if len(names) <= 1 or all(map(urls.is_local, names)):
-        return list(map(read, names))
-    with ReadingThreads(min(len(names), MAX_REQUESTS), "wids-counts") as threads:
-        return list(threads.map(read, names))
 
 
 def _stated(shard: ShardSpec, counts: Mapping[str, int], index: str | None) -> ShardSpec:
@@ -218,10 +214,6 @@ def _stated(shard: ShardSpec, counts: Mapping[str, int], index: str | None) -> S
     (source, count), *others = known.items()
     for other, found in others:
         if found != count:
-            raise MismatchError(
-                f"{urls.redact(shard.url)}: {source} states {count} samples, and {other} {found}; "
-                "correct or remove the one that is wrong, or describe the shards with "
-                "`wids create` and open that spec"
-            )
+            raise disagreement(shard.url, source, count, other, found)
     index = shard.index or (None if urls.is_local(shard.url) else index)
     return replace(shard, num_samples=count, index=index, extras=extras)
