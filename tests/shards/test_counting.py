@@ -34,6 +34,11 @@ def claim(server: Server, path: str, nbytes: int) -> str:
     return url
 
 
+def tars_asked(server: Server) -> list[str]:
+    """Return the shards whose lengths were asked, apart from files beside them (SPEC-50)."""
+    return [request.path for request in server.heads if request.path.endswith(".tar")]
+
+
 def test_a_wrong_upper_bound_downloads_no_shard(server: Server, urls: list[str]) -> None:
     """All lengths are asked before the first body (SPEC-25)."""
     pattern = f"{server.url}/train-{{000..011}}.tar"
@@ -45,7 +50,7 @@ def test_a_wrong_upper_bound_downloads_no_shard(server: Server, urls: list[str])
             work(pattern)
     assert server.num_sent == 0
     assert server.log == []
-    assert len(server.heads) == 2 * (len(urls) + 4)
+    assert len(tars_asked(server)) == 2 * (len(urls) + 4)
 
 
 def test_a_missing_local_shard_is_named_with_those_that_exist(tmp_path: Path) -> None:
@@ -89,7 +94,7 @@ def test_more_than_a_gigabyte_is_refused(server: Server) -> None:
     server.heads.clear()
     with raises(wids.SpecError, "1.2 GB in 2 shards"):
         wids.ShardListDataset([{"url": url, "filesize": 600_000_000} for url in urls])
-    assert server.heads == []
+    assert tars_asked(server) == []
 
 
 def test_a_download_that_was_asked_for(

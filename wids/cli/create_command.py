@@ -12,6 +12,7 @@ from wids.cli.consent import add_yes, ask_consent
 from wids.cli.messages import print_counts, print_note, print_problem
 from wids.cli.options import add_parts, add_processes, add_storage, storage_options
 from wids.publish.problems import Problem
+from wids.storage.sizes import count_text
 
 if TYPE_CHECKING:
     from wids.publish.by_headers import IndexingCost
@@ -26,6 +27,7 @@ EXAMPLE: Final = (
     "  wids create s3://bucket/train/ -o train.json\n"
     "  wids create shards/ -o train.json --base https://example.com/train/\n"
     "  wids create https://example.com/old.json -o train.json   # its shards, with an index\n"
+    "  wids create https://example.com/train/sizes.json --as-stated -o train.json\n"
     "  wids create more-*.tar --append -o train.json\n"
     "  wids create shards/ -o train.json --part 3/16             # on one of 16 machines\n"
     "  wids create shards/ -o train.json --merge                 # after all 16 parts\n"
@@ -62,6 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read all bytes of remote shards, for digests and checksums; otherwise only headers "
         "are read where members are large",
     )
+    parser.add_argument(
+        "--as-stated",
+        action="store_true",
+        help="read no shard: state what a document, or files beside the shards, say (sizes.json, "
+        "_info.json, manifest.jsonl, _stats.json, .nv-meta, .idx)",
+    )
+    parser.add_argument("--split", help="the only split to describe, as Energon or timm named it")
     add_parts(parser)
     add_processes(parser)
     add_storage(parser)
@@ -82,9 +91,14 @@ def run(options: argparse.Namespace) -> int:
         digests=options.digests,
         on_cost=partial(_state_cost, options),
         storage_options=storage_options(options),
+        split=options.split,
     )
     info = _text_of(options.info)  # an error now, not after all shards were read
     _check_options(options)
+    if options.as_stated:
+        spec = job.run_as_stated(name=options.name, info=info)
+        _note_unknown(spec.shards)
+        return _report(options, spec.shards, [])
     if options.merge:
         job.merge()
     else:
@@ -104,6 +118,13 @@ def run(options: argparse.Namespace) -> int:
 
 def _check_options(options: argparse.Namespace) -> None:
     """Refuse options that do not go together."""
+    if options.as_stated:
+        for name in ("append", "merge", "part", "digests", "key_split"):
+            if getattr(options, name):
+                option = name.replace("_", "-")
+                raise ValueError(
+                    f"--{option}: expected it without --as-stated, which reads nothing"
+                )
     if not options.append:
         return
     if options.merge or options.part is not None:
@@ -113,6 +134,19 @@ def _check_options(options: argparse.Namespace) -> None:
         if getattr(options, name):
             option = name.replace("_", "-")
             raise ValueError(f"--{option}: expected it without --append, which keeps what is there")
+
+
+def _note_unknown(shards: Sequence[ShardSpec]) -> None:
+    """Print what a spec lacks whose shards were not read."""
+    num_digests = sum(shard.sha256 is None and shard.md5sum is None for shard in shards)
+    num_indexes = sum(shard.index is None for shard in shards)
+    texts = [
+        f"the {what} of {count_text(count, 'shard')}"
+        for what, count in (("digests", num_digests), ("indexes", num_indexes))
+        if count
+    ]
+    unknown = ", ".join([*texts, "the checksums of all members"])
+    print_note(f"no shard was read; not known: {unknown}; without --as-stated they are read")
 
 
 def _names(names: list[str]) -> list[str]:

@@ -24,7 +24,7 @@ from wids.publish.new_packs import new_pack
 from wids.publish.problems import Problem, log_problem
 from wids.publish.results import results_of
 from wids.shards.specs.loader import Shards, load_with
-from wids.shards.specs.model import DatasetSpec, ShardSpec
+from wids.shards.specs.model import COUNTS_FROM, DatasetSpec, ShardSpec
 from wids.shards.tars.member_names import KeySplit
 from wids.storage import fetch, upload
 from wids.storage.download import Report
@@ -208,4 +208,5 @@ def _with_facts(
         md5sum=shard.md5sum if is_stated else None,
         key_split=key_split or shard.key_split,
         index=None if has_pack else shard.index,
+        extras={key: value for key, value in shard.extras.items() if key != COUNTS_FROM},
     )

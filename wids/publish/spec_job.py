@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from wids.errors import SpecError
 from wids.publish.appending import append_shards
 from wids.publish.by_headers import IndexingCost, first_look
 from wids.publish.describe import ShardRecord
@@ -23,13 +24,22 @@ from wids.publish.journal_parts import Part, collect_parts, part_journal, path_o
 from wids.publish.new_spec import build_spec, describe_all, tasks_of
 from wids.publish.problems import Problem
 from wids.shards.download_cost import DownloadCost, download_cost
+from wids.shards.foreign.written_beside import with_stated_counts
 from wids.shards.specs.edit import name_with_query
 from wids.shards.specs.loader import load_with
-from wids.shards.specs.model import DatasetSpec, ShardSpec, check_references, save_document
+from wids.shards.specs.model import (
+    COUNTS_FROM,
+    DatasetSpec,
+    ShardSpec,
+    check_references,
+    save_document,
+)
 from wids.shards.specs.naming import dataset_name, is_document, tar_urls
 from wids.shards.tars.member_names import KeySplit
 from wids.storage import abandoned, upload
 from wids.storage.fetch import Fetcher
+from wids.storage.remote_lengths import known_lengths
+from wids.storage.sizes import count_text
 from wids.storage.transport import urls
 
 
@@ -131,13 +141,46 @@ class SpecJob:
                 on_problem=on_problem,
                 **options,
             )
-            document = spec.document(urls.parent(self.output))
-            if info is not None:
-                document["info"] = info
-            if self.base is not None:
-                self._set_base(document, self.base, pack)
-            save_document(self.output, document, storage_options=self.storage_options)
+            self._save(spec, info, pack)
         return spec
+
+    def run_as_stated(self, *, name: str | None, info: str | None) -> DatasetSpec:
+        """Save a spec of what the document, or files beside the shards, state; read no shard.
+
+        Args:
+            name: As for `run`.
+            info: As for `run`.
+
+        Raises:
+            SpecError: Nothing states the number of samples of a shard.
+            MismatchError: Two files state different ones.
+            NotFoundError: A shard does not exist.
+        """
+        fetcher, shards = self._fetcher, self.named.shards
+        # Also those with a count: there may be an index, or another count.
+        shards = with_stated_counts(shards, range(len(shards)), fetcher)
+        missing = [shard.url for shard in shards if shard.num_samples is None]
+        if missing:
+            more = f" and {count_text(len(missing) - 1, 'more shard')}" if missing[1:] else ""
+            raise SpecError(
+                f"{urls.redact(missing[0])}{more}: expected the number of samples in a file beside "
+                "it, such as sizes.json, found none; run without --as-stated, which reads shards"
+            )
+        sizes = known_lengths(fetcher, {shard.url: shard.nbytes for shard in shards})
+        default = self.named.name or dataset_name(shards[0].url)
+        stated = tuple(_as_published(shard, sizes[shard.url]) for shard in shards)
+        spec = replace(self.named, shards=stated, name=default if name is None else name)
+        self._save(spec, info, "")
+        return spec
+
+    def _save(self, spec: DatasetSpec, info: str | None, pack: str) -> None:
+        """Save a spec with a description, and where its shards will be published."""
+        document = spec.document(urls.parent(self.output))
+        if info is not None:
+            document["info"] = info
+        if self.base is not None:
+            self._set_base(document, self.base, pack)
+        save_document(self.output, document, storage_options=self.storage_options)
 
     def append(
         self, executor: Executor | None, on_problem: Callable[[Problem], None]
@@ -228,6 +271,7 @@ def prepare_spec(
     digests: bool,
     on_cost: Callable[[IndexingCost], None],
     storage_options: Mapping[str, Any],
+    split: str | None = None,
 ) -> SpecJob:
     """Return the job of describing shards; reject now what would fail after reading all of them.
 
@@ -241,13 +285,14 @@ def prepare_spec(
         digests: See `SpecJob`.
         on_cost: See `SpecJob`.
         storage_options: See `SpecJob`.
+        split: The only split of the one name; see `load_spec`.
 
     Raises:
         FileNotFoundError: No shards are named, or there is no folder for the output.
         ValueError: The output has another ending than ``.json``; or readers could not follow the
             references of the spec.
     """
-    named = _named_shards(names, Fetcher(storage_options))
+    named = _named_shards(names, Fetcher(storage_options), split)
     files = [shard.url for shard in named.shards]
     _check_output(output, files, base)
     target = upload.absolute(output)
@@ -256,9 +301,11 @@ def prepare_spec(
     return SpecJob(named, target, base, key_split, digests, on_cost, storage_options)
 
 
-def _named_shards(names: Sequence[str], fetcher: Fetcher) -> DatasetSpec:
-    if len(names) == 1 and is_document(names[0]):
-        return load_with(fetcher, names[0], None, allow_pipe=False)
+def _named_shards(names: Sequence[str], fetcher: Fetcher, split: str | None) -> DatasetSpec:
+    if len(names) == 1 and (split is not None or is_document(names[0])):
+        return load_with(fetcher, names[0], None, allow_pipe=False, split=split)
+    if split is not None:
+        raise ValueError(f"--split: expected one dataset, found {len(names)} names")
     # Sorted, because folders list their files in any order, and the order of shards is the order of
     # samples.
     return DatasetSpec(tuple(ShardSpec(url) for url in tar_urls(names, fetcher)))
@@ -281,3 +328,11 @@ def _check_output(output: str, files: Sequence[str], base: str | None) -> None:
                 "than once"
             )
         names.add(name)
+
+
+def _as_published(shard: ShardSpec, nbytes: int | None) -> ShardSpec:
+    """Return a shard with its length; of the file that counts its samples only the name stays."""
+    extras = dict(shard.extras)
+    if COUNTS_FROM in extras:
+        extras[COUNTS_FROM] = os.path.basename(extras[COUNTS_FROM])
+    return replace(shard, nbytes=nbytes, extras=extras)

@@ -87,4 +87,4 @@ def counted_shards(
     if sum(counts) >= 1 << 63:
         raise SpecError(f"{spec.name or 'the spec'}: its counts add up to 2**63 or more")
     edges: IntArray = np.concatenate(([0], np.cumsum(np.array(counts, np.int64))))
-    return CountedShards(spec.shards, store, options, opener, pool, edges)
+    return CountedShards(opener.shards, store, options, opener, pool, edges)

@@ -1,7 +1,7 @@
 """Count the samples of shards without a stated count, and check first what that downloads.
 
-An index has the count at no cost. Local shards are scanned. Remote shards are downloaded; large
-downloads need the caller's consent.
+An index has the count at no cost, and so have files that other programs wrote beside the shards.
+Local shards are scanned. Remote shards are downloaded; large downloads need the caller's consent.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Final
 
 from wids.shards.download_cost import download_cost, too_large_error
 from wids.shards.fetch_all import fetch_all
+from wids.shards.foreign.written_beside import with_stated_counts
 from wids.shards.opener import ShardOpener
 from wids.shards.read_options import ReadOptions
 from wids.storage.cache.store import BackgroundFetch, Cache
@@ -51,6 +52,11 @@ def count_samples(
     for number in unstated:
         counts[number] = opener.known_count(number)
     missing = [number for number in unstated if counts[number] is None]
+    # Others count what a name has before its first dot.
+    beside = [number for number in missing if opener.key_split(number) == "first"]
+    if beside:
+        opener.take_stated(with_stated_counts(opener.shards, beside, store.fetcher))
+        missing = [number for number in missing if counts[number] is None]
     if missing:
         cost = _checked_cost(opener, missing, store, options)
         _fetch(opener, open_length, store, cost, progress)

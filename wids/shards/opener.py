@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wids.errors import WidsError, local_error
+from wids.shards.foreign.statements import is_foreign
 from wids.shards.local_shards import LocalShards
 from wids.shards.packs import Packs
 from wids.shards.range_budget import RangeBudget
@@ -23,6 +24,7 @@ from wids.shards.read_options import ReadOptions
 from wids.shards.shard_facts import ShardFacts, remote_file
 from wids.shards.specs.model import DatasetSpec, ShardSpec
 from wids.shards.tars.index import ShardIndex, TarIdentity
+from wids.shards.tars.member_names import KeySplit
 from wids.shards.tars.readable_shard import ReadableShard
 from wids.shards.tars.shard import Shard
 from wids.storage import stages
@@ -136,7 +138,9 @@ class ShardOpener:
 
     def has_index(self, number: int) -> bool:
         """Whether the index of a shard is available without fetching the shard."""
-        return self.is_local(number) or self._by_range().index(number) is not None
+        # That of another program is not read to learn this: it may have to be fetched.
+        is_known = self.is_local(number) or is_foreign(self.shards[number].index)
+        return is_known or self._by_range().index(number) is not None
 
     def is_packed(self, number: int) -> bool:
         """Whether the dataset's pack has the keys of this shard, and states its length.
@@ -192,6 +196,19 @@ class ShardOpener:
                 identity = TarIdentity.of_file(os.stat(path))
                 known = self._local.stored_index(number, path, identity)
         return None if known is None else len(known)
+
+    def key_split(self, number: int) -> KeySplit:
+        """Return the rule for a shard; see `ShardFacts.key_split`."""
+        return self._facts.key_split(number)
+
+    def take_stated(self, shards: tuple[ShardSpec, ...]) -> None:
+        """Take the counts and indexes of the same shards that lie beside them."""
+        for number, shard_spec in enumerate(shards):
+            if self.counts[number] is None:
+                self.counts[number] = shard_spec.num_samples
+        self.shards = shards
+        self._facts = replace(self._facts, shards=shards)
+        self._local = LocalShards(self._facts)
 
     def known_index(self, number: int) -> ShardIndex | None:
         """Return the index of a shard without opening the shard; None if it has to be opened."""

@@ -16,8 +16,10 @@ from typing import ClassVar, TypeAlias
 
 import numpy as np
 
+from wids.errors import ShardFormatError
 from wids.shards.tars.archive import BLOCK_NBYTES
 from wids.shards.tars.index import ShardIndex
+from wids.shards.tars.member_names import to_bytes
 from wids.shards.tars.raw_samples import (
     WRAP,
     Labels,
@@ -61,9 +63,11 @@ class RemoteShard:
         takes: Called with the bytes of each read before it begins, and with 0 to ask whether
             anything will be read; returns False if the whole tar should be fetched instead.
         has_copy: Whether a local copy of the tar exists by now.
+        index_name: The file of another program that the index was made from, which has no
+            checksums: headers are compared with names and lengths instead.
 
     Raises:
-        ValueError: The index has no checksums.
+        ValueError: The index has no checksums, and is not one of these.
     """
 
     is_local: ClassVar[bool] = False
@@ -79,6 +83,7 @@ class RemoteShard:
         raw: Raw = "bytes",
         takes: Callable[[int], bool] = lambda _: True,
         has_copy: Callable[[], bool] = lambda: False,
+        index_name: str | None = None,
     ) -> None:
         self.name = name
         self.index = index
@@ -89,7 +94,8 @@ class RemoteShard:
         self._read_spans: ReadSpans = self.read_ranges
         self._fields = None if fields is None else frozenset(fields)
         self._raw: Raw = raw
-        if len(index.head_crcs) != len(index.blocks):
+        self._index_name = index_name
+        if index_name is None and len(index.head_crcs) != len(index.blocks):
             raise ValueError(f"{name}: expected an index with checksums, found one without")
 
     @property
@@ -203,8 +209,7 @@ class RemoteShard:
         part = min(body + start, end), min(body + stop, end)
         spans = joined([(head, body), part] if part[0] < part[1] else [(head, body)])
         views = self._read_spans(spans)
-        if zlib.crc32(views[0][: body - head]) != self.index.head_crcs[member]:
-            raise changed_header_error(self.name, head, field)
+        self._check_head(member, head, views[0][: body - head])
         base = spans[-1][0]
         return bytes(views[-1][part[0] - base : part[1] - base])
 
@@ -262,6 +267,25 @@ class RemoteShard:
         start, size = int(self.index.blocks[member]) * BLOCK_NBYTES, int(self.index.sizes[member])
         return start - int(self.index.head_blocks[member]) * BLOCK_NBYTES, start + size
 
+    def _check_head(self, member: int, start: int, head: memoryview) -> None:
+        """Compare the headers of a member, which begin at a byte of the tar, with the index."""
+        # A header has name and length, so another tar of the same length is noticed.
+        index = self.index
+        if self._index_name is None:
+            if zlib.crc32(head) != index.head_crcs[member]:
+                raise changed_header_error(self.name, start, index.fields[index.field_ids[member]])
+            return
+        from wids.shards.tars.head_check import header_problem  # most indexes have checksums
+
+        name, size = index.member_name(member), int(index.sizes[member])
+        problem = header_problem(bytes(head), start, self.nbytes, to_bytes(name), size)
+        if problem is not None:
+            raise ShardFormatError(
+                f'{self.name}: at byte {start}: expected the header of "{name}" with {size} bytes, '
+                f"as {self._index_name} states, found {problem}; make that index again or remove "
+                "it, or describe the shards with `wids create` and open that spec"
+            )
+
     def _is_intact(self, member: int, value: memoryview) -> bool:
         """Whether these bytes have a member's checksum; True if the index has none."""
         crcs = self.index.payload_crcs
@@ -295,10 +319,7 @@ class RemoteShard:
         which = bisect_right(starts, start) - 1
         base, view = starts[which], views[which]
         body = int(self.index.blocks[member]) * BLOCK_NBYTES
-        # A header has name and length, so another tar of the same length is noticed.
-        if zlib.crc32(view[start - base : body - base]) != self.index.head_crcs[member]:
-            field = self.index.fields[self.index.field_ids[member]]
-            raise changed_header_error(self.name, start, field)
+        self._check_head(member, start, view[start - base : body - base])
         value = view[body - base : stop - base]
         if not self._is_intact(member, value):
             value = memoryview(self._read_range(body, stop))  # once more: damage may be transient

@@ -9,7 +9,7 @@ from wids.errors import MismatchError
 from wids.shards.packs import Packs
 from wids.shards.range_budget import RangeBudget
 from wids.shards.read_options import ReadOptions
-from wids.shards.specs.model import ShardSpec
+from wids.shards.specs.model import COUNTS_FROM, ShardSpec
 from wids.shards.tars.member_names import KeySplit
 from wids.shards.tars.shard import FindIndex, Shard
 from wids.storage.cache.cache_names import RemoteFile
@@ -94,7 +94,8 @@ def _count_message(
         )
     # The two most common mistakes: the other rule, and counting files.
     other: KeySplit = "last" if key_split == "first" else "first"
-    message = f"{url}: the spec says {stated} samples, the shard has {len(shard)}"
+    source = shard_spec.extras.get(COUNTS_FROM)
+    message = f"{url}: {source or 'the spec'} says {stated} samples, the shard has {len(shard)}"
     if isinstance(shard, Shard):
         with Shard(shard.path, key_split=other) as split_otherwise:
             if len(split_otherwise) == stated:
@@ -102,6 +103,12 @@ def _count_message(
                     f"{message}, but {stated} when names are split at their {other} dot; pass "
                     f'key_split="{other}"'
                 )
+    if source is not None:
+        members = stated == shard.index.num_files
+        return (
+            f"{message}{', and as many members' if members else ''}; correct or remove that file, "
+            "or describe the shards with `wids create` and open that spec"
+        )
     if stated == shard.index.num_files:
         return (
             f"{message}, and {stated} is its number of members: the spec counts files; pass "

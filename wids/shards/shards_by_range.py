@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from wids.errors import FetchError
+from wids.shards.foreign.statements import is_foreign
 from wids.shards.indexes import index_file
 from wids.shards.shard_facts import ShardFacts, remote_file
 from wids.shards.tars.index import ShardIndex
@@ -31,7 +32,8 @@ class ShardsByRange:
     def index(self, number: int) -> tuple[ShardIndex, int] | None:
         """Return the index of a shard and the length of its tar, without fetching the tar.
 
-        From a pack, or from the cache, where an earlier copy left it; None if there is neither.
+        From a pack; from the cache, where an earlier copy left it; or from the file of another
+        program. None if there is none of them.
         """
         facts = self.facts
         shard_spec, key_split = facts.shards[number], facts.key_split(number)
@@ -43,6 +45,10 @@ class ShardsByRange:
         )
         if left is not None and shard_spec.nbytes in (None, left[1].nbytes):
             return left[0], left[1].nbytes
+        if is_foreign(shard_spec.index):
+            from wids.shards.foreign.foreign_indexes import foreign_index  # with sqlite3: 3 ms
+
+            return foreign_index(facts.store, shard_spec, key_split)
         return None
 
     def may_open(self, number: int) -> bool:
@@ -95,5 +101,8 @@ class ShardsByRange:
             raw=options.raw,
             takes=partial(facts.takes, number, nbytes),
             has_copy=has_copy,
+            index_name=None
+            if len(index.head_crcs)
+            else urls.redact(facts.shards[number].index or ""),
         )
         return facts.checked(number, shard)

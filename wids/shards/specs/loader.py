@@ -16,6 +16,7 @@ from functools import partial
 from typing import IO, Any, Final, TypeAlias
 
 from wids.errors import SpecError, WidsError
+from wids.shards.foreign.statements import INFO
 from wids.shards.specs.entries import (
     key_split_of,
     kind_of,
@@ -80,6 +81,7 @@ def load_spec(
     base: str | os.PathLike[str] | None = None,
     allow_pipe: bool = False,
     read: Read | None = None,
+    split: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> DatasetSpec:
     """Load a spec from any form in which a caller may name shards.
@@ -96,6 +98,8 @@ def load_spec(
             other forms of ``shards`` they are the caller's own and always allowed.
         read: ``read(url, limit_nbytes)``, which returns the bytes of a document, in place of the
             transports of wids.
+        split: The only split to load, by its name in Energon's ``.nv-meta/split.yaml`` (which needs
+            the package PyYAML) or in ``_info.json``.
         storage_options: As for `ShardListDataset`.
 
     Returns:
@@ -117,7 +121,8 @@ def load_spec(
         >>> wids.load_spec(document, base="https://example.com").shards[0].url
         'https://example.com/val.tar'
     """
-    return load_with(Fetcher(storage_options), shards, base, allow_pipe=allow_pipe, read=read)
+    fetcher = Fetcher(storage_options)
+    return load_with(fetcher, shards, base, allow_pipe=allow_pipe, read=read, split=split)
 
 
 def load_with(
@@ -127,6 +132,7 @@ def load_with(
     *,
     allow_pipe: bool,
     read: Read | None = None,
+    split: str | None = None,
 ) -> DatasetSpec:
     """Load a spec as `load_spec` does, with the fetcher that will read its shards.
 
@@ -136,7 +142,7 @@ def load_with(
     loader = _Loader(fetcher, allow_pipe, read or fetcher.read)
     if isinstance(shards, DatasetSpec):
         loader.bind(shards)
-        return shards
+        return loader.part(shards, split)
     try:
         with no_collections():
             spec = loader.load(shards, None if base is None else os.fspath(base))
@@ -147,6 +153,7 @@ def load_with(
             f"{_name_of(shards)}: expected at least one shard, found an empty list; "
             "name shards under the key shardlist, or pass their paths"
         )
+    spec = loader.part(spec, split)
     return replace(spec, origin=loader.origin) if loader.origin else spec
 
 
@@ -160,6 +167,7 @@ class _Loader:
         self.origin = ""
         self.num_documents = 0
         self.num_values = 0
+        self.infos: list[str] = []  # the documents of Energon
 
     def load(self, shards: Any, base: str | None) -> DatasetSpec:
         """Load ``shards`` by its form."""
@@ -176,6 +184,14 @@ class _Loader:
             f"shards: expected a path, URL, pattern, file, document or list, "
             f"found {type(shards).__name__}"
         )
+
+    def part(self, spec: DatasetSpec, split: str | None) -> DatasetSpec:
+        """Return the split of a name of what was loaded; None for all of it."""
+        if split is None:
+            return spec
+        from wids.shards.foreign.named_splits import split_of  # few datasets have splits
+
+        return split_of(spec, split, self.infos, self.read)
 
     def items(self, items: Iterable[Any], base: str | None) -> DatasetSpec:
         """Load a caller's list, which may name any file and any command."""
@@ -270,13 +286,16 @@ class _Loader:
         try:
             spec = self.url(folder.document)
         except WidsError as error:
+            if not folder.tars:
+                raise
             _logger.warning("%s: it is not used as the spec of its folder", str(error))
             return tars
         wanted = {tar.url for tar in tars.shards}
-        if {shard.url for shard in spec.shards} == wanted:
+        named = {shard.url for shard in spec.shards}
+        if named == wanted or (folder.document.endswith(INFO) and named > wanted):
             _logger.info("%s: used as the spec of its folder", name)
             return spec
-        num_named = len(wanted.intersection(shard.url for shard in spec.shards))
+        num_named = len(wanted & named)
         _logger.warning(
             "%s: names %d of the %d tars of its folder and %d other files, so it is not used: pass "
             "its name to use it, or describe the folder with `wids create`",
@@ -319,7 +338,18 @@ class _Loader:
             is_trusted=urls.is_local(url),
             chain=(*chain, url),
         )
-        return self.document(self.parsed(self.read(url, MAX_DOCUMENT_NBYTES), name), context)
+        spec = self.document(self.parsed(self.read(url, MAX_DOCUMENT_NBYTES), name), context)
+        return self.energon(spec, url) if urls.path_of(url).endswith(f"/{INFO}") else spec
+
+    def energon(self, spec: DatasetSpec, url: str) -> DatasetSpec:
+        """Return a dataset of Energon with the index beside its document, if it is remote."""
+        from wids.shards.foreign.written_beside import energon_index
+
+        self.infos.append(url)
+        index = None if urls.is_local(url) else energon_index(url, self.fetcher)
+        if index is None:
+            return spec
+        return replace(spec, shards=tuple(replace(shard, index=index) for shard in spec.shards))
 
     def parsed(self, document: str | bytes, name: str) -> Any:
         """Parse a document, unless it and the previous ones exceed the limits of a spec."""

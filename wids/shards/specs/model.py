@@ -19,6 +19,8 @@ from wids.storage.transport import urls
 
 VERSION: Final = 1
 KIND: Final = "wids-shard-index-v1"
+COUNTS_FROM: Final = "counts_from"
+"""Key of an entry for the file of another program that states its number of samples (SPEC-50)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from wids.errors import NotFoundError, SpecError
+from wids.shards.foreign.statements import INFO, META
 from wids.shards.specs.braces import expand
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import listing, urls
@@ -30,7 +31,8 @@ class Folder(NamedTuple):
     Attributes:
         url: The folder, with a trailing slash.
         tars: The tars in it, sorted by name, without those in subfolders.
-        document: The URL of the JSON document that seems to be their spec, or None.
+        document: The URL of the JSON document that seems to be their spec, or None; that of Energon
+            names tars in subfolders too.
     """
 
     url: str
@@ -113,9 +115,10 @@ def open_folder(url: str, fetcher: Fetcher) -> Folder:
     folder = listing.folder_of(url)
     entries = fetcher.entries(folder)
     tars = listing.files_in(entries, folder, _TAR)
-    if not tars:
+    document = _energon_document(entries, folder, fetcher) or _document(entries, folder, tars)
+    if not tars and document is None:
         raise _no_tars(folder, entries)
-    return Folder(folder, tars, _document(entries, folder, tars))
+    return Folder(folder, tars, document)
 
 
 def dataset_name(url: str) -> str:
@@ -135,8 +138,21 @@ def tar_urls(names: Sequence[str], fetcher: Fetcher) -> list[str]:
     found = set()
     for name in names:
         for item in resolve(name, join, fetcher):
+            if isinstance(item, Folder) and not item.tars:
+                raise NotFoundError(
+                    f"{urls.redact(item.url)}: expected a folder with .tar files, found those of "
+                    f"Energon in folders inside it; pass {urls.redact(item.document or '')}"
+                )
             found |= {item.url} if isinstance(item, Named) else {tar.url for tar in item.tars}
     return sorted(found)
+
+
+def _energon_document(entries: Sequence[Entry], folder: str, fetcher: Fetcher) -> str | None:
+    """Return the document in which Energon names all shards of a dataset, by its root folder."""
+    if not any(entry.is_folder and entry.name == META for entry in entries):
+        return None
+    inside = fetcher.entries(f"{folder}{META}/")
+    return folder + INFO if any(INFO.endswith(f"/{entry.name}") for entry in inside) else None
 
 
 def _document(entries: Sequence[Entry], folder: str, tars: Sequence[Named]) -> str | None:
@@ -145,6 +161,8 @@ def _document(entries: Sequence[Entry], folder: str, tars: Sequence[Named]) -> s
     It is the only document with a pack beside it (``train.index``) or with a name that begins the
     names of all tars.
     """
+    if not tars:
+        return None
     names = {entry.name for entry in entries if not entry.is_folder}
     found = [
         name

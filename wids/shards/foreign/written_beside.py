@@ -1,0 +1,219 @@
+"""Find what other programs have written beside shards, and state it in the specs of the shards.
+
+Nothing is listed: files are looked for under their names, so that plain HTTP works too. No shard is
+read. Two files that disagree are an error.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+from wids.errors import NotFoundError, SpecError
+from wids.shards.download_cost import LIMIT_NBYTES
+from wids.shards.foreign.statements import (
+    INFO,
+    OF_FOLDER,
+    OF_SHARD,
+    SQLITE,
+    OfShard,
+    counts_in,
+    dali_name,
+    disagreement,
+    has_names,
+)
+from wids.shards.specs.model import COUNTS_FROM, ShardSpec
+from wids.storage.fetch import Fetcher
+from wids.storage.reading_threads import in_threads
+from wids.storage.remote_lengths import ask_lengths
+from wids.storage.transport import urls
+
+_MAX_NBYTES: Final = 64 << 20
+"""Longest file with the counts of a folder; that of a longer one is of another program."""
+_DALI: Final = next(kind for kind in OF_SHARD if kind.name is dali_name)
+
+_NUM_ASKED: Final = 16
+"""Folders of which one has to have such files, or no other is asked."""
+
+_logger = logging.getLogger("wids")
+
+
+@dataclass
+class _Found:
+    """What was found about some shards, by their numbers.
+
+    Attributes:
+        counts: The counts of each shard, by the file that states them.
+        indexes: The URL of an index.
+    """
+
+    counts: defaultdict[int, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
+    indexes: dict[int, str] = field(default_factory=dict)
+
+
+def with_stated_counts(
+    shards: Sequence[ShardSpec], numbers: Iterable[int], fetcher: Fetcher
+) -> tuple[ShardSpec, ...]:
+    """Return shards with the counts and indexes that lie beside some of them.
+
+    Args:
+        shards: The shards.
+        numbers: Those to look for.
+        fetcher: Looks for files, and reads them.
+
+    Raises:
+        MismatchError: Two files, or a spec and a file, state different counts for a shard.
+        FetchError: A file that exists cannot be read.
+    """
+    by_folder: defaultdict[str, list[int]] = defaultdict(list)
+    for number in numbers:
+        if urls.scheme(shards[number].url) != "pipe":
+            by_folder[urls.parent(shards[number].url)].append(number)
+    found, result = _Found(), list(shards)
+    sizes = _lengths(fetcher, _names(shards, by_folder, slice(_NUM_ASKED)))
+    if sizes:
+        sizes |= _lengths(fetcher, _names(shards, by_folder, slice(_NUM_ASKED, None)))
+    for folder, own in by_folder.items():
+        _note_folder(found, shards, folder, own, sizes, fetcher)
+        _note_shards(found, shards, own, sizes, fetcher)
+    for number, counts in found.counts.items():
+        result[number] = _stated(shards[number], counts, found.indexes.get(number))
+    if found.counts:
+        sources = {source for counts in found.counts.values() for source in counts}
+        _logger.info(
+            "%s: the counts of %d shards, from files beside them",
+            urls.redact(min(sources)),
+            len(found.counts),
+        )
+    return tuple(result)
+
+
+def energon_index(info: str, fetcher: Fetcher) -> str | None:
+    """Return the URL of the index beside Energon's document; None if it is missing or very long."""
+    url = info.replace(INFO, SQLITE)
+    return url if 0 < _lengths(fetcher, [url]).get(url, 0) <= LIMIT_NBYTES else None
+
+
+def _names(
+    shards: Sequence[ShardSpec], by_folder: Mapping[str, Sequence[int]], which: slice
+) -> set[str]:
+    """Return the files to look for: those of some folders, and those of their first shards."""
+    names = set()
+    for folder, own in list(by_folder.items())[which]:
+        names |= {urls.join(folder, name) for name in (*OF_FOLDER, SQLITE, f"../{SQLITE}")}
+        names |= {_beside(shards[own[0]].url, kind) for kind in OF_SHARD}
+    return names
+
+
+def _beside(url: str, kind: OfShard) -> str:
+    """Return the URL of a file beside a shard."""
+    stem, mark, query = (url, "", "") if urls.is_local(url) else url.partition("?")
+    return kind.name(stem) + mark + query
+
+
+def _note_folder(
+    found: _Found,
+    shards: Sequence[ShardSpec],
+    folder: str,
+    numbers: Sequence[int],
+    sizes: Mapping[str, int],
+    fetcher: Fetcher,
+) -> None:
+    """Note the counts in the files of a folder, and Energon's index of all shards."""
+    by_path = {urls.path_of(shards[number].url): number for number in numbers}
+    for name, parse in OF_FOLDER.items():
+        url = urls.join(folder, name)
+        if not 0 < sizes.get(url, 0) <= _MAX_NBYTES:
+            continue
+        root = urls.join(folder, "..") if name.startswith("../") else folder
+        # By its length, and not by `Fetcher.read`, which would bind options to this server.
+        data = fetcher.read_start(url, sizes[url]).data
+        sqlite = urls.join(folder, name.replace(INFO, SQLITE))
+        has_index = name.endswith(INFO) and 0 < sizes.get(sqlite, 0) <= LIMIT_NBYTES
+        try:
+            counts = counts_in(data, url, parse)
+        except SpecError as error:  # a file of this name may be of another program
+            _logger.warning("%s; going on without it", str(error))
+            continue
+        join = urls.joiner(root)
+        for shard_name, count in counts.items():
+            number = by_path.get(urls.path_of(join(shard_name)))
+            if number is None:
+                continue
+            found.counts[number][url] = count
+            if has_index:
+                found.indexes[number] = sqlite
+
+
+def _note_shards(
+    found: _Found,
+    shards: Sequence[ShardSpec],
+    numbers: Sequence[int],
+    sizes: Mapping[str, int],
+    fetcher: Fetcher,
+) -> None:
+    """Note the counts in files of single shards, unless a file of the folder states all of them."""
+    is_counted = all(number in found.counts for number in numbers)
+    for kind in OF_SHARD:
+        first = _beside(shards[numbers[0]].url, kind)
+        if first not in sizes:
+            continue
+        is_dali = kind is _DALI and has_names(fetcher.read_start(first, kind.head_nbytes).data)
+        files = {number: _beside(shards[number].url, kind) for number in numbers}
+        if not is_counted:
+            for number, count in _counts(kind, files, fetcher).items():
+                found.counts[number][files[number]] = count
+        if is_dali:
+            found.indexes |= files  # smaller than an index of the whole dataset
+
+
+def _counts(kind: OfShard, files: Mapping[int, str], fetcher: Fetcher) -> dict[int, int]:
+    """Return the counts in files of single shards; a missing file has none."""
+
+    def count(url: str) -> int | None:
+        try:
+            return kind.parse(fetcher.read_start(url, kind.head_nbytes).data, 0)
+        except NotFoundError:
+            return None
+
+    if kind.head_nbytes:
+        tasks = [partial(count, url) for url in files.values()]
+        is_local = all(map(urls.is_local, files.values()))
+        counts = [task() for task in tasks] if is_local else in_threads(tasks, "wids-counts")
+    else:
+        sizes = _lengths(fetcher, files.values())
+        counts = [kind.parse(b"", sizes.get(url, 0)) for url in files.values()]
+    pairs = zip(files, counts, strict=True)
+    return {number: count for number, count in pairs if count is not None}
+
+
+def _lengths(fetcher: Fetcher, names: Iterable[str]) -> dict[str, int]:
+    """Return the lengths of those files that exist."""
+    wanted = sorted(set(names))
+    answers = ask_lengths(fetcher, wanted, is_tolerant=True)
+    pairs = zip(wanted, answers, strict=True)
+    return {url: answer for url, answer in pairs if isinstance(answer, int)}
+
+
+def _stated(shard: ShardSpec, counts: Mapping[str, int], index: str | None) -> ShardSpec:
+    """Return a shard with what files state, which must be the same.
+
+    Raises:
+        MismatchError: It is not.
+    """
+    known = {urls.redact(source): count for source, count in counts.items()}
+    extras = dict(shard.extras)
+    if shard.num_samples is None:
+        extras[COUNTS_FROM] = next(iter(known))
+    else:
+        known = {extras.get(COUNTS_FROM, "the spec"): shard.num_samples, **known}
+    (source, count), *others = known.items()
+    for other, found in others:
+        if found != count:
+            raise disagreement(shard.url, source, count, other, found)
+    index = shard.index or (None if urls.is_local(shard.url) else index)
+    return replace(shard, num_samples=count, index=index, extras=extras)
