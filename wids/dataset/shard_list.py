@@ -118,8 +118,15 @@ class ShardListDataset(TorchDataset):
         on_error: What to do if a sample cannot be produced. None raises the error. ``"skip"``
             leaves damaged samples out of batches and iterations; `wids.collate` copes with an empty
             batch. ``"next"`` takes the next good sample of the view, of at most 100. Both count in
-            ``num_failed`` and warn once, and raise if a shard cannot be fetched. A callable is
+            ``num_failed`` and warn once. They pass over a shard too that is missing, incomplete, no
+            tar, or not what the spec says, with a warning for each, counted in
+            ``num_failed_shards``; ``"next"`` takes samples of the next shard. A shard without a
+            stated count then has no samples. Where a server is away, they raise. A callable is
             called with any error, and its result takes the place of the sample.
+        max_failed: The largest share of samples to pass over, such as 0.01: beyond it their error
+            is raised, as soon as the broken shards have more of all samples, or more samples have
+            failed than this share of those read, or of the dataset's if it has more. Each rank
+            counts its own.
         dataset_name: The ``__dataset__`` of samples, instead of the spec's name.
         allow_pipe: Whether a spec may name ``pipe:`` commands.
         allow_pickle: Whether to decode pickles, and thereby execute the code in them.
@@ -181,6 +188,7 @@ class ShardListDataset(TorchDataset):
         fields: Collection[str] | None = None,
         key_split: KeySplit | None = None,
         on_error: OnError | Policy | None = None,
+        max_failed: float | None = None,
         dataset_name: str | None = None,
         allow_pipe: bool = False,
         allow_pickle: bool = False,
@@ -203,7 +211,7 @@ class ShardListDataset(TorchDataset):
         # Commands write their output where copies are, on a disk that is meant to hold it.
         fetcher = Fetcher(storage_options, handlers, os.path.join(folder, "shards"))
         self.spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
-        failures = as_failures(on_error)
+        failures = as_failures(on_error, max_failed)
         steps = as_transformations(transformations, allow_pickle=allow_pickle)
         store = Cache(
             folder,
@@ -214,7 +222,13 @@ class ShardListDataset(TorchDataset):
             offered=frozenset() if cache_dir is None else placed_names(self.spec.shards),
             wants_progress=progress,
         )
-        reader = ShardReader(counted_shards(self.spec, store, read_options, progress=progress))
+        passes_over = failures is not None
+        counted = counted_shards(
+            self.spec, store, read_options, passes_over=passes_over, progress=progress
+        )
+        reader = ShardReader(counted)
+        if failures is not None:
+            failures.check_shards(reader)
         self._access = Access(
             range(len(reader)),
             reader,
@@ -289,6 +303,11 @@ class ShardListDataset(TorchDataset):
         """Samples that ``on_error="skip"`` has left out or ``"next"`` replaced, in all workers."""
         failures = self._access.failures
         return 0 if failures is None else failures.num_failed.value
+
+    @property
+    def num_failed_shards(self) -> int:
+        """Shards that ``on_error`` has found broken and passes over, in all workers."""
+        return self.reader.num_broken
 
     # A sequence of samples.
 
@@ -711,7 +730,7 @@ class ShardListDataset(TorchDataset):
         if isinstance(other, ShardListDataset):
             other = other._joinable()  # noqa: SLF001 - another of this class
         reader, chosen = joined_reader(self._joinable(), other, missing, prefix)
-        return self._plain(replace(self._access.selected(chosen), reader=reader))
+        return self._plain(self._access.selected(chosen).through(reader))
 
     def _joinable(self) -> JoinableView:
         from wids.tables.join_samples import KeyedSamples

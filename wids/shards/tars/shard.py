@@ -297,6 +297,11 @@ class Shard:
         """Return the local index of a key, or -1."""
         return self.index.find(key)
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether the file has changed its length since it was opened."""
+        return self._map.size() != self.nbytes
+
     def check(self) -> None:
         """Raise `ShardFormatError` if the file has changed its length since it was opened.
 
