@@ -59,6 +59,12 @@ class Access:
         """Whether these are not all samples of the shards in their order."""
         return not isinstance(self.positions, range) or len(self) != len(self.reader)
 
+    @property
+    def may_differ(self) -> bool:
+        """Whether other ranks may find other samples: shards are counted, and passed over."""
+        shards = self.reader.shards
+        return self.failures is not None and any(shard.num_samples is None for shard in shards)
+
     def shard_number(self, index: int) -> int:
         """Return the number of the shard that a sample is in; the index must not be negative."""
         return bisect_right(self.reader.ends, int(self.positions[index]))
