@@ -38,6 +38,7 @@ from wids.shards.positions import (
 from wids.shards.read_options import AccessMode, ReadOptions, Verify, field_set
 from wids.shards.reader import ShardReader
 from wids.shards.specs.loader import Shards, load_with
+from wids.shards.tars.index import Repeated
 from wids.shards.tars.member_names import KeySplit
 from wids.shards.tars.raw_samples import Raw
 from wids.shards.tars.shard import Shard
@@ -115,6 +116,8 @@ class ShardListDataset(TorchDataset):
             fetching would be needed to know.
         key_split: Where member names are split into key and field, at the ``"first"`` or the
             ``"last"`` dot; None for what the spec says, or else the first.
+        repeated: What members of one name are in a tar that has no index yet: ``"error"``, since
+            they may be two samples with one key, or ``"last"`` to read the last of them.
         on_error: What to do if a sample cannot be produced. None raises the error. ``"skip"``
             leaves damaged samples out of batches and iterations; `wids.collate` copes with an empty
             batch. ``"next"`` takes the next good sample of the view, of at most 100. Both count in
@@ -187,6 +190,7 @@ class ShardListDataset(TorchDataset):
         raw: Raw = "stream",
         fields: Collection[str] | None = None,
         key_split: KeySplit | None = None,
+        repeated: Repeated = "error",
         on_error: OnError | Policy | None = None,
         max_failed: float | None = None,
         dataset_name: str | None = None,
@@ -206,7 +210,9 @@ class ShardListDataset(TorchDataset):
         # Not at import: programs may import torch after this module, and a dataset has to be
         # torch's then.
         join_torch(ShardListDataset)
-        read_options = ReadOptions(access, field_set(fields), raw, key_split, lru_size, verify)
+        read_options = ReadOptions(
+            access, field_set(fields), raw, key_split, lru_size, verify, repeated
+        )
         folder = cache_folder(cache_dir)
         # Commands write their output where copies are, on a disk that is meant to hold it.
         fetcher = Fetcher(storage_options, handlers, os.path.join(folder, "shards"))
@@ -888,6 +894,28 @@ class ShardListDataset(TorchDataset):
         from wids.shards.field_file import open_field
 
         return open_field(self.reader, self.locate(index), field)
+
+    def member(self, index: int, field: str) -> tuple[str, int, int]:
+        """Return the shard that has a field of a sample, where it begins there, and its length.
+
+        By the index of the shard, without fetching it, for stores that keep such places. The shard
+        is its path or URL, as ``__shard__`` of the sample.
+
+        Raises:
+            IndexError: The index is out of range.
+            KeyError: The sample does not have the field, or a join added it.
+            FetchError: The shard has no index, and would have to be fetched.
+
+        Example:
+            >>> path, start, nbytes = dataset.member(1, ".txt")
+            >>> with open(path, "rb") as file:
+            ...     _ = file.seek(start)
+            ...     file.read(nbytes)
+            b'text 1'
+        """
+        number, local_index = self.locate(index)
+        url = self.spec.shards[number].url
+        return url, *self.reader.key_index(number).place(local_index, field, urls.redact(url))
 
     def locate(self, index: int) -> tuple[int, int]:
         """Return the number of the shard that a sample is in, and its position in the shard.

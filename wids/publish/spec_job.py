@@ -27,6 +27,7 @@ from wids.shards.specs.edit import name_with_query
 from wids.shards.specs.loader import load_with
 from wids.shards.specs.model import DatasetSpec, ShardSpec, check_references, save_document
 from wids.shards.specs.naming import dataset_name, is_document, tar_urls
+from wids.shards.tars.index import Repeated
 from wids.shards.tars.member_names import KeySplit
 from wids.storage import abandoned, upload
 from wids.storage.fetch import Fetcher
@@ -42,6 +43,7 @@ class SpecJob:
         output: Absolute path or URL of the spec.
         base: Folder or URL where the shards will be published; None if they stay where they are.
         key_split: As for `build_spec`, like the attributes below.
+        repeated: What members of one name are.
         digests: Whether every shard must have a digest.
         on_cost: Called with what reading remote shards costs.
         storage_options: For servers.
@@ -51,6 +53,7 @@ class SpecJob:
     output: str
     base: str | None
     key_split: KeySplit | None
+    repeated: Repeated
     digests: bool
     on_cost: Callable[[IndexingCost], None]
     storage_options: Mapping[str, Any]
@@ -157,6 +160,7 @@ class SpecJob:
         """Provide the arguments of all work that a journal resumes, and delete it at the end."""
         yield {
             "key_split": self.key_split,
+            "repeated": self.repeated,
             "journal": self.journal,
             "digests": self.digests,
             "on_cost": self.on_cost,
@@ -189,6 +193,7 @@ class SpecJob:
             describe_all(
                 *(own, self.named.shards, log, fetcher, executor, None, self.on_cost),
                 digests=self.digests,
+                repeated=self.repeated,
             )
             return [log.record(task) for task in own]
 
@@ -225,6 +230,7 @@ def prepare_spec(
     base: str | None,
     is_new: bool,
     key_split: KeySplit | None,
+    repeated: Repeated,
     digests: bool,
     on_cost: Callable[[IndexingCost], None],
     storage_options: Mapping[str, Any],
@@ -238,6 +244,7 @@ def prepare_spec(
         base: See `SpecJob`.
         is_new: Whether the output is a new spec, and not one to append to.
         key_split: See `SpecJob`.
+        repeated: See `SpecJob`.
         digests: See `SpecJob`.
         on_cost: See `SpecJob`.
         storage_options: See `SpecJob`.
@@ -253,7 +260,7 @@ def prepare_spec(
     target = upload.absolute(output)
     if is_new:
         check_references(target, files if base is None else [base], ())
-    return SpecJob(named, target, base, key_split, digests, on_cost, storage_options)
+    return SpecJob(named, target, base, key_split, repeated, digests, on_cost, storage_options)
 
 
 def _named_shards(names: Sequence[str], fetcher: Fetcher) -> DatasetSpec:

@@ -69,7 +69,7 @@ class LocalShards:
         if known is not None:
             return known
         key_split = self._facts.key_split(number)
-        built = index_tar(data, key_split, path)
+        built = index_tar(data, key_split, path, repeated=self._facts.options.repeated)
         # If a younger file changes again, its modification time may stay the same.
         if not is_settled(identity.mtime_ns):
             return built
