@@ -67,6 +67,9 @@ class WidsError(Exception):
 
     Its message is printable: members, specs and servers choose names that a terminal would obey.
 
+    Attributes:
+        is_of_shard: Whether a shard as a whole is at fault, and ``on_error`` passes over it.
+
     Example:
         >>> import wids
         >>> try:
@@ -75,6 +78,8 @@ class WidsError(Exception):
         ...     print(type(error).__name__)
         NotFoundError
     """
+
+    is_of_shard: bool = False
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(self._printable(arg) if isinstance(arg, str) else arg for arg in args))

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 from conftest import optional, raises, write_tar
-from loopback import Server
 from torch.utils.data import DataLoader
 
 import wids
-from wids import DecodeError, FetchError, ShardFormatError, ShardListDataset
+from wids import DecodeError, ShardListDataset
 
 BAD = (1, 2, 7)
 LENGTH = 9
@@ -112,23 +111,6 @@ def test_workers_skip_and_count(spec: list[str], context: str | None) -> None:
         assert dataset.num_failed == 4
 
 
-def test_a_shard_that_cannot_be_fetched_is_no_bad_sample(
-    tmp_path: Path, spec: list[str], server: Server
-) -> None:
-    """An epoch without the shards of a server that is down would be a silent loss (VIEW-7)."""
-    url = server.url + "/gone.tar"
-    for policy in ("skip", "next"):
-        shards = [(spec[1], 3), (url, 3)]
-        with ShardListDataset(shards, cache_dir=tmp_path / policy, on_error=policy) as dataset:
-            with raises(FetchError, "gone.tar"):
-                dataset.__getitems__([0, 4])
-            with raises(FetchError, "gone.tar"):
-                list(dataset)
-            with raises(FetchError, "gone.tar"):
-                dataset[4]
-            assert dataset.num_failed == 0
-
-
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's own business
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_resuming_counts_positions(spec: list[str], num_workers: int) -> None:
@@ -152,24 +134,6 @@ def test_resuming_counts_positions(spec: list[str], num_workers: int) -> None:
         resumed.load_state_dict(interrupted.state_dict())
         del batches
         assert [batch[".cls"].tolist() for batch in resumed] == [[3, 4, 5], [6, 8]]
-
-
-@pytest.mark.parametrize("policy", ["skip", "next"])
-def test_a_file_that_is_no_shard_is_no_bad_sample(
-    tmp_path: Path, spec: list[str], policy: Any
-) -> None:
-    """An error page under the name of a shard raises; its samples are not left out (VIEW-7)."""
-    page = tmp_path / "page.tar"
-    page.write_text("<html>" + "not found " * 200)
-    with ShardListDataset([(spec[1], 3), (page, 3)], on_error=policy) as dataset:
-        for read in (
-            lambda: dataset.__getitems__([0, 4]),
-            lambda: list(dataset),
-            lambda: dataset[4],
-        ):
-            with raises(ShardFormatError, "page.tar"):
-                read()
-        assert dataset.num_failed == 0
 
 
 def test_damaged_bytes_are_skipped(tmp_path: Path) -> None:

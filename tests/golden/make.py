@@ -114,7 +114,8 @@ def odd(folder: Path) -> None:
     shards = [target / f"{name}.tar" for name in ("pax", "gnu", "links")]
     for name, options in (("odd", ()), ("last", ("--key-split", "last"))):
         output = target / f"{name}.json"
-        assert kept.run("create", *shards, "-o", output, "-n", name, *options) == 0
+        how = (*options, "--repeated", "last")
+        assert kept.run("create", *shards, "-o", output, "-n", name, *how) == 0
 
 
 def headers(folder: Path) -> None:

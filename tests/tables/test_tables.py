@@ -423,7 +423,7 @@ def test_members_out_of_order_are_read_right(tmp_path: Path) -> None:
     """TABLE-1: a key that returns later in the archive, and a field that is there twice."""
     members = [("a.txt", b"A"), ("b.cls", b"2"), ("a.cls", b"9"), ("c.cls", b"3"), ("a.cls", b"1")]
     write_tar(tmp_path / "a.tar", members)
-    with ShardListDataset(str(tmp_path / "a.tar")) as dataset:
+    with ShardListDataset(str(tmp_path / "a.tar"), repeated="last") as dataset:
         assert dataset.table([".cls"])[".cls"].to_pylist() == [1, 2, 3]
         assert [sample[".cls"] for sample in dataset] == [1, 2, 3]
 

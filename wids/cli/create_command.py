@@ -52,6 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--key-split", choices=["first", "last"], help="dot between key and field (first)"
     )
+    parser.add_argument(
+        "--repeated",
+        choices=["error", "last"],
+        default="error",
+        help="what members of one name are (error); last describes the last of them",
+    )
     parser.add_argument("--no-index", action="store_true", help="write the spec only")
     parser.add_argument(
         "--append",
@@ -88,6 +94,7 @@ def run(options: argparse.Namespace) -> int:
         base=options.base,
         is_new=not options.append,
         key_split=options.key_split,
+        repeated=options.repeated,
         digests=options.digests,
         on_cost=partial(_state_cost, options),
         storage_options=storage_options(options),

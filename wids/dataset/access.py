@@ -6,16 +6,23 @@ Files, caches and shards belong to the reader.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
-from wids.dataset.failures import Failed, Failures, Indices, Policy, as_failures
+from wids.dataset.failures import Failures, Indices, Policy, as_failures
 from wids.dataset.transformations import Transformation, locate_error
 from wids.errors import WidsError
-from wids.shards.positions import Positions, index_of, position_at, select, select_batch
+from wids.shards.positions import (
+    Positions,
+    index_of,
+    is_ascending,
+    position_at,
+    select,
+    select_batch,
+)
 from wids.shards.reader import OpenByNumber, ShardReader, together
 from wids.storage import stages
 from wids.storage.range_reader import RangeError
@@ -55,6 +62,12 @@ class Access:
         """Whether these are not all samples of the shards in their order."""
         return not isinstance(self.positions, range) or len(self) != len(self.reader)
 
+    @property
+    def may_differ(self) -> bool:
+        """Whether other ranks may find other samples: shards are counted, and passed over."""
+        shards = self.reader.shards
+        return self.failures is not None and any(shard.num_samples is None for shard in shards)
+
     def shard_number(self, index: int) -> int:
         """Return the number of the shard that a sample is in; the index must not be negative."""
         return bisect_right(self.reader.ends, int(self.positions[index]))
@@ -62,6 +75,21 @@ class Access:
     def locate(self, index: int) -> tuple[int, int]:
         """Return the number of the shard that a sample is in, and its position in the shard."""
         return self.reader.locate(position_at(self.positions, index))
+
+    def in_next_shard(self, index: int) -> int:
+        """Return the index of a sample in the next shard, in place of one of this shard.
+
+        Neighbours have neighbours in their place, where positions ascend.
+        """
+        positions, ends, length = self.positions, self.reader.ends, len(self)
+        number = self.shard_number(index)
+        if not is_ascending(positions):
+            steps = ((index + step) % length for step in range(1, length))
+            return next((at for at in steps if self.shard_number(at) != number), index)
+        first = bisect_left(positions, self.reader.starts[number])
+        start = bisect_left(positions, ends[number]) % length
+        stop = bisect_left(positions, ends[self.shard_number(start)])
+        return start + (index - first) % (stop - start)
 
     def announce(self) -> None:
         """Note that a pass will read these samples; see `ShardReader.announce`."""
@@ -91,7 +119,17 @@ class Access:
         Raises:
             ValueError: ``on_error`` is neither a policy, a callable nor None.
         """
-        return replace(self, on_error=on_error, failures=as_failures(on_error))
+        failures, earlier = as_failures(on_error), self.failures
+        if failures is not None:
+            self.reader.pass_over_broken()
+            failures.max_failed = None if earlier is None else earlier.max_failed
+        return replace(self, on_error=on_error, failures=failures)
+
+    def through(self, reader: ShardReader) -> Access:
+        """Return the same positions in another reader of these shards."""
+        if self.failures is not None:
+            reader.pass_over_broken()
+        return replace(self, reader=reader)
 
     def undecoded(self) -> Access:
         """Return the same samples as they are stored, whose errors are raised."""
@@ -145,7 +183,7 @@ class Access:
                 return self.sample(position, number, local=True)
             if shard is not None and not is_again and reader.replaces(number, shard, error):
                 return self.sample(position, number, local, is_again=True)
-            return self._stand_in(error, position, opened=shard is not None)
+            return self._stand_in(error, position)
         return self.transformed(sample) if transformations else sample
 
     def batch(self, indices: Indices) -> list[Any]:
@@ -199,7 +237,7 @@ class Access:
                 # One by one, so that only those that fail are replaced. A shard that cannot be
                 # opened is not tried for each of them.
                 batch[place] = (
-                    self._stand_in(error, start + local_index, opened=False)
+                    self._stand_in(error, start + local_index)
                     if shard is None
                     else self.sample(start + local_index, number, local)
                 )
@@ -236,17 +274,9 @@ class Access:
             return self._stand_in(located, position)
         return sample
 
-    def _stand_in(self, error: WidsError, position: int, *, opened: bool = True) -> Any:
-        """Return what ``on_error`` returns for a sample that cannot be produced, or raise.
-
-        Args:
-            error: The reason.
-            position: The position of the sample.
-            opened: Whether its shard could be opened, so that the sample itself may be at fault.
-        """
+    def _stand_in(self, error: WidsError, position: int) -> Any:
+        """Return what ``on_error`` returns for a sample that cannot be produced, or raise."""
         failures, on_error = self.failures, self.on_error
-        if not opened and (failures is not None or on_error is Failed):
-            raise error
         if failures is not None:
             return failures.one(self, index_of(self.positions, position), error)
         if not callable(on_error):

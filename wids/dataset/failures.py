@@ -1,19 +1,21 @@
 """Leave samples that cannot be produced out of their batch, or replace them by the next good ones.
 
 `Failures` implements ``on_error="skip"`` and ``"next"``. Samples are read as usual, with a `Failed`
-in the place of each such sample.
+in the place of each such sample, whether it is damaged itself or its whole shard is. Broken shards
+are noted where they are opened (`wids.shards.broken_shards`).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, TypeAlias, get_args
 
 import numpy.typing as npt
 
 from wids.errors import SampleError, ShardFormatError, WidsError
+from wids.shards.reader import ShardReader
 from wids.storage.shared_number import SharedNumber
 
 Policy = Literal["skip", "next"]
@@ -26,14 +28,18 @@ _MAX_STEPS: Final = 100
 class Collectable(Protocol):
     """The part of an `Access` that `Failures` uses: samples, with a `Failed` for each failure."""
 
+    @property
+    def reader(self) -> ShardReader:
+        """The shards."""
+
     def __len__(self) -> int:
         """Return the number of samples."""
 
     def with_on_error(self, on_error: Any) -> Collectable:
         """Return the same samples, with another policy for those that cannot be produced."""
 
-    def one(self, index: int) -> Any:
-        """Read one sample."""
+    def in_next_shard(self, index: int) -> int:
+        """Return the index of a sample in the next shard, in place of one of this shard."""
 
     def batch(self, indices: Indices) -> list[Any]:
         """Read several samples."""
@@ -44,6 +50,10 @@ class Collectable(Protocol):
 
 class Indexed(Protocol):
     """A dataset whose class decides what a sample is."""
+
+    @property
+    def sample_access(self) -> Collectable:
+        """How its samples are read."""
 
     def __getitem__(self, index: int) -> Any:
         """Return one sample."""
@@ -63,27 +73,31 @@ class Failed:
 class Failures:
     """What happens to samples that cannot be produced, and how many there were.
 
-    Only samples that are damaged, or that a transformation refuses, are passed over. A shard that
-    cannot be fetched or opened raises: an epoch without the shards of a server that is down, or
-    that answers with another file, would be a silent error.
+    Passed over are samples that are damaged, or that a transformation refuses, and all samples of a
+    shard that is missing, incomplete, no tar, or not what the spec says. A server that is away, or
+    that refuses access, raises: an epoch without its shards would be a silent error.
 
-    Views and the workers of a DataLoader share the count.
+    Views and the workers of a DataLoader share the counts.
 
     Args:
         policy: ``"skip"`` leaves these samples out of batches and iterations; ``"next"`` takes the
-            next sample of the view that can be produced, and the first one after the last.
+            next sample of the view that can be produced, and the first one after the last. In place
+            of a broken shard it takes samples of the next one.
+        max_failed: The largest share of samples to pass over; None for any.
 
     Raises:
-        ValueError: The policy is neither.
+        ValueError: ``policy`` or ``max_failed`` has another value.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, max_failed: float | None = None) -> None:
         if policy not in get_args(Policy):
             raise ValueError(
                 f'on_error: expected "skip", "next", a callable or None, found {policy!r}'
             )
         self.policy = policy
+        self.max_failed = max_failed
         self.num_failed = SharedNumber()
+        self._num_read = SharedNumber()
         self._has_warned = False
 
     def batch(self, access: Collectable, indices: Indices) -> list[Any]:
@@ -93,21 +107,23 @@ class Failures:
             FetchError: A shard cannot be fetched.
             SampleError: With ``"next"``, no sample near can be produced.
         """
-        samples = access.with_on_error(Failed).batch(indices)
+        samples = access.with_on_error(_failed).batch(indices)
+        errors = self._pass_over(access, samples)
         if self.policy == "skip":
-            return [sample for sample in samples if not self._passes_over(sample)]
-        return [
-            self._after(access, int(index), sample.error) if self._passes_over(sample) else sample
-            for index, sample in zip(indices, samples, strict=True)
-        ]
+            return [sample for place, sample in enumerate(samples) if place not in errors]
+        others = {int(indices[place]) % len(access): error for place, error in errors.items()}
+        found = _replaced(access, others)
+        for place in errors:
+            samples[place] = found[int(indices[place]) % len(access)]
+        return samples
 
     def iterate(self, access: Collectable) -> Iterator[Any]:
         """Yield all samples, as `batch` returns them."""
-        for index, sample in enumerate(access.with_on_error(Failed).in_turn()):
-            if not self._passes_over(sample):
+        for index, sample in enumerate(access.with_on_error(_failed).in_turn()):
+            if not self._pass_over(access, [sample]):
                 yield sample
             elif self.policy == "next":
-                yield self._after(access, index, sample.error)
+                yield from _replaced(access, {index: sample.error}).values()
 
     def each(self, dataset: Indexed, indices: Iterable[int]) -> Iterator[Any]:
         """Yield ``dataset[i]`` for each index, without those that failed.
@@ -119,8 +135,9 @@ class Failures:
                 sample = dataset[index]
             except WidsError as error:
                 # With "next", `one` has looked for a replacement already, and found none.
-                if self.policy == "next" or not self._passes_over(Failed(error)):
+                if self.policy == "next":
                     raise
+                self._pass_over(dataset.sample_access, [_failed(error)])
             else:
                 yield sample
 
@@ -129,52 +146,107 @@ class Failures:
 
         A caller that asks for one sample gets one, so there is nothing to skip.
         """
-        if self.policy == "skip" or not self._passes_over(Failed(error)):
+        if self.policy == "skip":
             raise error
-        return self._after(access, index, error)
+        self._pass_over(access, [_failed(error)])
+        return _replaced(access, {index: error})[index]
 
-    def _after(self, access: Collectable, index: int, error: WidsError) -> Any:
-        """Return the next sample that can be produced, of those after an index."""
-        length, collecting = len(access), access.with_on_error(Failed)
-        for step in range(1, min(length, _MAX_STEPS + 1)):
-            sample = collecting.one((index + step) % length)
-            if not (isinstance(sample, Failed) and _is_to_blame(sample)):
-                return sample
-        num_tried = min(length - 1, _MAX_STEPS)
-        reason = f'on_error="next": none of the next {num_tried} samples can be produced either'
-        error.args = (f"{error.args[0]}; {reason}",)
-        raise error
+    def check_shards(self, reader: ShardReader) -> None:
+        """Raise the error of a broken shard if all of them have more samples than is allowed."""
+        if self.max_failed is not None and (share := reader.broken_share()) > self.max_failed:
+            raise self._too_many(share, reader.first_broken_error())
 
-    def _passes_over(self, sample: Any) -> bool:
-        """Count a sample that failed, and return True; return False for any other.
+    def _pass_over(self, access: Collectable, samples: Sequence[Any]) -> dict[int, WidsError]:
+        """Count the samples that failed, and return their errors by their places.
 
         Raises:
-            WidsError: It failed for a reason outside the sample.
+            WidsError: More have failed than is allowed.
         """
-        if not (isinstance(sample, Failed) and _is_to_blame(sample)):
-            return False
-        self.num_failed.add(1)
-        if not self._has_warned:
+        errors = {n: sample.error for n, sample in enumerate(samples) if isinstance(sample, Failed)}
+        if self.max_failed is not None:
+            self._num_read.add(len(samples))
+        if errors:
+            self.num_failed.add(len(errors))
+            self._warn_once(errors)
+        if errors and self.max_failed is not None:
+            self.check_shards(access.reader)
+            # Of whole passes, since a broken shard may come first, and fill the first batches.
+            length = max(1, len(access))
+            num_passes = max(1, -(-self._num_read.value // length))
+            share = self.num_failed.value / (num_passes * length)
+            if share > self.max_failed:
+                raise self._too_many(share, next(iter(errors.values())))
+        return errors
+
+    def _warn_once(self, errors: Mapping[int, WidsError]) -> None:
+        """Warn of the first sample that failed by itself; each broken shard warns elsewhere."""
+        error = next((error for error in errors.values() if not error.is_of_shard), None)
+        if error is not None and not self._has_warned:
             self._has_warned = True
             done = "left out" if self.policy == "skip" else "replaced by the next good sample"
             warnings.warn(
-                f"{sample.error}: {done}; dataset.num_failed counts all such samples",
-                stacklevel=2,
+                f"{error}: {done}; dataset.num_failed counts all such samples", stacklevel=2
             )
-        return True
+
+    def _too_many(self, share: float, error: WidsError) -> WidsError:
+        return _with_reason(
+            error, f"{share:.3%} of the samples cannot be produced, more than max_failed allows"
+        )
 
 
-def _is_to_blame(failed: Failed) -> bool:
-    """Return whether the sample itself is at fault; otherwise raise."""
-    if isinstance(failed.error, SampleError | ShardFormatError):
-        return True
-    raise failed.error
+def _failed(error: WidsError) -> Failed:
+    """Return what stands in the place of a sample, or raise an error that is not its own."""
+    if error.is_of_shard or isinstance(error, SampleError | ShardFormatError):
+        return Failed(error)
+    raise error
 
 
-def as_failures(on_error: Any) -> Failures | None:
+def _replaced(access: Collectable, errors: Mapping[int, WidsError]) -> dict[int, Any]:
+    """Return samples that can be produced, in place of those at some indices that have errors.
+
+    Raises:
+        WidsError: The error of one of them: none of the next samples can be produced either.
+    """
+    found: dict[int, Any] = {}
+    reached = {index: (index, error) for index, error in errors.items()}
+    collecting, num_tried = access.with_on_error(_failed), min(len(access) - 1, _MAX_STEPS)
+    for _ in range(num_tried):
+        if not reached:
+            break
+        following = [
+            access.in_next_shard(at) if error.is_of_shard else (at + 1) % len(access)
+            for at, error in reached.values()
+        ]
+        samples = collecting.batch(following)
+        for index, at, sample in zip(list(reached), following, samples, strict=True):
+            if isinstance(sample, Failed):
+                reached[index] = at, sample.error
+            else:
+                found[index] = sample
+                del reached[index]
+    for index in reached:
+        reason = f'on_error="next": none of the next {num_tried} samples can be produced either'
+        raise _with_reason(errors[index], reason)
+    return found
+
+
+def _with_reason(error: WidsError, reason: str) -> WidsError:
+    error.args = (f"{error.args[0]}; {reason}",)
+    return error
+
+
+def as_failures(on_error: Any, max_failed: Any = None) -> Failures | None:
     """Return the `Failures` of a policy by name; None for a callable, or for None.
 
     Raises:
-        ValueError: It is neither a policy, a callable nor None.
+        ValueError: It is neither a policy, a callable nor None; or ``max_failed`` is no share, or
+            passed without a policy.
     """
-    return None if on_error is None or callable(on_error) else Failures(on_error)
+    if max_failed is not None:
+        if not (isinstance(max_failed, int | float) and 0 <= max_failed <= 1):
+            raise ValueError(f"max_failed: expected a share from 0 to 1, found {max_failed!r}")
+        if on_error is None or callable(on_error):
+            raise ValueError(
+                f'max_failed: expected on_error="skip" or "next" beside it, found {on_error!r}'
+            )
+    return None if on_error is None or callable(on_error) else Failures(on_error, max_failed)

@@ -38,6 +38,7 @@ from wids.shards.positions import (
 from wids.shards.read_options import AccessMode, ReadOptions, Verify, field_set
 from wids.shards.reader import ShardReader
 from wids.shards.specs.loader import Shards, load_with
+from wids.shards.tars.index import Repeated
 from wids.shards.tars.member_names import KeySplit
 from wids.shards.tars.raw_samples import Raw
 from wids.shards.tars.shard import Shard
@@ -116,11 +117,20 @@ class ShardListDataset(TorchDataset):
             fetching would be needed to know.
         key_split: Where member names are split into key and field, at the ``"first"`` or the
             ``"last"`` dot; None for what the spec says, or else the first.
+        repeated: What members of one name are in a tar that has no index yet: ``"error"``, since
+            they may be two samples with one key, or ``"last"`` to read the last of them.
         on_error: What to do if a sample cannot be produced. None raises the error. ``"skip"``
             leaves damaged samples out of batches and iterations; `wids.collate` copes with an empty
             batch. ``"next"`` takes the next good sample of the view, of at most 100. Both count in
-            ``num_failed`` and warn once, and raise if a shard cannot be fetched. A callable is
+            ``num_failed`` and warn once. They pass over a shard too that is missing, incomplete, no
+            tar, or not what the spec says, with a warning for each, counted in
+            ``num_failed_shards``; ``"next"`` takes samples of the next shard. A shard without a
+            stated count then has no samples. Where a server is away, they raise. A callable is
             called with any error, and its result takes the place of the sample.
+        max_failed: The largest share of samples to pass over, such as 0.01: beyond it their error
+            is raised, as soon as the broken shards have more of all samples, or more samples have
+            failed than this share of those read, or of the dataset's if it has more. Each rank
+            counts its own.
         dataset_name: The ``__dataset__`` of samples, instead of the spec's name.
         allow_pipe: Whether a spec may name ``pipe:`` commands.
         allow_pickle: Whether to decode pickles, and thereby execute the code in them.
@@ -181,7 +191,9 @@ class ShardListDataset(TorchDataset):
         raw: Raw = "stream",
         fields: Collection[str] | None = None,
         key_split: KeySplit | None = None,
+        repeated: Repeated = "error",
         on_error: OnError | Policy | None = None,
+        max_failed: float | None = None,
         dataset_name: str | None = None,
         allow_pipe: bool = False,
         allow_pickle: bool = False,
@@ -199,12 +211,14 @@ class ShardListDataset(TorchDataset):
         # Not at import: programs may import torch after this module, and a dataset has to be
         # torch's then.
         join_torch(ShardListDataset)
-        read_options = ReadOptions(access, field_set(fields), raw, key_split, lru_size, verify)
+        read_options = ReadOptions(
+            access, field_set(fields), raw, key_split, lru_size, verify, repeated
+        )
         folder = cache_folder(cache_dir)
         # Commands write their output where copies are, on a disk that is meant to hold it.
         fetcher = Fetcher(storage_options, handlers, os.path.join(folder, "shards"))
         self.spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
-        failures = as_failures(on_error)
+        failures = as_failures(on_error, max_failed)
         steps = as_transformations(transformations, allow_pickle=allow_pickle)
         store = Cache(
             folder,
@@ -215,7 +229,13 @@ class ShardListDataset(TorchDataset):
             offered=frozenset() if cache_dir is None else placed_names(self.spec.shards),
             wants_progress=progress,
         )
-        reader = ShardReader(counted_shards(self.spec, store, read_options, progress=progress))
+        passes_over = failures is not None
+        counted = counted_shards(
+            self.spec, store, read_options, passes_over=passes_over, progress=progress
+        )
+        reader = ShardReader(counted)
+        if failures is not None:
+            failures.check_shards(reader)
         self._access = Access(
             range(len(reader)),
             reader,
@@ -290,6 +310,11 @@ class ShardListDataset(TorchDataset):
         """Samples that ``on_error="skip"`` has left out or ``"next"`` replaced, in all workers."""
         failures = self._access.failures
         return 0 if failures is None else failures.num_failed.value
+
+    @property
+    def num_failed_shards(self) -> int:
+        """Shards that ``on_error`` has found broken and passes over, in all workers."""
+        return self.reader.num_broken
 
     # A sequence of samples.
 
@@ -733,7 +758,7 @@ class ShardListDataset(TorchDataset):
         if isinstance(other, ShardListDataset):
             other = other._joinable()  # noqa: SLF001 - another of this class
         reader, chosen = joined_reader(self._joinable(), other, missing, prefix, on, columns)
-        return self._plain(replace(self._access.selected(chosen), reader=reader))
+        return self._plain(self._access.selected(chosen).through(reader))
 
     def _joinable(self) -> JoinableView:
         from wids.tables.join_samples import KeyedSamples
@@ -891,6 +916,28 @@ class ShardListDataset(TorchDataset):
         from wids.shards.field_file import open_field
 
         return open_field(self.reader, self.locate(index), field)
+
+    def member(self, index: int, field: str) -> tuple[str, int, int]:
+        """Return the shard that has a field of a sample, where it begins there, and its length.
+
+        By the index of the shard, without fetching it, for stores that keep such places. The shard
+        is its path or URL, as ``__shard__`` of the sample.
+
+        Raises:
+            IndexError: The index is out of range.
+            KeyError: The sample does not have the field, or a join added it.
+            FetchError: The shard has no index, and would have to be fetched.
+
+        Example:
+            >>> path, start, nbytes = dataset.member(1, ".txt")
+            >>> with open(path, "rb") as file:
+            ...     _ = file.seek(start)
+            ...     file.read(nbytes)
+            b'text 1'
+        """
+        number, local_index = self.locate(index)
+        url = self.spec.shards[number].url
+        return url, *self.reader.key_index(number).place(local_index, field, urls.redact(url))
 
     def locate(self, index: int) -> tuple[int, int]:
         """Return the number of the shard that a sample is in, and its position in the shard.

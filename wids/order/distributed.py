@@ -1,7 +1,7 @@
 """Yield the indices of one rank among many, as a torch ``DistributedSampler``.
 
 It looks up the rank; `wids.order.epoch_order` divides the indices among the ranks, which do not
-communicate.
+communicate. Only datasets that each rank had to count are compared, once.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from typing import Literal
 
 import torch  # noqa: F401 - whole, before its parts: threads must not import both at once
 import torch.distributed as dist
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, get_worker_info
 
+from wids.errors import MismatchError
 from wids.order import epoch_order
 from wids.order.arguments import at_least
 from wids.order.chunked import ChunkedSampler
-from wids.order.state import divisors, either
+from wids.order.state import divisors, either, lengths_digest
+from wids.order.wrapped import may_differ
 
 
 class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
@@ -50,6 +52,8 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
 
     Raises:
         ValueError: The numbers contradict each other.
+        MismatchError: In a process group, ranks have counted different samples, since each passes
+            over shards that it finds broken (``on_error``).
 
     Example:
         >>> import wids
@@ -103,6 +107,8 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         self._rank = None if rank is None else at_least(0, rank, "rank")
         if self._num_replicas is not None and self._rank is not None:
             self.replica()  # raises now if they contradict each other
+        if may_differ(dataset) and _is_rank_of_group(*self.replica()):
+            _compare(type(self).__name__, len(dataset), lengths_digest(self._lengths))
 
     @property
     def num_runs(self) -> int:  # noqa: D102 - inherited
@@ -158,6 +164,32 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         """Number of indices that all ranks yield together, under torch's name for it."""
         settings, num_replicas = self.settings, self.num_replicas
         return sum(epoch_order.rank_length(settings, r, num_replicas) for r in range(num_replicas))
+
+
+def _is_rank_of_group(rank: int, num_replicas: int) -> bool:
+    """Whether a rank is that of this process in the process group."""
+    if not (dist.is_available() and dist.is_initialized()) or get_worker_info() is not None:
+        return False
+    return (rank, num_replicas) == (dist.get_rank(), dist.get_world_size()) and num_replicas > 1
+
+
+def _compare(name: str, length: int, digest: str) -> None:
+    """Raise on all ranks unless all have the same samples (ORDER-65)."""
+    # By gloo, since objects need a GPU of this rank otherwise, which may not be chosen yet.
+    group = None if "gloo" in dist.get_backend() else dist.new_group(backend="gloo")
+    found: list[tuple[int, str]] = [(0, "")] * dist.get_world_size()
+    dist.all_gather_object(found, (length, digest), group=group)
+    if group is not None:
+        dist.destroy_process_group(group)
+    others = [rank for rank, each in enumerate(found) if each != found[0]]
+    if others:
+        (first, _), (second, _) = found[0], found[others[0]]
+        raise MismatchError(
+            f"{name}: expected the same samples on all ranks, found {first} on rank 0 and "
+            f"{second}{' others' if first == second else ''} on rank {others[0]}; their datasets "
+            "pass over different shards, whose counts are not stated: state them with `wids "
+            "create`, or make the same shards readable on all ranks"
+        )
 
 
 def _from_environment(name: str, least: int, default: int) -> int:

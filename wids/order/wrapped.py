@@ -85,6 +85,12 @@ class EpochTeller:
                 announce()
 
 
+def may_differ(dataset: Any) -> bool:
+    """Whether each rank has counted the samples of its dataset, and may have passed over shards."""
+    accesses = (getattr(part, "sample_access", None) for part in _with_epochs(dataset))
+    return any(getattr(access, "may_differ", False) for access in accesses)
+
+
 def _with_epochs(dataset: Any) -> Iterator[Any]:
     """Yield the datasets with a ``set_epoch`` among those that a dataset consists of."""
     if callable(getattr(dataset, "set_epoch", None)):

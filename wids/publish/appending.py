@@ -27,6 +27,7 @@ from wids.publish.published import Published, check_rules, entries, num_fitting,
 from wids.shards.indexes.pack import LocalPack, load_pack
 from wids.shards.specs.loader import Shards, load_spec
 from wids.shards.specs.model import DatasetSpec, ShardSpec, save_document
+from wids.shards.tars.index import Repeated
 from wids.shards.tars.member_names import KeySplit
 from wids.storage import complete_files, locks, upload
 from wids.storage.transport import urls
@@ -42,6 +43,7 @@ def append_shards(
     *,
     base: str | os.PathLike[str] | None = None,
     key_split: KeySplit | None = None,
+    repeated: Repeated = "error",
     executor: Executor | None = None,
     journal: str | os.PathLike[str] | None = None,
     digests: bool = False,
@@ -62,6 +64,7 @@ def append_shards(
         shards: The new shards, in any form that a dataset takes.
         base: Where the new shards will be, if they are elsewhere now: the ``base`` of the spec.
         key_split: As for `build_spec`, but it must be the rule of the dataset; None for that rule.
+        repeated: As for `build_spec`.
         executor: As for `build_spec`, for the new shards.
         journal: The same.
         digests: The same.
@@ -112,6 +115,7 @@ def append_shards(
         new = build_spec(
             replace(new, index=None),
             key_split=old.key_split,
+            repeated=repeated,
             pack=path,
             executor=executor,
             journal=journal,

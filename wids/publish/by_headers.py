@@ -22,7 +22,7 @@ from wids.publish.journal import Task
 from wids.shards.download_cost import DownloadCost
 from wids.shards.index_cost import Cost, estimate
 from wids.shards.tars.header_scan import HeaderScan
-from wids.shards.tars.index import index_tar
+from wids.shards.tars.index import Repeated, index_tar
 from wids.storage.fetch import Fetcher
 from wids.storage.reading_threads import ReadingThreads
 from wids.storage.sizes import count_text
@@ -108,7 +108,9 @@ Attempt: TypeAlias = "tuple[ShardRecord | None, ShardCost]"
 """The description of a shard, None if it has to be read whole, and its cost."""
 
 
-def describe_by_headers(fetcher: Fetcher, tasks: Sequence[Task]) -> Generator[Attempt, None, None]:
+def describe_by_headers(
+    fetcher: Fetcher, tasks: Sequence[Task], repeated: Repeated = "error"
+) -> Generator[Attempt, None, None]:
     """Describe remote shards by their headers where that costs less, several at a time.
 
     Yields:
@@ -125,13 +127,13 @@ def describe_by_headers(fetcher: Fetcher, tasks: Sequence[Task]) -> Generator[At
             # A few more than there are threads, not all: the indexes of a large dataset would not
             # fit into memory.
             running = {
-                threads.submit(_retried, fetcher, task, is_over)
+                threads.submit(_retried, fetcher, task, repeated, is_over)
                 for task in islice(waiting, 2 * _NUM_THREADS)
             }
             while running:
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 for task in islice(waiting, len(done)):
-                    running.add(threads.submit(_retried, fetcher, task, is_over))
+                    running.add(threads.submit(_retried, fetcher, task, repeated, is_over))
                 while done:
                     yield done.pop().result()
         finally:
@@ -149,21 +151,22 @@ def can_have_ranges(url: str) -> bool:
     return not urls.is_local(url) and urls.scheme(url) != "pipe"
 
 
-def _retried(fetcher: Fetcher, task: Task, is_over: threading.Event) -> Attempt:
+def _retried(fetcher: Fetcher, task: Task, repeated: Repeated, is_over: threading.Event) -> Attempt:
     try:
-        return _attempt(fetcher, task, is_over)
+        return _attempt(fetcher, task, repeated, is_over)
     except MismatchError:
         # CACHE-30: replaced between two requests. All requests now get the new version.
-        return _attempt(fetcher, task, is_over)
+        return _attempt(fetcher, task, repeated, is_over)
 
 
-def _attempt(fetcher: Fetcher, task: Task, is_over: threading.Event) -> Attempt:
+def _attempt(fetcher: Fetcher, task: Task, repeated: Repeated, is_over: threading.Event) -> Attempt:
     """Describe a remote shard by its headers, if that costs less than reading all of it."""
     url, key_split = task
     parts = open_parts(fetcher, url, FIRST_NBYTES, keep_nbytes=_KEEP_NBYTES)
     is_known = parts.nbytes != ENDLESS_NBYTES
     if is_known and parts.has(0, parts.nbytes):
-        return _described(task, parts[:]), ShardCost(url, "start", None, Cost(1, len(parts)))
+        record = _described(task, repeated, parts[:])
+        return record, ShardCost(url, "start", None, Cost(1, len(parts)))
     whole = Cost(2, parts.num_read_nbytes + parts.nbytes) if is_known else None
     if whole is None or not parts.has_ranges:
         return None, ShardCost(url, "whole", None, whole)
@@ -175,13 +178,13 @@ def _attempt(fetcher: Fetcher, task: Task, is_over: threading.Event) -> Attempt:
         if is_over.is_set():
             raise CancelledError(f"{urls.redact(url)}: its index is not wanted any more")
         scan.step()
-    record = record_of(url, scan.index(scan.members(), key_split), len(parts), None)
+    record = record_of(url, scan.index(scan.members(), key_split, repeated), len(parts), None)
     spent = Cost(parts.num_requests, parts.num_read_nbytes)
     return record, ShardCost(url, "headers", spent, whole)
 
 
-def _described(task: Task, data: bytes) -> ShardRecord:
+def _described(task: Task, repeated: Repeated, data: bytes) -> ShardRecord:
     """Describe a shard whose bytes are all in memory, with digest and checksums."""
     url, key_split = task
-    shard_index = index_tar(data, key_split, urls.redact(url), checksums=True)
+    shard_index = index_tar(data, key_split, urls.redact(url), checksums=True, repeated=repeated)
     return record_of(url, shard_index, len(data), hashlib.sha256(data).hexdigest())

@@ -11,7 +11,7 @@ from functools import partial
 from wids.shards.indexes import index_file
 from wids.shards.specs.model import ShardSpec
 from wids.shards.tars.archive import TarBytes
-from wids.shards.tars.index import ShardIndex, TarIdentity, index_tar
+from wids.shards.tars.index import Repeated, ShardIndex, TarIdentity, index_tar
 from wids.shards.tars.member_names import KeySplit
 from wids.shards.tars.shard import Shard
 from wids.storage.digests import file_digest
@@ -61,14 +61,16 @@ def record_of(
     return ShardRecord(url, rule, identity, count, nbytes, sha256, blob, source)
 
 
-def describe_shard(path: str, key_split: KeySplit = "first") -> ShardRecord:
+def describe_shard(
+    path: str, key_split: KeySplit = "first", repeated: Repeated = "error"
+) -> ShardRecord:
     """Read a local shard from end to end and describe it.
 
     Raises:
         FetchError: The file cannot be opened.
         ShardFormatError: It is not a complete, plain tar.
     """
-    with Shard(path, find_index=partial(_index_with_checksums, key_split)) as shard:
+    with Shard(path, find_index=partial(_index_with_checksums, key_split, repeated)) as shard:
         # The identity of the opened file, so that a change during reading is noticed later.
         return record_of(
             path, shard.index, shard.nbytes, file_digest(path, "sha256"), shard.identity
@@ -76,6 +78,6 @@ def describe_shard(path: str, key_split: KeySplit = "first") -> ShardRecord:
 
 
 def _index_with_checksums(
-    key_split: KeySplit, path: str, data: TarBytes, _: TarIdentity
+    key_split: KeySplit, repeated: Repeated, path: str, data: TarBytes, _: TarIdentity
 ) -> ShardIndex:
-    return index_tar(data, key_split, path, checksums=True)
+    return index_tar(data, key_split, path, checksums=True, repeated=repeated)

@@ -25,6 +25,7 @@ from wids.publish.problems import Problem, log_problem
 from wids.publish.results import results_of
 from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.model import COUNTS_FROM, DatasetSpec, ShardSpec
+from wids.shards.tars.index import Repeated
 from wids.shards.tars.member_names import KeySplit
 from wids.storage import fetch, upload
 from wids.storage.download import Report
@@ -41,6 +42,7 @@ def build_spec(
     base: str | os.PathLike[str] | None = None,
     name: str | None = None,
     key_split: KeySplit | None = None,
+    repeated: Repeated = "error",
     pack: str | os.PathLike[str] | None = None,
     executor: Executor | None = None,
     journal: str | os.PathLike[str] | None = None,
@@ -64,6 +66,8 @@ def build_spec(
         name: Name of the dataset; None for the name in the document.
         key_split: Where member names are split, at the ``"first"`` or the ``"last"`` dot; None for
             the rule in the document, or else the first dot.
+        repeated: What members of one name are: ``"error"``, since they may be two samples with one
+            key, or ``"last"`` to describe the last of them.
         pack: Path or URL to write the indexes of all shards to, which the spec will name. With it,
             no machine has to scan these shards again, and keys are found by binary search. It is
             valid for copies of the shards too: tars of the same names, lengths and headers.
@@ -112,7 +116,11 @@ def build_spec(
     spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
     tasks = tasks_of(spec.shards, key_split)
     with Journal(journal) as log:
-        describe_all(tasks, spec.shards, log, fetcher, executor, progress, on_cost, digests=digests)
+        describe_all(
+            *(tasks, spec.shards, log, fetcher, executor, progress, on_cost),
+            digests=digests,
+            repeated=repeated,
+        )
         described = tuple(
             _with_facts(shard, log.record(task), key_split, has_pack=pack is not None)
             for shard, task in zip(spec.shards, tasks, strict=True)
@@ -145,6 +153,7 @@ def describe_all(
     on_cost: Callable[[IndexingCost], None],
     *,
     digests: bool,
+    repeated: Repeated,
 ) -> None:
     """Describe the shards that the journal does not have yet."""
     missing = _missing(tasks, log, digests=digests)
@@ -153,7 +162,7 @@ def describe_all(
     with PartsBar("reading shards", sizes, "shard", wanted=progress) as bar:
         with_ranges = [] if digests else [task for task in missing if can_have_ranges(task[0])]
         costs = []
-        with closing(describe_by_headers(fetcher, with_ranges)) as attempts:
+        with closing(describe_by_headers(fetcher, with_ranges, repeated)) as attempts:
             for record, cost in attempts:
                 costs.append(cost)
                 if record is not None:
@@ -163,7 +172,8 @@ def describe_all(
             on_cost(IndexingCost(tuple(costs)))
         missing = _missing(missing, log, digests=digests)
         # Workers report finished shards; this thread also reports progress within a shard.
-        describe = partial(described, fetcher, report=None if executor else bar.move)
+        report = None if executor else bar.move
+        describe = partial(described, fetcher, report=report, repeated=repeated)
         results = results_of(
             *(executor, describe, missing),
             lambda task: urls.redact(task[0]),
@@ -184,12 +194,17 @@ def _missing(tasks: Sequence[Task], log: Journal, *, digests: bool) -> list[Task
     ]
 
 
-def described(fetcher: fetch.Fetcher, task: Task, report: Report | None = None) -> ShardRecord:
+def described(
+    fetcher: fetch.Fetcher,
+    task: Task,
+    report: Report | None = None,
+    repeated: Repeated = "error",
+) -> ShardRecord:
     """Describe a shard, local or remote. Runs on the workers of an executor."""
     url, key_split = task
     with fetch.downloaded(fetcher, url, report) as path:
         try:
-            record = describe_shard(path, key_split)
+            record = describe_shard(path, key_split, repeated)
         except ShardFormatError as error:
             raise ShardFormatError(str(error).replace(printable(path), urls.redact(url))) from None
     return replace(record, url=url, identity=record.identity if urls.is_local(url) else None)

@@ -35,6 +35,7 @@ from wids.shards.specs.model import (
     save_document,
 )
 from wids.shards.specs.naming import dataset_name, is_document, tar_urls
+from wids.shards.tars.index import Repeated
 from wids.shards.tars.member_names import KeySplit
 from wids.storage import abandoned, upload
 from wids.storage.fetch import Fetcher
@@ -52,6 +53,7 @@ class SpecJob:
         output: Absolute path or URL of the spec.
         base: Folder or URL where the shards will be published; None if they stay where they are.
         key_split: As for `build_spec`, like the attributes below.
+        repeated: What members of one name are.
         digests: Whether every shard must have a digest.
         on_cost: Called with what reading remote shards costs.
         storage_options: For servers.
@@ -61,6 +63,7 @@ class SpecJob:
     output: str
     base: str | None
     key_split: KeySplit | None
+    repeated: Repeated
     digests: bool
     on_cost: Callable[[IndexingCost], None]
     storage_options: Mapping[str, Any]
@@ -200,6 +203,7 @@ class SpecJob:
         """Provide the arguments of all work that a journal resumes, and delete it at the end."""
         yield {
             "key_split": self.key_split,
+            "repeated": self.repeated,
             "journal": self.journal,
             "digests": self.digests,
             "on_cost": self.on_cost,
@@ -232,6 +236,7 @@ class SpecJob:
             describe_all(
                 *(own, self.named.shards, log, fetcher, executor, None, self.on_cost),
                 digests=self.digests,
+                repeated=self.repeated,
             )
             return [log.record(task) for task in own]
 
@@ -268,6 +273,7 @@ def prepare_spec(
     base: str | None,
     is_new: bool,
     key_split: KeySplit | None,
+    repeated: Repeated,
     digests: bool,
     on_cost: Callable[[IndexingCost], None],
     storage_options: Mapping[str, Any],
@@ -282,6 +288,7 @@ def prepare_spec(
         base: See `SpecJob`.
         is_new: Whether the output is a new spec, and not one to append to.
         key_split: See `SpecJob`.
+        repeated: See `SpecJob`.
         digests: See `SpecJob`.
         on_cost: See `SpecJob`.
         storage_options: See `SpecJob`.
@@ -298,7 +305,7 @@ def prepare_spec(
     target = upload.absolute(output)
     if is_new:
         check_references(target, files if base is None else [base], ())
-    return SpecJob(named, target, base, key_split, digests, on_cost, storage_options)
+    return SpecJob(named, target, base, key_split, repeated, digests, on_cost, storage_options)
 
 
 def _named_shards(names: Sequence[str], fetcher: Fetcher, split: str | None) -> DatasetSpec:

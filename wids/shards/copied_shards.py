@@ -21,7 +21,7 @@ from wids.errors import MismatchError, ShardFormatError, WidsError
 from wids.shards.indexes import index_file
 from wids.shards.shard_facts import ShardFacts, remote_file
 from wids.shards.stored_indexes import index_paths, load_index, store_index
-from wids.shards.tars.index import ShardIndex, TarIdentity, index_tar
+from wids.shards.tars.index import RepeatedNamesError, ShardIndex, TarIdentity, index_tar
 from wids.shards.tars.member_names import KeySplit
 from wids.shards.tars.shard import Shard
 from wids.storage.cache.cache_names import copy_path
@@ -75,7 +75,7 @@ class CopiedShards:
         if known is not None:
             return known
         recorded = index_file.load_recorded(stored.index_path) if stored.is_own else None
-        built = index_tar(data, key_split, path, checksums=True)
+        built = self._built(number, data, path)
         if recorded is not None:
             is_as_fetched = _is_recorded(built, identity, path, data, *recorded)
         elif stored.is_own:
@@ -114,17 +114,28 @@ class CopiedShards:
     def _prepare(self, number: int) -> Prepare:
         """Return the callable that makes the index of a shard that was just fetched."""
         name = urls.redact(self.facts.shards[number].url)
-        return partial(_dumped_index, name, self.facts.key_split(number))
+        return partial(_dumped_index, name, lambda data: self._built(number, data, name))
+
+    def _built(self, number: int, data: mmap.mmap, name: str) -> ShardIndex:
+        """Index a complete file, with checksums."""
+        facts, key_split = self.facts, self.facts.key_split(number)
+        try:
+            return index_tar(data, key_split, name, checksums=True, repeated=facts.options.repeated)
+        except RepeatedNamesError:
+            # Who published an index has chosen the last of them for all readers.
+            if facts.packs.index(number, len(data), key_split) is None:
+                raise
+            return index_tar(data, key_split, name, checksums=True, repeated="last")
 
 
-def _dumped_index(name: str, key_split: KeySplit, file: IO[bytes]) -> bytes:
+def _dumped_index(name: str, index: Callable[[mmap.mmap], ShardIndex], file: IO[bytes]) -> bytes:
     """Index a complete file; return the stored form, which serves mapped and ranged reads."""
     status = os.fstat(file.fileno())
     if not status.st_size:
         raise ShardFormatError(f"{name}: expected a tar, found an empty file")
     data = mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ)
     try:
-        built = index_tar(data, key_split, name, checksums=True)
+        built = index(data)
     finally:
         with suppress(BufferError):  # the traceback of an error may hold a view of the map
             data.close()
@@ -170,7 +181,7 @@ def _is_recorded(
     if identity.nbytes != recorded_identity.nbytes:
         return False
     if recorded.key_split != built.key_split:
-        built = index_tar(data, recorded.key_split, path, checksums=True)
+        built = index_tar(data, recorded.key_split, path, checksums=True, repeated="last")
     if not len(recorded.payload_crcs):  # made from the headers alone
         built = built.without_payload_crcs()
     # The same bytes have the same index, bit for bit (INDEX-20).

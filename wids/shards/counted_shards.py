@@ -49,7 +49,12 @@ class CountedShards:
 
 
 def counted_shards(
-    spec: DatasetSpec, store: Cache, options: ReadOptions, *, progress: bool | None = None
+    spec: DatasetSpec,
+    store: Cache,
+    options: ReadOptions,
+    *,
+    passes_over: bool = False,
+    progress: bool | None = None,
 ) -> CountedShards:
     """Return the shards of a spec, after counting those without a stated number of samples.
 
@@ -57,6 +62,8 @@ def counted_shards(
         spec: The dataset.
         store: Copies of remote files.
         options: How to open shards and read samples.
+        passes_over: Whether a shard that is broken has no samples if they have to be counted,
+            instead of raising its error.
         progress: Whether to show a bar while shards are counted, as in `progress.Bar`.
 
     Raises:
@@ -66,6 +73,8 @@ def counted_shards(
         ShardFormatError: A shard that has to be counted is not a complete, plain tar.
     """
     opener = ShardOpener(spec, store, options)
+    if passes_over:
+        opener.broken.begin()
     open_shard: OpenShard = opener
     if options.fields:
         from wids.shards.field_check import FieldCheck

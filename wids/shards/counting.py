@@ -7,9 +7,11 @@ Local shards are scanned. Remote shards are downloaded; large downloads need the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
+from wids.errors import WidsError
 from wids.shards.download_cost import download_cost, too_large_error
 from wids.shards.fetch_all import fetch_all
 from wids.shards.foreign.written_beside import with_stated_counts
@@ -63,9 +65,24 @@ def count_samples(
     with Bar("counting samples", len(missing), "shard", wanted=progress) as bar:
         for num_counted, number in enumerate(missing, start=1):
             if counts[number] is None:
-                counts[number] = open_length(number)
+                with _passing_over(counts, number):
+                    counts[number] = open_length(number)
             bar.reach(num_counted)
+    broken = opener.broken.numbers
+    if len(broken) == len(counts):  # a dataset of nothing would be read without an error
+        raise opener.broken.error(int(broken[0]))
     return [count or 0 for count in counts]
+
+
+@contextmanager
+def _passing_over(counts: list[int | None], number: int) -> Iterator[None]:
+    """Count no samples in a shard that is noted as broken."""
+    try:
+        yield
+    except WidsError as error:
+        if not error.is_of_shard:
+            raise
+        counts[number] = 0
 
 
 def _checked_cost(
@@ -73,7 +90,8 @@ def _checked_cost(
 ) -> dict[int, int | None]:
     """Check that shards exist and consent is given; return the shards to download, with lengths."""
     local = [path for number in numbers if (path := opener.local_path(number)) is not None]
-    if len(numbers) > 1:  # opening a single shard reports the same
+    passes_over = opener.broken.are_noted
+    if len(numbers) > 1 and not passes_over:  # opening a single shard reports the same
         check_found(local, ask_lengths(store.fetcher, local))
     if options.access == "range":
         return {}
@@ -81,7 +99,7 @@ def _checked_cost(
     named = [opener.shards[number] for number in numbers if opener.local_path(number) is None]
     # Includes shards with copies, since an error names those that exist.
     copied = {shard.url for shard in named}.difference(opener.shards[n].url for n in remote)
-    cost = download_cost(named, store.fetcher, copied)
+    cost = download_cost(named, store.fetcher, copied, is_tolerant=passes_over)
     if cost.is_large and options.access != "download":
         raise too_large_error(cost)
     if remote:
@@ -103,9 +121,10 @@ def _fetch(
     is_small = limit_nbytes is not None and limit_nbytes < _NUM_THREADS * largest_nbytes
 
     def fetch(number: int, background: BackgroundFetch) -> None:
-        opener.fetch(number, background)
-        # Now: the next downloads may evict the copy.
-        opener.counts[number] = open_length(number)
+        with _passing_over(opener.counts, number):
+            opener.fetch(number, background)
+            # Now: the next downloads may evict the copy.
+            opener.counts[number] = open_length(number)
 
     description = "downloading shards to count their samples"
     num_threads = 1 if is_small else _NUM_THREADS

@@ -13,7 +13,7 @@ from typing import Final
 from wids.errors import SpecError
 from wids.shards.specs.model import ShardSpec
 from wids.storage.fetch import Fetcher
-from wids.storage.remote_lengths import known_lengths
+from wids.storage.remote_lengths import known_lengths, lengths_as_known
 from wids.storage.sizes import count_text, nbytes_text
 from wids.storage.transport import urls
 
@@ -49,7 +49,11 @@ class DownloadCost:
 
 
 def download_cost(
-    shards: Sequence[ShardSpec], fetcher: Fetcher, copied: Collection[str] = ()
+    shards: Sequence[ShardSpec],
+    fetcher: Fetcher,
+    copied: Collection[str] = (),
+    *,
+    is_tolerant: bool = False,
 ) -> DownloadCost:
     """Return what downloading shards costs, and ask the servers for lengths that are not stated.
 
@@ -57,13 +61,14 @@ def download_cost(
         shards: The shards.
         fetcher: Asks for lengths.
         copied: URLs of shards that need not be downloaded.
+        is_tolerant: Whether shards may be missing, and servers away.
 
     Raises:
         NotFoundError: A shard does not exist; the error names those that do.
         FetchError: A server cannot be reached.
     """
     stated = {shard.url: 0 if shard.url in copied else shard.nbytes for shard in shards}
-    lengths = known_lengths(fetcher, stated)
+    lengths = (lengths_as_known if is_tolerant else known_lengths)(fetcher, stated)
     return DownloadCost({url: nbytes for url, nbytes in lengths.items() if url not in copied})
 
 

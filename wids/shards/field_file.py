@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from wids.shards.tars.raw_samples import missing_field_error
 from wids.shards.tars.readable_shard import ReadableShard
 
 _BUFFER_NBYTES: Final = 256 << 10
@@ -38,9 +37,7 @@ def open_field(
     """
     number, local_index = place
     shard = reader.open(number, local=False)
-    member = shard.index.member(local_index, field)
-    if member is None:
-        raise missing_field_error(f"shard {number}", shard.index.key(local_index), field)
+    _, nbytes = shard.index.place(local_index, field, f"shard {number}")
     left_nbytes = limit_nbytes
 
     def read(start: int, stop: int) -> bytes:
@@ -51,7 +48,7 @@ def open_field(
         # Opened for each part: a copy that stays open cannot be evicted (CACHE-7).
         return reader.open(number, local=False).read_part(local_index, field, start, stop)
 
-    return io.BufferedReader(_FieldFile(int(shard.index.sizes[member]), read), _BUFFER_NBYTES)
+    return io.BufferedReader(_FieldFile(nbytes, read), _BUFFER_NBYTES)
 
 
 class _FieldFile(io.RawIOBase):

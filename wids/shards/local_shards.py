@@ -6,6 +6,7 @@ import mmap
 import os
 from functools import partial
 
+from wids.errors import MismatchError
 from wids.shards.shard_facts import ShardFacts
 from wids.shards.stored_indexes import index_paths, load_index, store_index
 from wids.shards.tars.index import ShardIndex, TarIdentity, index_tar
@@ -51,7 +52,16 @@ class LocalShards:
     def open(self, number: int, path: str) -> Shard:
         """Map the file of a shard."""
         facts = self._facts
-        return facts.checked(number, facts.open_file(path, partial(self._index, number)))
+        shard = facts.open_file(path, partial(self._index, number))
+        stated = facts.shards[number].nbytes
+        if stated is not None and shard.nbytes < stated:
+            shard.close()
+            raise MismatchError(
+                f"{path}: expected {stated} bytes (filesize), found {shard.nbytes}; the file is "
+                "incomplete, or the spec is of another version: fetch or write the shard again, or "
+                "make the spec again with `wids create`"
+            )
+        return facts.checked(number, shard)
 
     def _index(self, number: int, path: str, data: mmap.mmap, identity: TarIdentity) -> ShardIndex:
         """Return the index of a file: from a pack, the cache folder, or a scan."""
@@ -59,7 +69,7 @@ class LocalShards:
         if known is not None:
             return known
         key_split = self._facts.key_split(number)
-        built = index_tar(data, key_split, path)
+        built = index_tar(data, key_split, path, repeated=self._facts.options.repeated)
         # If a younger file changes again, its modification time may stay the same.
         if not is_settled(identity.mtime_ns):
             return built

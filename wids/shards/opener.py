@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wids.errors import WidsError, local_error
+from wids.shards.broken_shards import BrokenShards
 from wids.shards.foreign.statements import is_foreign
 from wids.shards.local_shards import LocalShards
 from wids.shards.packs import Packs
@@ -49,11 +50,13 @@ class ShardOpener:
     Attributes:
         counts: Number of samples in each shard, None where it is not known yet. An opened shard
             must have this number, whether it comes from the spec or from counting.
+        broken: The shards that cannot be opened.
     """
 
     def __init__(self, spec: DatasetSpec, store: Cache, options: ReadOptions) -> None:
         self.shards = spec.shards
         self.counts = [shard_spec.num_samples for shard_spec in spec.shards]
+        self.broken = BrokenShards(spec.shards)
         self.packs = Packs(spec, store)
         # Before workers are started, so that they share both.
         are_remote = _are_remote(self.shards)
@@ -61,7 +64,9 @@ class ShardOpener:
             shared_refusals.share()
         decides = options.access == "auto" and are_remote
         budget = RangeBudget(len(self.shards)) if decides else None
-        self._facts = ShardFacts(self.shards, self.counts, self.packs, store, options, budget)
+        self._facts = ShardFacts(
+            self.shards, self.counts, self.packs, store, options, self.broken, budget
+        )
         self._local = LocalShards(self._facts)
 
     def __call__(
@@ -74,7 +79,7 @@ class ShardOpener:
             ShardFormatError: The file is not a complete, plain tar.
             MismatchError: The shard is not what the spec says.
         """
-        with stages.nested(stages.OPEN):
+        with self.broken.watch(number), stages.nested(stages.OPEN):
             return self._opened(number, local, make_room)
 
     def _opened(self, number: int, local: bool, make_room: Callable[[], None]) -> ReadableShard:
@@ -225,7 +230,8 @@ class ShardOpener:
     def fetch(self, number: int, background: BackgroundFetch) -> None:
         """Fetch a remote shard before it is opened; see `Cache.fetch`."""
         if self._local.path(number) is None:
-            self._copies().fetch(number, background)
+            with self.broken.watch(number):
+                self._copies().fetch(number, background)
 
     def discard_copy(self, number: int, shard: Shard, error: WidsError) -> bool:
         """Discard the copy that a shard was opened from, if it can be fetched again.

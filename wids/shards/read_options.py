@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, Literal, get_args
 
+from wids.shards.tars.index import Repeated
 from wids.shards.tars.member_names import KeySplit
 from wids.shards.tars.raw_samples import Raw, check_raw
 
@@ -27,12 +28,13 @@ class ReadOptions:
         fields: The only fields to read, or None for all.
         raw: The form of a field, as for `Shard`.
         key_split: Where member names are split; None for what the spec says.
+        repeated: What members of one name are where a tar is indexed, as for `Shard`.
         lru_size: Most shards to keep open; None for `shard_pool.default_size`.
         verify: When to compare members with the checksums in the index of their shard: ``"auto"``
             if they will be decoded, ``"always"`` or ``"never"``.
 
     Raises:
-        ValueError: ``access``, ``raw``, ``lru_size`` or ``verify`` is invalid.
+        ValueError: ``access``, ``raw``, ``lru_size``, ``verify`` or ``repeated`` is invalid.
     """
 
     access: AccessMode = "auto"
@@ -41,6 +43,7 @@ class ReadOptions:
     key_split: KeySplit | None = None
     lru_size: int | None = None
     verify: Verify = "auto"
+    repeated: Repeated = "error"
 
     def __post_init__(self) -> None:
         check_raw(self.raw)
@@ -50,6 +53,8 @@ class ReadOptions:
             )
         if self.verify not in get_args(Verify):
             raise ValueError(f'verify: expected "auto", "always" or "never", found {self.verify!r}')
+        if self.repeated not in get_args(Repeated):
+            raise ValueError(f'repeated: expected "error" or "last", found {self.repeated!r}')
         size: Any = self.lru_size
         if size is not None and not (isinstance(size, Integral) and int(size) >= 1):
             raise ValueError(f"lru_size: expected at least 1, found {self.lru_size!r}")

@@ -343,6 +343,9 @@ class ShardReader:
         """
         if not (isinstance(shard, Shard) and isinstance(error, ShardFormatError)):
             return False
+        if shard.has_changed and self.counted.opener.broken.are_noted:
+            self.pool.drop(number, shard)
+            return True  # opening it shows what it is now
         if not self.counted.opener.discard_copy(number, shard, error):
             return False
         self.pool.drop(number, shard)
@@ -352,6 +355,31 @@ class ShardReader:
     def fields(self) -> frozenset[str] | None:
         """The only fields that samples have; None for all."""
         return self.counted.options.fields
+
+    # Broken shards.
+
+    def pass_over_broken(self) -> None:
+        """Note shards that are broken from now on, and do not open them again."""
+        self.counted.opener.broken.begin()
+
+    @property
+    def num_broken(self) -> int:
+        """Number of shards that were noted as broken, in all processes that share the dataset."""
+        return len(self.counted.opener.broken.numbers)
+
+    def broken_share(self) -> float:
+        """Return the share of samples in broken shards; those not counted are as long as others."""
+        counts = np.diff(self.edges).astype(float)
+        numbers = self.counted.opener.broken.numbers
+        uncounted = numbers[counts[numbers] == 0]
+        if len(uncounted):
+            counts[uncounted] = counts.sum() / max(1, len(counts) - len(uncounted))
+        return float(counts[numbers].sum() / max(1.0, counts.sum()))
+
+    def first_broken_error(self) -> WidsError:
+        """Return the error of the first broken shard."""
+        broken = self.counted.opener.broken
+        return broken.error(int(broken.numbers[0]))
 
     # The cache, and other readers.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from wids.errors import MismatchError
+from wids.shards.broken_shards import BrokenShards
 from wids.shards.packs import Packs
 from wids.shards.range_budget import RangeBudget
 from wids.shards.read_options import ReadOptions
@@ -32,6 +33,7 @@ class ShardFacts:
         packs: Packs that may have their indexes.
         store: Copies of remote files.
         options: How to open shards.
+        broken: The shards that cannot be opened, or are not what the spec says.
         budget: How many bytes of each shard are read by range; None if the options alone decide.
         refetched: Shards whose damaged copies were fetched again.
     """
@@ -41,6 +43,7 @@ class ShardFacts:
     packs: Packs
     store: Cache
     options: ReadOptions
+    broken: BrokenShards
     budget: RangeBudget | None = None
     refetched: set[int] = field(default_factory=set)
 

@@ -159,6 +159,16 @@ class JoinedReader(ShardReader):
         for each in self._joint.datasets:
             each.dataset.set_epoch(epoch)
 
+    def pass_over_broken(self) -> None:
+        """Note broken shards of both sides; see `ShardReader.pass_over_broken`."""
+        for each in self._joint.datasets:
+            each.reader.pass_over_broken()
+
+    @property
+    def num_broken(self) -> int:
+        """Number of shards of both sides that were noted as broken."""
+        return sum(each.reader.num_broken for each in self._joint.datasets)
+
     def _cached_together(self) -> list[ShardReader]:
         """Return the readers of both sides that store shards in the cache folder of the first."""
         readers = [each.reader for each in self._joint.datasets]

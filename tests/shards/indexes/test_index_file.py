@@ -34,7 +34,7 @@ def same(one: ShardIndex | None, other: ShardIndex) -> bool:
 @pytest.fixture
 def shard_path(tmp_path: Path) -> Path:
     members = [*sample_members(0, 7), ("README", b"?"), ("é.seg.png", b"x" * 700)]
-    return settle(write_tar(tmp_path / "a.tar", [*members, ("s00003.txt", b"new")]))
+    return settle(write_tar(tmp_path / "a.tar", [*members, ("s00003.new.txt", b"new")]))
 
 
 @pytest.mark.parametrize("members", [[], [("README", b"")], sample_members(0, 300)])

@@ -20,7 +20,7 @@ from wids.shards.tars.index import ShardIndex, TarIdentity, index_tar
 @pytest.fixture
 def shard_path(tmp_path: Path) -> Path:
     members = [*sample_members(0, 7), ("README", b"?"), ("é.seg.png", b"x" * 700)]
-    return settle(write_tar(tmp_path / "a.tar", [*members, ("s00003.txt", b"new")]))
+    return settle(write_tar(tmp_path / "a.tar", [*members, ("s00003.new.txt", b"new")]))
 
 
 def stored(folder: Path) -> list[Path]:
@@ -106,7 +106,7 @@ def test_rewritten_tar_is_noticed(shard_path: Path, own_cache: Path) -> None:
     before = stored(own_cache)
     size = shard_path.stat().st_size
     members = [*sample_members(50, 57), ("README", b"?"), ("é.seg.png", b"x" * 700)]
-    write_tar(shard_path, [*members, ("s00053.txt", b"new")])
+    write_tar(shard_path, [*members, ("s00053.new.txt", b"new")])
     assert shard_path.stat().st_size == size
     os.utime(shard_path, (1_600_000_000, 1_600_000_000))
 
@@ -152,7 +152,7 @@ def test_cache_that_cannot_be_written_changes_nothing(shard_path: Path) -> None:
     blocked.write_text("not a folder")
     for folder in (blocked, blocked / "below", "/proc/nothing"):
         with ShardListDataset(shard_path, cache_dir=folder) as dataset:
-            assert dataset[3][".txt"] == "new"
+            assert dataset[3][".new.txt"] == "new"
     assert blocked.read_text() == "not a folder"
 
 

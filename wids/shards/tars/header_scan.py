@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from wids.shards.tars.archive import BLOCK_NBYTES, Archive, TarData, TarMembers
-from wids.shards.tars.index import ShardIndex, build_index
+from wids.shards.tars.index import Repeated, ShardIndex, build_index
 from wids.shards.tars.member_names import KeySplit
 from wids.shards.tars.strict_lane import read_next
 
@@ -72,13 +72,18 @@ class HeaderScan:
         """Return the members found so far."""
         return self._archive.result()
 
-    def index(self, members: TarMembers, key_split: KeySplit = "first") -> ShardIndex:
+    def index(
+        self,
+        members: TarMembers,
+        key_split: KeySplit = "first",
+        repeated: Repeated = "error",
+    ) -> ShardIndex:
         """Return the index of found members, with the checksums of their headers.
 
         It equals the index that `index_tar` makes with ``checksums=True``, but without the
         checksums of the members' bytes, which are not read.
         """
-        shard_index = build_index(members, key_split, self._archive.path)
+        shard_index = build_index(members, key_split, self._archive.path, repeated)
         offsets = shard_index.blocks.astype(np.int64) * BLOCK_NBYTES
         heads = offsets - shard_index.head_blocks.astype(np.int64) * BLOCK_NBYTES
         crcs = list(map(self._header_crc, heads.tolist(), offsets.tolist()))

@@ -1,9 +1,11 @@
 """Group the members of a tar into samples by the key rule, and hold the samples as columns.
 
 Members with one key form one sample wherever they are in the shard; samples come in the order in
-which their keys first appear. Everything is an array or a run of bytes, in memory as in a file, so
-that a stored index is used in place and an open shard needs no Python object for each of its
-samples.
+which their keys first appear. Two members of one name may be two samples of one key, so they are an
+error, unless the caller wants the last one.
+
+Everything is an array or a run of bytes, in memory as in a file, so that a stored index is used in
+place and an open shard needs no Python object for each of its samples.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ import mmap
 import operator
 import os
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +33,7 @@ from wids.shards.tars.member_names import (
     to_bytes,
     to_text,
 )
+from wids.shards.tars.raw_samples import missing_field_error
 from wids.storage.array_types import IntArray
 from wids.storage.checksums import fastest_crc32
 
@@ -38,6 +41,10 @@ Column: TypeAlias = npt.NDArray[Any]
 """Unsigned integers of the narrowest type that holds them."""
 
 _logger = logging.getLogger("wids")
+Repeated = Literal["error", "last"]
+"""What members of one name are: an error, or all but the last are ignored."""
+
+_MAX_NAMED: Final = 3
 
 NO_TIME: Final = -1
 """A time that does not identify a tar, as in a published index."""
@@ -152,6 +159,17 @@ class ShardIndex:
                 return member
         return None
 
+    def place(self, local_index: int, field: str, name: str) -> tuple[int, int]:
+        """Return where a field of one sample begins in the tar, and its length in bytes.
+
+        Raises:
+            KeyError: The sample does not have the field; ``name`` is that of the tar.
+        """
+        member = self.member(local_index, field)
+        if member is None:
+            raise missing_field_error(name, self.key(local_index), field)
+        return int(self.blocks[member]) * BLOCK_NBYTES, int(self.sizes[member])
+
     def member_name(self, member: int) -> str:
         """Return the name of a member: the key of its sample, and its field."""
         local_index = int(np.searchsorted(self.member_starts, member, side="right")) - 1
@@ -191,7 +209,10 @@ class ShardIndex:
 
 
 def build_index(
-    members: TarMembers, key_split: KeySplit = "first", path: str = "tar"
+    members: TarMembers,
+    key_split: KeySplit = "first",
+    path: str = "tar",
+    repeated: Repeated = "last",
 ) -> ShardIndex:
     """Group the members of a tar into samples.
 
@@ -199,6 +220,10 @@ def build_index(
         members: The members.
         key_split: Where a name is split: at the ``"first"`` or the ``"last"`` dot of its last part.
         path: The name of the tar in messages.
+        repeated: What members of one name are.
+
+    Raises:
+        ShardFormatError: A name has a NUL in it, or is repeated.
     """
     if key_split not in KEY_SPLITS:
         raise ValueError(f'key_split: expected "first" or "last", found {key_split!r}')
@@ -213,6 +238,8 @@ def build_index(
     field_of, unique_extensions = _numbered(extensions)
 
     order = _in_samples(sample_of, field_of, len(unique_extensions))
+    if len(order) < len(belongs) and repeated == "error":
+        raise _repeated_error(path, [members.names[member] for member in belongs.tolist()])
     text = b"\0" + b"\0".join(unique_keys) + b"\0" if unique_keys else b"\0"
     return ShardIndex(
         text=text,
@@ -244,6 +271,21 @@ def _remark_on_metadata(names: list[bytes], path: str) -> None:
         )
 
 
+class RepeatedNamesError(ShardFormatError):
+    """A tar that has several members of one name."""
+
+
+def _repeated_error(path: str, names: list[bytes]) -> ShardFormatError:
+    found = [to_text(name) for name, count in Counter(names).items() if count > 1]
+    shown = ", ".join(map(repr, found[:_MAX_NAMED])) + (", …" if len(found) > _MAX_NAMED else "")
+    names_text = "a name that occurs" if len(found) == 1 else f"{len(found)} names that occur"
+    return RepeatedNamesError(
+        f"{path}: expected each name once, found {names_text} more than once: {shown}; samples "
+        'with the same key would become one: pass repeated="last" (--repeated last) to read the '
+        "last member of each name, or write the shard with different keys"
+    )
+
+
 def _numbered(items: list[bytes]) -> tuple[IntArray, list[bytes]]:
     """Return each item's number, by first appearance, and the distinct items."""
     table: defaultdict[bytes, int] = defaultdict(itertools.count().__next__)
@@ -270,7 +312,12 @@ def _narrow(values: IntArray) -> Column:
 
 
 def index_tar(
-    data: TarBytes, key_split: KeySplit = "first", path: str = "tar", *, checksums: bool = False
+    data: TarBytes,
+    key_split: KeySplit = "first",
+    path: str = "tar",
+    *,
+    checksums: bool = False,
+    repeated: Repeated = "error",
 ) -> ShardIndex:
     """Scan a tar and return the index of its samples.
 
@@ -280,6 +327,7 @@ def index_tar(
         path: The name of the tar in messages.
         checksums: Whether to add the checksums that reading by range and publishing need, which
             reads the whole tar; see `with_checksums`.
+        repeated: As for `build_index`.
 
     Raises:
         ShardFormatError: The tar breaks a rule of specs/tar-shards.md.
@@ -288,7 +336,7 @@ def index_tar(
         scan,  # both lanes take 1.2 ms, and most tars are already indexed
     )
 
-    shard_index = build_index(scan(data, path), key_split, path)
+    shard_index = build_index(scan(data, path), key_split, path, repeated)
     return with_checksums(shard_index, data) if checksums else shard_index
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from wids.errors import ShardFormatError
 from wids.shards.tars.archive import BLOCK_NBYTES
 from wids.shards.tars.bulk_read import read_spans
-from wids.shards.tars.index import ShardIndex, TarIdentity, index_tar
+from wids.shards.tars.index import Repeated, ShardIndex, TarIdentity, index_tar
 from wids.shards.tars.mapped_file import advise, map_file
 from wids.shards.tars.member_names import KeySplit
 from wids.shards.tars.raw_samples import (
@@ -74,6 +74,7 @@ class Shard:
         path: The tar file.
         key_split: Where member names are split into key and field: at the ``"first"`` or the
             ``"last"`` dot of their last path component.
+        repeated: ``"error"``, or ``"last"`` to read the last of several members of one name.
         fields: The only fields to read, or None for all.
         raw: What a field is: ``"bytes"``, ``"stream"`` (an ``io.BytesIO``), or ``"view"`` (a
             ``memoryview`` of the file itself, without a copy; see specs/security.md).
@@ -103,6 +104,7 @@ class Shard:
         path: str | os.PathLike[str],
         *,
         key_split: KeySplit = "first",
+        repeated: Repeated = "error",
         fields: Collection[str] | None = None,
         raw: Raw = "bytes",
         find_index: FindIndex | None = None,
@@ -115,7 +117,7 @@ class Shard:
             check_raw(raw)
             self._fields = None if fields is None else frozenset(fields)
             if find_index is None:
-                self.index = index_tar(self._map, key_split, self.path)
+                self.index = index_tar(self._map, key_split, self.path, repeated=repeated)
             else:
                 self.index = find_index(self.path, self._map, self.identity)
         except BaseException:
@@ -293,9 +295,34 @@ class Shard:
                 raise changed_header_error(self.path, offset - len(head), field)
         return self._map[offset + min(start, size) : offset + min(stop, size)]
 
+    def member(self, local_index: int, field: str) -> tuple[int, int]:
+        """Return where a field of one sample begins in the file, and its length in bytes.
+
+        Raises:
+            IndexError: There is no such sample.
+            KeyError: The sample does not have the field.
+
+        Example:
+            >>> import wids
+            >>> with wids.TarWriter("pets.tar") as writer:
+            ...     nbytes = writer.write({"__key__": "cat", ".txt": "a cat", ".cls": 3})
+            >>> with wids.Shard("pets.tar") as shard, open("pets.tar", "rb") as file:
+            ...     start, size = shard.member(0, ".txt")
+            ...     _ = file.seek(start)
+            ...     start, file.read(size)
+            (512, b'a cat')
+        """
+        local_index = position(local_index, len(self), self.path)
+        return self.index.place(local_index, field, self.path)
+
     def find(self, key: str) -> int:
         """Return the local index of a key, or -1."""
         return self.index.find(key)
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether the file has changed its length since it was opened."""
+        return self._map.size() != self.nbytes
 
     def check(self) -> None:
         """Raise `ShardFormatError` if the file has changed its length since it was opened.

@@ -1,0 +1,39 @@
+"""One rank of a job whose ranks may find different shards: python count_ranks.py FOLDER."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import torch.distributed as dist
+
+import wids
+
+
+def say(line: str) -> None:
+    """Write a line at once, so that ranks do not write into each other's."""
+    os.write(1, f"{line}\n".encode())
+
+
+def main(folder: Path) -> None:
+    """Open shards that rank 1 may lack, and print what became of a sampler over them."""
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    for name in ("same", "different"):
+        own = folder / name / str(rank)
+        for shards in ([own / "a.tar", own / "b.tar"], [(own / "a.tar", 4), (own / "b.tar", 4)]):
+            dataset = wids.ShardListDataset(list(shards), on_error="skip")
+            try:
+                num_steps = len(wids.DistributedChunkedSampler(dataset))
+            except wids.MismatchError as error:
+                say(f"{name} {rank}: {error}")
+            else:
+                say(f"{name} {rank}: {num_steps} steps")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

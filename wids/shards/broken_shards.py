@@ -1,0 +1,124 @@
+"""Note which shards are missing, incomplete, no tar, or not what the spec says.
+
+Such a shard is noted once in all processes of a dataset, with one warning. It is not opened again:
+a download that fails would be repeated for each of its samples.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from wids.errors import MismatchError, NotFoundError, ShardFormatError, WidsError
+from wids.shards.specs.model import ShardSpec
+from wids.shards.tars.raw_samples import ReadRange
+from wids.storage.array_types import IntArray
+from wids.storage.shared_number import passes_to_process
+from wids.storage.transport import urls
+from wids.storage.transport.stream import PastEndError
+
+
+class BrokenShards:
+    """The broken shards of a dataset. None is noted before `begin` is called.
+
+    Forked and spawned processes share them; another pickle is a copy. A server that is away breaks
+    no shard: its errors are only raised.
+
+    Args:
+        shards: The shards of the dataset.
+    """
+
+    def __init__(self, shards: Sequence[ShardSpec]) -> None:
+        self._shards = shards
+        self._flags: Any = None
+        self._errors: dict[int, tuple[type[WidsError], str]] = {}
+
+    @property
+    def are_noted(self) -> bool:
+        """Whether shards are noted: some reader passes over broken ones."""
+        return self._flags is not None
+
+    def begin(self) -> None:
+        """Note broken shards from now on; call it before processes are started."""
+        if self._flags is None:
+            self._flags = _shared(bytes(max(1, len(self._shards))))
+
+    @property
+    def numbers(self) -> IntArray:
+        """The numbers of the shards that were noted."""
+        flags = np.frombuffer(self._flags or b"\0", np.uint8)
+        numbers: IntArray = np.flatnonzero(flags)
+        return numbers
+
+    @contextmanager
+    def watch(self, number: int) -> Iterator[None]:
+        """Note the shard if the block raises an error that concerns all of it.
+
+        Raises:
+            WidsError: The error that was noted for this shard before.
+        """
+        if self._flags is None:
+            yield
+            return
+        if self._flags[number]:
+            raise self.error(number)
+        try:
+            yield
+        except (NotFoundError, PastEndError, ShardFormatError, MismatchError) as error:
+            self._note(number, error)
+            raise
+
+    def watched(self, number: int, read_range: ReadRange) -> ReadRange:
+        """Return a callable that reads parts of a shard, and notes the shard if it has changed."""
+        return partial(self._read, number, read_range)
+
+    def error(self, number: int) -> WidsError:
+        """Return the error of a shard that was noted."""
+        elsewhere = (
+            f"{urls.redact(self._shards[number].url)}: expected a shard that can be read; another "
+            "process found that it cannot, and warned why"
+        )
+        kind, message = self._errors.get(number, (ShardFormatError, elsewhere))
+        error = kind(message)
+        error.is_of_shard = True
+        return error
+
+    def _read(self, number: int, read_range: ReadRange, start: int, stop: int) -> bytes:
+        with self.watch(number):
+            return read_range(start, stop)
+
+    def _note(self, number: int, error: WidsError) -> None:
+        error.is_of_shard = True
+        # Not the error itself, whose traceback keeps the frames of the reader.
+        self._errors[number] = type(error), str(error)
+        if self._flags[number]:
+            return
+        self._flags[number] = 1
+        warnings.warn(
+            f"{error}; on_error passes over this shard, and dataset.num_failed_shards counts such "
+            "shards",
+            stacklevel=2,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        flags = self._flags
+        if flags is not None and not passes_to_process():
+            flags = bytes(flags)
+        return {**self.__dict__, "_flags": flags}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if isinstance(self._flags, bytes):
+            self._flags = _shared(self._flags)
+
+
+def _shared(flags: bytes) -> Any:
+    """Return flags in memory that processes share."""
+    from multiprocessing.sharedctypes import RawArray  # 9 ms, and few datasets need it
+
+    return RawArray("B", flags)
