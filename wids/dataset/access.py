@@ -14,7 +14,14 @@ from typing import Any, TypeAlias
 from wids.dataset.failures import Failed, Failures, Indices, Policy, as_failures
 from wids.dataset.transformations import Transformation, locate_error
 from wids.errors import WidsError
-from wids.shards.positions import Positions, index_of, position_at, select, select_batch
+from wids.shards.positions import (
+    Positions,
+    in_turn,
+    index_of,
+    position_at,
+    select,
+    select_batch,
+)
 from wids.shards.reader import OpenByNumber, ShardReader, together
 from wids.storage.range_reader import RangeError
 
@@ -154,7 +161,7 @@ class Access:
 
     def _in_turn(self) -> Iterator[Any]:
         positions, reader, latest, local = self.positions, self.reader, -1, False
-        for position in positions if isinstance(positions, range) else positions.tolist():
+        for position in in_turn(positions):
             number = bisect_right(reader.ends, position)
             # Asked once for each shard, since the answer depends on how much of it the view has.
             if number != latest:
