@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from wids.order.arguments import at_least
 from wids.order.chunks import permutation, sorting_words
+from wids.shards.position_array import PositionArray
 from wids.shards.position_sets import BitPositions, PositionSet, RunPositions, is_sparse
 from wids.storage.array_types import IntArray, WordArray
 
@@ -103,7 +104,7 @@ def _by_sample(counts: list[int], seed: int) -> list[IntArray | PositionSet]:
             array[filled[number] : filled[number] + len(piece)] = piece
             filled[number] += len(piece)
     return [
-        BitPositions(array) if is_large else array
+        BitPositions(array) if is_large else array.view(PositionArray)
         for array, is_large in zip(found, in_bits, strict=True)
     ]
 

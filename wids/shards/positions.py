@@ -73,6 +73,8 @@ def select(positions: Positions, indices: Any) -> Positions:
         chosen: IntArray | range | PositionSet = positions[indices]
     elif isinstance(indices, PositionSet):
         chosen = _at_all(positions, indices)
+    elif isinstance(indices, PositionArray) and _selects_itself(positions, indices):
+        return indices
     else:
         array = as_selection(indices, len(positions))
         is_mask = array.dtype == bool and array.ndim == 1
@@ -140,6 +142,13 @@ def _at_all(positions: Positions, indices: PositionSet) -> IntArray | PositionSe
         return positions_at(positions, np.asarray(indices), indices)
     blocks = (positions_at(positions, block, indices) for block in indices.blocks())
     return in_bits(blocks, int(positions[indices[0]]), int(positions[indices[-1]]))
+
+
+def _selects_itself(positions: Positions, indices: PositionArray) -> bool:
+    """Whether the positions at indices are these, which are then shared."""
+    if positions != range(len(positions)) or not len(indices):
+        return False
+    return int(indices.min()) >= 0 and int(indices.max()) < len(positions)
 
 
 def _compact(positions: IntArray | PositionSet) -> Positions:
