@@ -13,7 +13,7 @@ import numpy.typing as npt
 from wids.order.arguments import at_least
 from wids.order.chunks import permutation, sorting_words
 from wids.shards.position_array import PositionArray
-from wids.shards.position_sets import BitPositions, PositionSet, RunPositions, is_sparse
+from wids.shards.position_sets import BitPositions, PositionSet, RunPositions, cleared, is_sparse
 from wids.storage.array_types import IntArray, WordArray
 
 By = Literal["sample", "shard"]
@@ -88,7 +88,7 @@ def _by_sample(counts: list[int], seed: int) -> list[IntArray | PositionSet]:
     in_bits = [not is_sparse(count, total) for count in counts]
     # Filled below, so that nothing of their size is there twice.
     found: list[npt.NDArray[Any]] = [
-        np.zeros(-(-total // 8), np.uint8) if is_large else np.empty(count, np.int64)
+        cleared(total) if is_large else np.empty(count, np.int64)
         for count, is_large in zip(counts, in_bits, strict=True)
     ]
     filled = [0] * len(counts)

@@ -121,14 +121,12 @@ class BitPositions(PositionSet):
     """Positions as a bit for each sample, with a directory of how many bits are set before.
 
     Args:
-        bits: The bits, the lowest of a byte first; they become this object's.
+        bits: The bits in memory of `cleared`, the lowest of a byte first; they become this
+            object's.
         offset: The position of the first bit.
     """
 
     def __init__(self, bits: Bytes, offset: int = 0) -> None:
-        # A multiple of the block, so that all blocks are read alike.
-        if missing := -len(bits) % _BLOCK_NBYTES:
-            bits = np.concatenate((bits, np.zeros(missing, np.uint8)))
         self._bits = bits
         self._rows = bits.reshape(-1, _BLOCK_NBYTES)
         self._ranks = np.zeros(len(self._rows) + 1, np.int64)
@@ -140,7 +138,7 @@ class BitPositions(PositionSet):
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not self._count:
-            return BitPositions, (np.empty(0, np.uint8), self._offset)
+            return _from_bits, (b"", self._offset)
         first, last = self[0] - self._offset, self[-1] - self._offset
         if self._count * 8 < last - first:
             steps = _steps(self.blocks())
@@ -220,6 +218,20 @@ def is_sparse(count: int, span: int) -> bool:
     return count <= BLOCK_LENGTH or count * 64 <= span
 
 
+def cleared(num_bits: int) -> Bytes:
+    """Return memory for so many bits, in whole blocks, so that all blocks are read alike."""
+    return np.zeros(-(-num_bits // _BLOCK_NBITS) * _BLOCK_NBYTES, np.uint8)
+
+
+def of_mask(mask: npt.NDArray[np.bool_]) -> BitPositions:
+    """Return where a mask is true."""
+    bits = cleared(len(mask))
+    for start in range(0, len(mask), BLOCK_LENGTH):
+        packed = np.packbits(mask[start : start + BLOCK_LENGTH], bitorder="little")
+        bits[start // 8 : start // 8 + len(packed)] = packed
+    return BitPositions(bits)
+
+
 def in_bits(blocks: Iterable[IntArray], first: int, last: int) -> BitPositions:
     """Return positions that come in ascending order, each once.
 
@@ -228,7 +240,7 @@ def in_bits(blocks: Iterable[IntArray], first: int, last: int) -> BitPositions:
         first: The first one.
         last: The last one.
     """
-    bits = np.zeros((last - first) // 8 + 1, np.uint8)
+    bits = cleared(last - first + 1)
     for block in blocks:
         byte, bit = np.divmod(block - first, 8)
         starts = np.flatnonzero(np.diff(byte, prepend=-1))
@@ -270,4 +282,6 @@ def _from_steps(first: int, last: int, steps: npt.NDArray[Any]) -> BitPositions:
 
 
 def _from_bits(bits: bytes, offset: int) -> BitPositions:
-    return BitPositions(np.frombuffer(bits, np.uint8), offset)
+    memory = cleared(len(bits) * 8)
+    memory[: len(bits)] = np.frombuffer(bits, np.uint8)
+    return BitPositions(memory, offset)

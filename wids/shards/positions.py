@@ -15,7 +15,14 @@ import numpy.typing as npt
 
 from wids.shards.indices import as_array, as_index, as_selection
 from wids.shards.position_array import PositionArray
-from wids.shards.position_sets import BLOCK_LENGTH, BitPositions, PositionSet, in_bits, is_sparse
+from wids.shards.position_sets import (
+    BLOCK_LENGTH,
+    BitPositions,
+    PositionSet,
+    in_bits,
+    is_sparse,
+    of_mask,
+)
 from wids.storage.array_types import IntArray
 
 _HINT: Final = "; a dataset is not a mapping: read a sample by its key with get_by_key(key)"
@@ -79,7 +86,7 @@ def select(positions: Positions, indices: Any) -> Positions:
         array = as_selection(indices, len(positions))
         is_mask = array.dtype == bool and array.ndim == 1
         if is_mask and len(array) > BLOCK_LENGTH:
-            return select(positions, BitPositions(np.packbits(array, bitorder="little")))
+            return select(positions, of_mask(array))
         chosen = positions_at(positions, np.flatnonzero(array) if is_mask else array, indices)
     # A slice of a range is a range: a contiguous view of any size takes no memory, and stays one.
     return chosen if isinstance(chosen, range) else _compact(chosen)
