@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import IO, Final, NamedTuple
 
@@ -106,11 +106,12 @@ def _evict_recorded(folder: str, record: Record, new: Unfinished, limit_nbytes: 
     record = record.settled(shards_folder).reserved(new)
     nbytes, at = record.nbytes, record.at
     if nbytes > limit_nbytes:
-        for used_ns, victim_nbytes, name, next_at in eviction_record.queue(folder, record):
-            path = os.path.join(shards_folder, name)
-            nbytes, at = nbytes - _evicted(path, used_ns, victim_nbytes), next_at
-            if nbytes <= limit_nbytes:
-                break
+        with closing(eviction_record.queue(folder, record)) as queue:
+            for used_ns, victim_nbytes, name, next_at in queue:
+                path = os.path.join(shards_folder, name)
+                nbytes, at = nbytes - _evicted(path, used_ns, victim_nbytes), next_at
+                if nbytes <= limit_nbytes:
+                    break
     eviction_record.save(folder, replace(record, nbytes=nbytes, at=at))
     return nbytes - limit_nbytes
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
@@ -132,7 +132,7 @@ def save_listing(folder: str, record: Record, victims: Sequence[tuple[int, int, 
     save(folder, replace(record, at=len(token)))
 
 
-def queue(folder: str, record: Record) -> Iterator[tuple[int, int, str, int]]:
+def queue(folder: str, record: Record) -> Generator[tuple[int, int, str, int], None, None]:
     """Yield what is left of the queue: time of use, length, name, and where the queue goes on."""
     at, rest = record.at, b""
     with (
