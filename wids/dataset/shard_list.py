@@ -242,6 +242,8 @@ class ShardListDataset(TorchDataset):
     def positions(self) -> Positions:
         """Positions of the samples in the whole dataset: a range, an array, or a compact sequence.
 
+        ``numpy.asarray`` makes an array of any of them.
+
         Example:
             >>> dataset[1:].positions
             range(1, 3)

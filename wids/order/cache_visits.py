@@ -133,7 +133,7 @@ def _batches(
         shards = np.concatenate((rest, np.searchsorted(shard_ends, block, side="right")))
         stop = len(shards) // batch_size * batch_size
         for batch in shards[:stop].reshape(-1, batch_size):
-            yield np.unique(batch)
+            yield np.unique(batch) if batch_size > 1 else batch
         rest = shards[stop:]
     if len(rest):
         yield np.unique(rest)

@@ -118,7 +118,7 @@ def sampling_cost(
 ) -> SamplingCost:
     """Compute what each rank and node reads, to help choose ``chunksize`` and ``redeal``.
 
-    It takes seconds for an epoch of a billion samples on a thousand ranks; or a minute for ten
+    It takes seconds for an epoch of a billion samples on a thousand ranks; or a second for a
     million samples, where the cache does not hold what is in hand. ORDER-13 in
     specs/sampler-order.md defines visits, and ORDER-55 what is fetched.
 
