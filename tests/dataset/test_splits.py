@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import subprocess
+import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -13,6 +16,8 @@ from hypothesis import strategies as st
 
 from wids import ChunkedSampler, ShardListDataset
 from wids.dataset.splits import part_counts, split_indices
+from wids.order.chunks import permutation
+from wids.shards.position_sets import BitPositions
 
 
 @given(
@@ -49,6 +54,35 @@ def test_the_same_seed_is_the_same_split_everywhere() -> None:
         [3, 4, 5],
         [0, 1, 2],
     ]
+
+
+def test_a_split_of_millions_is_that_of_the_permutation() -> None:
+    """VIEW-10: computed in blocks, parts have the samples that sorting all of them gives."""
+    counts, order = [900_000, 0, 15_000, 1_400_000], permutation(2_315_000, 7, 0x5917)
+    parts = split_indices([2_315_000], counts, 7, "sample")
+    assert isinstance(parts[0], BitPositions)
+    for part, expected in zip(parts, np.split(order, np.cumsum(counts)[:-1]), strict=True):
+        assert np.array_equal(part, np.sort(expected))
+    digest = hashlib.sha256(np.asarray(parts[0], "<i8").tobytes()).hexdigest()
+    assert digest.startswith("df222f8226927b1f"), "as earlier versions split them"
+
+
+@pytest.mark.long
+def test_a_split_of_many_samples_takes_a_bit_for_each() -> None:
+    """VIEW-35: at most a bit for each of 50 million samples, and 100 MB for what is computed."""
+    program = """if True:
+        import resource
+        from wids.dataset.splits import split_indices
+        from wids.shards.positions import select
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for by in ("shard", "sample"):
+            parts = split_indices([5_000] * 10_000, [0.99, 0.01], 0, by)
+            views = [select(range(50_000_000), part) for part in parts]
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    """
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    scale = 1 if sys.platform == "darwin" else 1024
+    assert int(result.stdout) * scale < 50_000_000 / 8 + 100_000_000
 
 
 def test_parts_are_views_that_follow_shards(tmp_path: Path) -> None:

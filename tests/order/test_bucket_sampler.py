@@ -6,6 +6,7 @@ import doctest
 import importlib.util
 import json
 import pickle
+import tracemalloc
 from collections import Counter
 from itertools import islice
 from types import ModuleType
@@ -27,6 +28,7 @@ from wids import (
     StateError,
 )
 from wids.order import bucket_sampler
+from wids.order.buckets import checked_buckets
 
 BUCKETS = [n % 3 for n in range(20)]
 
@@ -326,3 +328,18 @@ def test_nothing_to_read_makes_no_batches() -> None:
 def test_examples_run(module: ModuleType) -> None:
     """The examples in the docstrings produce what they show."""
     assert doctest.testmod(module).failed == 0
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.uint64])
+def test_buckets_are_numbered_without_a_copy_of_64_bits(dtype: type) -> None:
+    """ORDER-40: numbering and hashing buckets takes a byte for each sample."""
+    values = np.random.default_rng(0).integers(3, 90, 3_000_000).astype(dtype)
+    tracemalloc.start()
+    try:
+        buckets = checked_buckets(values, 8, len(values))
+        buckets.fingerprint()
+        _, peak_nbytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_nbytes < len(values) + 25_000_000, "a byte for each, and some for a part"
+    assert np.array_equal(buckets.names[buckets.numbers], values)

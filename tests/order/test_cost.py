@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import raises, write_shards
+from dataset.served_shards import serve_shards
+from loopback import Server
 from torch.utils.data import RandomSampler
 
 import wids
@@ -180,3 +183,43 @@ def test_batches_of_buckets_cost_what_their_sampler_does() -> None:
     assert str(sampling_cost(spec, batches)) == str(sampling_cost(spec, sampler))
     with pytest.raises(TypeError, match=r"expected one of wids' samplers.*found RandomSampler"):
         sampling_cost(spec, RandomSampler(range(800)))
+
+
+@pytest.mark.parametrize(
+    ("options", "batch_size", "num_shards"),
+    [({"chunksize": 150}, 16, 3.7), ({"chunksize": 25}, 16, 3.7), ({"chunksize": 100}, 1, 3.2)],
+    ids=["more in hand than the cache", "a shard in hand", "single samples"],
+)
+def test_what_a_small_cache_fetches_is_what_an_epoch_downloads(
+    options: dict[str, Any], batch_size: int, num_shards: float, tmp_path: Path, server: Server
+) -> None:
+    """ORDER-55: the bytes that the server sent in real epochs, within a twentieth."""
+    shards = serve_shards(tmp_path, server)
+    cache_size = int(num_shards * shards[0]["filesize"])
+    with (
+        wids.ShardListDataset(
+            shards,
+            cache_dir=tmp_path / "cache",
+            cache_size=cache_size,
+            access="download",
+            transformations=None,
+        ) as dataset,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", UserWarning)
+        sampler = ChunkedSampler(dataset, seed=3, **options)
+        cost = sampling_cost(
+            dataset.spec, sampler, epochs=range(2), cache_size=cache_size, batch_size=batch_size
+        )
+        sent = []
+        for epoch in range(2):
+            before = server.num_sent
+            sampler.set_epoch(epoch)
+            indices = list(sampler)
+            for at in range(0, len(indices), batch_size):
+                dataset.__getitems__(indices[at : at + batch_size])
+            sent.append(server.num_sent - before)
+    assert cost.fetched_nbytes[:, 0].tolist() == pytest.approx(sent, rel=0.05)
+    assert "\nfetched with a cache of " in str(cost)
+    if options["chunksize"] > 25:
+        assert sent[0] > 2 * cost.new_nbytes[0, 0], "shards are downloaded again and again"

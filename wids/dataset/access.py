@@ -17,6 +17,7 @@ from wids.dataset.transformations import Transformation, locate_error
 from wids.errors import WidsError
 from wids.shards.positions import (
     Positions,
+    in_turn,
     index_of,
     is_ascending,
     position_at,
@@ -204,7 +205,7 @@ class Access:
 
     def _in_turn(self) -> Iterator[Any]:
         positions, reader, latest, local = self.positions, self.reader, -1, False
-        for position in positions if isinstance(positions, range) else positions.tolist():
+        for position in in_turn(positions):
             number = bisect_right(reader.ends, position)
             # Asked once for each shard, since the answer depends on how much of it the view has.
             if number != latest:

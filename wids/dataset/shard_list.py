@@ -261,7 +261,9 @@ class ShardListDataset(TorchDataset):
 
     @property
     def positions(self) -> Positions:
-        """Positions of the samples in the whole dataset: a range, or an ascending or other array.
+        """Positions of the samples in the whole dataset: a range, an array, or a compact sequence.
+
+        ``numpy.asarray`` makes an array of any of them.
 
         Example:
             >>> dataset[1:].positions

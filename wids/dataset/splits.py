@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from wids.order.arguments import at_least
-from wids.order.chunks import permutation
-from wids.storage.array_types import IntArray
+from wids.order.chunks import permutation, sorting_words
+from wids.shards.position_array import PositionArray
+from wids.shards.position_sets import BitPositions, PositionSet, RunPositions, cleared, is_sparse
+from wids.storage.array_types import IntArray, WordArray
 
 By = Literal["sample", "shard"]
 
 _SPLIT: Final = 0x5917
 """Keeps the draws of a split apart from those of samplers with the same seed."""
+_BLOCK_LENGTH: Final = 1 << 20
+_NUM_HIGH_BITS: Final = 16
+"""Bits of words by which they are counted: at 10⁹ samples, 15,000 words have the same."""
 
 
 def split_indices(
     lengths: Sequence[int], parts: Sequence[float], seed: int, by: By
-) -> list[IntArray]:
+) -> list[IntArray | PositionSet]:
     """Return the ascending indices of each part; together, each index once.
 
     Args:
@@ -41,10 +47,7 @@ def split_indices(
     counts = part_counts(parts, sum(lengths))
     if by == "shard":
         return _by_shard(np.asarray(lengths, np.int64), counts, seed)
-    # The permutation of the samplers, which no version of numpy changes.
-    order = permutation(sum(lengths), seed, _SPLIT)
-    edges = np.cumsum(counts)[:-1]
-    return [np.sort(part) for part in np.split(order, edges)]
+    return _by_sample(counts, seed)
 
 
 def part_counts(parts: Sequence[float], total: int) -> list[int]:
@@ -73,7 +76,70 @@ def part_counts(parts: Sequence[float], total: int) -> list[int]:
     return [stop - start for start, stop in pairwise(edges)]
 
 
-def _by_shard(lengths: IntArray, counts: list[int], seed: int) -> list[IntArray]:
+def _by_sample(counts: list[int], seed: int) -> list[IntArray | PositionSet]:
+    """Return the indices of parts of the permutation of the samplers, without the permutation.
+
+    A part has the indices whose words lie between two words of known rank (ORDER-6). Words are
+    computed again instead of kept: some nanoseconds each.
+    """
+    total = sum(counts)
+    edges = np.cumsum(counts)[:-1]
+    bounds = _words_of_ranks(total, edges[edges < total], seed)
+    in_bits = [not is_sparse(count, total) for count in counts]
+    # Filled below, so that nothing of their size is there twice.
+    found: list[npt.NDArray[Any]] = [
+        cleared(total) if is_large else np.empty(count, np.int64)
+        for count, is_large in zip(counts, in_bits, strict=True)
+    ]
+    filled = [0] * len(counts)
+    for start, words in _blocks_of_words(total, seed):
+        parts = np.searchsorted(bounds, words, side="right")
+        for number, array in enumerate(found):
+            is_member = parts == number
+            if in_bits[number]:
+                piece: npt.NDArray[Any] = np.packbits(is_member, bitorder="little")
+                filled[number] = start // 8
+            else:
+                piece = np.flatnonzero(is_member) + start
+            array[filled[number] : filled[number] + len(piece)] = piece
+            filled[number] += len(piece)
+    return [
+        BitPositions(array) if is_large else array.view(PositionArray)
+        for array, is_large in zip(found, in_bits, strict=True)
+    ]
+
+
+def _words_of_ranks(total: int, ranks: IntArray, seed: int) -> WordArray:
+    """Return the words at some ranks, which ascend, among the sorted words of all samples."""
+    num_kinds = 1 << _NUM_HIGH_BITS
+    counts = np.zeros(num_kinds, np.int64)
+    for _, words in _blocks_of_words(total, seed):
+        counts += np.bincount(_high_bits(words), minlength=num_kinds)
+    ends = np.cumsum(counts)
+    kinds = np.searchsorted(ends, ranks, side="right")
+    is_near = np.zeros(num_kinds, bool)
+    is_near[kinds] = True
+    near = np.sort(
+        np.concatenate(
+            [np.empty(0, np.uint64)]
+            + [words[is_near[_high_bits(words)]] for _, words in _blocks_of_words(total, seed)]
+        )
+    )
+    num_before = (ends - counts) - (np.cumsum(counts * is_near) - counts * is_near)
+    return near[ranks - num_before[kinds]]
+
+
+def _blocks_of_words(total: int, seed: int) -> Iterator[tuple[int, WordArray]]:
+    blocks = sorting_words(total, _BLOCK_LENGTH, seed, _SPLIT)
+    return ((number * _BLOCK_LENGTH, words) for number, words in enumerate(blocks))
+
+
+def _high_bits(words: WordArray) -> IntArray:
+    bits: IntArray = (words >> np.uint64(64 - _NUM_HIGH_BITS)).astype(np.int64)
+    return bits
+
+
+def _by_shard(lengths: IntArray, counts: list[int], seed: int) -> list[IntArray | PositionSet]:
     """Return the indices of parts of whole shards."""
     starts = np.cumsum(lengths) - lengths
     missing = np.asarray(counts, np.float64)
@@ -89,10 +155,4 @@ def _by_shard(lengths: IntArray, counts: list[int], seed: int) -> list[IntArray]
             f'by="shard": expected at least a shard for each part, found {len(lengths)} shards for '
             f'{len(counts)} parts; use by="sample", or sort the indices of the view'
         )
-    return [
-        np.concatenate(
-            [np.empty(0, np.int64)]
-            + [np.arange(starts[n], starts[n] + lengths[n]) for n in sorted(numbers)]
-        )
-        for numbers in chosen
-    ]
+    return [RunPositions(starts[sorted(n)], lengths[sorted(n)]) for n in chosen]

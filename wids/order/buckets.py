@@ -21,6 +21,9 @@ from wids.storage.array_types import IntArray
 _WINDOW: Final = 1 << 15
 """Indices that are sorted by bucket at a time: enough for numpy, little for the first batch."""
 
+_PART: Final = 1 << 20
+"""Buckets that are numbered at a time."""
+
 _MOST_SHOWN: Final = 32
 """Maximum number of batch sizes that a state lists one by one; of more it has a digest."""
 
@@ -45,7 +48,7 @@ class Buckets:
         """Return what batches depend on besides the order; JSON-able."""
         digest = hashlib.sha256(self.names.astype("<i8").tobytes())
         little_endian = self.numbers.dtype.newbyteorder("<")
-        digest.update(self.numbers.astype(little_endian).tobytes())
+        digest.update(self.numbers.astype(little_endian, copy=False).data)
         sizes: Any = {str(k): v for k, v in zip(self.names.tolist(), self.sizes.tolist())}  # noqa: B905 - equal
         if len(set(self.sizes.tolist())) == 1:
             sizes = int(self.sizes[0])
@@ -104,15 +107,27 @@ def _numbered(values: npt.NDArray[Any]) -> tuple[IntArray, npt.NDArray[Any]]:
         return np.empty(0, np.int64), np.empty(0, np.uint8)
     low = int(values.min())
     span = int(values.max()) - low + 1
-    # A table is ten times faster than sorting; it must not be larger than the values.
+    # A table is ten times faster than sorting; it must not be larger than the values. In parts,
+    # because the indices of a table take eight times the memory of small buckets.
     if span <= max(1 << 16, len(values)):
-        offsets = (values.astype(np.int64) - low) if values.dtype != np.uint64 else values - low
-        present = np.bincount(offsets.astype(np.int64), minlength=span) > 0
+        parts = [slice(at, at + _PART) for at in range(0, len(values), _PART)]
+        present = np.zeros(span, bool)
+        for part in parts:
+            present[_offsets(values[part], low)] = True
         names = np.flatnonzero(present) + low
-        numbers = (np.cumsum(present) - 1).astype(_smallest(len(names)))[offsets.astype(np.int64)]
+        table = (np.cumsum(present) - 1).astype(_smallest(len(names)))
+        numbers = np.empty(len(values), table.dtype)
+        for part in parts:
+            numbers[part] = table[_offsets(values[part], low)]
         return names.astype(np.int64), numbers
     found, inverse = np.unique(values, return_inverse=True)
     return found.astype(np.int64), inverse.astype(_smallest(len(found)))
+
+
+def _offsets(values: npt.NDArray[Any], low: int) -> IntArray:
+    # uint64 does not fit into int64 before the difference is taken, other types not after.
+    offsets = values - low if values.dtype == np.uint64 else values.astype(np.int64) - low
+    return offsets.astype(np.int64, copy=False)
 
 
 def _smallest(count: int) -> npt.DTypeLike:

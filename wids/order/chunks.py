@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from wids.storage.array_types import BoolArray, IntArray
+from wids.storage.array_types import BoolArray, IntArray, WordArray
 
 _IN_CHUNK: Final = 1
 """The second number of a generator's key, other than that of the order of chunks."""
@@ -59,15 +59,27 @@ def permutation(length: int, seed: int, *key: int) -> IntArray:
     distinct, so every machine and every release of numpy sorts them alike. (numpy guarantees the
     streams of its bit generators, but not the results of ``shuffle``.)
     """
-    # spawn_key, not seed + epoch: no two keys share a stream, whatever their sum.
-    words = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)).random_raw(length)
-    low = np.uint64((1 << max(length - 1, 0).bit_length()) - 1)
-    # ORDER-6: the position in the low bits makes the words distinct, and is extracted below.
-    words = (words & ~low) | np.arange(length, dtype=np.uint64)
+    words = next(sorting_words(length, length, seed, *key))
     # In place and not stable, which is safe for distinct words (decision 0001).
     words.sort()
-    order: IntArray = (words & low).astype(np.int64)
+    order: IntArray = (words & _low_bits(length)).astype(np.int64)
     return order
+
+
+def sorting_words(length: int, block_length: int, seed: int, *key: int) -> Iterator[WordArray]:
+    """Yield the words by which `permutation` sorts, in arrays of a length."""
+    # spawn_key, not seed + epoch: no two keys share a stream, whatever their sum.
+    generator = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key))
+    low = _low_bits(length)
+    for start in range(0, max(length, 1), max(block_length, 1)):
+        words = generator.random_raw(min(block_length, length - start))
+        # ORDER-6: the position in the low bits makes the words distinct.
+        yield (words & ~low) | np.arange(start, start + len(words), dtype=np.uint64)
+
+
+def _low_bits(length: int) -> np.uint64:
+    bits: np.uint64 = np.uint64((1 << max(length - 1, 0).bit_length()) - 1)
+    return bits
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,8 +6,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from wids.shards.position_sets import narrowed
 from wids.storage.array_types import IntArray
 
 
@@ -42,19 +42,14 @@ def _packed(positions: IntArray, *, is_ascending: bool) -> tuple[int, int, str, 
         steps = np.diff(numbers, prepend=0)
         is_strict = count < 2 or bool(steps[1:].min() > 0)
         span = int(numbers[-1]) + 1 if count else 0
-        narrow = _narrowed(steps)
+        narrow = narrowed(steps)
         if is_strict and span / 8 < narrow.nbytes:
             bits = np.zeros(span, bool)
             bits[numbers] = True
             return least, span, "bits", np.packbits(bits).tobytes()
         form, numbers = "steps", steps
-    narrow = _narrowed(numbers)
+    narrow = narrowed(numbers)
     return least, count, f"{form} {narrow.dtype.str}", narrow.tobytes()
-
-
-def _narrowed(numbers: IntArray) -> npt.NDArray[Any]:
-    """Return non-negative numbers in the narrowest type that holds them."""
-    return numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))))
 
 
 def _unpacked(least: int, count: int, form: str, data: bytes) -> PositionArray:

@@ -1,12 +1,13 @@
 """Convert an index, a slice, indices or a mask to positions in the whole dataset.
 
-A view of a dataset is its positions: a range if they are evenly spaced, otherwise an array that is
-compressed when it is pickled.
+A view of a dataset is its positions: a range if they are evenly spaced; a set in bits or runs if
+they ascend and are many; otherwise an array that is compressed when it is pickled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -14,11 +15,19 @@ import numpy.typing as npt
 
 from wids.shards.indices import as_array, as_index, as_selection
 from wids.shards.position_array import PositionArray
+from wids.shards.position_sets import (
+    BLOCK_LENGTH,
+    BitPositions,
+    PositionSet,
+    in_bits,
+    is_sparse,
+    of_mask,
+)
 from wids.storage.array_types import IntArray
 
 _HINT: Final = "; a dataset is not a mapping: read a sample by its key with get_by_key(key)"
 
-Positions: TypeAlias = "range | PositionArray"
+Positions: TypeAlias = "range | PositionArray | PositionSet"
 
 
 def from_start(index: int, length: int) -> int:
@@ -57,20 +66,27 @@ def select(positions: Positions, indices: Any) -> Positions:
     Args:
         positions: The positions to select from.
         indices: A slice, a boolean mask of the same length, or integers, in any one-dimensional
-            form; see `indices.as_selection`.
+            form; see `indices.as_selection`. Or a `PositionSet` of indices.
 
     Returns:
-        A range if the positions are evenly spaced, otherwise a `PositionArray`.
+        A range if the positions are evenly spaced. Otherwise a `PositionSet` if they ascend, each
+        once, and there are so many that it is smaller, or else a `PositionArray`.
 
     Raises:
         IndexError: An index is out of range, or a mask has another length.
         TypeError: ``indices`` is none of these.
     """
     if isinstance(indices, slice):
-        chosen: IntArray | range = positions[indices]
+        chosen: IntArray | range | PositionSet = positions[indices]
+    elif isinstance(indices, PositionSet):
+        chosen = _at_all(positions, indices)
+    elif isinstance(indices, PositionArray) and _selects_itself(positions, indices):
+        return indices
     else:
         array = as_selection(indices, len(positions))
         is_mask = array.dtype == bool and array.ndim == 1
+        if is_mask and len(array) > BLOCK_LENGTH:
+            return select(positions, of_mask(array))
         chosen = positions_at(positions, np.flatnonzero(array) if is_mask else array, indices)
     # A slice of a range is a range: a contiguous view of any size takes no memory, and stays one.
     return chosen if isinstance(chosen, range) else _compact(chosen)
@@ -118,22 +134,57 @@ def positions_at(positions: Positions, array: npt.NDArray[Any], given: Any) -> I
     if first < 0:
         array = np.where(array < 0, array + length, array)
     if isinstance(positions, range):
-        return array * positions.step + positions.start
+        return array if positions == range(length) else array * positions.step + positions.start
+    if isinstance(positions, PositionSet):
+        return positions.at(array)
     chosen: IntArray = np.asarray(positions)[array]
     return chosen
 
 
-def _compact(positions: IntArray) -> Positions:
-    """Return positions as a range, if they are evenly spaced."""
+def _at_all(positions: Positions, indices: PositionSet) -> IntArray | PositionSet:
+    """Return the positions at all indices of a set."""
+    if isinstance(positions, range) and positions.step == 1:
+        return indices.shifted(positions.start)
+    if isinstance(positions, PositionArray) or not is_ascending(positions) or not len(indices):
+        return positions_at(positions, np.asarray(indices), indices)
+    blocks = (positions_at(positions, block, indices) for block in indices.blocks())
+    return in_bits(blocks, int(positions[indices[0]]), int(positions[indices[-1]]))
+
+
+def _selects_itself(positions: Positions, indices: PositionArray) -> bool:
+    """Whether the positions at indices are these, which are then shared."""
+    if positions != range(len(positions)) or not len(indices):
+        return False
+    return int(indices.min()) >= 0 and int(indices.max()) < len(positions)
+
+
+def _compact(positions: IntArray | PositionSet) -> Positions:
+    """Return positions as a range, if they are evenly spaced, or else in the smallest form."""
     num_samples = len(positions)
     if num_samples < 2:
         start = int(positions[0]) if num_samples else 0
         return range(start, start + num_samples)
     first, last, step = int(positions[0]), int(positions[-1]), int(positions[1] - positions[0])
     # The ends first: that is cheap, and nearly always decides.
-    if step and last - first == step * (num_samples - 1) and (np.diff(positions) == step).all():
+    if step and last - first == step * (num_samples - 1) and _has_step(positions, step):
         return range(first, last + (1 if step > 0 else -1), step)
-    return positions.view(PositionArray)
+    is_small = is_sparse(num_samples, last + 1 - first)
+    if isinstance(positions, BitPositions) and is_small:
+        positions = np.asarray(positions)
+    if isinstance(positions, PositionSet):
+        return positions
+    if is_small or not (positions[1:] > positions[:-1]).all():
+        return positions.view(PositionArray)
+    return in_bits([positions], first, last)
+
+
+def _has_step(positions: IntArray | PositionSet, step: int) -> bool:
+    if isinstance(positions, PositionSet):
+        blocks = (
+            positions[at : at + BLOCK_LENGTH + 1] for at in range(0, len(positions), BLOCK_LENGTH)
+        )
+        return all((np.diff(np.asarray(block)) == step).all() for block in blocks)
+    return bool((np.diff(positions) == step).all())
 
 
 def as_int_array(positions: Positions) -> IntArray:
@@ -141,6 +192,14 @@ def as_int_array(positions: Positions) -> IntArray:
     if isinstance(positions, range):  # twenty times as fast as `np.asarray` of a range
         return np.arange(positions.start, positions.stop, positions.step, dtype=np.int64)
     return np.asarray(positions)
+
+
+def in_turn(positions: Positions) -> Iterable[int]:
+    """Return the positions as Python's integers, without a list of all."""
+    if isinstance(positions, range):
+        return positions
+    cuts = range(0, len(positions), BLOCK_LENGTH)
+    return chain.from_iterable(positions[cut : cut + BLOCK_LENGTH].tolist() for cut in cuts)
 
 
 def is_ascending(positions: Positions) -> bool:
@@ -154,6 +213,9 @@ def index_of(positions: Positions, position: int) -> int:
     """Return the first index of a position, or -1 if the view does not have it."""
     if isinstance(positions, range):
         return positions.index(position) if position in positions else -1
+    if isinstance(positions, PositionSet):
+        index = int(positions.count_below(position)[0])
+        return index if index < len(positions) and positions[index] == position else -1
     order = None if positions.is_ascending else positions.order
     at = int(np.searchsorted(positions, position, sorter=order))
     index = at if order is None or at == len(positions) else int(order[at])
@@ -186,6 +248,8 @@ def counts_per_shard(positions: Positions, edges: IntArray) -> list[int]:
         # Position k is start + k * step; a shard begins at the first k that reaches its edge.
         step = positions.step if len(positions) > 1 else 1  # it may be negative
         inside = np.clip(-((positions.start - edges) // step), 0, len(positions))
+    elif isinstance(positions, PositionSet):
+        inside = positions.count_below(edges)
     else:
         inside = np.searchsorted(positions, edges)
     return np.diff(inside).tolist()  # type: ignore[no-any-return]

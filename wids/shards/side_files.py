@@ -86,15 +86,6 @@ def open_file(store: Cache, url: str) -> Iterator[BinaryIO]:
 
 
 def read_file(store: Cache, url: str) -> bytes:
-    """Return the bytes of a small file.
-
-    Raises:
-        NotFoundError: There is no such file.
-        FetchError: It cannot be read.
-    """
-    with local_file(store, url) as path:
-        try:
-            with open(path, "rb") as file:
-                return file.read()
-        except OSError as error:
-            raise local_error(path, error) from error
+    """Return the bytes of a small file; raises as `open_file` does."""
+    with open_file(store, url) as file:
+        return file.read()

@@ -13,7 +13,7 @@ from typing import Any, Final, overload
 
 from wids.errors import WidsError, printable
 from wids.shards.indices import as_index
-from wids.shards.positions import Positions, first_index_of, from_start, select
+from wids.shards.positions import Positions, first_index_of, from_start, in_turn, select
 from wids.shards.reader import ShardReader
 from wids.shards.tars.member_names import to_text
 
@@ -53,9 +53,7 @@ class Keys(Sequence[str]):
         return self._shards.key_index(number).key(local_index)
 
     def __iter__(self) -> Iterator[str]:
-        positions = self._positions
-        listed = positions if isinstance(positions, range) else positions.tolist()
-        places = map(self._shards.locate, listed)
+        places = map(self._shards.locate, in_turn(self._positions))
         for number, run in groupby(places, operator.itemgetter(0)):
             shard_index, local_indices = self._shards.key_index(number), [i for _, i in run]
             if len(local_indices) * _PART < len(shard_index):

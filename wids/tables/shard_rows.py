@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from wids.shards.position_sets import PositionSet
 from wids.shards.positions import Positions
 from wids.storage.array_types import IntArray
 
@@ -18,7 +19,7 @@ def in_ascending_order(positions: Positions) -> range | IntArray:
     """Return each position once, in ascending order."""
     if isinstance(positions, range):
         return positions if positions.step > 0 else positions[::-1]
-    return np.unique(np.asarray(positions))
+    return np.asarray(positions) if isinstance(positions, PositionSet) else np.unique(positions)
 
 
 def rows_of_shards(ascending: range | IntArray, edges: IntArray) -> Iterator[tuple[int, Rows]]:

@@ -99,6 +99,16 @@ def eviction_lock_path(folder: str) -> str:
     return os.path.join(folder, "locks", "evict.lock")
 
 
+def eviction_record_path(folder: str) -> str:
+    """Return the path of the record of what a cache folder holds."""
+    return os.path.join(folder, "locks", "evict.json")
+
+
+def eviction_queue_path(folder: str) -> str:
+    """Return the path of the list of what to evict next."""
+    return os.path.join(folder, "locks", "evict.queue")
+
+
 def is_own_name(name: str) -> bool:
     """Return whether this is the name of a copy or an index, which the cache may delete."""
     return _OWN_NAME.fullmatch(name) is not None

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
 from typing import IO, Final, NamedTuple
 
 from wids.errors import printable
 from wids.storage import abandoned, stages
-from wids.storage.cache import cache_names, sweeping
+from wids.storage.cache import cache_names, eviction_record, sweeping
+from wids.storage.cache.eviction_record import Record, Unfinished
 from wids.storage.cache.leases import delete_if_unused
 from wids.storage.cache.turns import folder_lock
 from wids.storage.sizes import nbytes_text
@@ -52,33 +55,7 @@ def choose_victims(files: Iterable[CacheFile], limit_nbytes: int) -> list[CacheF
     of it, does not count.
     """
     held = _sort(files)
-    if held.nbytes() <= limit_nbytes:
-        return []
-    # Orphans beyond their tenth go first, regardless of age; the rest of them goes last, since an
-    # index still saves a download by serving reads by range (CACHE-8, CACHE-15).
-    excess = sum(file.nbytes for file in held.orphans) - limit_nbytes // 10
-    num_first = 0
-    while excess > 0:
-        excess -= held.orphans[num_first].nbytes
-        num_first += 1
-    return [*held.orphans[:num_first], *held.copies, *held.orphans[num_first:]]
-
-
-def evict(folder: str, limit_nbytes: int) -> int:
-    """Delete unused files until the limit is kept; return how many bytes too many remain."""
-    # Counted again each time: other processes fetch and evict in the same folder, so a running
-    # total would be wrong at once.
-    files = _list_files(cache_names.shards_folder(folder))
-    excess = _sort(files).nbytes() - limit_nbytes
-    for file in choose_victims(files, limit_nbytes):
-        if excess <= 0:
-            break
-        # A copy with a lease is passed over and not waited for (CACHE-7, CACHE-8).
-        if delete_if_unused(file.path):
-            excess -= file.nbytes
-            stages.count(stages.EVICTIONS)
-            _logger.info("%s: evicted, %s", printable(file.path), nbytes_text(file.nbytes))
-    return max(0, excess)
+    return held.in_order(limit_nbytes) if held.nbytes() > limit_nbytes else []
 
 
 def make_space(
@@ -87,6 +64,7 @@ def make_space(
     nbytes: int,
     limit_nbytes: int,
     make_room: Callable[[], None],
+    name: str,
 ) -> int:
     """Evict what a new file needs, and give it a length; return how many bytes too many remain.
 
@@ -96,21 +74,92 @@ def make_space(
         nbytes: The length that it will have, so that other processes count it.
         limit_nbytes: The limit of the cache.
         make_room: Called if too many files are in use; closes what this process does not need.
+        name: The name that the file will have.
     """
     # One process at a time, or two would each evict for both; but without a long wait for it.
-    with folder_lock(cache_names.eviction_lock_path(folder), timeout_s=_WAIT_S):
+    with folder_lock(cache_names.eviction_lock_path(folder), timeout_s=_WAIT_S) as is_held:
         file.flush()
         current_nbytes = os.fstat(file.fileno()).st_size  # counted with the other files already
-        nbytes = max(nbytes, current_nbytes)
-        rest_nbytes = limit_nbytes - (nbytes - current_nbytes)
-        excess = evict(folder, rest_nbytes)
+        new = Unfinished(os.path.basename(file.name), name, max(nbytes, current_nbytes))
+        record = eviction_record.load(folder) if is_held else None
+        excess = 1 if record is None else _evict_recorded(folder, record, new, limit_nbytes)
         if excess > 0:
-            sweeping.sweep(folder)  # files of processes that were killed count too
-            make_room()
-            excess = evict(folder, rest_nbytes)
-        # While the lock is held: the next process has to count this file at its full length.
-        file.truncate(nbytes)
+            # A temporary name does not have all of the final one.
+            names = {file.temporary: file.name for file in record.unfinished} if record else {}
+            rest_nbytes = limit_nbytes - (new.nbytes - current_nbytes)
+            excess = _evict_listed(folder, rest_nbytes, new, names)
+            if excess > 0:
+                sweeping.sweep(folder)  # files of processes that were killed count too
+                make_room()
+                excess = _evict_listed(folder, rest_nbytes, new, names)
+        if not is_held:
+            eviction_record.forget(folder)
+        # While the lock is held: the next process has to count this file at its full length. After
+        # the record, which may count too much, but not too little.
+        file.truncate(new.nbytes)
     return excess
+
+
+def _evict_recorded(folder: str, record: Record, new: Unfinished, limit_nbytes: int) -> int:
+    """Make space by the record alone; return how many bytes too many remain, by the record."""
+    shards_folder = cache_names.shards_folder(folder)
+    record = record.settled(shards_folder).reserved(new)
+    nbytes, at = record.nbytes, record.at
+    if nbytes > limit_nbytes:
+        with closing(eviction_record.queue(folder, record)) as queue:
+            for used_ns, victim_nbytes, name, next_at in queue:
+                path = os.path.join(shards_folder, name)
+                nbytes, at = nbytes - _evicted(path, used_ns, victim_nbytes), next_at
+                if nbytes <= limit_nbytes:
+                    break
+    eviction_record.save(folder, replace(record, nbytes=nbytes, at=at))
+    return nbytes - limit_nbytes
+
+
+def _evicted(path: str, used_ns: int, nbytes: int) -> int:
+    """Delete a file if it is unused since it was listed; return by how much less is then held."""
+    try:
+        if os.stat(path).st_atime_ns != used_ns:
+            return 0
+    except OSError:  # deleted since, perhaps by a process that was killed before it noted that
+        pass
+    else:
+        if not delete_if_unused(path):
+            return 0
+        _note_eviction(path, nbytes)
+    # Its index counts from now on.
+    return nbytes - eviction_record.length_of(path + _INDEX_SUFFIX)
+
+
+def _note_eviction(path: str, nbytes: int) -> None:
+    stages.count(stages.EVICTIONS)
+    _logger.info("%s: evicted, %s", printable(path), nbytes_text(nbytes))
+
+
+def _evict_listed(folder: str, limit_nbytes: int, new: Unfinished, names: Mapping[str, str]) -> int:
+    """Make space after counting all files; return how many bytes too many remain.
+
+    Args:
+        folder: The cache folder.
+        limit_nbytes: The limit of all other files and the present length of the new one.
+        new: The new file.
+        names: The final names of unfinished files, as far as they are known.
+    """
+    made_ns = time.time_ns()
+    held = _sort(_list_files(cache_names.shards_folder(folder)))
+    nbytes = held.nbytes()
+    left = []
+    for file in held.in_order(limit_nbytes):
+        # A copy with a lease is passed over and not waited for (CACHE-7, CACHE-8).
+        if nbytes > limit_nbytes and delete_if_unused(file.path):
+            nbytes -= file.nbytes
+            _note_eviction(file.path, file.nbytes)
+        else:
+            left.append((file.used_ns, file.nbytes, file.name))
+    unfinished = tuple(Unfinished(f.name, names.get(f.name, ""), f.nbytes) for f in held.temporary)
+    record = Record(made_ns, nbytes, unfinished=unfinished).reserved(new)
+    eviction_record.save_listing(folder, record, left)
+    return max(0, nbytes - limit_nbytes)
 
 
 def contents(folder: str) -> list[CacheFile]:
@@ -140,6 +189,8 @@ def clear(files: Sequence[CacheFile]) -> tuple[int, int, int]:
             deleted.append(file)
         elif os.path.lexists(file.path):  # or another process has deleted it
             kept.add(file.path)
+    for folder in {os.path.dirname(os.path.dirname(file.path)) for file in deleted}:
+        eviction_record.forget(folder)
     return len(deleted), sum(file.nbytes for file in deleted), len(kept)
 
 
@@ -152,6 +203,17 @@ class _Held(NamedTuple):
 
     def nbytes(self) -> int:
         return sum(file.nbytes for kind in self for file in kind)
+
+    def in_order(self, limit_nbytes: int) -> list[CacheFile]:
+        """Return what may be deleted, in the order in which it is."""
+        # Orphans beyond their tenth go first, regardless of age; the rest of them goes last, since
+        # an index still saves a download by serving reads by range (CACHE-8, CACHE-15).
+        excess = sum(file.nbytes for file in self.orphans) - limit_nbytes // 10
+        num_first = 0
+        while excess > 0:
+            excess -= self.orphans[num_first].nbytes
+            num_first += 1
+        return [*self.orphans[:num_first], *self.copies, *self.orphans[num_first:]]
 
 
 def _sort(files: Iterable[CacheFile]) -> _Held:

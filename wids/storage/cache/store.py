@@ -23,7 +23,7 @@ from typing import IO, Final, NamedTuple, TypeAlias
 
 from wids.errors import FetchError, MismatchError, ShardFormatError
 from wids.storage import abandoned, complete_files, locks, stages
-from wids.storage.cache import cache_names, eviction, sweeping
+from wids.storage.cache import cache_names, eviction, eviction_record, sweeping
 from wids.storage.cache.cache_names import RemoteFile
 from wids.storage.cache.leases import lease
 from wids.storage.cache.small_files import make_folder, open_up, protect, save_quietly
@@ -346,7 +346,9 @@ class Cache:
             if is_own:
                 open_up(file.fileno(), os.path.dirname(path))
             limit = self.limits.nbytes if is_own and not self.limits.keep else None
-            reserve = partial(self._reserve, file, limit, make_room)
+            if is_own and limit is None:  # others, with a limit, have to count this file
+                eviction_record.forget(self.folder)
+            reserve = partial(self._reserve, file, os.path.basename(path), limit, make_room)
             space = Space(os.path.dirname(path), remote_file.nbytes, limit, reserve)
 
             def report(received_nbytes: int, total_nbytes: int | None) -> None:
@@ -379,7 +381,12 @@ class Cache:
         _logger.info("%s: downloaded, %s in %.1f s", name, nbytes_text(nbytes), seconds)
 
     def _reserve(
-        self, file: IO[bytes], limit: int | None, make_room: Callable[[], None], nbytes: int
+        self,
+        file: IO[bytes],
+        name: str,
+        limit: int | None,
+        make_room: Callable[[], None],
+        nbytes: int,
     ) -> None:
         """Evict the least recently used files to make space for a file of this length."""
         if limit is None:
@@ -387,7 +394,7 @@ class Cache:
         # A file beyond the limit evicts nothing: its length is only what a server claims.
         beyond = max(0, nbytes - limit)
         nbytes = 0 if beyond else nbytes
-        excess = eviction.make_space(self.folder, file, nbytes, limit, make_room)
+        excess = eviction.make_space(self.folder, file, nbytes, limit, make_room, name)
         excess = max(excess, beyond)
         if excess > 0 and not self._has_warned:
             self._has_warned = True
