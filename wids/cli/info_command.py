@@ -170,6 +170,7 @@ def _columns_text(spec: DatasetSpec, options: argparse.Namespace) -> str:
     if options.columns is None:
         return _saved_columns_text(spec)
     from wids.look.distributions import distributions_text
+    from wids.look.text import class_names
     from wids.tables.table_file import read_or_load
 
     with opened(spec, options) as dataset:
@@ -177,4 +178,4 @@ def _columns_text(spec: DatasetSpec, options: argparse.Namespace) -> str:
         if columns and dataset.spec.table is None:
             ask_to_fetch(dataset, options, "reading columns of shards without an index")
         table = read_or_load(dataset, columns)
-    return "\n\n" + distributions_text(table, output_width())
+    return "\n\n" + distributions_text(table, output_width(), class_names(spec))

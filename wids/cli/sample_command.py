@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
         sample = here.only(fields)[local_index]
         damage = _damage(here, local_index, sample)
     if field is None:
-        print(_text(sample, options, unread))
+        print(_text(sample, options, unread, spec))
     elif field in sample:
         # Bypasses the text layer, which would encode the bytes, and on Windows change line ends.
         sys.stdout.buffer.write(sample[field])
@@ -111,9 +111,14 @@ def _damage(dataset: Browsable, index: int, sample: dict[str, Any]) -> str:
     return f"{place}: {damage}" if damage else ""
 
 
-def _text(sample: dict[str, Any], options: argparse.Namespace, unread: Mapping[str, int]) -> str:
+def _text(
+    sample: dict[str, Any],
+    options: argparse.Namespace,
+    unread: Mapping[str, int],
+    spec: DatasetSpec,
+) -> str:
     """Return a sample as text; of fields that were not read, their lengths in bytes."""
-    from wids.look.text import sample_text, shortened
+    from wids.look.text import class_names, sample_text, shortened
 
     # A terminal's history, a log or a bug report is no place for a signed URL.
     sample = {**sample, "__shard__": urls.redact(sample["__shard__"])}
@@ -124,4 +129,5 @@ def _text(sample: dict[str, Any], options: argparse.Namespace, unread: Mapping[s
         lines = (f"{printable(name)} {value!r}" for name, value in sample.items())
         return "\n".join(shortened(line, width) for line in lines)
     more = [f"{name} {nbytes_text(size)}, not read: see --cat" for name, size in unread.items()]
-    return "\n".join([sample_text(sample, width), *(shortened(printable(x), width) for x in more)])
+    shown = sample_text(sample, width, class_names(spec))
+    return "\n".join([shown, *(shortened(printable(line), width) for line in more)])

@@ -408,6 +408,18 @@ class ShardListDataset(TorchDataset):
         return list(self.reader.field_names([stats.field for stats in field_stats(self)]))
 
     @property
+    def classes(self) -> list[str]:
+        """Names of the classes whose numbers are in the fields ``.cls``, as the spec states them.
+
+        `wids pack` and `pack_folder` write them for class folders. Empty if the spec has none.
+
+        Example:
+            >>> wids.ShardListDataset({"shardlist": dataset.shards, "classes": ["a", "b"]}).classes
+            ['a', 'b']
+        """
+        return self.spec.classes
+
+    @property
     def sources(self) -> dict[str, npt.NDArray[np.int64]]:
         """The indices of each named dataset, as start and stop of ranges; shape ``(m, 2)``.
 

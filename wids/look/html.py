@@ -22,7 +22,7 @@ from wids.look.style import style
 from wids.look.text import (
     MAX_SHOWN_NBYTES,
     PREVIEW_DECODER,
-    class_name,
+    labelled,
     plain_text,
     share_text,
     shortened,
@@ -122,9 +122,9 @@ def _card_texts(fields: Mapping[str, Any], classes: Sequence[str]) -> list[str]:
     texts = []
     for name in (*first, *(n for n in fields if n not in first)):
         value = value_text(name, fields[name])
-        label = class_name(name, value, classes)
-        text = escaped(shortened(f"{value} · {label}" if label else value, 200))
-        is_first = name in first and not label
+        text = labelled(name, value, classes)
+        is_first = name in first and text == value
+        text = escaped(shortened(text, 200))
         start = "<p>" if is_first else f'<p class="line"><small>{escaped(name)}</small> '
         texts.append(f"{start}{text}</p>")
     return texts

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from wids.errors import SampleError, printable
+from wids.shards.class_names import class_name
 from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension
 from wids.shards.fields.decode import Decoder
 from wids.shards.fields.images import opened_image
@@ -33,19 +34,28 @@ _MIN_VALUE_WIDTH: Final = 20
 _EIGHTHS: Final = "▏▎▍▌▋▊▉█"
 _NUM_EIGHTHS: Final = len(_EIGHTHS)
 
+_MAX_NAMED_CLASSES: Final = 10
+
 _WIDE: Final = ("W", "F")
 _MARKS: Final = ("Mn", "Me", "Cf")
 """Categories of characters that take no column: accents, joiners."""
 
 
-def sample_text(sample: Mapping[str, Any], width: int = 80) -> str:
-    """Return a sample of undecoded fields as text: one line per field, cut at the width."""
+def sample_text(sample: Mapping[str, Any], width: int = 80, classes: Sequence[str] = ()) -> str:
+    """Return a sample of undecoded fields as text: one line per field, cut at the width.
+
+    Args:
+        sample: The sample.
+        width: Most columns of a line.
+        classes: Names of classes, by their numbers.
+    """
     names = [printable(name) for name in sample]
     column = max(map(text_width, names), default=0)
     value_width = max(width - column - 1, _MIN_VALUE_WIDTH)
+    texts = (labelled(field, value_text(field, value), classes) for field, value in sample.items())
     return "\n".join(
-        f"{padded(name, column)} {shortened(value_text(field, value), value_width)}"
-        for name, (field, value) in zip(names, sample.items(), strict=True)
+        f"{padded(name, column)} {shortened(text, value_width)}"
+        for name, text in zip(names, texts, strict=True)
     )
 
 
@@ -72,15 +82,22 @@ def value_text(field: str, value: Any) -> str:
 
 
 def class_names(spec: DatasetSpec) -> list[str]:
-    """Return the names of classes that a spec states, by their numbers; none if it does not."""
-    names = spec.extras.get("classes")
-    return [printable(str(name)) for name in names] if isinstance(names, list) else []
+    """Return the names of classes that a spec states, by their numbers, as they are shown."""
+    return list(map(printable, spec.classes))
 
 
-def class_name(field: str, number: str, names: Sequence[str]) -> str:
-    """Return the name of a class if a field is one and its number has a name; else ``""``."""
-    is_known = extension(field) == "cls" and number.isdecimal() and len(number) < 10
-    return names[int(number)] if is_known and int(number) < len(names) else ""
+def classes_text(names: Sequence[str]) -> str:
+    """Return how many classes there are, and the first of their names; ``""`` for none."""
+    if not names:
+        return ""
+    more = ", …" if len(names) > _MAX_NAMED_CLASSES else ""
+    return f"{len(names):,}: {', '.join(names[:_MAX_NAMED_CLASSES])}{more}"
+
+
+def labelled(field: str, text: str, names: Sequence[str]) -> str:
+    """Return the text of a value, with the name of its class if it is the number of one."""
+    name = class_name(field, text, names)
+    return f"{text} · {name}" if name else text
 
 
 def plain_text(value: Any) -> str:
@@ -120,6 +137,7 @@ def spec_rows(spec: DatasetSpec) -> dict[str, Any]:
         "num_samples": total_of(samples),
         "num_shards": len(spec.shards),
         "nbytes": total_of(nbytes),
+        "classes": spec.classes,
         "index": ", ".join(urls.redact(pack.url) for pack in spec.all_packs()) or None,
         "first": urls.redact(spec.shards[0].url),
         "last": urls.redact(spec.shards[-1].url),
@@ -137,6 +155,7 @@ def spec_text(rows: Mapping[str, Any], width: int = 80) -> str:
         "size": "not stated" if nbytes is None else nbytes_text(nbytes),
         "per shard": nbytes and f"{nbytes_text(nbytes / shards)} on average",
         "per sample": nbytes and samples and f"{nbytes_text(nbytes / samples)} on average",
+        "classes": classes_text(rows["classes"]),
         "index": rows["index"] or "none; `wids create` makes one",
         "first": rows["first"],
         "last": rows["last"],

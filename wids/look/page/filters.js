@@ -9,6 +9,7 @@ const SHOWN_VALUES = 12;
 let asked = ""; // the search whose progress is shown
 let columnAsked = ""; // the column whose values are shown
 let showsAllValues = false;
+const valueNames = new Map(); // of classes, by column and number
 
 // Hits of the search.
 
@@ -91,8 +92,13 @@ export function watchSearch(show) {
 
 // What is active, each with a button that takes it away.
 
-const text = ({ value, low, high }) => (value !== undefined ? `= ${value ?? "no value"}`
-  : low === null ? `≤ ${high}` : high === null ? `≥ ${low}` : `${low} to ${high}`);
+const text = ({ column, value, low, high }) => (value !== undefined
+  ? `= ${valueNames.get(`${column}=${value}`) || (value ?? "no value")}` : low === null ? `≤ ${high}` : high === null ? `≥ ${low}` : `${low} to ${high}`);
+
+export function nameFilters(view, names) {
+  view.where.forEach(({ column, value }, at) => valueNames.set(`${column}=${value}`, names[at]));
+  showActive(view);
+}
 
 export function showActive(view) {
   const items = [];
@@ -216,6 +222,7 @@ function noteOf({ state: kind, searched, total, num_values: count, num_nulls: nu
 }
 
 function valueItem({ label, name, count }, most) {
+  if (name) valueNames.set(`${columnAsked}=${label}`, name);
   const item = made("li");
   const shown = label === null ? "no value" : name || label;
   const button = made("button", "", { type: "button", "aria-pressed": "false", "data-value": JSON.stringify(label),

@@ -46,14 +46,14 @@ class Conditions:
         return bool(self.words or self.field or self.filters)
 
 
-def parse_conditions(query: dict[str, str]) -> Conditions:
-    """Return the conditions in the query of a page.
+def parse_conditions(query: dict[str, str], classes: Sequence[str] = ()) -> Conditions:
+    """Return the conditions in the query of a page, which may name classes.
 
     Raises:
         ValueError: The filters are malformed.
     """
     words = tuple(quoted or word for quoted, word in _WORD.findall(query.get("q", "").casefold()))
-    filters = parsed(query.get("where") or "[]")
+    filters = parsed(query.get("where") or "[]", classes)
     if len(words) > _MAX_WORDS or len(filters) > _MAX_FILTERS:
         raise ValueError(
             f"expected at most {_MAX_WORDS} words and {_MAX_FILTERS} filters, found {len(words)} "

@@ -137,6 +137,7 @@ class Pages(Site):
                 {"index": i, "html": card.html} for i, card in zip(indices, cards, strict=True)
             ],
             "problems": preview.problems_of(cards),
+            "names": self._questions.names(query),
             "num_found": len(selection),
             "next": stop if stop < len(selection) else None,
             "previous": max(0, start - count) if start else None,

@@ -20,7 +20,8 @@ from wids.look.page.scans import Progress, Scan, Scans
 from wids.look.page.selection import Selection
 from wids.look.page.tally import Tally
 from wids.look.preview import Browsable
-from wids.look.text import class_name, class_names
+from wids.look.text import class_names
+from wids.shards.class_names import class_name, is_of_classes
 
 _MAX_UNASKED: Final = 10_000
 """Samples of a dataset on this machine whose values are counted without a request."""
@@ -69,7 +70,7 @@ class Questions:
 
     def selection(self, query: dict[str, str]) -> Selection:
         """Return the samples found so far that a query asks for, in its order."""
-        conditions, seed = parse_conditions(query), query.get("seed", "")
+        conditions, seed = self._conditions(query), query.get("seed", "")
         scan = self._scans.searches.get((self, conditions))
         found = None if not conditions else [] if scan is None else scan.visitor.found
         # As many as there are now: a scan may find more meanwhile.
@@ -78,14 +79,14 @@ class Questions:
 
     def search(self, query: dict[str, str]) -> dict[str, Any]:
         """Look for samples, or continue to; return what `hits` does."""
-        conditions = parse_conditions(query)
+        conditions = self._conditions(query)
         if conditions:
             self._scans.searches.start((self, conditions), partial(self._new_hits, conditions))
         return self.hits(query)
 
     def hits(self, query: dict[str, str]) -> dict[str, Any]:
         """Return how many samples were found, and how far the search for them is."""
-        conditions, total = parse_conditions(query), len(self._dataset)
+        conditions, total = self._conditions(query), len(self._dataset)
         if not conditions:
             return {**asdict(Progress("done", total, total)), "found": total}
         scan = self._scans.searches.get((self, conditions))
@@ -93,6 +94,15 @@ class Questions:
             return {**asdict(Progress("new", total)), "found": 0}
         progress = self._scans.searches.progress(scan)
         return {**asdict(progress), "found": len(scan.visitor.found)}
+
+    def _conditions(self, query: dict[str, str]) -> Conditions:
+        return parse_conditions(query, self._dataset.spec.classes)
+
+    def names(self, query: dict[str, str]) -> list[str]:
+        """Return the name of the class that each filter of a query is for; ``""`` for none."""
+        names = class_names(self._dataset.spec)
+        filters = self._conditions(query).filters
+        return [class_name(each.column, str(each.value), names) for each in filters]
 
     def _new_hits(self, conditions: Conditions) -> Scan[Hits]:
         return Scan(self._dataset, Hits(conditions, self._columns))
@@ -114,7 +124,7 @@ class Questions:
         except (WidsError, ValueError) as error:
             seen, problem = (), problem or str(error)
         names = dict.fromkeys((*saved.columns, *seen))
-        first = next((name for name in names if _is_of_classes(name)), None)
+        first = next(filter(is_of_classes, names), None)
         return {
             "columns": [
                 {"name": name, "label": printable(name), "saved": name in saved.columns}
@@ -167,10 +177,6 @@ class Questions:
     def _distribution(self, name: str, tally: Tally, progress: Progress) -> dict[str, Any]:
         summary = tally.summary()
         names = class_names(self._dataset.spec)
-        for value in summary["values"] if _is_of_classes(name) else ():
-            value["name"] = class_name(".cls", value["label"], names)
+        for value in summary["values"] if is_of_classes(name) else ():
+            value["name"] = class_name(name, value["label"], names)
         return {"name": name, **asdict(progress), **summary}
-
-
-def _is_of_classes(name: str) -> bool:
-    return name.lower().lstrip("_.") in ("cls", "class", "label", "category")

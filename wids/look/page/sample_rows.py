@@ -12,7 +12,8 @@ from urllib.parse import quote
 from wids.errors import message_of, printable
 from wids.look.html import data_url, escaped, field_html
 from wids.look.pictures import thumbnail
-from wids.look.text import class_name, shortened, value_text
+from wids.look.text import shortened, value_text
+from wids.shards.class_names import class_name
 from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension
 from wids.shards.fields.media import played_type
 from wids.shards.tars.member_names import to_bytes
