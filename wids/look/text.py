@@ -35,6 +35,7 @@ _EIGHTHS: Final = "▏▎▍▌▋▊▉█"
 _NUM_EIGHTHS: Final = len(_EIGHTHS)
 
 _MAX_NAMED_CLASSES: Final = 10
+_MAX_FIRST_VALUES: Final = 3
 
 _WIDE: Final = ("W", "F")
 _MARKS: Final = ("Mn", "Me", "Cf")
@@ -59,8 +60,11 @@ def sample_text(sample: Mapping[str, Any], width: int = 80, classes: Sequence[st
     )
 
 
-def value_text(field: str, value: Any) -> str:
-    """Describe an undecoded field in one line: text as it is, pictures and arrays by their size."""
+def value_text(field: str, value: Any, *, is_brief: bool = False) -> str:
+    """Describe an undecoded field in one line: text as it is, pictures and arrays by their size.
+
+    With ``is_brief``, an object is described by its first plain values.
+    """
     if not field.startswith("."):
         return printable(str(value))
     data = bytes(value)
@@ -78,7 +82,19 @@ def value_text(field: str, value: Any) -> str:
         return printable(f"{size} that cannot be decoded: {error}")
     except Exception as error:  # noqa: BLE001 - Pillow raises many types for a corrupt picture
         return printable(f"{size} that cannot be decoded: {type(error).__name__}: {error}")
-    return f"{printable(plain_text(decoded))}{_size_suffix(decoded, size)}"
+    brief = _first_values(decoded) if is_brief and isinstance(decoded, Mapping) else ""
+    return printable(brief or plain_text(decoded) + _size_suffix(decoded, size))
+
+
+def _first_values(value: Mapping[Any, Any]) -> str:
+    """Return the first numbers, texts and flags of an object with their names; ``""`` if none."""
+    plain = [(name, item) for name, item in value.items() if isinstance(item, str | int | float)]
+    shown = [
+        f"{name} {shortened(f'{item:.4g}' if isinstance(item, float) else str(item), 40)}"
+        for name, item in plain[:_MAX_FIRST_VALUES]
+    ]
+    more = [] if len(shown) == len(value) else ["…"]
+    return " · ".join([*shown, *more]) if shown else ""
 
 
 def class_names(spec: DatasetSpec) -> list[str]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from wids.shards.class_names import is_of_classes
+from wids.shards.class_names import class_name, is_of_classes
 from wids.tables.column_paths import INDEX, KEY
 from wids.tables.column_types import json_text
 from wids.tables.table import read_table
@@ -48,8 +48,10 @@ _SIGNS: Final[dict[str, tuple[str, Callable[[Any, Any], bool]]]] = {
 _EQUALITY: Final = frozenset(("==", "!="))
 """The signs that compare lists, which have no order."""
 
+_COLUMN: Final = re.compile(r"[.\w][^\s<>=!]*")
+_DIGITS: Final = re.compile(r"0|[1-9][0-9]*")
 _COMPARISON: Final = re.compile(
-    r"""\s*(?P<column>[.\w][^\s<>=!]*)\s*(?P<operator>[<>]=?|[=!]=)\s*
+    rf"""\s*(?P<column>{_COLUMN.pattern})\s*(?P<operator>[<>]=?|[=!]=)\s*
     (?P<value>"(?:[^"\\]|\\.)*"|'[^']*'|[^\s"']+)\s*""",
     re.VERBOSE,
 )
@@ -193,6 +195,33 @@ def _filter(item: dict[str, Any]) -> Comparison:
     if math.isnan(low) or math.isnan(high):
         raise ValueError("expected numbers")
     return Comparison(str(item["column"]), "in", (low, high))
+
+
+def as_typed(text: str, classes: Sequence[str] = ()) -> str:
+    """Return a condition of a page as people type it, where that means the same; else as it is."""
+    if not text.startswith("["):
+        return text
+    parts = [_as_typed(comparison, classes) for comparison in parsed(text)]
+    return " and ".join(parts) if parts and all(parts) else text
+
+
+def _as_typed(comparison: Comparison, classes: Sequence[str]) -> str:
+    """Return a comparison as people type it; ``""`` if nothing that they can type is the same."""
+    column, value = comparison.column, comparison.value
+    if not _COLUMN.fullmatch(column):
+        return ""
+    if comparison.sign == "in":
+        bounds = zip((">=", "<="), value, strict=True)
+        texts = [(sign, repr(bound)) for sign, bound in bounds if math.isfinite(bound)]
+        return " and ".join(f"{column} {sign} {text.removesuffix('.0')}" for sign, text in texts)
+    name = class_name(column, value or "", classes)
+    if name and classes.index(name) == int(value):
+        return f"{column} == {json.dumps(name, ensure_ascii=False)}"
+    # Values of a field are numbers where it is one of classes; others may be texts of digits.
+    if column.startswith(".") and is_of_classes(column) and _DIGITS.fullmatch(value or ""):
+        return f"{column} == {value}"
+    is_plain = value and len(value) <= _MAX_LABEL and comparison._stated is None  # noqa: SLF001
+    return f"{column} == {json.dumps(value, ensure_ascii=False)}" if is_plain else ""
 
 
 def _not_a_condition(text: str, rest: str) -> ValueError:
