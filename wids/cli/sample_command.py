@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from wids.cli.messages import output_width, print_note
+from wids.cli.messages import output_width, print_note, styled
 from wids.cli.options import add_reading, add_spec, opened, positive, spec_and_peek
 from wids.errors import printable
 from wids.storage.sizes import nbytes_text
@@ -126,8 +126,14 @@ def _text(
     if options.python:
         return repr(sample)
     if options.raw:
-        lines = (f"{printable(name)} {value!r}" for name, value in sample.items())
-        return "\n".join(shortened(line, width) for line in lines)
+        raw = (f"{printable(name)} {value!r}" for name, value in sample.items())
+        return "\n".join(shortened(line, width) for line in raw)
     more = [f"{name} {nbytes_text(size)}, not read: see --cat" for name, size in unread.items()]
     shown = sample_text(sample, width, class_names(spec))
-    return "\n".join([shown, *(shortened(printable(line), width) for line in more)])
+    lines = [*shown.split("\n"), *(shortened(printable(line), width) for line in more)]
+    return "\n".join(_with_bold_name(line) for line in lines)
+
+
+def _with_bold_name(line: str) -> str:
+    name, space, value = line.partition(" ")
+    return styled(name, "bold", sys.stdout) + space + value

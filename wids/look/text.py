@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from wids.errors import SampleError, printable
@@ -180,12 +180,21 @@ def spec_text(rows: Mapping[str, Any], width: int = 80) -> str:
     return "\n".join(shortened(line, width) for line in stated)
 
 
-def table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """Return rows under a header, in columns as wide as their widest cell."""
+def table(header: Iterable[str], rows: Iterable[Iterable[Any]], right: Collection[int] = ()) -> str:
+    """Return rows under a header, in columns as wide as their widest cell.
+
+    Args:
+        header: The names of the columns.
+        rows: The cells of each row.
+        right: The places of columns whose cells end at the same place, such as numbers.
+    """
     cells = [[printable(str(cell)) for cell in row] for row in (header, *rows)]
     widths = [max(map(text_width, column)) for column in zip(*cells, strict=True)]
     return "\n".join(
-        "  ".join(padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        "  ".join(
+            " " * (width - text_width(cell)) + cell if place in right else padded(cell, width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
         for row in cells
     )
 
