@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import json
 import re
+import statistics
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,6 +14,7 @@ import pytest
 from conftest import need
 from loopback import Server
 from pages import BLOCKS, ON_CLUSTERS, PAGES, PYTHON, ROOT, Block
+from PIL import Image
 
 from wids.cli import demo_shapes
 from wids.cli.main import main
@@ -150,7 +152,46 @@ def test_numbers_of_readme_are_those_of_the_report() -> None:
         values = {part[0]: part[2] for part in parts}
         cells = " | ".join(values.get(column, "no") for column in names)
         assert f"| {label} | {cells} |" in readme
+    measured = json.loads((ROOT / "docs" / "performance" / "results.json").read_text("utf-8"))
+    own = statistics.median(measured["values"]["pictures_2"]["wids, Pillow"])
+    assert f"| the same, wids without the extra `turbo` | {own:,.0f} |" in readme
     report = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     num_rows = re.search(r"in each of (\d+) rows", report)
     assert num_rows is not None
     assert f"has {num_rows[1]} rows with ranges" in readme
+
+
+def loop_of_readme() -> str:
+    """Return the code of the training loop of README."""
+    (code,) = [block.code for block in PYTHON if "def resize" in block.code and is_readme(block)]
+    return code
+
+
+def is_readme(block: Block) -> bool:
+    return block.page == "README.md"
+
+
+def test_the_report_measures_the_loop_of_readme() -> None:
+    """What is fast in the loop is what the report's program does, and the other way round."""
+    peer = (ROOT / "tests" / "benchmarks" / "peers" / "wids.py").read_text(encoding="utf-8")
+    pictures = peer.partition("def pictures")[2].partition("    def ")[0]
+    for code in (loop_of_readme(), pictures):
+        for part in ('"torchrgb8"', "fields=", ").to_tuple(", "wids.DistributedChunkedSampler"):
+            assert part in code
+        assert "collate_fn=wids.collate" in code
+        assert "32" in code or "PICTURES_AT_A_TIME" in code
+
+
+@pytest.mark.long
+def test_the_loop_of_readme_takes_any_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pictures of different sizes and modes, packed from class folders, train in the loop."""
+    monkeypatch.chdir(tmp_path)
+    for number in range(40):
+        mode, size = ("L", "RGB", "CMYK")[number % 3], (20 + number, 90 - number)
+        path = tmp_path / "photos" / ("cat" if number % 2 else "dog") / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new(mode, size).save(path)
+    assert main(["pack", "photos", "-o", "wids-demo/shapes"]) == 0
+    exec(compile(loop_of_readme(), "README.md", "exec"), {"__name__": "readme"})  # noqa: S102

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 from command import run, write_bare_shards
+from loopback import Server
+from remote_site import Site
 
 
 @pytest.fixture
@@ -52,4 +54,42 @@ def test_tables_fit_the_window(shards: Path) -> None:
         os.close(terminal)
         shown = os.read(reader, 100_000).decode()
         os.close(reader)
-        assert max(map(len, shown.splitlines())) <= 40, shown
+        lines = re.sub(r"\x1b\[\d+m", "", shown).splitlines()
+        assert max(map(len, lines)) <= 40, shown
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_fields_of_a_remote_dataset(server: Server, tmp_path: Path) -> None:
+    """The fields come from its pack; no shard is read, and a pack that is away costs seconds."""
+    site = Site(tmp_path / "site", server)
+    site.pack()
+    spec = site.spec(index="train.index")
+    server.log.clear()
+    status, out, err = run("info", spec)
+    assert (status, err) == (0, "")
+    assert re.search(r"^\.txt +6 B +100% +█{10}$", out, re.MULTILINE)
+    assert not any(request.endswith(".tar") for request in server.requests)
+    status, out, err = run("info", site.spec(index="other.index"))
+    assert status == 0
+    assert re.search(r"samples +20\n", out)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_shards_that_are_not_there_are_not_counted(server: Server, shards: Path) -> None:
+    """A pattern with a wrong bound is said so, and only what exists is counted, with its bytes."""
+    paths = sorted(shards.glob("*.tar"))
+    for path in paths:
+        server.page(f"/{path.name}", path.read_bytes())
+    nbytes = sum(path.stat().st_size for path in paths)
+    pattern = re.sub(r"(\d+)\.tar", r"{\1..000005}.tar", paths[0].name)
+    for folder in (str(shards), server.url):
+        status, out, err = run("info", f"{folder}/{pattern}")
+        assert status == 0
+        assert re.search(r"shards +3\n", out)
+        assert f"{folder}/train-{{000000..000005}}.tar; 000000 to 000002 exist" in err
+        assert "000003 and 2 more do not" in err
+        found = json.loads(run("info", "--json", f"{folder}/{pattern}")[1])
+        assert (found["num_shards"], found["nbytes"]) == (3, nbytes)
+        status, out, err = run("info", f"{folder}/{pattern.replace('train', 'none')}")
+        assert (status, out) == (1, "")
+        assert "none-000000.tar" in err

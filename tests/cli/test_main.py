@@ -43,7 +43,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         assert expected in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["demo", "--nonsense"]])
+@pytest.mark.parametrize("arguments", [["nonsense"], ["demo", "--nonsense"]])
 def test_wrong_usage_is_status_two(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

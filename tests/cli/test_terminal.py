@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
+import signal
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -50,8 +55,8 @@ def test_info_has_bars(spec: Path) -> None:
     assert run("table", spec, "-c", "n=.cls,text=.txt", "-o", saved)[0] == 0
     lines = run("info", spec)[1].splitlines()
     fields = {line.split()[0]: line for line in lines if line.startswith(".")}
-    assert fields[".txt"].endswith("100%     ██████████")
-    assert fields[".cls"].endswith("50%      █████")
+    assert fields[".txt"].endswith("100%  ██████████")
+    assert fields[".cls"].endswith(" 50%  █████")
     columns = lines[-4:]
     assert columns[0].split() == ["column", "type", "least", "most"]
     assert re.fullmatch(r"n +int64 +1 +█.{10}█ +49", columns[1])
@@ -174,3 +179,65 @@ def test_copies_are_grouped_by_name(name: str, pattern: str) -> None:
 def test_json_stays_json(spec: Path) -> None:
     """Bars are for people: scripts get what they got."""
     assert set(json.loads(run("info", "--json", spec)[1])) >= {"file", "num_samples", "nbytes"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "has_colour"),
+    [({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False), ({}, False)],
+)
+def test_colours(variables: dict[str, str], has_colour: bool, spec: Path) -> None:
+    """A terminal has colours if it can show them and NO_COLOR is not set; pipes have none."""
+    reader, terminal = pty.openpty()
+    env = {name: v for name, v in os.environ.items() if name not in ("TERM", "NO_COLOR")}
+    for arguments in (["sample", spec, "3"], ["sample", spec, "none"]):
+        command = [sys.executable, "-m", "wids", *map(str, arguments)]
+        subprocess.run(
+            command, stdout=terminal, stderr=terminal, env={**env, **variables}, check=False
+        )
+    os.close(terminal)
+    shown = os.read(reader, 100_000).decode()
+    os.close(reader)
+    assert ("\x1b[1m.txt\x1b[0m" in shown) == has_colour
+    assert ("\x1b[31mwids:\x1b[0m" in shown) == has_colour
+    assert "\x1b" not in run("sample", spec, "3")[1]
+
+
+def test_a_port_in_use_is_named(spec: Path) -> None:
+    """The error of `wids browse` names the port; numbers that are none are wrong usage."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, out, err = run("browse", spec, "--port", port)
+    assert (status, out) == (1, "")
+    assert err == (
+        f"wids: port {port}: expected one that is free, found Address already in use; choose "
+        "another (--port), or none, for a free one\n"
+    )
+    assert run("browse", spec, "--port", 70_000)[0] == 2
+
+
+def test_numbers_end_at_one_place() -> None:
+    """Columns of numbers are aligned at their ends, with their header."""
+    text = table(
+        ["n", "size", "name"], [("1", "9 B", "a"), ("1,200", "10.5 kB", "b")], right=(0, 1)
+    )
+    assert text.splitlines() == [
+        "    n     size  name",
+        "    1      9 B  a",
+        "1,200  10.5 kB  b",
+    ]
+
+
+def test_browse_says_how_to_reach_it(spec: Path) -> None:
+    """The address is on this machine; a tunnel leads to its port from another one."""
+    command = [sys.executable, "-m", "wids", "browse", str(spec)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            port = re.findall(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline())[0]
+            here, there = process.stderr.readline(), process.stderr.readline()
+        finally:
+            process.send_signal(signal.SIGINT)
+    assert process.returncode == 0
+    assert "from this machine; press Ctrl-C to stop" in here
+    assert f"ssh -N -L {port}:127.0.0.1:{port} {socket.gethostname()}" in there

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tabs import Chromium, Tab
 import wids
 from wids.cli.main import main
 from wids.look.page.hits import Hits
+from wids.look.page.pages import Pages
 from wids.look.page.scans import Scans
 
 pytestmark = pytest.mark.long
@@ -147,6 +149,71 @@ def wids_scores(tab: Tab) -> list[tuple[int, float]]:
             label = tab.page.request.get(f"{tab.url}field/{index}/.cls")
             found.append((int(label.text()), json.loads(answer.text())["score"]))
     return found
+
+
+def test_counts_and_code_follow_the_search(chromium: Chromium, seasons: Path) -> None:
+    """Values are counted in what was found; the code opens it; chips have names (LOOK-6)."""
+    python = "wids.ShardListDataset('seasons.json')"
+    with (
+        wids.ShardListDataset(seasons, access="range") as dataset,
+        serving(Pages(dataset, python=python)) as client,
+        Tab(chromium, client.parts.geturl()) as tab,
+    ):
+        page = tab.page
+        page.wait_for_selector("#values button")
+        before = page.locator("#values small").all_inner_texts()
+        page.fill("#query", "firs")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#python:text(\"view = dataset.search('firs')\")")
+        found = dataset.search("firs")
+        counts = [sum(s[".cls"] == number for s in found) for number in range(len(SEASONS))]
+        page.wait_for_selector(f"#values li:first-child small:text-is('{counts[0]}')")
+        assert page.locator("#values small").all_inner_texts() == list(map(str, counts))
+        page.click("#values button:has-text('autumn')")
+        page.wait_for_selector("#active >> text='.cls = autumn'")
+        page.wait_for_selector("#python:text('.cls == \"autumn\"')")
+        view = eval(page.inner_text("#python").rpartition("view = ")[2])  # noqa: S307 - ours
+        assert tab.indices() == [sample["__index__"] for sample in view[:48]]
+        assert page.locator("#values small").all_inner_texts() == list(map(str, counts))
+        with Tab_of(tab) as other:  # the name is not in the address
+            other.page.wait_for_selector("#active >> text='.cls = autumn'")
+            assert "autumn" not in other.page.url
+        page.click("#active button:has-text('search')")
+        page.wait_for_selector(f"#values li:first-child small:text-is('{before[0]}')")
+
+
+def test_axis_lines_and_sizes(tab: Tab) -> None:
+    """A histogram has an axis, a line of JSON its first values, a sample each size once."""
+    page = tab.page
+    line = page.locator("#grid p.line:has-text('.json')").first.inner_text()
+    assert re.fullmatch(r"\.json width 160 · height \d+ · time \w+ · …", line)
+    page.select_option("#column", ".json/score")
+    page.wait_for_selector("#axis span")
+    low, middle, high = map(float, page.locator("#axis span").all_inner_texts())
+    assert low < middle < high
+    assert int(page.inner_text("#most")) > 1
+    page.select_option("#column", ".cls")
+    page.wait_for_selector("#axis", state="hidden")
+    assert page.is_hidden("#most")
+    page.click("#grid a:first-child")
+    page.wait_for_selector("#stage img")
+    (size,) = page.locator("#sample tr:has(code:text-matches('jpg|png|webp', 'i')) th small").all()
+    assert page.inner_text("#viewer").count(size.inner_text()) == 1
+
+
+def test_texts_alone_have_room(chromium: Chromium, tmp_path: Path) -> None:
+    """Without pictures, cards are wider and show nine lines of a text."""
+    text = " ".join(f"word{n}" for n in range(90))
+    members = [(f"{n}.txt", text.encode()) for n in range(6)]
+    with browsing(write_tar(tmp_path / "a.tar", members)) as client:
+        with Tab(chromium, client.parts.geturl()) as tab:
+            card = tab.page.locator("#grid a").first
+            assert card.bounding_box()["width"] >= 360
+            assert "word80" in card.inner_text()
+            (lines,) = card.locator("p").evaluate_all(
+                "ps => ps.map(p => p.offsetHeight / parseFloat(getComputedStyle(p).lineHeight))"
+            )
+            assert 7 < lines < 9.5
 
 
 def test_shuffle(tab: Tab) -> None:

@@ -42,7 +42,7 @@ def test_fields_of_some_samples(tmp_path: Path) -> None:
     first = write_tar(tmp_path / "a.tar", samples([[".jpg", ".txt"]] * 1200))
     second = [[".jpg", ".txt"]] * 799 + [[".jpg"]]
     write_tar(tmp_path / "b.tar", samples(second, 1200))
-    assert remarks(first, tmp_path / "b.tar") == [".txt: 1,999 of 2,000 samples (99.95 %)"]
+    assert remarks(first, tmp_path / "b.tar") == ["only 1,999 of 2,000 samples (99.95 %) have .txt"]
     assert remarks(first) == []
 
 
@@ -54,7 +54,7 @@ def test_mixed_formats(tmp_path: Path) -> None:
         "formats are mixed: .jpg in 8 samples, .PNG in 3, .JPG in 2",
     ]
     some = write_tar(tmp_path / "b.tar", samples([*fields, [".cls"], [".cls"]]))
-    assert remarks(some)[1] == ".jpg or .PNG or .JPG: 13 of 15 samples (86.66 %)"
+    assert remarks(some)[1] == "only 13 of 15 samples (86.66 %) have .jpg or .PNG or .JPG"
 
 
 def test_what_is_played_is_remarked_on_as_sound_and_film(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_each_dataset_has_fields_of_its_own(tmp_path: Path) -> None:
     shards = [{"url": str(tmp_path / f"{name}.tar"), "dataset": name} for name in "ab"]
     found: list[wids.Problem] = []
     assert wids.verify_spec(shards, on_remark=found.append) == []
-    assert list(map(str, found)) == ["b: .txt: 1 of 2 samples (50 %)"]
+    assert list(map(str, found)) == ["b: only 1 of 2 samples (50 %) has .txt"]
 
 
 def test_a_field_for_every_sample(tmp_path: Path) -> None:
@@ -139,10 +139,10 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     first = write_tar(tmp_path / "a.tar", samples([[".jpg", ".txt"], [".jpg"]]))
     spec = str(tmp_path / "a.json")
     assert main(["create", str(first), "-o", spec, "-j", "1"]) == 0
-    assert "wids: remark: a: .txt: 1 of 2 samples (50 %)" in capsys.readouterr().err
+    assert "wids: note: a: only 1 of 2 samples (50 %) has .txt" in capsys.readouterr().err
     assert main(["verify", spec, "-j", "1"]) == 0
     out, err = capsys.readouterr()
-    assert (out, "wids: remark: a: .txt: 1 of 2 samples (50 %)" in err) == ("", True)
+    assert (out, "wids: note: a: only 1 of 2 samples (50 %) has .txt" in err) == ("", True)
     write_tar(tmp_path / "b.tar", samples([[".jpg", ".txt"]], 1))
     spec = str(tmp_path / "both.json")
     assert main(["create", str(tmp_path), "-o", spec, "-j", "1"]) == 1

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import sys
 from contextlib import ExitStack
 from typing import Final
 
 from wids.cli.options import add_reading, add_spec, spec_and_peek, storage_options
 from wids.storage.transport import urls
+
+_MAX_PORT: Final = 65_535
 
 EXAMPLE: Final = (
     "  wids browse train.json\n"
@@ -21,9 +24,16 @@ EXAMPLE: Final = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_spec(parser)
-    parser.add_argument("-p", "--port", type=int, default=0, help="(default: a free one)")
+    parser.add_argument("-p", "--port", type=_port, default=0, help="(default: a free one)")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     add_reading(parser)
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= _MAX_PORT:
+        raise argparse.ArgumentTypeError(f"expected 0 to {_MAX_PORT}, found {port}")
+    return port
 
 
 def run(options: argparse.Namespace) -> int:
@@ -44,8 +54,11 @@ def run(options: argparse.Namespace) -> int:
             browser = Browser(PeekPages(shards, _python_name(options.spec)), options.port)
         # Flushed, since a program that started this one waits for the line while the server runs.
         print(browser.url, flush=True)
+        port = browser.port
         print(
-            "Anyone with this address can look at the dataset; press Ctrl-C to stop.",
+            "Anyone with this address can look at the dataset, from this machine; press Ctrl-C to "
+            f"stop.\nFrom another machine: ssh -N -L {port}:127.0.0.1:{port} "
+            f"{socket.gethostname()}, then open the same address there.",
             file=sys.stderr,
         )
         redirect = _redirect_page(browser.url) if options.open else ""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from wids.cli.consent import add_yes, ask
-from wids.cli.messages import print_note
+from wids.cli.messages import print_note, with_bold_header
 from wids.cli.options import add_reading, loaded_spec
 from wids.errors import printable
 from wids.storage.sizes import count_text, nbytes_text
@@ -104,7 +104,7 @@ def _table_of_datasets(files: Iterable[CacheFile]) -> str:
         groups.setdefault(dataset_pattern(file.name), []).append(file)
     rows = [
         (
-            sum(not file.is_temporary and not file.name.endswith(".index") for file in group),
+            f"{_num_copies(group):,}",
             nbytes_text(sum(file.nbytes for file in group)),
             time.strftime("%Y-%m-%d %H:%M", time.localtime(max(f.used_ns for f in group) / 1e9)),
             pattern,
@@ -114,7 +114,12 @@ def _table_of_datasets(files: Iterable[CacheFile]) -> str:
             groups.items(), key=lambda item: max(file.used_ns for file in item[1])
         )
     ]
-    return table(["copies", "size", "last used", "shards"], rows)
+    found = table(["copies", "size", "last used", "shards"], rows, right=(0, 1))
+    return with_bold_header(found)
+
+
+def _num_copies(files: Iterable[CacheFile]) -> int:
+    return sum(not file.is_temporary and not file.name.endswith(".index") for file in files)
 
 
 def _clear(options: argparse.Namespace, folder: str) -> int:

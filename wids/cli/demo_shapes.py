@@ -13,12 +13,13 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Final
 
 from wids.dataset.shard_list import ShardListDataset
 from wids.publish.shard_writer import ShardWriter
+from wids.shards.specs.loader import load_spec
 
 NUM_SHARDS: Final = 4
 SAMPLES_PER_SHARD: Final = 250
@@ -51,7 +52,10 @@ def write_dataset(folder: str) -> str:
             f"{folder or repr(folder)}: expected a folder to write a dataset to, found one that "
             f"cannot be made or written to ({error.strerror}); name another folder"
         ) from error
-    return os.path.join(folder, "shapes.json")
+    spec_path = os.path.join(folder, "shapes.json")
+    spec = load_spec(spec_path)
+    replace(spec, extras={**spec.extras, "classes": list(_SHAPES)}).save(spec_path)
+    return spec_path
 
 
 def _sample(number: int) -> dict[str, Any]:

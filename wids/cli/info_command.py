@@ -6,13 +6,14 @@ import argparse
 import json
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from wids.cli.consent import add_yes, ask_to_fetch
-from wids.cli.messages import output_width
+from wids.cli.messages import output_width, print_note, with_bold_header
 from wids.cli.options import add_reading, loaded_spec, named_columns, opened, storage_options
-from wids.errors import WidsError, printable
+from wids.errors import NotFoundError, WidsError, printable
 from wids.storage.sizes import nbytes_text
 from wids.storage.transport import urls
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from wids.shards.specs.model import DatasetSpec
 
 _BAR_WIDTH: Final = 10
+_MAX_ASKED: Final = 1_000
+"""Remote shards that are looked for, which takes a request each."""
+_RETRY_S: Final = 3.0
 _MAX_TABLE_NBYTES: Final = 20_000_000
 """A larger table is read only if its columns are asked for."""
 
@@ -61,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     if options.columns is not None and (options.json or options.table):
         raise ValueError("--columns: expected neither --json nor --table, found both")
     # All are loaded before anything is printed, so that an error leaves no half of a table.
-    specs = [(path, loaded_spec(path, options)) for path in options.specs]
+    specs = [(path, _found(path, loaded_spec(path, options), options)) for path in options.specs]
     found = [(urls.redact(path), spec_rows(spec)) for path, spec in specs]
     if options.json:
         for name, rows in found:
@@ -75,24 +79,64 @@ def run(options: argparse.Namespace) -> int:
         texts = []
         for (name, rows), (path, spec) in zip(found, specs, strict=True):
             heading = f"{name}\n" if len(found) > 1 else ""
-            details = _fields_text(spec) or _glimpse_text(path, spec, options)
+            details = _fields_text(spec, options) or _glimpse_text(path, spec, options)
             text = heading + spec_text(rows, output_width()) + details
             texts.append(text + _columns_text(spec, options))
         print("\n\n".join(texts))
     return 0
 
 
-def _fields_text(spec: DatasetSpec) -> str:
-    """Return the fields of a dataset as a table if a local pack has them, else ``""``."""
-    # A remote pack is not fetched for this: `info` shows what the spec says and stays fast.
-    packs = spec.all_packs()
-    if not (packs and all(urls.is_local(pack.url) for pack in packs)):
+def _found(path: str, spec: DatasetSpec, options: argparse.Namespace) -> DatasetSpec:
+    """Return the spec with the shards that exist and their lengths, if names stand for shards.
+
+    Raises:
+        NotFoundError: None of them exists.
+    """
+    from wids.shards.specs.naming import is_document
+    from wids.storage.fetch import Fetcher
+    from wids.storage.remote_lengths import ask_lengths, check_found
+
+    names = [shard.url for shard in spec.shards if shard.nbytes is None]
+    num_remote = sum(not urls.is_local(name) for name in names)
+    # What a document says is shown as it is, and a listing has only files that exist.
+    if is_document(path) or spec.all_packs() or not names or num_remote > _MAX_ASKED:
+        return spec
+    answers = ask_lengths(Fetcher(_impatient(options)), names, is_tolerant=True)
+    try:
+        check_found(names, answers)
+    except NotFoundError as error:
+        if all(isinstance(answer, NotFoundError) for answer in answers):
+            raise
+        print_note(error)
+    lengths = dict(zip(names, answers, strict=True))
+    shards = []
+    for shard in spec.shards:
+        nbytes = lengths.get(shard.url, shard.nbytes)
+        if not isinstance(nbytes, NotFoundError):
+            shards.append(replace(shard, nbytes=nbytes))
+    return replace(spec, shards=tuple(shards))
+
+
+def _impatient(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options for servers, which need not answer for what is nice to know."""
+    return {"retry_s": _RETRY_S, **storage_options(options)}
+
+
+def _fields_text(spec: DatasetSpec, options: argparse.Namespace) -> str:
+    """Return the fields of a dataset as a table if it has a pack, else ``""``."""
+    if not spec.all_packs():
         return ""
     from wids.dataset.shard_list import ShardListDataset
     from wids.look import preview
 
     try:
-        with ShardListDataset(spec, access="range") as dataset:
+        with ShardListDataset(
+            spec,
+            access="range",
+            storage_options=_impatient(options),
+            allow_pipe=options.allow_pipe,
+            progress=False,
+        ) as dataset:
             stats = preview.field_stats(dataset)
             facts = _media_text(dataset, stats)
     except WidsError:  # a damaged pack; what the spec says is shown anyway
@@ -121,7 +165,8 @@ def _table(stats: Iterable[FieldStats]) -> str:
         (s.field, nbytes_text(s.median_nbytes), share_text(s.share), bar_text(s.share, _BAR_WIDTH))
         for s in stats
     ]
-    return "\n\n" + table(["field", "typical size", "samples", ""], rows) if rows else ""
+    found = table(["field", "typical size", "samples", ""], rows, right=(1, 2))
+    return "\n\n" + with_bold_header(found) if rows else ""
 
 
 def _glimpse_text(path: str, spec: DatasetSpec, options: argparse.Namespace) -> str:
@@ -170,6 +215,7 @@ def _columns_text(spec: DatasetSpec, options: argparse.Namespace) -> str:
     if options.columns is None:
         return _saved_columns_text(spec)
     from wids.look.distributions import distributions_text
+    from wids.look.text import class_names
     from wids.tables.table_file import read_or_load
 
     with opened(spec, options) as dataset:
@@ -177,4 +223,4 @@ def _columns_text(spec: DatasetSpec, options: argparse.Namespace) -> str:
         if columns and dataset.spec.table is None:
             ask_to_fetch(dataset, options, "reading columns of shards without an index")
         table = read_or_load(dataset, columns)
-    return "\n\n" + distributions_text(table, output_width())
+    return "\n\n" + distributions_text(table, output_width(), class_names(spec))

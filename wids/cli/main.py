@@ -46,7 +46,11 @@ _EXPECTED: Final = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    options = _parser(arguments).parse_args(arguments)
+    parser = _parser(arguments)
+    if not arguments:
+        parser.print_help()
+        return 0
+    options = parser.parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal cannot show
     try:
@@ -66,14 +70,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _failed(error: Exception) -> int:
     """Print an error on one line and return the exit status."""
-    from wids.errors import message_of, printable
+    from wids.cli.messages import print_error
+    from wids.errors import message_of
 
     if isinstance(error, BrokenPipeError):
         # The reader of standard output has closed it, as `head` does. Python would complain when
         # it flushes standard output at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    print(f"wids: {printable(message_of(error))}", file=sys.stderr)
+    print_error(message_of(error))
     return 1
 
 

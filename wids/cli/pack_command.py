@@ -112,15 +112,13 @@ def _workers(jobs: int | None, job: PackJob) -> Iterator[Executor | None]:
 
 def report_text(report: PackReport) -> str:
     """Return the counts as text: samples, fields, classes, and what was left out."""
-    from wids.look.text import table
+    from wids.look.text import class_names, classes_text, table
 
     lines = [str(report)]
     rows = [(printable(field), f"{count:,}") for field, count in report.fields.items()]
     lines += table(["field", "samples"], rows).splitlines()
-    classes = report.spec.extras.get("classes")
-    if classes:
-        more = ", …" if len(classes) > 10 else ""
-        lines.append(f"classes, in the spec: {len(classes):,}: {', '.join(classes[:10])}{more}")
+    if report.spec.classes:
+        lines.append(f"classes, in the spec: {classes_text(class_names(report.spec))}")
     lines += [f"left out: {skipped}" for skipped in report.skipped]
     lines += [f"note: {remark}" for remark in report.remarks]
     return "\n".join(map(printable, lines))

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from wids.cli.messages import output_width, print_note
+from wids.cli.messages import output_width, print_note, styled
 from wids.cli.options import add_reading, add_spec, opened, positive, spec_and_peek
 from wids.errors import printable
 from wids.storage.sizes import nbytes_text
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
         sample = here.only(fields)[local_index]
         damage = _damage(here, local_index, sample)
     if field is None:
-        print(_text(sample, options, unread))
+        print(_text(sample, options, unread, spec))
     elif field in sample:
         # Bypasses the text layer, which would encode the bytes, and on Windows change line ends.
         sys.stdout.buffer.write(sample[field])
@@ -111,9 +111,14 @@ def _damage(dataset: Browsable, index: int, sample: dict[str, Any]) -> str:
     return f"{place}: {damage}" if damage else ""
 
 
-def _text(sample: dict[str, Any], options: argparse.Namespace, unread: Mapping[str, int]) -> str:
+def _text(
+    sample: dict[str, Any],
+    options: argparse.Namespace,
+    unread: Mapping[str, int],
+    spec: DatasetSpec,
+) -> str:
     """Return a sample as text; of fields that were not read, their lengths in bytes."""
-    from wids.look.text import sample_text, shortened
+    from wids.look.text import class_names, sample_text, shortened
 
     # A terminal's history, a log or a bug report is no place for a signed URL.
     sample = {**sample, "__shard__": urls.redact(sample["__shard__"])}
@@ -121,7 +126,14 @@ def _text(sample: dict[str, Any], options: argparse.Namespace, unread: Mapping[s
     if options.python:
         return repr(sample)
     if options.raw:
-        lines = (f"{printable(name)} {value!r}" for name, value in sample.items())
-        return "\n".join(shortened(line, width) for line in lines)
+        raw = (f"{printable(name)} {value!r}" for name, value in sample.items())
+        return "\n".join(shortened(line, width) for line in raw)
     more = [f"{name} {nbytes_text(size)}, not read: see --cat" for name, size in unread.items()]
-    return "\n".join([sample_text(sample, width), *(shortened(printable(x), width) for x in more)])
+    shown = sample_text(sample, width, class_names(spec))
+    lines = [*shown.split("\n"), *(shortened(printable(line), width) for line in more)]
+    return "\n".join(_with_bold_name(line) for line in lines)
+
+
+def _with_bold_name(line: str) -> str:
+    name, space, value = line.partition(" ")
+    return styled(name, "bold", sys.stdout) + space + value

@@ -444,6 +444,18 @@ class ShardListDataset(TorchDataset):
         return list(self.reader.field_names([stats.field for stats in field_stats(self)]))
 
     @property
+    def classes(self) -> list[str]:
+        """Names of the classes whose numbers are in the fields ``.cls``, as the spec states them.
+
+        `wids pack` and `pack_folder` write them for class folders. Empty if the spec has none.
+
+        Example:
+            >>> wids.ShardListDataset({"shardlist": dataset.shards, "classes": ["a", "b"]}).classes
+            ['a', 'b']
+        """
+        return self.spec.classes
+
+    @property
     def sources(self) -> dict[str, npt.NDArray[np.int64]]:
         """The indices of each named dataset, as start and stop of ranges; shape ``(m, 2)``.
 
@@ -711,6 +723,36 @@ class ShardListDataset(TorchDataset):
         number = at_least(0, epoch, "epoch")
         self._epoch.set(number)
         self.reader.set_epoch(number)
+
+    def search(
+        self, words: str = "", *, where: str = "", field: str = "", seed: int | None = None
+    ) -> Self:
+        """Return a view of the samples that a search on the page of `wids browse` shows.
+
+        Reads keys, and the small fields that the conditions are on, in this thread; a column of a
+        saved table is read from the table. Fields that are damaged or too long are left out as on
+        the page, and logged.
+
+        Args:
+            words: Texts that a key or the captions contain, without regard to case.
+            where: Comparisons joined by ``and``: ``.cls == "dog" and .json/height >= 256``.
+            field: A field that the samples have.
+            seed: A number for the page's random order; None for the order of this dataset.
+
+        Raises:
+            ValueError: ``where`` is not a condition; or a shard has no index.
+            WidsError: A shard cannot be read.
+
+        Example:
+            >>> [sample[".txt"] for sample in dataset.search("text", where=".cls > 0")]
+            ['text 1', 'text 2']
+        """
+        from wids.dataset.searching import found_in
+
+        whole = self._view(replace(self._access, positions=range(len(self.reader))))
+        conditions = {"q": words, "where": where, "field": field}
+        indices = found_in(whole, self.positions, conditions, seed)
+        return self._view(self._access.selected(indices))
 
     # Other data by key.
 

@@ -7,14 +7,14 @@ that a terminal would interpret as a command.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from wids.errors import printable
-from wids.look.text import bar_text, shortened, table, text_width
+from wids.look.text import bar_text, labelled, shortened, table, text_width
 from wids.storage.sizes import count_text
 
 if TYPE_CHECKING:
@@ -33,15 +33,16 @@ _VALUE_WIDTH: Final = 40
 _END: Final = 12
 
 
-def distributions_text(columns: pa.Table, width: int = 80) -> str:
+def distributions_text(columns: pa.Table, width: int = 80, classes: Sequence[str] = ()) -> str:
     """Return the distribution of each column but ``__index__`` and ``__key__``, as text.
 
     Args:
         columns: A table of `ShardListDataset.table`, or any other Arrow table.
         width: Most characters of a line.
+        classes: Names of classes, by their numbers.
     """
     texts = [
-        "\n".join(shortened(line, width) for line in _lines(name, columns[name]))
+        "\n".join(shortened(line, width) for line in _lines(name, columns[name], classes))
         for name in columns.column_names
         if name not in ("__index__", "__key__")
     ]
@@ -84,7 +85,7 @@ def _ends_and_bar(values: pa.ChunkedArray) -> tuple[str, str, str]:
     return "", bar, f"{len(counts):,} different"
 
 
-def _lines(name: str, column: pa.ChunkedArray) -> Iterator[str]:
+def _lines(name: str, column: pa.ChunkedArray, classes: Sequence[str]) -> Iterator[str]:
     """Yield the lines of one column."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -99,7 +100,8 @@ def _lines(name: str, column: pa.ChunkedArray) -> Iterator[str]:
         return
     counts = _value_counts(values)
     if len(counts) <= _MAX_COUNTED:
-        yield from _counted(counts, len(values))
+        texts = [(labelled(name, printable(str(value)), classes), n) for value, n in counts]
+        yield from _counted(texts, len(values))
     elif is_numeric(values.type):
         yield from _numbers("", values.to_numpy())
     else:

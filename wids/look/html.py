@@ -22,7 +22,7 @@ from wids.look.style import style
 from wids.look.text import (
     MAX_SHOWN_NBYTES,
     PREVIEW_DECODER,
-    class_name,
+    labelled,
     plain_text,
     share_text,
     shortened,
@@ -38,6 +38,9 @@ _MAX_PLAYED_NBYTES: Final = 20_000_000
 _MAX_SHOWN_CHARS: Final = 2000
 """Longer text is folded away."""
 _MAX_FOLDED_CHARS: Final = 100_000
+_MAX_TEXT_CHARS: Final = 200
+_MAX_LONE_TEXT_CHARS: Final = 700
+"""Of a text on a card, with and without a picture."""
 
 
 def sample_html(sample: Mapping[str, Any]) -> str:
@@ -50,18 +53,21 @@ def sample_html(sample: Mapping[str, Any]) -> str:
     return f'{style()}<div class="wids"><table>{rows}</table>{_provenance(sample)}</div>'
 
 
-def field_html(field: str, value: Any, pixels: int = THUMBNAIL_PIXELS) -> str:
+def field_html(
+    field: str, value: Any, pixels: int = THUMBNAIL_PIXELS, *, with_size: bool = True
+) -> str:
     """Return the value of a field, decoded or not, as HTML.
 
     Args:
         field: The name of the field, whose extension says what its bytes are.
         value: Bytes in any form, or a decoded value.
         pixels: Maximum width and height of an undecoded picture.
+        with_size: Whether to state the length of bytes.
     """
     if hasattr(value, "getvalue"):  # a stream, as `raw="stream"` returns them
         value = value.getvalue()
     if isinstance(value, bytes | bytearray | memoryview):
-        return _bytes_html(field, bytes(value), pixels=pixels)
+        return _bytes_html(field, bytes(value), pixels=pixels, with_size=with_size)
     # By attributes, so that Pillow and torch are not imported to show a text.
     if hasattr(value, "thumbnail") and hasattr(value, "mode"):
         return _picture_html(value, "")
@@ -98,7 +104,8 @@ def card_html(
     if pictures:
         data = bytes(fields[pictures[0]])
         picture = _bytes_html(pictures[0], data, with_text=False, pixels=pixels)
-    texts = _card_texts({n: v for n, v in fields.items() if n not in pictures}, classes)
+    limit = _MAX_TEXT_CHARS if picture or poster else _MAX_LONE_TEXT_CHARS
+    texts = _card_texts({n: v for n, v in fields.items() if n not in pictures}, classes, limit)
     others_by_name = other_fields or {}
     if not picture:
         picture = _larger_picture(others_by_name)
@@ -115,16 +122,16 @@ def card_html(
     return f'<div class="card">{"".join(parts)}</div>'
 
 
-def _card_texts(fields: Mapping[str, Any], classes: Sequence[str]) -> list[str]:
+def _card_texts(fields: Mapping[str, Any], classes: Sequence[str], limit: int) -> list[str]:
     """Return texts as paragraphs: a caption, if there is one, then a line for each other field."""
     captions = [name for name in fields if extension(name) in CAPTION_EXTENSIONS]
     first = captions[:1] or list(fields)[:1]
     texts = []
     for name in (*first, *(n for n in fields if n not in first)):
-        value = value_text(name, fields[name])
-        label = class_name(name, value, classes)
-        text = escaped(shortened(f"{value} · {label}" if label else value, 200))
-        is_first = name in first and not label
+        value = value_text(name, fields[name], is_brief=True)
+        text = labelled(name, value, classes)
+        is_first = name in first and text == value
+        text = escaped(shortened(text, limit))
         start = "<p>" if is_first else f'<p class="line"><small>{escaped(name)}</small> '
         texts.append(f"{start}{text}</p>")
     return texts
@@ -207,9 +214,15 @@ def _provenance(sample: Mapping[str, Any]) -> str:
 
 
 def _bytes_html(
-    field: str, data: bytes, *, with_text: bool = True, pixels: int = THUMBNAIL_PIXELS
+    field: str,
+    data: bytes,
+    *,
+    with_text: bool = True,
+    with_size: bool = True,
+    pixels: int = THUMBNAIL_PIXELS,
 ) -> str:
     size = nbytes_text(len(data))
+    stated = f"<small>{escaped(size)}</small> " if with_size else ""
     kind = played_type(field)
     if extension(field) in IMAGE_EXTENSIONS:
         return _picture_html(data, f", {size}", with_text=with_text, pixels=pixels)
@@ -220,13 +233,13 @@ def _bytes_html(
         player = f'<{tag} controls preload="metadata" src="{data_url(data, kind)}"></{tag}>'
         return f"{player} <small>{escaped(facts)}</small>"
     if len(data) > MAX_SHOWN_NBYTES:
-        return f"<small>{escaped(size)}</small> <code>{escaped(repr(data[:60]))}</code>"
+        return f"{stated}<code>{escaped(repr(data[:60]))}</code>"
     try:
         value = PREVIEW_DECODER({field: data})[field]
     except SampleError as error:
         return f'<span class="bad">{escaped(f"{size} that cannot be decoded: {error}")}</span>'
     if isinstance(value, bytes):
-        return f"<small>{escaped(size)}</small> <code>{escaped(repr(value[:60]))}</code>"
+        return f"{stated}<code>{escaped(repr(value[:60]))}</code>"
     return field_html(field, value)
 
 

@@ -22,7 +22,7 @@ from wids.look.preview import (
     num_affordable,
     problems_of,
 )
-from wids.look.text import total_of
+from wids.look.text import class_names, classes_text, total_of
 from wids.order.arguments import at_least
 from wids.order.shuffle import Shuffle
 from wids.storage.sizes import count_text, nbytes_text
@@ -223,7 +223,8 @@ def _distributions(dataset: Browsable) -> str:
             "The saved table is long: `wids info --columns` shows how its columns are distributed."
         )
     try:
-        return distributions_text(load_table(dataset))
+        classes = class_names(dataset.spec)
+        return distributions_text(load_table(dataset), classes=classes)
     except (WidsError, ModuleNotFoundError) as error:
         return str(error)
 
@@ -258,10 +259,12 @@ def _facts(dataset: Browsable) -> dict[str, str]:
     num_checked = min(len(shards), MAX_SHARDS)
     # Of some shards only, because each costs a look at the file system, which may be a slow one.
     num_local = sum(dataset.reader.is_local(number) for number in range(num_checked))
+    classes = classes_text(class_names(dataset.spec))
     return {
         "samples": f"{len(dataset):,}",
         "shards": f"{len(shards):,}",
         "size": "not stated" if nbytes is None else nbytes_text(nbytes),
+        **({"classes": classes} if classes else {}),
         "available locally": _amount(num_local, num_checked, len(shards)),
         "cache": _from_home(dataset.reader.cache_folder),
         "index": "published" if dataset.spec.all_packs() else "none published",

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import math
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from wids.errors import SampleError, printable
+from wids.shards.class_names import class_name
 from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension
 from wids.shards.fields.decode import Decoder
 from wids.shards.fields.images import opened_image
@@ -33,24 +34,37 @@ _MIN_VALUE_WIDTH: Final = 20
 _EIGHTHS: Final = "▏▎▍▌▋▊▉█"
 _NUM_EIGHTHS: Final = len(_EIGHTHS)
 
+_MAX_NAMED_CLASSES: Final = 10
+_MAX_FIRST_VALUES: Final = 3
+
 _WIDE: Final = ("W", "F")
 _MARKS: Final = ("Mn", "Me", "Cf")
 """Categories of characters that take no column: accents, joiners."""
 
 
-def sample_text(sample: Mapping[str, Any], width: int = 80) -> str:
-    """Return a sample of undecoded fields as text: one line per field, cut at the width."""
+def sample_text(sample: Mapping[str, Any], width: int = 80, classes: Sequence[str] = ()) -> str:
+    """Return a sample of undecoded fields as text: one line per field, cut at the width.
+
+    Args:
+        sample: The sample.
+        width: Most columns of a line.
+        classes: Names of classes, by their numbers.
+    """
     names = [printable(name) for name in sample]
     column = max(map(text_width, names), default=0)
     value_width = max(width - column - 1, _MIN_VALUE_WIDTH)
+    texts = (labelled(field, value_text(field, value), classes) for field, value in sample.items())
     return "\n".join(
-        f"{padded(name, column)} {shortened(value_text(field, value), value_width)}"
-        for name, (field, value) in zip(names, sample.items(), strict=True)
+        f"{padded(name, column)} {shortened(text, value_width)}"
+        for name, text in zip(names, texts, strict=True)
     )
 
 
-def value_text(field: str, value: Any) -> str:
-    """Describe an undecoded field in one line: text as it is, pictures and arrays by their size."""
+def value_text(field: str, value: Any, *, is_brief: bool = False) -> str:
+    """Describe an undecoded field in one line: text as it is, pictures and arrays by their size.
+
+    With ``is_brief``, an object is described by its first plain values.
+    """
     if not field.startswith("."):
         return printable(str(value))
     data = bytes(value)
@@ -68,19 +82,38 @@ def value_text(field: str, value: Any) -> str:
         return printable(f"{size} that cannot be decoded: {error}")
     except Exception as error:  # noqa: BLE001 - Pillow raises many types for a corrupt picture
         return printable(f"{size} that cannot be decoded: {type(error).__name__}: {error}")
-    return f"{printable(plain_text(decoded))}{_size_suffix(decoded, size)}"
+    brief = _first_values(decoded) if is_brief and isinstance(decoded, Mapping) else ""
+    return printable(brief or plain_text(decoded) + _size_suffix(decoded, size))
+
+
+def _first_values(value: Mapping[Any, Any]) -> str:
+    """Return the first numbers, texts and flags of an object with their names; ``""`` if none."""
+    plain = [(name, item) for name, item in value.items() if isinstance(item, str | int | float)]
+    shown = [
+        f"{name} {shortened(f'{item:.4g}' if isinstance(item, float) else str(item), 40)}"
+        for name, item in plain[:_MAX_FIRST_VALUES]
+    ]
+    more = [] if len(shown) == len(value) else ["…"]
+    return " · ".join([*shown, *more]) if shown else ""
 
 
 def class_names(spec: DatasetSpec) -> list[str]:
-    """Return the names of classes that a spec states, by their numbers; none if it does not."""
-    names = spec.extras.get("classes")
-    return [printable(str(name)) for name in names] if isinstance(names, list) else []
+    """Return the names of classes that a spec states, by their numbers, as they are shown."""
+    return list(map(printable, spec.classes))
 
 
-def class_name(field: str, number: str, names: Sequence[str]) -> str:
-    """Return the name of a class if a field is one and its number has a name; else ``""``."""
-    is_known = extension(field) == "cls" and number.isdecimal() and len(number) < 10
-    return names[int(number)] if is_known and int(number) < len(names) else ""
+def classes_text(names: Sequence[str]) -> str:
+    """Return how many classes there are, and the first of their names; ``""`` for none."""
+    if not names:
+        return ""
+    more = ", …" if len(names) > _MAX_NAMED_CLASSES else ""
+    return f"{len(names):,}: {', '.join(names[:_MAX_NAMED_CLASSES])}{more}"
+
+
+def labelled(field: str, text: str, names: Sequence[str]) -> str:
+    """Return the text of a value, with the name of its class if it is the number of one."""
+    name = class_name(field, text, names)
+    return f"{text} · {name}" if name else text
 
 
 def plain_text(value: Any) -> str:
@@ -120,6 +153,7 @@ def spec_rows(spec: DatasetSpec) -> dict[str, Any]:
         "num_samples": total_of(samples),
         "num_shards": len(spec.shards),
         "nbytes": total_of(nbytes),
+        "classes": spec.classes,
         "index": ", ".join(urls.redact(pack.url) for pack in spec.all_packs()) or None,
         "first": urls.redact(spec.shards[0].url),
         "last": urls.redact(spec.shards[-1].url),
@@ -137,6 +171,7 @@ def spec_text(rows: Mapping[str, Any], width: int = 80) -> str:
         "size": "not stated" if nbytes is None else nbytes_text(nbytes),
         "per shard": nbytes and f"{nbytes_text(nbytes / shards)} on average",
         "per sample": nbytes and samples and f"{nbytes_text(nbytes / samples)} on average",
+        "classes": classes_text(rows["classes"]),
         "index": rows["index"] or "none; `wids create` makes one",
         "first": rows["first"],
         "last": rows["last"],
@@ -145,12 +180,21 @@ def spec_text(rows: Mapping[str, Any], width: int = 80) -> str:
     return "\n".join(shortened(line, width) for line in stated)
 
 
-def table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """Return rows under a header, in columns as wide as their widest cell."""
+def table(header: Iterable[str], rows: Iterable[Iterable[Any]], right: Collection[int] = ()) -> str:
+    """Return rows under a header, in columns as wide as their widest cell.
+
+    Args:
+        header: The names of the columns.
+        rows: The cells of each row.
+        right: The places of columns whose cells end at the same place, such as numbers.
+    """
     cells = [[printable(str(cell)) for cell in row] for row in (header, *rows)]
     widths = [max(map(text_width, column)) for column in zip(*cells, strict=True)]
     return "\n".join(
-        "  ".join(padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        "  ".join(
+            " " * (width - text_width(cell)) + cell if place in right else padded(cell, width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
         for row in cells
     )
 

@@ -104,9 +104,8 @@ class _Fields:
             count = sum(self._counts[field] for field in group)
             if count < self._num_samples:
                 share = percent_text(count, self._num_samples)
-                partial.append(
-                    f"{' or '.join(group)}: {count:,} of {self._num_samples:,} samples ({share})"
-                )
+                some = f"only {count:,} of {count_text(self._num_samples, 'sample')} ({share})"
+                partial.append(f"{some} {'has' if count == 1 else 'have'} {' or '.join(group)}")
         return [*_first(mixed), *_first(partial)]
 
     def _alternatives(self) -> list[list[str]]:

@@ -14,12 +14,14 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from wids.shards.class_names import class_name, is_of_classes
 from wids.tables.column_paths import INDEX, KEY
 from wids.tables.column_types import json_text
 from wids.tables.table import read_table
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _MAX_LABEL: Final = 100
+_MAX_NAMED: Final = 5
 _START: Final = 60
 _END: Final = 25
 
@@ -45,8 +48,10 @@ _SIGNS: Final[dict[str, tuple[str, Callable[[Any, Any], bool]]]] = {
 _EQUALITY: Final = frozenset(("==", "!="))
 """The signs that compare lists, which have no order."""
 
+_COLUMN: Final = re.compile(r"[.\w][^\s<>=!]*")
+_DIGITS: Final = re.compile(r"0|[1-9][0-9]*")
 _COMPARISON: Final = re.compile(
-    r"""\s*(?P<column>[.\w][^\s<>=!]*)\s*(?P<operator>[<>]=?|[=!]=)\s*
+    rf"""\s*(?P<column>{_COLUMN.pattern})\s*(?P<operator>[<>]=?|[=!]=)\s*
     (?P<value>"(?:[^"\\]|\\.)*"|'[^']*'|[^\s"']+)\s*""",
     re.VERBOSE,
 )
@@ -62,11 +67,13 @@ class Comparison:
             meets; ``"is"`` for the value with a label; ``"in"`` for numbers in a range.
         value: The value to compare with. For ``"is"`` the label as `label_of` returns it, None for
             samples without a value. For ``"in"`` the bounds, both included.
+        number: The number of the class that the value names, for columns of numbers; or None.
     """
 
     column: str
     sign: str
     value: Any
+    number: int | None = None
 
     def accepts(self, value: Any) -> bool:
         """Return whether a value meets the comparison."""
@@ -79,6 +86,11 @@ class Comparison:
         if not isinstance(self.value, str):
             is_kind = is_number if is_number(self.value) else _is_bool
             return is_kind(value) and compare(value, self.value)
+        if self.number is not None and is_number(value):
+            return compare(value, self.number)
+        return self._accepts_as_text(value, compare)
+
+    def _accepts_as_text(self, value: Any, compare: Callable[[Any, Any], bool]) -> bool:
         if isinstance(value, bytes):
             return compare(value, self.value.encode("utf-8", "surrogatepass"))
         if isinstance(value, list | tuple | Mapping):
@@ -112,8 +124,12 @@ def _are_equal(value: Any, other: Any) -> bool:
     return is_number(value) and is_number(other) and bool(value == other)
 
 
-def parsed(text: str) -> tuple[Comparison, ...]:
+def parsed(text: str, classes: Sequence[str] = ()) -> tuple[Comparison, ...]:
     """Return the comparisons of a condition, in either form.
+
+    Args:
+        text: The condition.
+        classes: Names of classes by their numbers, which ``==`` and ``!=`` may compare with.
 
     Raises:
         ValueError: It is not a condition.
@@ -125,8 +141,10 @@ def parsed(text: str) -> tuple[Comparison, ...]:
         match = _COMPARISON.match(text, at)
         if match is None:
             raise _not_a_condition(text, text[at:])
-        value = _value(text, match["value"])
-        comparisons.append(Comparison(match["column"], match["operator"], value))
+        column, sign, value = match["column"], match["operator"], _value(text, match["value"])
+        is_class = sign in _EQUALITY and value in classes and is_of_classes(column)
+        number = classes.index(value) if is_class else None
+        comparisons.append(Comparison(column, sign, value, number))
         at = match.end()
         if at == len(text):
             return tuple(comparisons)
@@ -177,6 +195,33 @@ def _filter(item: dict[str, Any]) -> Comparison:
     if math.isnan(low) or math.isnan(high):
         raise ValueError("expected numbers")
     return Comparison(str(item["column"]), "in", (low, high))
+
+
+def as_typed(text: str, classes: Sequence[str] = ()) -> str:
+    """Return a condition of a page as people type it, where that means the same; else as it is."""
+    if not text.startswith("["):
+        return text
+    parts = [_as_typed(comparison, classes) for comparison in parsed(text)]
+    return " and ".join(parts) if parts and all(parts) else text
+
+
+def _as_typed(comparison: Comparison, classes: Sequence[str]) -> str:
+    """Return a comparison as people type it; ``""`` if nothing that they can type is the same."""
+    column, value = comparison.column, comparison.value
+    if not _COLUMN.fullmatch(column):
+        return ""
+    if comparison.sign == "in":
+        bounds = zip((">=", "<="), value, strict=True)
+        texts = [(sign, repr(bound)) for sign, bound in bounds if math.isfinite(bound)]
+        return " and ".join(f"{column} {sign} {text.removesuffix('.0')}" for sign, text in texts)
+    name = class_name(column, value or "", classes)
+    if name and classes.index(name) == int(value):
+        return f"{column} == {json.dumps(name, ensure_ascii=False)}"
+    # Values of a field are numbers where it is one of classes; others may be texts of digits.
+    if column.startswith(".") and is_of_classes(column) and _DIGITS.fullmatch(value or ""):
+        return f"{column} == {value}"
+    is_plain = value and len(value) <= _MAX_LABEL and comparison._stated is None  # noqa: SLF001
+    return f"{column} == {json.dumps(value, ensure_ascii=False)}" if is_plain else ""
 
 
 def _not_a_condition(text: str, rest: str) -> ValueError:
@@ -241,14 +286,16 @@ def _met(column: pa.ChunkedArray, comparison: Comparison) -> npt.NDArray[np.bool
         # Arrow has no function for them.
         return np.array([comparison.accepts(value) for value in column.to_pylist()], bool)
     if comparison.sign in _SIGNS:
+        is_class = comparison.number is not None and not pa.types.is_string(column.type)
+        value = comparison.number if is_class else comparison.value
         try:
             name = _SIGNS[comparison.sign][0]
-            met = compute.call_function(name, [column, comparison.value])
+            met = compute.call_function(name, [column, value])
         # The last two for numbers that fit no type of Arrow.
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError, OverflowError):
             raise ValueError(
                 f"where: {comparison.column}: expected a value to compare {column.type} with, "
-                f"found {comparison.value!r}"
+                f"found {value!r}"
             ) from None
         return np.asarray(met.fill_null(fill_value=False).to_numpy(), bool)
     masks = []
@@ -276,7 +323,7 @@ def met_in(dataset: Tabular, text: str) -> npt.NDArray[np.bool_]:
         ValueError: It is not a condition, or on columns that are not there.
         WidsError: A column cannot be read.
     """
-    comparisons = parsed(text)
+    comparisons = parsed(text, dataset.spec.classes)
     names = {comparison.column for comparison in comparisons}
     paths = sorted(name for name in names if name.startswith("."))
     saved = names - {*paths, INDEX, KEY}
@@ -285,7 +332,24 @@ def met_in(dataset: Tabular, text: str) -> npt.NDArray[np.bool_]:
         tables.append(read_table(dataset.reader, dataset.positions, paths))
     # Each has a row for each sample, in their order.
     columns = {name: table[name] for table in tables for name in table.column_names}
+    for comparison in comparisons:
+        _check_class(columns[comparison.column], comparison, dataset.spec.classes)
     return np.ones(len(tables[0]), bool) & mask(columns, comparisons)
+
+
+def _check_class(column: pa.ChunkedArray, comparison: Comparison, classes: Sequence[str]) -> None:
+    """Raise ValueError if numbers of classes are compared with a text that names no class."""
+    import pyarrow as pa
+
+    value = comparison.value
+    is_name = comparison.sign in _EQUALITY and isinstance(value, str) and comparison.number is None
+    is_number = pa.types.is_integer(column.type)
+    if not (is_name and classes and is_number and is_of_classes(comparison.column)):
+        return
+    near = ", ".join(get_close_matches(value, classes) or [*classes[:_MAX_NAMED], "…"])
+    raise ValueError(
+        f"where: {comparison.column}: expected the name of a class, such as {near}, found {value!r}"
+    )
 
 
 def _saved(dataset: Tabular, names: set[str]) -> pa.Table:

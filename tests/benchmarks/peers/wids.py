@@ -47,12 +47,13 @@ class Wids(Peer):
         )
 
     def pictures(self, data: Data, num_workers: int) -> Iterator[Any]:
+        """As the loop of README, without its resize, which no library has in this row."""
         from torch.utils.data import DataLoader
 
         import wids
 
-        dataset = self.dataset(data, transformations="numpy", fields=[".jpg"]).to_tuple(".jpg")
-        sampler = wids.ChunkedSampler(dataset)
+        dataset = self.dataset(data, transformations="torchrgb8", fields=[".jpg"]).to_tuple(".jpg")
+        sampler = wids.DistributedChunkedSampler(dataset)
         loader = DataLoader(
             dataset,
             PICTURES_AT_A_TIME,

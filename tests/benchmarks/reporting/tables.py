@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -132,45 +133,52 @@ GROUPS = (
 COLUMNS = {column.row: column for group in GROUPS for column in group.columns}
 
 
+Ratio = tuple[float, list[float]]
+
+
 @dataclass(frozen=True)
 class Goal:
     """A bound that a ratio of two numbers of one run has to keep.
 
     Attributes:
         text: What has to hold.
-        ratio: Returns the ratios, one for each turn; None if they were not measured.
+        ratio: Returns the ratio of the medians, which the tables show and the bound is for, and the
+            ratios of the turns; None if they were not measured.
         bound: The bound.
         is_least: Whether the ratio has to be at least the bound, instead of at most.
     """
 
     text: str
-    ratio: Callable[[Results], list[float] | None]
+    ratio: Callable[[Results], Ratio | None]
     bound: float
     is_least: bool = False
 
     def line(self, results: Results) -> str:
         """Return the row of the table of goals."""
-        ratios = self.ratio(results)
+        found = self.ratio(results)
         sign = "≥" if self.is_least else "≤"
-        if not ratios:
+        if found is None:
             return f"| {self.text} | {sign} {self.bound:g} | not measured | |"
-        middle = statistics.median(ratios)
+        middle, ratios = round(found[0], 9), found[1]
         is_met = middle >= self.bound if self.is_least else middle <= self.bound
-        spread = f"{middle:.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
+        # Rounded towards the bound that is missed, so that no number looks like another verdict.
+        shown = math.floor(middle * 100) if self.is_least else math.ceil(middle * 100)
+        spread = f"{shown / 100:.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
         return (
             f"| {self.text} | {sign} {self.bound:g} | {spread} | {'yes' if is_met else '**no**'} |"
         )
 
 
-def ratios(results: Results, row: str, names: list[str], *, of: str = OWN) -> list[float] | None:
-    """Return one library's numbers by those of the best of others, turn by turn."""
+def ratios(results: Results, row: str, names: list[str], *, of: str = OWN) -> Ratio | None:
+    """Return one library's median by that of the best of others, and the same turn by turn."""
     values = results.values.get(row, {})
     others = [values[name] for name in names if name in values and name != of]
     if of not in values or not others:
         return None
     pick = max if COLUMNS[row].is_more_better else min
     best = min(others, key=statistics.median) if pick is min else max(others, key=statistics.median)
-    return [own / other for own, other in zip(values[of], best, strict=False)]
+    turns = [own / other for own, other in zip(values[of], best, strict=False)]
+    return statistics.median(values[of]) / statistics.median(best), turns
 
 
 def names(condition: Callable[[Contestant], bool] = lambda _: True) -> list[str]:
@@ -178,10 +186,12 @@ def names(condition: Callable[[Contestant], bool] = lambda _: True) -> list[str]
     return [c.name for c in CONTESTANTS if not c.is_limit and condition(c)]
 
 
-def _remote_ratio(results: Results) -> list[float] | None:
+def _remote_ratio(results: Results) -> Ratio | None:
     seconds = results.values.get("remote_epoch", {}).get(OWN)
     best_s = results.about.get("remote_best_s")
-    return [s / best_s for s in seconds] if seconds and best_s else None
+    if not (seconds and best_s):
+        return None
+    return statistics.median(seconds) / best_s, [s / best_s for s in seconds]
 
 
 def goals() -> tuple[Goal, ...]:

@@ -57,10 +57,10 @@ def test_numbers_of_classes_are_those_of_torchvision(tmp_path: Path) -> None:
         {"a/1.jpg": "", "b/1.jpg": "", "1.png": ""},
         {"images/1.jpg": "", "images/2.jpg": "", "labels/1.txt": "", "labels/2.txt": ""},
         {"a/1.jpg": "", "a/1.cls": "0", "b/1.jpg": "", "b/1.cls": "1"},
-        {"a/1.jpg": "", "b/1.jpg": "", "metadata.csv": "file_name,x\na/1.jpg,1\nb/1.jpg,2\n"},
+        {"test/1.jpg": "", "b/1.jpg": "", "metadata.csv": "file_name,x\ntest/1.jpg,1\n"},
         {"1.jpg": "", "2.jpg": ""},
     ],
-    ids=["one folder", "pictures beside", "parallel folders", "labels", "metadata", "flat"],
+    ids=["one folder", "pictures beside", "parallel folders", "labels", "splits", "flat"],
 )
 def test_folders_that_are_not_classes(files: dict[str, str], tmp_path: Path) -> None:
     """Without a sign that folders are classes, nothing is added (PACK-8)."""
@@ -77,6 +77,18 @@ def test_captions_and_formats_may_differ_between_classes(tmp_path: Path) -> None
     report = pack_folder(tmp_path / "in", tmp_path / "out")
     assert report.spec.extras["classes"] == ["a", "b"]
     assert report.fields == {".cls": 3, ".jpg": 2, ".png": 1, ".txt": 1}
+
+
+@pytest.mark.parametrize("table", ["metadata.csv", "a/metadata.csv"])
+def test_classes_with_captions_and_metadata(table: str, tmp_path: Path) -> None:
+    """Class folders whose files have captions and rows of metadata keep their classes (PACK-8)."""
+    name = "1.jpg" if "/" in table else "a/1.jpg"
+    files = {"a/1.jpg": "", "a/1.txt": "x", "a/2.jpg": "", "b/1.jpg": "", "b/1.txt": "y"}
+    make_tree(tmp_path / "in", {**files, table: f"file_name,x\n{name},7\n"})
+    report = pack_folder(tmp_path / "in", tmp_path / "out")
+    assert report.spec.classes == ["a", "b"]
+    assert report.fields == {".cls": 3, ".jpg": 3, ".json": 1, ".txt": 2}
+    assert packed(tmp_path)["a/1.json"] == b'{"x": 7}'
 
 
 def test_splits_are_not_classes(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ const POLL_MS = 300;
 const SHOWN_VALUES = 12;
 let asked = ""; // the search whose progress is shown
 let columnAsked = ""; // the column whose values are shown
+let countAsked = ""; // which values of which samples are shown
 let showsAllValues = false;
+const valueNames = new Map(); // of classes, by column and number
 
 // Hits of the search.
 
@@ -91,8 +93,13 @@ export function watchSearch(show) {
 
 // What is active, each with a button that takes it away.
 
-const text = ({ value, low, high }) => (value !== undefined ? `= ${value ?? "no value"}`
-  : low === null ? `≤ ${high}` : high === null ? `≥ ${low}` : `${low} to ${high}`);
+const text = ({ column, value, low, high }) => (value !== undefined
+  ? `= ${valueNames.get(`${column}=${value}`) || (value ?? "no value")}` : low === null ? `≤ ${high}` : high === null ? `≥ ${low}` : `${low} to ${high}`);
+
+export function nameFilters(view, names) {
+  view.where.forEach(({ column, value }, at) => valueNames.set(`${column}=${value}`, names[at]));
+  showActive(view);
+}
 
 export function showActive(view) {
   const items = [];
@@ -168,10 +175,25 @@ async function chooseColumn() {
   if (name !== OTHER) await followColumn(name, "GET");
 }
 
+// The samples that are counted: those that are shown, whatever their value in this column.
+function counting(name) {
+  const view = state();
+  const where = view.where.filter(({ column }) => column !== name);
+  const query = selection({ ...view, where, seed: null });
+  query.set("name", name);
+  return `${prefix(view.shard)}column?${query}`;
+}
+
+// The counts follow the search.
+export async function recount() {
+  if (columnAsked && columnAsked !== OTHER && counting(columnAsked) !== countAsked) await followColumn(columnAsked, "GET");
+}
+
 async function followColumn(name, method) {
-  const { shard } = state();
-  const answer = await request(`${prefix(shard)}column?${new URLSearchParams({ name })}`, method);
-  if (columnAsked !== name || state().shard !== shard) return;
+  const path = counting(name);
+  countAsked = path;
+  const answer = await request(path, method);
+  if (columnAsked !== name || counting(name) !== path) return;
   showValues(answer);
   if (answer.state === "running") setTimeout(() => followColumn(name, "GET").catch((e) => setBanner(e.message)), POLL_MS);
 }
@@ -216,6 +238,7 @@ function noteOf({ state: kind, searched, total, num_values: count, num_nulls: nu
 }
 
 function valueItem({ label, name, count }, most) {
+  if (name) valueNames.set(`${columnAsked}=${label}`, name);
   const item = made("li");
   const shown = label === null ? "no value" : name || label;
   const button = made("button", "", { type: "button", "aria-pressed": "false", "data-value": JSON.stringify(label),
@@ -238,12 +261,14 @@ function toggle(filter) {
 function showHistogram({ low, high, is_numeric: isNumeric }, bins) {
   const histogram = element("histogram");
   const shown = isNumeric ? [low, high].map((value) => Number(value.toPrecision(6))) : [];
-  histogram.hidden = bins.length < 2;
-  element("range").hidden = bins.length < 2;
+  for (const id of ["histogram", "axis", "range"]) element(id).hidden = bins.length < 2;
   if (bins.length < 2) return;
   histogram.ariaLabel = `distribution of the values from ${shown[0]} to ${shown[1]}`;
   const most = Math.max(...bins);
   const width = (high - low) / bins.length;
+  const middle = Number((low + (high - low) / 2).toPrecision(3));
+  element("axis").replaceChildren(...[shown[0], middle, shown[1]].map((value) => made("span", number(value))));
+  element("most").textContent = number(most);
   histogram.replaceChildren(...bins.map((count, at) => {
     const bar = made("span", "", { title: `${number(count)} samples from ${(low + at * width).toPrecision(4)}` });
     bar.style.setProperty("--height", count ? `${Math.max((count / most) * 100, 2)}%` : "0");
@@ -284,8 +309,10 @@ export function watchColumns() {
   };
 }
 
-export function showPython() {
+// How to open what is shown in Python, with its conditions and its order.
+export function showPython(found = "") {
   element("python-section").hidden = !dataset.python;
   const name = dataset.numShards === null ? "dataset" : "samples";
-  element("python").textContent = `import wids\n\n${name} = ${dataset.python}`;
+  const view = found && dataset.numShards === null ? `\nview = ${found}` : "";
+  element("python").textContent = `import wids\n\n${name} = ${dataset.python}${view}`;
 }

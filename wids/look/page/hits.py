@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from wids.look.field_stats import MAX_TEXT_NBYTES, is_text
 from wids.look.page.page_columns import PageColumns, path_of
@@ -46,14 +47,14 @@ class Conditions:
         return bool(self.words or self.field or self.filters)
 
 
-def parse_conditions(query: dict[str, str]) -> Conditions:
-    """Return the conditions in the query of a page.
+def parse_conditions(query: dict[str, str], classes: Sequence[str] = ()) -> Conditions:
+    """Return the conditions in the query of a page, which may name classes.
 
     Raises:
         ValueError: The filters are malformed.
     """
     words = tuple(quoted or word for quoted, word in _WORD.findall(query.get("q", "").casefold()))
-    filters = parsed(query.get("where") or "[]")
+    filters = parsed(query.get("where") or "[]", classes)
     if len(words) > _MAX_WORDS or len(filters) > _MAX_FILTERS:
         raise ValueError(
             f"expected at most {_MAX_WORDS} words and {_MAX_FILTERS} filters, found {len(words)} "
@@ -68,6 +69,8 @@ class Hits:
     Args:
         conditions: What they must have.
         columns: The columns of the dataset.
+        within: Which samples of the dataset to look at; None for all.
+        max_hits: How many to find.
 
     Attributes:
         fields: The fields whose values are decoded.
@@ -78,10 +81,20 @@ class Hits:
         ValueError: A filter names no column.
     """
 
-    def __init__(self, conditions: Conditions, columns: PageColumns) -> None:
+    def __init__(
+        self,
+        conditions: Conditions,
+        columns: PageColumns,
+        within: npt.NDArray[np.bool_] | None = None,
+        max_hits: int = MAX_HITS,
+    ) -> None:
+        self._max_hits = max_hits
         saved = [each for each in conditions.filters if columns.is_saved(each.column)]
         found = {each.column: columns.column(each.column) for each in saved}
-        self._mask = mask(found, saved) if saved else None
+        self._mask = within
+        if saved:
+            met = mask(found, saved)
+            self._mask = met if within is None else met & within
         rest = tuple(each for each in conditions.filters if each not in saved)
         names = dict.fromkeys(each.column for each in rest)
         self._paths = [path_of(name) for name in names if name not in (INDEX, KEY)]
@@ -90,20 +103,25 @@ class Hits:
         self.needs_scan = bool(self._conditions)
         self.found = array("q")
         if not self.needs_scan and self._mask is not None:
-            self.found.extend(np.flatnonzero(self._mask)[:MAX_HITS].tolist())
+            self.found.extend(np.flatnonzero(self._mask)[:max_hits].tolist())
 
     def wanted(self, start: int, rows: Rows) -> Rows:
+        """Return the samples that have to be read to answer."""
+        return self.possible(start, rows) if self.needs_scan else rows[:0]
+
+    def possible(self, start: int, rows: Rows) -> Rows:
         """Return the samples that neither the saved table nor their indices rule out."""
-        if not self.needs_scan:
-            return rows[:0]
         rows = rows if self._mask is None else rows[self._mask[start + rows]]
         return _accepted(self._conditions, INDEX, rows, (start + rows).tolist())
 
     def visit(self, start: int, shard: ShardRows, rows: Rows) -> bool:
         """Add the samples that satisfy the conditions; return whether there are too many."""
-        found = _matching(self._conditions, self._paths, shard, rows)
-        self.found.extend((found + start).tolist())
-        return len(self.found) >= MAX_HITS
+        self.found.extend((self.matching(shard, rows) + start).tolist())
+        return len(self.found) >= self._max_hits
+
+    def matching(self, shard: ShardRows, rows: Rows) -> Rows:
+        """Return which of some possible samples satisfy the conditions."""
+        return _matching(self._conditions, self._paths, shard, rows)
 
 
 def _matching(

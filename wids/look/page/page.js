@@ -2,7 +2,7 @@
 
 import { PAGE_SIZE, counted, dataset, dismiss, element, navigate, number, prefix, request, selection, setBanner, setStatus,
   state } from "./address.js";
-import { offerColumns, offerFields, search, showActive, showPython, watchColumns, watchSearch } from "./filters.js";
+import { offerColumns, offerFields, recount, search, showActive, showPython, watchColumns, watchSearch } from "./filters.js";
 import { forget, numShown, showPage, turn, watchSize } from "./samples.js";
 import { offerShards, showShard, turnShard, watchShards } from "./shards.js";
 import { onKey, showSample, step, watchViewer } from "./viewer.js";
@@ -28,7 +28,7 @@ async function show() {
       offerColumns(view.shard).catch(report);
     }
     await search(view, addHits);
-    await Promise.all([showPage(view), showSample(view)]);
+    await Promise.all([showPage(view), showSample(view), recount()]);
   } catch (error) {
     report(error);
   }

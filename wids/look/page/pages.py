@@ -80,11 +80,11 @@ class Pages(Site):
             "poster": self._poster,
             "hits": lambda _, query: self._questions.hits(query),
             "columns": lambda _, __: self._questions.column_names(),
-            "column": lambda _, query: self._questions.column(query.get("name", "")),
+            "column": lambda _, query: self._questions.column(query),
         }
         all_actions: dict[str, Route] = {
             "hits": lambda _, query: self._questions.search(query),
-            "column": lambda _, query: self._questions.count(query.get("name", "")),
+            "column": lambda _, query: self._questions.count(query),
             "stop": lambda kind, _: self._questions.stop(kind),
             **(actions or {}),
         }
@@ -137,6 +137,8 @@ class Pages(Site):
                 {"index": i, "html": card.html} for i, card in zip(indices, cards, strict=True)
             ],
             "problems": preview.problems_of(cards),
+            "names": self._questions.names(query),
+            "python": self._questions.code(query),
             "num_found": len(selection),
             "next": stop if stop < len(selection) else None,
             "previous": max(0, start - count) if start else None,

@@ -6,11 +6,14 @@ of a dataset, and a small dataset on this machine, answer at once.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Final
+
+import numpy as np
 
 from wids.errors import WidsError, printable
 from wids.look.page.answers import parsed_number
@@ -20,7 +23,9 @@ from wids.look.page.scans import Progress, Scan, Scans
 from wids.look.page.selection import Selection
 from wids.look.page.tally import Tally
 from wids.look.preview import Browsable
-from wids.look.text import class_name, class_names
+from wids.look.text import class_names
+from wids.shards.class_names import class_name, is_of_classes
+from wids.tables.conditions import as_typed, parsed
 
 _MAX_UNASKED: Final = 10_000
 """Samples of a dataset on this machine whose values are counted without a request."""
@@ -69,7 +74,7 @@ class Questions:
 
     def selection(self, query: dict[str, str]) -> Selection:
         """Return the samples found so far that a query asks for, in its order."""
-        conditions, seed = parse_conditions(query), query.get("seed", "")
+        conditions, seed = self._conditions(query), query.get("seed", "")
         scan = self._scans.searches.get((self, conditions))
         found = None if not conditions else [] if scan is None else scan.visitor.found
         # As many as there are now: a scan may find more meanwhile.
@@ -78,14 +83,14 @@ class Questions:
 
     def search(self, query: dict[str, str]) -> dict[str, Any]:
         """Look for samples, or continue to; return what `hits` does."""
-        conditions = parse_conditions(query)
+        conditions = self._conditions(query)
         if conditions:
             self._scans.searches.start((self, conditions), partial(self._new_hits, conditions))
         return self.hits(query)
 
     def hits(self, query: dict[str, str]) -> dict[str, Any]:
         """Return how many samples were found, and how far the search for them is."""
-        conditions, total = parse_conditions(query), len(self._dataset)
+        conditions, total = self._conditions(query), len(self._dataset)
         if not conditions:
             return {**asdict(Progress("done", total, total)), "found": total}
         scan = self._scans.searches.get((self, conditions))
@@ -93,6 +98,27 @@ class Questions:
             return {**asdict(Progress("new", total)), "found": 0}
         progress = self._scans.searches.progress(scan)
         return {**asdict(progress), "found": len(scan.visitor.found)}
+
+    def _conditions(self, query: dict[str, str]) -> Conditions:
+        return parse_conditions(query, self._dataset.spec.classes)
+
+    def names(self, query: dict[str, str]) -> list[str]:
+        """Return the name of the class that each filter of a query is for; ``""`` for none."""
+        names = class_names(self._dataset.spec)
+        filters = self._conditions(query).filters
+        return [class_name(each.column, str(each.value), names) for each in filters]
+
+    def code(self, query: dict[str, str]) -> str:
+        """Return the Python expression for the samples that a query asks for, in its order."""
+        where, classes = query.get("where", ""), self._dataset.spec.classes
+        arguments = {
+            "": query.get("q", "").strip(),
+            "where=": as_typed(where, classes) if parsed(where or "[]", classes) else "",
+            "field=": query.get("field", ""),
+        }
+        texts = [f"{name}{value!r}" for name, value in arguments.items() if value]
+        texts += [f"seed={query['seed']}"] if query.get("seed") else []
+        return f"dataset.search({', '.join(texts)})" if texts else ""
 
     def _new_hits(self, conditions: Conditions) -> Scan[Hits]:
         return Scan(self._dataset, Hits(conditions, self._columns))
@@ -114,7 +140,7 @@ class Questions:
         except (WidsError, ValueError) as error:
             seen, problem = (), problem or str(error)
         names = dict.fromkeys((*saved.columns, *seen))
-        first = next((name for name in names if _is_of_classes(name)), None)
+        first = next(filter(is_of_classes, names), None)
         return {
             "columns": [
                 {"name": name, "label": printable(name), "saved": name in saved.columns}
@@ -124,39 +150,69 @@ class Questions:
             "problem": printable(problem),
         }
 
-    def column(self, name: str) -> dict[str, Any]:
-        """Return how the values of a column that were counted so far are distributed."""
+    def column(self, query: dict[str, str]) -> dict[str, Any]:
+        """Return how the values of a column that were counted so far are distributed.
+
+        Those of the samples that satisfy the conditions of the query on everything else.
+        """
+        name, conditions = self._counted(query)
         total = len(self._dataset)
-        if self._columns.is_saved(name):
+        if self._is_known(name, conditions):
             tally = Tally()
-            tally.add_column(self._columns.column(name))
+            column = self._columns.column(name)
+            hits = self._all_hits(conditions)
+            tally.add_column(column if hits is None else column.take(np.asarray(hits.found)))
             return self._distribution(name, tally, Progress("done", total, total))
-        scan = self._scans.counts.get((self, name)) or self._counted_unasked(name)
+        scan = self._scans.counts.get((self, name, conditions))
+        scan = scan or self._counted_unasked(name, conditions)
         if scan is None:
             return self._distribution(name, Tally(), Progress("new", total))
         # Stated before the tally is summed: a count that has ended is complete.
         progress = self._scans.counts.progress(scan)
         return self._distribution(name, scan.visitor, progress)
 
-    def count(self, name: str) -> dict[str, Any]:
+    def count(self, query: dict[str, str]) -> dict[str, Any]:
         """Count the values of a column, or continue to; return what `column` does."""
-        if not self._columns.is_saved(name):
-            self._scans.counts.start((self, name), partial(self._new_tally, name))
-        return self.column(name)
+        name, conditions = self._counted(query)
+        if not self._is_known(name, conditions):
+            self._start_count(name, conditions)
+        return self.column(query)
 
-    def _counted_unasked(self, name: str) -> Scan[Tally] | None:
+    def _counted(self, query: dict[str, str]) -> tuple[str, Conditions]:
+        """Return the column to count, and the conditions on everything else."""
+        name, conditions = query.get("name", ""), self._conditions(query)
+        filters = tuple(each for each in conditions.filters if each.column != name)
+        return name, replace(conditions, filters=filters)
+
+    def _is_known(self, name: str, conditions: Conditions) -> bool:
+        """Return whether the saved table has the column, and says which samples count."""
+        names = (name, *(each.column for each in conditions.filters))
+        is_scanned = conditions.words or conditions.field
+        return not is_scanned and all(map(self._columns.is_saved, names))
+
+    def _all_hits(self, conditions: Conditions) -> Hits | None:
+        return Hits(conditions, self._columns, max_hits=sys.maxsize) if conditions else None
+
+    def _start_count(self, name: str, conditions: Conditions) -> Scan[Tally]:
+        new = partial(self._new_tally, name, conditions)
+        return self._scans.counts.start((self, name, conditions), new)
+
+    def _counted_unasked(self, name: str, conditions: Conditions) -> Scan[Tally] | None:
         """Return the count of a column that is counted without a request, or None."""
         if not self._is_free():
             return None
         with self._scans.unasked:  # pages that open together must not stop each other's counts
-            scan = self._scans.counts.get((self, name))
+            scan = self._scans.counts.get((self, name, conditions))
             if scan is None:
-                scan = self._scans.counts.start((self, name), partial(self._new_tally, name))
+                scan = self._start_count(name, conditions)
                 self._scans.counts.wait(scan, _WAIT_S)
         return scan
 
-    def _new_tally(self, name: str) -> Scan[Tally]:
-        return Scan(self._dataset, Tally(path_of(name)))
+    def _new_tally(self, name: str, conditions: Conditions) -> Scan[Tally]:
+        is_saved = self._columns.is_saved(name)
+        path = None if is_saved else path_of(name)
+        column = self._columns.column(name) if is_saved else None
+        return Scan(self._dataset, Tally(path, column, self._all_hits(conditions)))
 
     def _is_free(self) -> bool:
         """Return whether all samples are local, and few."""
@@ -167,10 +223,6 @@ class Questions:
     def _distribution(self, name: str, tally: Tally, progress: Progress) -> dict[str, Any]:
         summary = tally.summary()
         names = class_names(self._dataset.spec)
-        for value in summary["values"] if _is_of_classes(name) else ():
-            value["name"] = class_name(".cls", value["label"], names)
+        for value in summary["values"] if is_of_classes(name) else ():
+            value["name"] = class_name(name, value["label"], names)
         return {"name": name, **asdict(progress), **summary}
-
-
-def _is_of_classes(name: str) -> bool:
-    return name.lower().lstrip("_.") in ("cls", "class", "label", "category")

@@ -12,7 +12,8 @@ from urllib.parse import quote
 from wids.errors import message_of, printable
 from wids.look.html import data_url, escaped, field_html
 from wids.look.pictures import thumbnail
-from wids.look.text import class_name, shortened, value_text
+from wids.look.text import shortened, value_text
+from wids.shards.class_names import class_name
 from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension
 from wids.shards.fields.media import played_type
 from wids.shards.tars.member_names import to_bytes
@@ -70,9 +71,10 @@ def _body(field: str, data: bytes | None, link: str, classes: Sequence[str], pos
         return "<small>too large to show</small>"
     try:
         if extension(field) in IMAGE_EXTENSIONS:  # which is shown elsewhere
-            return f"<small>{escaped(value_text(field, data))}</small>"
+            text, size = value_text(field, data), nbytes_text(len(data))
+            return f"<small>{escaped(text.removesuffix(f', {size}'))}</small>"  # which is above it
         name = class_name(field, value_text(field, data), classes) if len(data) < 10 else ""
-        return field_html(field, data) + (f" · {escaped(name)}" if name else "")
+        return field_html(field, data, with_size=False) + (f" · {escaped(name)}" if name else "")
     except Exception as error:  # noqa: BLE001 - one odd field must not hide the others
         text = shortened(printable(f"cannot be shown: {message_of(error)}"), 300)
         return f'<span class="bad">{escaped(text)}</span>'
@@ -108,5 +110,5 @@ def picture_entry(field: str, data: bytes | None, nbytes: int, larger: str) -> d
         "larger": "" if is_whole else larger,
         "width": small.width,
         "height": small.height,
-        "text": f"{small.description}, {nbytes_text(nbytes)}",
+        "text": small.description,
     }

@@ -2,6 +2,7 @@
 
 import { PAGE_SIZE, counted, dataset, element, hash, isSelective, made, navigate, number, prefix, request, selection,
   setBanner, setStatus, state } from "./address.js";
+import { nameFilters, showPython } from "./filters.js";
 import { describeKnown, knownText } from "./shards.js";
 
 const FIRST = 12; // cards of the first request, so that something is seen early
@@ -52,6 +53,8 @@ async function load(view, wanted) {
     for (const [text, times] of Object.entries(answer.problems)) problems.set(text, (problems.get(text) ?? 0) + times);
     const isLast = answer.next === null || answer.cards.length < count || count === counts.at(-1);
     put(view, shown, answer, isLast);
+    nameFilters(view, answer.names);
+    showPython(answer.python);
     if (isLast) break;
   }
   setBanner([...problems].map(([text, times]) => `${counted(times, "sample")}: ${text}`).join("\n"), "page");

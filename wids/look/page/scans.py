@@ -108,23 +108,31 @@ class Scan(Generic[AnyVisitor]):
         """Begin the pass, or continue it where it stopped, until the event is set."""
         self.problem = ""
         self._asked_s = time.monotonic()
+
+        def is_wanted() -> bool:
+            return time.monotonic() - self._asked_s <= _PATIENCE_S and not stopped.is_set()
+
         try:
-            starts = [0, *accumulate(self._dataset.lengths)]
-            while self._next < starts[-1] and self._goes_on(stopped):
-                number = bisect_right(starts, self._next) - 1
-                self._run_shard(number, starts[number], starts[number + 1], stopped)
+            self._run_shards(is_wanted)
         except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
             self.problem = printable(message_of(error))
 
-    def _goes_on(self, stopped: threading.Event) -> bool:
-        is_wanted = time.monotonic() - self._asked_s <= _PATIENCE_S
-        return is_wanted and not self._is_enough and not stopped.is_set()
+    def complete(self) -> Counter[str]:
+        """Run the pass to its end, for a caller who waits; return which fields were left out."""
+        self._run_shards(lambda: True)
+        return self._left_out
 
-    def _run_shard(self, number: int, start: int, end: int, stopped: threading.Event) -> None:
+    def _run_shards(self, is_wanted: Callable[[], bool]) -> None:
+        starts = [0, *accumulate(self._dataset.lengths)]
+        while self._next < starts[-1] and not self._is_enough and is_wanted():
+            number = bisect_right(starts, self._next) - 1
+            self._run_shard(number, starts[number], starts[number + 1], is_wanted)
+
+    def _run_shard(self, number: int, start: int, end: int, is_wanted: Callable[[], bool]) -> None:
         """Visit the samples of a shard from the next one on, block by block."""
         with ExitStack() as stack:
             shard: ShardRows | None = None
-            while self._next < end and self._goes_on(stopped):
+            while self._next < end and not self._is_enough and is_wanted():
                 stop = min(self._next + _BLOCK, end)
                 rows = self.visitor.wanted(start, np.arange(self._next - start, stop - start))
                 if len(rows):  # or the shard is not even opened

@@ -64,10 +64,12 @@ class Browser:
         python: Code that opens the dataset in Python, for people to copy.
 
     Attributes:
+        port: The port that it listens on.
         url: The address of the page, with the token.
 
     Raises:
         ValueError: The dataset is a view.
+        OSError: The port is in use, or may not be used.
     """
 
     def __init__(self, dataset: Browsable | Site, port: int = 0, python: str = "") -> None:
@@ -75,9 +77,17 @@ class Browser:
         # SEC-13: loopback alone is no protection, since every user of the machine can connect to
         # it.
         self._token = secrets.token_urlsafe(16)
-        self._server = _Server(("127.0.0.1", port), self._site, self._token)
+        try:
+            self._server = _Server(("127.0.0.1", port), self._site, self._token)
+        except OSError as error:
+            self._site.close()
+            raise OSError(
+                f"port {port}: expected one that is free, found {error.strerror}; choose another "
+                "(--port), or none, for a free one"
+            ) from error
         self._is_serving = False
-        self.url = f"http://127.0.0.1:{self._server.server_port}/{self._token}/"
+        self.port: int = self._server.server_port
+        self.url = f"http://127.0.0.1:{self.port}/{self._token}/"
 
     def serve(self) -> None:
         """Answer requests until another thread calls `close`, or until Ctrl-C."""

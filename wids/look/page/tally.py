@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.look.distributions import bin_counts, is_numeric
+from wids.look.page.hits import Hits
 from wids.look.page.rows import Rows, ShardRows
 from wids.tables.column_paths import ColumnPath
 from wids.tables.conditions import is_number, label_of
@@ -39,15 +40,25 @@ class Tally:
     """The values of a column that are known so far. Safe to use from any thread.
 
     Args:
-        path: Where a scan finds the values; None if no scan reads them.
+        path: Where a scan finds the values; None if it does not read them.
+        column: The values of all samples of the dataset instead, or None.
+        hits: The samples that count; None for all.
 
     Attributes:
-        fields: The field whose values a scan decodes.
+        fields: The fields whose values a scan decodes.
     """
 
-    def __init__(self, path: ColumnPath | None = None) -> None:
-        self.fields = () if path is None else (path.field,)
+    def __init__(
+        self,
+        path: ColumnPath | None = None,
+        column: pa.ChunkedArray | None = None,
+        hits: Hits | None = None,
+    ) -> None:
+        own = () if path is None else (path.field,)
+        self.fields = tuple(dict.fromkeys((*own, *(() if hits is None else hits.fields))))
         self._path = path
+        self._column = column
+        self._hits = hits
         self._num_visited = 0
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
@@ -57,15 +68,18 @@ class Tally:
         self._is_numeric = True
         self._numbers: list[npt.NDArray[np.float64]] = []
 
-    def wanted(self, start: int, rows: Rows) -> Rows:  # noqa: ARG002 - as a visitor
-        """Return all samples."""
-        return rows
+    def wanted(self, start: int, rows: Rows) -> Rows:
+        """Return the samples that may count."""
+        return rows if self._hits is None else self._hits.possible(start, rows)
 
-    def visit(self, start: int, shard: ShardRows, rows: Rows) -> bool:  # noqa: ARG002 - as a visitor
+    def visit(self, start: int, shard: ShardRows, rows: Rows) -> bool:
         """Add the values of samples; return whether these are enough."""
-        if self._path is not None:
-            self._add_parts(shard.values(self._path, rows))
         self._num_visited += len(rows)
+        rows = rows if self._hits is None else self._hits.matching(shard, rows)
+        if self._column is not None:
+            self.add_column(self._column.take(start + rows))
+        elif self._path is not None:
+            self._add_parts(shard.values(self._path, rows))
         return self._num_visited >= MAX_TALLIED
 
     def _add_parts(self, parts: Iterable[list[Any]]) -> None:

@@ -30,8 +30,8 @@ def reason_against(table: SampleTable) -> str | None:
     """Return why the folders of samples do not look like classes; None if they do.
 
     ``""`` if there are fewer than two. They do if there are two or more, all mainly with files of
-    the same role, and neither files of that role beside them, nor labels or rows of metadata in
-    them.
+    the same role, with neither files of that role beside them nor labels in them. Where files have
+    rows of metadata, folders of splits are no classes.
 
     Raises:
         PackError: They are the folders of splits, such as ``train`` and ``test``.
@@ -41,9 +41,12 @@ def reason_against(table: SampleTable) -> str | None:
         counts.setdefault(class_of(stem), Counter()).update(roles_of(fields))
     beside = counts.pop("", Counter())
     main_roles = {main_role(counter) for counter in counts.values()}
+    splits = _SPLITS.intersection(map(str.lower, counts))
     reasons = {
         "": len(counts) < 2,
-        "files have rows of metadata": bool(table.with_row),
+        "files have rows of metadata, and folders have names of splits": bool(
+            table.with_row and splits
+        ),
         f"most of their files are not of one kind ({', '.join(sorted(main_roles))})": (
             len(main_roles) > 1
         ),

@@ -87,7 +87,7 @@ def pack_folder(
         ...     path.parent.mkdir(parents=True, exist_ok=True)
         ...     nbytes = path.write_text("a " + name[:3])
         >>> report = wids.pack_folder("pets", "out/pets")
-        >>> report.num_samples, dict(report.fields), report.spec.extras["classes"]
+        >>> report.num_samples, dict(report.fields), report.spec.classes
         (3, {'.cls': 3, '.txt': 3}, ['cat', 'dog'])
         >>> with wids.ShardListDataset("out/pets.json") as dataset:
         ...     sample = dataset.get_by_key("dog/1")

@@ -193,6 +193,18 @@ class DatasetSpec:
     table: SavedTable | None = None
     packs: tuple[PackedShards, ...] = ()
 
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes whose numbers are in the fields ``.cls``; empty if none are stated.
+
+        Example:
+            >>> import wids
+            >>> wids.DatasetSpec((), extras={"classes": ["cat", "dog"]}).classes
+            ['cat', 'dog']
+        """
+        names = self.extras.get("classes")
+        return list(map(str, names)) if isinstance(names, list | tuple) else []
+
     def __repr__(self) -> str:
         """Return its name and only the first and last of its shards, since there may be many."""
         ends = [repr(urls.redact(shard.url)) for shard in (*self.shards[:1], *self.shards[1:][-1:])]
