@@ -25,6 +25,7 @@ _logger = logging.getLogger("wids")
 
 def count_samples(
     opener: ShardOpener,
+    counts: list[int | None],
     open_length: Callable[[int], int],
     store: Cache,
     options: ReadOptions,
@@ -33,8 +34,8 @@ def count_samples(
     """Return the number of samples of each shard, after counting those that are not stated.
 
     Args:
-        opener: Has the stated counts, and knows which shards have an index or a copy. New counts
-            are stored in it.
+        opener: Knows which shards have an index or a copy.
+        counts: Its stated counts, in which new ones are stored.
         open_length: Opens a shard, and returns its number of samples.
         store: Copies of remote shards.
         options: With ``access="download"`` the caller consents to any download.
@@ -46,14 +47,13 @@ def count_samples(
         FetchError: A shard cannot be read.
         ShardFormatError: A shard is not a complete, plain tar.
     """
-    counts = opener.counts
     unstated = [number for number, count in enumerate(counts) if count is None]
     for number in unstated:
         counts[number] = opener.known_count(number)
     missing = [number for number in unstated if counts[number] is None]
     if missing:
         cost = _checked_cost(opener, missing, store, options)
-        _fetch(opener, open_length, store, cost, progress)
+        _fetch(opener, counts, open_length, store, cost, progress)
     with Bar("counting samples", len(missing), "shard", wanted=progress) as bar:
         for num_counted, number in enumerate(missing, start=1):
             if counts[number] is None:
@@ -85,6 +85,7 @@ def _checked_cost(
 
 def _fetch(
     opener: ShardOpener,
+    counts: list[int | None],
     open_length: Callable[[int], int],
     store: Cache,
     nbytes_of: Mapping[int, int | None],
@@ -99,7 +100,7 @@ def _fetch(
     def fetch(number: int, background: BackgroundFetch) -> None:
         opener.fetch(number, background)
         # Now: the next downloads may evict the copy.
-        opener.counts[number] = open_length(number)
+        counts[number] = open_length(number)
 
     description = "downloading shards to count their samples"
     num_threads = 1 if is_small else _NUM_THREADS
