@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
 import wids
-from tests.conftest import raises
 from wids.errors import SpecError
 from wids.shards.specs import spec_tables
 from wids.shards.specs.shard_sequences import ShardTable
@@ -157,9 +157,8 @@ def test_no_other_text_is_a_document(text: str) -> None:
         list(streamed.entries())
 
 
-def test_a_large_document_is_parsed_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_eager: None
-) -> None:
+@pytest.mark.usefixtures("no_eager")
+def test_a_large_document_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first process makes its table in the cache, which the next one maps (TABLE-4)."""
     path = settled(tmp_path / "train.json", json.dumps(document_of(1500)))
     first = wids.ShardListDataset(path, cache_dir=tmp_path / "cache")
@@ -172,7 +171,8 @@ def test_a_large_document_is_parsed_once(
         assert dataset.spec.shards[-1].url == str(tmp_path / "train-001499.tar")
 
 
-def test_a_published_table_is_used(tmp_path: Path, no_eager: None) -> None:
+@pytest.mark.usefixtures("no_eager")
+def test_a_published_table_is_used(tmp_path: Path) -> None:
     """A saved spec has its table beside it, which needs no cache, also as a copy (TABLE-3)."""
     spec = wids.load_spec(document_of(1500), base=tmp_path)
     spec.save(tmp_path / "train.json")
@@ -253,7 +253,7 @@ def test_every_bit_is_covered(tmp_path: Path) -> None:
 
 
 def test_a_cut_table_is_noticed(tmp_path: Path) -> None:
-    """A mapped table that is cut raises an error, where touching its bytes would end the process."""
+    """A mapped table that is cut raises an error: touching its bytes would end the process."""
     path = tmp_path / "t.shards"
     table = table_of(document_of(1500), path)
     os.truncate(path, 8192)
@@ -270,20 +270,22 @@ def test_a_worker_gets_a_path(tmp_path: Path) -> None:
         number, shard, nbytes = pool.apply(_kept)
     assert (number, shard) == (dataset.locate(35), dataset.spec.shards[1499])
     assert nbytes < 20_000
-    assert pickle.loads(pickle.dumps(dataset)).spec == dataset.spec
+    assert pickle.loads(pickle.dumps(dataset)).spec == dataset.spec  # noqa: S301
+
+
+kept: list[wids.ShardListDataset] = []
 
 
 def _keep(dataset: wids.ShardListDataset) -> None:
-    global kept
-    kept = dataset
+    kept.append(dataset)
 
 
 def _kept() -> tuple[tuple[int, int], wids.ShardSpec, int]:
     from unittest.mock import patch
 
     with patch("wids.shards.specs.shard_table.passes_to_process", lambda: True):
-        nbytes = len(pickle.dumps(kept))
-    return kept.locate(36 - 1), kept.spec.shards[-1], nbytes
+        nbytes = len(pickle.dumps(kept[0]))
+    return kept[0].locate(35), kept[0].spec.shards[-1], nbytes
 
 
 def test_a_table_that_is_gone_is_an_error(tmp_path: Path) -> None:
@@ -294,7 +296,7 @@ def test_a_table_that_is_gone_is_an_error(tmp_path: Path) -> None:
         data = pickle.dumps(table)
     table_of(document_of(1400), tmp_path / "t.shards")
     with raises(SpecError, "t.shards: expected the table", "open the dataset again"):
-        pickle.loads(data)
+        pickle.loads(data)  # noqa: S301
 
 
 def test_references_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import IO, Any, Final, NamedTuple
 
 from wids.errors import FetchError, WidsError
@@ -26,6 +27,7 @@ from wids.shards.specs.shard_table import (
     DamagedTableError,
     State,
     TableFile,
+    TableHeader,
     open_table,
     parse_start,
     table_url,
@@ -176,21 +178,29 @@ class _Document:
 
     def _published(self, state: State | None, sha256: bytes | None = None) -> TableFile | None:
         """Fetch the table beside a remote document, if it was made from this state or digest."""
-        if self._path is not None:
+        if self._path is not None or self._start_beside is None:
             return None
+        header, facts = self._start_beside
+        if sha256 is None and facts.get("state") != list(state or ()):
+            return None
+        if sha256 not in (None, header.document_sha256):
+            _warn_of_other(urls.redact(self._beside))
+            return None
+        path = self._table_path(header.document_sha256)
         try:
-            start = self._fetcher.read_start(self._beside, _START_NBYTES)
-            header, facts = parse_start(start.data)
-            if sha256 is None and facts.get("state") != list(state or ()):
-                return None
-            if sha256 not in (None, header.document_sha256):
-                _warn_of_other(urls.redact(self._beside))
-                return None
-            path = self._table_path(header.document_sha256)
             with _new_file(path) as file:
                 self._fetcher.save(self._beside, file)
-            return _intact(path, header.document_sha256, is_own=True)
-        except (FetchError, OSError, DamagedTableError) as error:  # nearly always there is none
+        except OSError as error:  # of the server, too
+            _logger.warning("%s: not used: %s", urls.redact(self._beside), str(error))
+            return None
+        return _intact(path, header.document_sha256, is_own=True)
+
+    @cached_property
+    def _start_beside(self) -> tuple[TableHeader, dict[str, Any]] | None:
+        """The start of the table beside a remote document; None if there is none."""
+        try:
+            return parse_start(self._fetcher.read_start(self._beside, _START_NBYTES).data)
+        except (FetchError, DamagedTableError) as error:  # nearly always: it was not published
             _logger.info("%s: not used: %s", urls.redact(self._beside), str(error))
             return None
 
