@@ -130,14 +130,13 @@ def measured(place: Path, num_shards: int, options: argparse.Namespace) -> dict[
             result["first_nbytes"] = server.num_sent
             del server.log[:]
         _, idle_nbytes = node(None, folder, options.wids, options.processes)
-        found, nbytes = node(url, folder, options.wids, options.processes)
-        result["open_s"] = min(each["open_s"] for each in found)
-        result["open_cpu_s"] = min(each["open_cpu_s"] for each in found)
-        result["pickle_s"] = min(each["pickle_s"] for each in found)
-        result["peak_nbytes"] = max(each["peak_nbytes"] for each in found)
-        result["node_nbytes"] = nbytes - idle_nbytes
+        (alone,), _ = node(url, folder, options.wids, 1)
         if server is not None:
             result["requests"], result["nbytes"] = len(server.log), server.num_sent
+        found, nbytes = node(url, folder, options.wids, options.processes)
+        result.update({key: alone[key] for key in ("open_s", "open_cpu_s", "pickle_s")})
+        result["peak_nbytes"] = max(each["peak_nbytes"] for each in found)
+        result["node_nbytes"] = nbytes - idle_nbytes
     return result
 
 

@@ -49,7 +49,7 @@ class OpenByNumber(Protocol):
 
 Together: TypeAlias = "tuple[ShardReader, OpenByNumber, bool]"
 
-_MAX_LISTED: Final = 200_000
+_MAX_LISTED: Final = 20_000
 """Most shards whose edges are lists, which take 40 bytes a shard in each process."""
 
 together: Final[ContextVar[Together | None]] = ContextVar("together", default=None)
