@@ -100,7 +100,7 @@ def settled(path: Path, text: str) -> Path:
 def _tables_of_short_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents from 100 kB on have a table here, which keeps the tests fast."""
     monkeypatch.setattr("wids.shards.specs.model.LARGE_NBYTES", 100_000)
-    monkeypatch.setattr(spec_tables, "LARGE_NBYTES", 100_000)
+    monkeypatch.setattr(spec_tables, "_LARGE_LOCAL_NBYTES", 100_000)
 
 
 @pytest.fixture
@@ -121,13 +121,13 @@ def test_a_table_equals_the_shardlist(
     indent: int | None,
     least: int | None,
 ) -> None:
-    """Every document gives the same spec by its table as by its JSON (TABLE-1)."""
+    """Every document gives the same spec by its table as by its JSON (SHARDS-1)."""
     folder = tmp_path_factory.mktemp("law")
     path = settled(folder / "train.json", json.dumps(document, indent=indent))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spec_tables, "LARGE_NBYTES", 1 << 30)
+        patch.setattr(spec_tables, "_LARGE_LOCAL_NBYTES", 1 << 30)
         wanted = wids.load_spec(path)
-        patch.setattr(spec_tables, "LARGE_NBYTES", 0)
+        patch.setattr(spec_tables, "_LARGE_LOCAL_NBYTES", 0)
         patch.setenv("WIDS_CACHE", str(folder / "cache"))
         if least:
             patch.setattr("wids.shards.specs.streamed_json._PIECE_NBYTES", 7)
@@ -159,7 +159,7 @@ def test_no_other_text_is_a_document(text: str) -> None:
 
 @pytest.mark.usefixtures("no_eager")
 def test_a_large_document_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first process makes its table in the cache, which the next one maps (TABLE-4)."""
+    """The first process makes its table in the cache, which the next one maps (SHARDS-4)."""
     path = settled(tmp_path / "train.json", json.dumps(document_of(1500)))
     first = wids.ShardListDataset(path, cache_dir=tmp_path / "cache")
     monkeypatch.setattr(spec_tables, "write_table", None)
@@ -173,7 +173,7 @@ def test_a_large_document_is_parsed_once(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("no_eager")
 def test_a_published_table_is_used(tmp_path: Path) -> None:
-    """A saved spec has its table beside it, which needs no cache, also as a copy (TABLE-3)."""
+    """A saved spec has its table beside it, which needs no cache, also as a copy (SHARDS-3)."""
     spec = wids.load_spec(document_of(1500), base=tmp_path)
     spec.save(tmp_path / "train.json")
     assert (tmp_path / "train.shards").exists()
@@ -192,7 +192,7 @@ def test_a_published_table_is_used(tmp_path: Path) -> None:
 
 
 def test_a_changed_document_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A table beside another document is not used, and one remark says so (TABLE-5)."""
+    """A table beside another document is not used, and one remark says so (SHARDS-5)."""
     wids.load_spec(document_of(1500), base=tmp_path).save(tmp_path / "train.json")
     text = (tmp_path / "train.json").read_text()
     settled(tmp_path / "train.json", text.replace('"nsamples": 6', '"nsamples": 5'))
@@ -208,7 +208,10 @@ def test_a_changed_document_is_noticed(tmp_path: Path, caplog: pytest.LogCapture
 def test_a_damaged_table_is_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, at: int
 ) -> None:
-    """After a flipped bit in header, facts or counts the document is read, or an error says so."""
+    """After a flipped bit in header, facts or counts the document is read, or an error says so.
+
+    SHARDS-8.
+    """
     wids.load_spec(document_of(1500), base=tmp_path).save(tmp_path / "train.json")
     wanted = wids.load_spec(document_of(1500), base=tmp_path).shards
     table = tmp_path / "train.shards"
@@ -253,7 +256,7 @@ def test_every_bit_is_covered(tmp_path: Path) -> None:
 
 
 def test_a_cut_table_is_noticed(tmp_path: Path) -> None:
-    """A mapped table that is cut raises an error: touching its bytes would end the process."""
+    """A cut table raises an error: touching its bytes would end the process (SHARDS-8)."""
     path = tmp_path / "t.shards"
     table = table_of(document_of(1500), path)
     os.truncate(path, 8192)
@@ -262,7 +265,7 @@ def test_a_cut_table_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_worker_gets_a_path(tmp_path: Path) -> None:
-    """A spawned process gets the path of the table, and maps it itself (TABLE-6)."""
+    """A spawned process gets the path of the table, and maps it itself (SHARDS-6)."""
     path = settled(tmp_path / "train.json", json.dumps(document_of(1500)))
     dataset = wids.ShardListDataset(path, cache_dir=tmp_path / "cache")
     context = multiprocessing.get_context("spawn")
@@ -304,14 +307,14 @@ def test_references_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     document = document_of(10)
     document["shardlist"][5]["url"] = "pipe:echo"
     path = settled(tmp_path / "train.json", json.dumps(document))
-    monkeypatch.setattr(spec_tables, "LARGE_NBYTES", 0)
+    monkeypatch.setattr(spec_tables, "_LARGE_LOCAL_NBYTES", 0)
     with raises(SpecError, "names the command pipe:echo"):
         wids.load_spec(path)
     assert wids.load_spec(path, allow_pipe=True).shards[5].url == "pipe:echo"
 
 
 def test_views_of_tables_are_tables(tmp_path: Path) -> None:
-    """A slice, and a dataset that consists of others, make no object for each shard (TABLE-2)."""
+    """A slice, and a dataset that consists of others, make no object for each shard (SHARDS-2)."""
     path = settled(tmp_path / "train.json", json.dumps(document_of(1500)))
     spec = wids.load_spec(path)
     assert isinstance(spec.shards[10:20], ShardTable)
