@@ -92,22 +92,28 @@ def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     return found
 
 
-def pss_nbytes(process: subprocess.Popen[str]) -> int:
-    """Return the memory of a process, with its part of what it shares; 0 without /proc."""
+def pss_nbytes(process: subprocess.Popen[str], key: str) -> int:
+    """Return the memory of a process, with its part of what it shares; 0 without /proc.
+
+    With the key ``"Pss_Anon"`` it is that which is not the pages of files.
+    """
     try:
         text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
     except OSError:
         return 0
-    (line,) = (line for line in text.splitlines() if line.startswith("Pss:"))
-    return int(line.split()[1]) * 1024
+    lines = (line.split() for line in text.splitlines())
+    return sum(int(line[1]) * 1024 for line in lines if line[0] == f"{key}:")
 
 
-def node(url: str | None, folder: Path, code: str, count: int) -> tuple[list[dict[str, Any]], int]:
+def node(
+    url: str | None, folder: Path, code: str, count: int
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """Open a spec in some processes at once; return what each took, and their memory."""
     with ExitStack() as stack:
         processes = [started(stack, url, folder, code) for _ in range(count)]
         found = [answer(process) for process in processes]
-        return found, sum(map(pss_nbytes, processes))
+        keys = ("Pss", "Pss_Anon")
+        return found, {key: sum(pss_nbytes(p, key) for p in processes) for key in keys}
 
 
 def measured(place: Path, num_shards: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -129,14 +135,15 @@ def measured(place: Path, num_shards: int, options: argparse.Namespace) -> dict[
             result["first_requests"] = len(server.log)
             result["first_nbytes"] = server.num_sent
             del server.log[:]
-        _, idle_nbytes = node(None, folder, options.wids, options.processes)
+        _, idle = node(None, folder, options.wids, options.processes)
         (alone,), _ = node(url, folder, options.wids, 1)
         if server is not None:
             result["requests"], result["nbytes"] = len(server.log), server.num_sent
-        found, nbytes = node(url, folder, options.wids, options.processes)
+        found, together = node(url, folder, options.wids, options.processes)
         result.update({key: alone[key] for key in ("open_s", "open_cpu_s", "pickle_s")})
         result["peak_nbytes"] = max(each["peak_nbytes"] for each in found)
-        result["node_nbytes"] = nbytes - idle_nbytes
+        result["node_nbytes"] = together["Pss"] - idle["Pss"]
+        result["own_nbytes"] = together["Pss_Anon"] - idle["Pss_Anon"]
     return result
 
 
@@ -148,7 +155,8 @@ def row(result: dict[str, Any]) -> str:
         f"open {first['open_s']:.2f} s, peak {first['peak_nbytes'] / 1e6:,.0f} MB; then "
         f"{result['open_s']:.3f} s ({result['open_cpu_s']:.3f} s of processor), peak "
         f"{result['peak_nbytes'] / 1e6:,.0f} MB, all processes "
-        f"{result['node_nbytes'] / 1e6:,.0f} MB, a worker's pickle {result['pickle_s']:.3f} s"
+        f"{result['node_nbytes'] / 1e6:,.0f} MB ({result['own_nbytes'] / 1e6:,.0f} MB without the "
+        f"pages of files), a worker's pickle {result['pickle_s']:.3f} s"
     )
     if "requests" in result:
         text += (
