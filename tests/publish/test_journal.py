@@ -89,7 +89,7 @@ def test_a_record_survives_an_interruption_at_once(shards: list[Path], tmp_path:
     journal = tmp_path / "journal"
     with Journal(journal) as log:
         log.add(describe_shard(str(shards[0])))
-        log._records.clear()
+        log._places.clear()
     with Journal(journal) as log:
         assert (str(shards[0]), "first") in log
 

@@ -17,11 +17,11 @@ from wids.shards.positions import select
 from wids.shards.sources import ranges_by_name
 
 EDGES = np.array([0, 3, 3, 5, 9])
-NAMES = ["a", "a", "b", "a"]
+NAMES = ["a", "b"], np.array([0, 0, 1, 0])
 
 
 def found(positions: Any) -> dict[str, list[int]]:
-    ranges = ranges_by_name(positions, EDGES, NAMES)
+    ranges = ranges_by_name(positions, EDGES, *NAMES)
     return {name: [i for a, b in part for i in range(a, b)] for name, part in ranges.items()}
 
 
@@ -52,7 +52,7 @@ def test_ranges_of_any_view(indices: list[int]) -> None:
 
 def test_a_shard_is_a_range() -> None:
     """Samplers follow shards, so that neighbouring and empty shards have ranges of their own."""
-    assert ranges_by_name(range(9), EDGES, NAMES)["a"].tolist() == [[0, 3], [3, 3], [5, 9]]
+    assert ranges_by_name(range(9), EDGES, *NAMES)["a"].tolist() == [[0, 3], [3, 3], [5, 9]]
 
 
 def test_sources_of_a_dataset_are_its_specs(tmp_path: Path) -> None:

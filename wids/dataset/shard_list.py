@@ -25,7 +25,7 @@ from wids.dataset.failures import Policy, as_failures
 from wids.dataset.mapstyle import TorchDataset, join_torch, overrides
 from wids.dataset.transformations import Transformation, as_transformations, checked
 from wids.look.in_notebooks import show_samples_in_notebooks
-from wids.shards.cache_settings import cache_folder, cache_limits, placed_names
+from wids.shards.cache_settings import PlacedNames, cache_folder, cache_limits
 from wids.shards.counted_shards import counted_shards
 from wids.shards.indices import as_index
 from wids.shards.positions import (
@@ -38,6 +38,7 @@ from wids.shards.positions import (
 from wids.shards.read_options import AccessMode, ReadOptions, Verify, field_set
 from wids.shards.reader import ShardReader
 from wids.shards.specs.loader import Shards, load_with
+from wids.shards.specs.shard_sequences import dataset_names
 from wids.shards.tars.index import Repeated
 from wids.shards.tars.member_names import KeySplit
 from wids.shards.tars.raw_samples import Raw
@@ -217,7 +218,7 @@ class ShardListDataset(TorchDataset):
         folder = cache_folder(cache_dir)
         # Commands write their output where copies are, on a disk that is meant to hold it.
         fetcher = Fetcher(storage_options, handlers, os.path.join(folder, "shards"))
-        self.spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
+        self.spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe, folder=folder)
         failures = as_failures(on_error, max_failed)
         steps = as_transformations(transformations, allow_pickle=allow_pickle)
         store = Cache(
@@ -226,7 +227,7 @@ class ShardListDataset(TorchDataset):
             limits=cache_limits(cache_size, keep=keep, shards=self.spec.shards),
             localname=localname,
             # No user placed a file in the default folder for this dataset.
-            offered=frozenset() if cache_dir is None else placed_names(self.spec.shards),
+            offered=() if cache_dir is None else PlacedNames(folder, self.spec.shards),
             wants_progress=progress,
         )
         passes_over = failures is not None
@@ -468,8 +469,8 @@ class ShardListDataset(TorchDataset):
         """
         from wids.shards.sources import ranges_by_name
 
-        names = [shard.dataset or self.dataset_name for shard in self.spec.shards]
-        return ranges_by_name(self.positions, self.reader.edges, names)
+        names, numbers = dataset_names(self.spec.shards, self.dataset_name)
+        return ranges_by_name(self.positions, self.reader.edges, names, numbers)
 
     @property
     def weights(self) -> dict[str, float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -137,7 +137,7 @@ def append_shards(
 
 def publish_appended(
     target: str,
-    shards: tuple[ShardSpec, ...],
+    shards: Sequence[ShardSpec],
     pack: LocalPack,
     *,
     base: str | os.PathLike[str] | None = None,

@@ -6,6 +6,7 @@ descriptions of complete shards. `journal_parts` divides the work.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import struct
@@ -37,8 +38,8 @@ class Journal:
 
     A record is the lengths and the checksum of its two parts, then the parts: a JSON object and an
     index. The object has the plan, or describes a shard. An incomplete record at the end, left by
-    an interruption, is cut off. Indexes stay in the file, so that a dataset may have any
-    number of shards. Use it as a context manager.
+    an interruption, is cut off. Records stay in the file, and only their places are in memory, so
+    that a dataset may have millions of shards. Use it as a context manager.
 
     Args:
         path: The file, created if it does not exist and deleted at the end if it has no record;
@@ -63,7 +64,8 @@ class Journal:
     ) -> None:
         self.plan: str | None = None
         self._path = None if path is None else os.path.abspath(os.fspath(path))
-        self._records: dict[Task, tuple[ShardRecord, int, int]] = {}
+        # Where the record of each shard begins, by a digest of the task.
+        self._places: dict[bytes, int] = {}
         self._stack = ExitStack()
         try:
             self._file = self._stack.enter_context(_opened(self._path, folder, mode))
@@ -90,38 +92,37 @@ class Journal:
             body = self._file.read(head_nbytes + blob_nbytes)
             if len(body) != head_nbytes + blob_nbytes or zlib.crc32(body) != crc:
                 break
-            blob_start = end + _RECORD.size + head_nbytes
-            end = self._file.tell()
-            self._note(json.loads(body[:head_nbytes]), blob_start, end)
+            place, end = end, self._file.tell()
+            self._note(json.loads(body[:head_nbytes]), place)
         self._file.seek(end)
         self._file.truncate()
 
-    def _note(self, fields: dict[str, Any], start: int, stop: int) -> None:
+    def _note(self, fields: dict[str, Any], place: int) -> None:
         """Take a record that was read, unless it describes a shard that has changed."""
         # Earlier versions stored a plan as the description of a shard whose digest is empty.
         if "plan" in fields or fields["sha256"] == "":
             self.plan = fields.get("plan", fields.get("source"))
             return
-        if fields["identity"] is not None:
-            fields["identity"] = TarIdentity(*fields["identity"])
-        record = ShardRecord(**fields, blob=b"")
+        record = _record_of(fields)
         if record.identity is None or _is_unchanged(record, record.identity):
-            self._records[record.url, record.key_split] = (record, start, stop)
+            self._places[_digest(record.url, record.key_split)] = place
 
     def __contains__(self, task: Task) -> bool:
-        return task in self._records
+        return _digest(*task) in self._places
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._places)
 
     def __iter__(self) -> Iterator[Task]:
-        return iter(self._records)
+        for place in list(self._places.values()):
+            record, _ = self._read(place)
+            yield record.url, record.key_split
 
     def clear(self) -> None:
         """Delete all records."""
         self._file.seek(len(_MAGIC))
         self._file.truncate()
-        self._records.clear()
+        self._places.clear()
         self.plan = None
 
     def is_of(self, plan: str) -> bool:
@@ -148,7 +149,7 @@ class Journal:
 
     def record(self, task: Task) -> ShardRecord:
         """Return the description of a shard, with an empty ``blob``."""
-        return self._records[task][0]
+        return self._read(self._places[_digest(*task)])[0]
 
     def get(self, task: Task) -> ShardRecord | None:
         """Return the description of a shard, or None."""
@@ -156,25 +157,29 @@ class Journal:
 
     def with_blob(self, task: Task) -> ShardRecord:
         """Return the description of a shard with its index."""
-        record, start, stop = self._records[task]
-        self._file.seek(start)
-        return replace(record, blob=self._file.read(stop - start))
+        record, blob_nbytes = self._read(self._places[_digest(*task)])
+        return replace(record, blob=self._file.read(blob_nbytes))
+
+    def _read(self, place: int) -> tuple[ShardRecord, int]:
+        """Return the description at a place, and the length of the index that follows it."""
+        self._file.seek(place)
+        head_nbytes, blob_nbytes, _ = _RECORD.unpack(self._file.read(_RECORD.size))
+        return _record_of(json.loads(self._file.read(head_nbytes))), blob_nbytes
 
     def add(self, record: ShardRecord) -> None:
         """Append the description of a shard."""
         facts = replace(record, blob=b"")
         fields = asdict(facts)
         del fields["blob"]
-        end = self._append(fields, record.blob)
-        self._records[record.url, record.key_split] = (facts, end - len(record.blob), end)
+        self._places[_digest(record.url, record.key_split)] = self._append(fields, record.blob)
 
     def _append(self, fields: dict[str, Any], blob: bytes) -> int:
         head = json.dumps(fields).encode("ascii")
-        self._file.seek(0, os.SEEK_END)
+        place = self._file.seek(0, os.SEEK_END)
         crc = zlib.crc32(blob, zlib.crc32(head))
         self._file.write(_RECORD.pack(len(head), len(blob), crc) + head + blob)
         self._file.flush()
-        return self._file.tell()
+        return place
 
     def indexes(self, tasks: Iterable[Task]) -> Iterator[tuple[str, int, ShardIndex]]:
         """Yield base name, length and index of these shards, as a pack takes them."""
@@ -219,6 +224,18 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _digest(url: str, key_split: str) -> bytes:
+    text = f"{key_split}\0{url}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=16).digest()
+
+
+def _record_of(fields: dict[str, Any]) -> ShardRecord:
+    """Return the description of a shard, with an empty ``blob``, from the object in a record."""
+    if fields["identity"] is not None:
+        fields["identity"] = TarIdentity(*fields["identity"])
+    return ShardRecord(**fields, blob=b"")
 
 
 def _opened(path: str | None, folder: str | None, mode: int) -> AbstractContextManager[IO[bytes]]:

@@ -6,7 +6,7 @@ Reads the spec and looks at the pack; opens no shard and writes nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,7 +99,7 @@ def published(target: str, storage_options: upload.Options = None) -> Published:
     return Published(target, data, version, document, spec, base, rules.pop())
 
 
-def num_fitting(pack: Pack, shards: tuple[ShardSpec, ...]) -> int:
+def num_fitting(pack: Pack, shards: Sequence[ShardSpec]) -> int:
     """Return how many of the first shards are in a pack, with their names, lengths and counts."""
     for number, shard in enumerate(shards):
         name = os.path.basename(urls.path_of(shard.url))
@@ -115,7 +115,7 @@ def num_fitting(pack: Pack, shards: tuple[ShardSpec, ...]) -> int:
 
 
 def entries(
-    old: Published, shards: tuple[ShardSpec, ...], base: str | os.PathLike[str] | None
+    old: Published, shards: Sequence[ShardSpec], base: str | os.PathLike[str] | None
 ) -> list[dict[str, Any]]:
     """Return the entries of new shards in the document of the old ones.
 

@@ -76,7 +76,7 @@ class SpecJob:
         is_local = urls.is_local(self.output)
         return (stem if is_local else os.path.abspath(os.path.basename(stem))) + ".partial"
 
-    def shards(self, part: Part | None = None) -> tuple[ShardSpec, ...]:
+    def shards(self, part: Part | None = None) -> Sequence[ShardSpec]:
         """Return the shards of a part; None for all."""
         if part is None:
             return self.named.shards

@@ -21,11 +21,13 @@ from wids.publish.journal import Journal
 from wids.publish.new_packs import joined_pack, new_pack
 from wids.publish.problems import Problem, log_problem, problem_of
 from wids.publish.results import results_of
+from wids.publish.table_check import table_problems
 from wids.shards.fields.decode import Decoder
 from wids.shards.indexes import index_file
 from wids.shards.indexes.pack import LocalPack, Pack, load_pack
 from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.model import PackedShards, ShardSpec
+from wids.shards.specs.naming import is_document
 from wids.shards.tars.archive import TarBytes, TarMembers
 from wids.shards.tars.index import ShardIndex, TarIdentity, build_index, with_checksums
 from wids.shards.tars.member_names import KeySplit, is_metadata, split_names, to_text
@@ -82,8 +84,9 @@ def verify_spec(
     """Compare shards with what a spec and its pack state.
 
     Checks lengths, digests and counts, the checksums of headers, names that belong to no sample or
-    occur twice, bytes after the end of the archive, the index in the pack, and keys that occur in
-    several shards; optionally also that every field can be decoded.
+    occur twice, bytes after the end of the archive, the index in the pack, the table of shards
+    beside the document, and keys that occur in several shards; optionally also that every field
+    can be decoded.
 
     Args:
         shards: The shards, in any form that a dataset takes.
@@ -122,6 +125,8 @@ def verify_spec(
     problems: list[Problem] = []
     packed: list[ShardSpec] = []
     pack_problems: list[Problem] = []
+    if isinstance(shards, str | os.PathLike) and is_document(os.fspath(shards)):
+        problems += table_problems(fetcher, os.fspath(shards))
     with ExitStack() as stack:
         stated = {shard.url: shard.nbytes for shard in spec.shards}
         # Those that `locate` finds are local, and some are left out.

@@ -8,10 +8,14 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Container, Sequence
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
 
 from wids.shards.specs.model import ShardSpec
+from wids.shards.specs.shard_sequences import has_remote, remote_nbytes_of
 from wids.storage.cache.cache_names import default_folder
 from wids.storage.cache.store import Limits
 from wids.storage.sizes import parse_nbytes
@@ -50,7 +54,8 @@ def cache_limits(
     nbytes = parse_nbytes(os.environ.get("WIDS_CACHE_SIZE") if cache_size is None else cache_size)
     if nbytes is None or keep:
         return Limits(None, keep)
-    remote_nbytes = sorted(shard.nbytes or 0 for shard in shards if not urls.is_local(shard.url))
+    stated = np.nan_to_num(remote_nbytes_of(shards) if has_remote(shards) else np.zeros(0))
+    remote_nbytes = np.sort(stated)[-2:].astype(np.int64).tolist()
     hint = ""
     if nbytes < _LEAST_NBYTES:
         hint = (
@@ -72,11 +77,29 @@ def cache_limits(
     return Limits(nbytes if remote_nbytes else None)
 
 
-def placed_names(shards: Sequence[ShardSpec]) -> frozenset[str]:
-    """Return the base names under which users can place copies in the cache folder themselves.
+class PlacedNames(Container[str]):
+    """The base names under which users have placed copies in the cache folder themselves.
 
-    A name that two remote shards share is ambiguous, and left out.
+    A name that two remote shards share is ambiguous, and left out. All names are compared only when
+    a file of some name is there.
+
+    Args:
+        folder: The cache folder.
+        shards: The shards.
     """
-    remote = (urls.path_of(shard.url) for shard in shards if not urls.is_local(shard.url))
-    counts = Counter(os.path.basename(path) for path in remote)
-    return frozenset(name for name, count in counts.items() if count == 1 and name)
+
+    def __init__(self, folder: str, shards: Sequence[ShardSpec]) -> None:
+        self._folder, self._shards = folder, shards
+
+    def __contains__(self, name: object) -> bool:
+        path = os.path.join(self._folder, str(name))
+        return os.path.exists(path) and name in self._names
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        remote = (urls.path_of(shard.url) for shard in self._shards if not urls.is_local(shard.url))
+        counts = Counter(os.path.basename(path) for path in remote)
+        return frozenset(name for name, count in counts.items() if count == 1 and name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PlacedNames, (self._folder, self._shards)

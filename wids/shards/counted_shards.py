@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from wids.shards.opener import ShardOpener
 from wids.shards.read_options import ReadOptions
 from wids.shards.shard_pool import OpenShard, ShardPool, default_size
 from wids.shards.specs.model import DatasetSpec, ShardSpec
+from wids.shards.specs.shard_sequences import StatedCounts
 from wids.storage.array_types import IntArray
 from wids.storage.cache.store import Cache
 
@@ -46,6 +48,18 @@ class CountedShards:
         opener = self.opener.with_options(options)
         pool = ShardPool(opener, self.pool.size, self.pool.limit_nbytes)
         return replace(self, options=options, opener=opener, pool=pool)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The edges of a table are its mapped bytes, which another process maps itself.
+        if isinstance(self.opener.counts, StatedCounts):
+            return {**vars(self), "edges": None}
+        return vars(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        counts = state["opener"].counts
+        if isinstance(counts, StatedCounts):
+            state["edges"] = counts.edges
+        vars(self).update(state)
 
 
 def counted_shards(
@@ -81,12 +95,15 @@ def counted_shards(
 
         open_shard = FieldCheck(opener, options.fields)
     pool = ShardPool(open_shard, options.lru_size or default_size(), store.limits.share_nbytes)
+    if isinstance(opener.counts, StatedCounts):
+        return CountedShards(spec.shards, store, options, opener, pool, opener.counts.edges)
     counts = [count for count in opener.counts if count is not None]
     if len(counts) < len(spec.shards):
         from wids.shards.counting import count_samples  # 1 ms, with the modules that ask servers
 
         counts = count_samples(
             opener,
+            opener.counts,
             # Through the pool, so that the shards of a small dataset stay open.
             lambda number: len(pool.get(number, local=options.access != "range")),
             store,

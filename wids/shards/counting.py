@@ -28,6 +28,7 @@ _logger = logging.getLogger("wids")
 
 def count_samples(
     opener: ShardOpener,
+    counts: list[int | None],
     open_length: Callable[[int], int],
     store: Cache,
     options: ReadOptions,
@@ -36,8 +37,8 @@ def count_samples(
     """Return the number of samples of each shard, after counting those that are not stated.
 
     Args:
-        opener: Has the stated counts, and knows which shards have an index or a copy. New counts
-            are stored in it.
+        opener: Knows which shards have an index or a copy.
+        counts: Its stated counts, in which new ones are stored.
         open_length: Opens a shard, and returns its number of samples.
         store: Copies of remote shards.
         options: With ``access="download"`` the caller consents to any download.
@@ -49,7 +50,6 @@ def count_samples(
         FetchError: A shard cannot be read.
         ShardFormatError: A shard is not a complete, plain tar.
     """
-    counts = opener.counts
     unstated = [number for number, count in enumerate(counts) if count is None]
     for number in unstated:
         counts[number] = opener.known_count(number)
@@ -57,11 +57,14 @@ def count_samples(
     # Others count what a name has before its first dot.
     beside = [number for number in missing if opener.key_split(number) == "first"]
     if beside:
-        opener.take_stated(with_stated_counts(opener.shards, beside, store.fetcher))
+        stated = with_stated_counts(opener.shards, beside, store.fetcher)
+        for number in beside:
+            counts[number] = stated[number].num_samples
+        opener.take_stated(stated)
         missing = [number for number in missing if counts[number] is None]
     if missing:
         cost = _checked_cost(opener, missing, store, options)
-        _fetch(opener, open_length, store, cost, progress)
+        _fetch(opener, counts, open_length, store, cost, progress)
     with Bar("counting samples", len(missing), "shard", wanted=progress) as bar:
         for num_counted, number in enumerate(missing, start=1):
             if counts[number] is None:
@@ -109,6 +112,7 @@ def _checked_cost(
 
 def _fetch(
     opener: ShardOpener,
+    counts: list[int | None],
     open_length: Callable[[int], int],
     store: Cache,
     nbytes_of: Mapping[int, int | None],
@@ -121,10 +125,10 @@ def _fetch(
     is_small = limit_nbytes is not None and limit_nbytes < _NUM_THREADS * largest_nbytes
 
     def fetch(number: int, background: BackgroundFetch) -> None:
-        with _passing_over(opener.counts, number):
+        with _passing_over(counts, number):
             opener.fetch(number, background)
             # Now: the next downloads may evict the copy.
-            opener.counts[number] = open_length(number)
+            counts[number] = open_length(number)
 
     description = "downloading shards to count their samples"
     num_threads = 1 if is_small else _NUM_THREADS

@@ -23,14 +23,15 @@ from wids.shards.packs import Packs
 from wids.shards.range_budget import RangeBudget
 from wids.shards.read_options import ReadOptions
 from wids.shards.shard_facts import ShardFacts, remote_file
-from wids.shards.specs.model import DatasetSpec, ShardSpec
+from wids.shards.specs.model import DatasetSpec
+from wids.shards.specs.shard_sequences import Shards, counts_of, has_remote
 from wids.shards.tars.index import ShardIndex, TarIdentity
 from wids.shards.tars.member_names import KeySplit
 from wids.shards.tars.readable_shard import ReadableShard
 from wids.shards.tars.shard import Shard
 from wids.storage import stages
 from wids.storage.cache.store import BackgroundFetch, Cache
-from wids.storage.transport import shared_refusals, urls
+from wids.storage.transport import shared_refusals
 
 if TYPE_CHECKING:
     from wids.shards.copied_shards import CopiedShards
@@ -55,11 +56,12 @@ class ShardOpener:
 
     def __init__(self, spec: DatasetSpec, store: Cache, options: ReadOptions) -> None:
         self.shards = spec.shards
-        self.counts = [shard_spec.num_samples for shard_spec in spec.shards]
+        self.counts = counts_of(spec.shards)
         self.broken = BrokenShards(spec.shards)
         self.packs = Packs(spec, store)
         # Before workers are started, so that they share both.
-        are_remote = _are_remote(self.shards)
+        # Also those that may be remote after rewriting.
+        are_remote = bool(os.environ.get("WDS_REWRITE")) or has_remote(self.shards)
         if are_remote:
             shared_refusals.share()
         decides = options.access == "auto" and are_remote
@@ -206,11 +208,8 @@ class ShardOpener:
         """Return the rule for a shard; see `ShardFacts.key_split`."""
         return self._facts.key_split(number)
 
-    def take_stated(self, shards: tuple[ShardSpec, ...]) -> None:
-        """Take the counts and indexes of the same shards that lie beside them."""
-        for number, shard_spec in enumerate(shards):
-            if self.counts[number] is None:
-                self.counts[number] = shard_spec.num_samples
+    def take_stated(self, shards: Shards) -> None:
+        """Take the indexes of the same shards that lie beside them."""
         self.shards = shards
         self._facts = replace(self._facts, shards=shards)
         self._local = LocalShards(self._facts)
@@ -256,11 +255,3 @@ class ShardOpener:
         # Another process may have another cache folder, with damaged copies of its own.
         facts = replace(self._facts, refetched=set())
         return {**self.__dict__, "_facts": facts, "_local": LocalShards(facts)}
-
-
-def _are_remote(shards: Iterable[ShardSpec]) -> bool:
-    """Whether any shard is remote, or may be after rewriting."""
-    if os.environ.get("WDS_REWRITE"):
-        return True
-    # The first test decides for nearly all paths, and there may be a hundred thousand.
-    return any(":" in shard.url and not urls.is_local(shard.url) for shard in shards)

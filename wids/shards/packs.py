@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 _MAX_SHARED: Final = 64
 """Maximum number of packs of parts that stay mapped, and that are searched for a key."""
 
+_MAX_OPENED: Final = 100_000
+"""Most shards of a pack that is opened before it is needed: comparing its directory with its
+checksum takes 50 ms for a million, and all of it is mapped, so that processes share it anyway."""
+
 _logger = logging.getLogger("wids")
 
 
@@ -48,8 +52,9 @@ class Packs:
         self._starts = [shared.start for shared in self._shared]
         self._packs: dict[str, Pack | None] = {}
         for shared in self._shared[:_MAX_SHARED]:
-            if urls.is_local(rewritten(shared.url)):
-                self._open(shared)  # now, so that processes forked later share the mapped memory
+            is_short = shared.stop - shared.start <= _MAX_OPENED
+            if is_short and urls.is_local(rewritten(shared.url)):
+                self._open(shared)  # now, so that processes forked later share the memory
 
     def index(self, number: int, tar_nbytes: int, key_split: KeySplit) -> ShardIndex | None:
         """Return the index of a shard; None if no pack has the index of a tar of this length."""

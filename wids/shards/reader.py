@@ -20,6 +20,7 @@ import numpy as np
 from wids.errors import ShardFormatError, WidsError
 from wids.shards.counted_shards import CountedShards
 from wids.shards.positions import Positions, counts_per_shard, is_ascending
+from wids.shards.specs.shard_sequences import nbytes_of, remote_nbytes_of
 from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.raw_samples import Labels
 from wids.shards.tars.readable_shard import ReadableShard
@@ -47,6 +48,9 @@ class OpenByNumber(Protocol):
 
 Together: TypeAlias = "tuple[ShardReader, OpenByNumber, bool]"
 
+_MAX_LISTED: Final = 20_000
+"""Most shards whose edges are lists, which take 40 bytes a shard in each process."""
+
 together: Final[ContextVar[Together | None]] = ContextVar("together", default=None)
 """Whose single samples this thread reads together with others, and how their shards are opened: by
 which callable, and whether to fetch them. See `ShardReader.reading`."""
@@ -68,7 +72,7 @@ class ShardReader:
         pool: The open shards.
         open: Returns an open shard by its number: `ShardPool.get`.
         edges: Where shards begin, and the end of the last one; shape ``(num_shards + 1,)``.
-        starts, ends: Where each shard begins and ends, as lists.
+        starts, ends: Where each shard begins and ends, as sequences of integers.
         fetches_for_one, fetches_for_many: Whether to fetch a remote shard that has no copy in order
             to read a single sample, or a batch.
         verifies_raw, verifies_decoded: Whether to compare samples with their checksums if they
@@ -82,8 +86,8 @@ class ShardReader:
         self.fetches_for_one, self.fetches_for_many = access == "download", access != "range"
         self.verifies_raw, self.verifies_decoded = verify == "always", verify != "never"
         # Every read of a sample looks these up, so they are in the fastest form: bisecting a list
-        # takes a third of the time of bisecting a memoryview.
-        edges = self.edges.tolist()
+        # takes a third of the time of bisecting a memoryview. That of many shards stays mapped.
+        edges = self.edges.tolist() if len(self.edges) <= _MAX_LISTED else self.edges.data
         self.starts, self.ends = edges[:-1], edges[1:]
         # A wrapping method would cost one more call for each sample.
         self.open: OpenByNumber = self.pool.get
@@ -186,7 +190,7 @@ class ShardReader:
         Args:
             part: Part of the bytes of all shards that is read so; 0 for none.
         """
-        nbytes = sum(shard.nbytes or 0 for shard in self.shards) if part else 0
+        nbytes = int(np.nansum(nbytes_of(self.shards))) if part else 0
         self.counted.opener.let_ahead(int(nbytes * part))
 
     @contextmanager
@@ -408,7 +412,9 @@ class ShardReader:
 
     @cached_property
     def _all_stored_nbytes(self) -> FloatArray:
-        return self.stored_nbytes(np.arange(len(self.shards)), set())
+        if self.fetches_for_many:
+            return remote_nbytes_of(self.shards)
+        return np.zeros(len(self.shards))
 
     def stored_nbytes(self, numbers: IntArray, counted: set[str]) -> FloatArray:
         """Return the bytes that the cache needs for shards: 0 for local ones, NaN if unknown.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -11,6 +12,7 @@ from wids.shards.packs import Packs
 from wids.shards.range_budget import RangeBudget
 from wids.shards.read_options import ReadOptions
 from wids.shards.specs.model import COUNTS_FROM, ShardSpec
+from wids.shards.specs.shard_sequences import StatedCounts
 from wids.shards.tars.member_names import KeySplit
 from wids.shards.tars.shard import FindIndex, Shard
 from wids.storage.cache.cache_names import RemoteFile
@@ -38,8 +40,8 @@ class ShardFacts:
         refetched: Shards whose damaged copies were fetched again.
     """
 
-    shards: tuple[ShardSpec, ...]
-    counts: list[int | None]
+    shards: Sequence[ShardSpec]
+    counts: list[int | None] | StatedCounts
     packs: Packs
     store: Cache
     options: ReadOptions

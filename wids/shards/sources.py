@@ -11,14 +11,15 @@ from wids.storage.array_types import IntArray
 
 
 def ranges_by_name(
-    positions: Positions, edges: IntArray, names: Sequence[str]
+    positions: Positions, edges: IntArray, names: Sequence[str], name_of: IntArray
 ) -> dict[str, IntArray]:
     """Return the ranges of indices whose samples are in the shards of each name.
 
     Args:
         positions: The positions of a view.
         edges: Where shards begin, and the end of the last one; shape ``(num_shards + 1,)``.
-        names: The name of each shard.
+        names: The names.
+        name_of: The number of the name of each shard.
 
     Returns:
         Start and stop of ranges, ascending, shape ``(num_ranges, 2)``, by name in the order of the
@@ -26,14 +27,13 @@ def ranges_by_name(
         one for each time that the view enters another shard.
     """
     if is_ascending(positions):
-        numbers = np.arange(len(names))
+        numbers = np.arange(len(name_of))
         stops = np.cumsum(counts_per_shard(positions, edges), dtype=np.int64)
         starts = np.append(0, stops[:-1])
     else:
         shards = np.searchsorted(edges[1:], np.asarray(positions), side="right")
         starts = np.flatnonzero(np.diff(shards, prepend=-1))
         numbers, stops = shards[starts], np.append(starts[1:], len(shards))
-    ids = {name: place for place, name in enumerate(dict.fromkeys(names))}
-    id_of_range = np.array([ids[name] for name in names])[numbers]
+    id_of_range = name_of[numbers]
     ranges = np.stack([starts, stops], axis=1).astype(np.int64)
-    return {name: ranges[id_of_range == place] for name, place in ids.items()}
+    return {name: ranges[id_of_range == place] for place, name in enumerate(names)}

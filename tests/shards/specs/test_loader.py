@@ -390,7 +390,7 @@ def test_documents_in_a_list_keep_their_names() -> None:
 
 @pytest.mark.parametrize("text", ["[],", "{},", '{"":[]},', '"a",', "0,", "[[],[]],"])
 def test_a_bomb_of_values_is_refused(text: str, tmp_path: Path) -> None:
-    """Sixty megabytes of small values, which would take gigabytes, are not parsed (SEC-39)."""
+    """Sixty megabytes of small values, of gigabytes, are not parsed (SEC-39, SHARDS-9)."""
     path = tmp_path / "bomb.json"
     path.write_text('{"shardlist": [' + text * (60_000_000 // len(text)) + "0]}")
     started_s = time.monotonic()

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from wids.shards.indexes import index_file
 from wids.shards.indexes.index_file import VERSION
 from wids.shards.indexes.key_tables import Entries
+from wids.shards.indexes.pack_names import PackNames
 from wids.shards.tars.index import Column, ShardIndex, TarIdentity
 from wids.shards.tars.mapped_file import FileBytes, advise, read_or_map
 from wids.shards.tars.member_names import KeySplit, to_bytes
@@ -40,6 +41,9 @@ _MAX_ENTRY_NBYTES: Final = 1 << 10
 _INDEX_OVERHEAD_NBYTES: Final = 4 << 10
 """How much longer than its tar an index can be: a member has a header of 512 bytes in the tar, and
 takes less in the index."""
+
+_COPIED_NBYTES: Final = 1 << 20
+"""Longest directory that each process has in its own memory; a longer one is mapped."""
 
 _PART_LENGTH: Final = 1 << 20
 """Entries of the tables of keys to read at a time: 12 MB."""
@@ -142,19 +146,17 @@ class PackDirectory:
         digest: Checksums that change with the keys and with the lengths of the tars.
     """
 
-    def __init__(self, header: PackHeader, data: bytes) -> None:
+    def __init__(self, header: PackHeader, data: bytes | memoryview) -> None:
         columns = np.frombuffer(data, "<u8", 4 * header.num_shards).reshape(4, -1)
         self._starts, self._lengths, self._tar_nbytes, self.num_samples = columns
         self._nbytes = header.nbytes
         self.digest = (header.crc, header.keys_crc)
-        names = data[header.names - header.directory :]
-        # Counted first: a list of names needs much more memory than the bytes.
-        is_consistent = names.count(b"\0") == max(len(self) - 1, 0)
+        self._names = PackNames(data[header.names - header.directory :])
+        is_consistent = len(self._names) == max(len(self), 1)
         # Also as floats, since a sum of integers can wrap around.
         is_consistent &= int(self.num_samples.sum()) == header.total
         if not is_consistent or float(self.num_samples.sum(dtype=np.float64)) >= 1 << 63:
             raise ValueError("expected a pack of indexes, found one that contradicts itself")
-        self._names = names.split(b"\0")
 
     def __len__(self) -> int:
         return len(self.num_samples)
@@ -223,7 +225,7 @@ def parse_header(data: bytes, nbytes: int, num_shards: int = 0) -> PackHeader:
     return header
 
 
-def check_directory(header: bytes, directory: bytes, crc: int) -> None:
+def check_directory(header: bytes, directory: bytes | memoryview, crc: int) -> None:
     """Raise `ValueError` if the header or the directory of a pack is damaged."""
     if zlib.crc32(directory, zlib.crc32(header[CRC_START:HEADER_NBYTES])) != crc:
         raise ValueError("expected the directory of a pack, found it damaged")
@@ -260,8 +262,10 @@ class LocalPack(PackDirectory):
         self._num_shards = num_shards
         start = data[:HEADER_NBYTES]
         header = parse_header(start, len(data), num_shards)
-        # Copied, since mapped bytes must not be touched without checking the file's length.
-        directory = data[header.directory : header.directory_stop]
+        directory: bytes | memoryview = memoryview(data)[header.directory : header.directory_stop]
+        if len(directory) <= _COPIED_NBYTES:
+            # Mapped bytes must not be touched without checking the file's length.
+            directory = bytes(directory)
         check_directory(start, directory, header.crc)
         super().__init__(header, directory)
         self._hashes = np.frombuffer(data, "<u8", header.total, header.hashes)
@@ -270,6 +274,10 @@ class LocalPack(PackDirectory):
 
     def __reduce__(self) -> Any:
         return load_pack, (self.path, None, self._num_shards)
+
+    def is_named(self, number: int, name: str) -> bool:
+        """Whether a shard of this base name was packed under this number."""
+        return self.is_intact() and super().is_named(number, name)
 
     def index(self, number: int, tar_nbytes: int, key_split: KeySplit) -> ShardIndex | None:
         """Return the index of a shard; None if the tar, or the rule, is another one."""

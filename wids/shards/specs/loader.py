@@ -8,11 +8,11 @@ specified in specs/shard-spec.md.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import IO, Any, Final, TypeAlias
 
 from wids.errors import SpecError, WidsError
@@ -44,7 +44,12 @@ from wids.shards.specs.parsing import (
     num_values,
     parse,
 )
-from wids.shards.specs.trust import MAX_DEPTH, Context, base_of, check_local
+from wids.shards.specs.shard_sequences import Place, ShardTable, joined
+from wids.shards.specs.shard_table import TableFile
+from wids.shards.specs.spec_tables import SpecTables
+from wids.shards.specs.trust import MAX_DEPTH, Context, base_of
+from wids.shards.tars.member_names import KeySplit
+from wids.storage.cache.cache_names import default_folder
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import urls
 from wids.storage.transport.listing import Named, is_pattern
@@ -133,13 +138,16 @@ def load_with(
     allow_pipe: bool,
     read: Read | None = None,
     split: str | None = None,
+    folder: str | None = None,
 ) -> DatasetSpec:
     """Load a spec as `load_spec` does, with the fetcher that will read its shards.
 
-    From then on, the fetcher sends options without a URL prefix only to the server that the first
+    Tables of large documents are in the cache folder ``folder``; None for the default one. From
+    then on, the fetcher sends options without a URL prefix only to the server that the first
     document came from, even if another fetcher read the document earlier (SEC-9).
     """
-    loader = _Loader(fetcher, allow_pipe, read or fetcher.read)
+    tables = SpecTables(folder or default_folder(), fetcher)
+    loader = _Loader(fetcher, allow_pipe, read or tables.read)
     if isinstance(shards, DatasetSpec):
         loader.bind(shards)
         return loader.part(shards, split)
@@ -160,7 +168,9 @@ def load_with(
 class _Loader:
     """Reads one spec with all its nested documents."""
 
-    def __init__(self, fetcher: Fetcher, allow_pipe: bool, read: Read) -> None:
+    def __init__(
+        self, fetcher: Fetcher, allow_pipe: bool, read: Callable[[str, int], bytes | TableFile]
+    ) -> None:
         self.fetcher = fetcher
         self.read = read
         self.allow_pipe = allow_pipe
@@ -191,7 +201,7 @@ class _Loader:
             return spec
         from wids.shards.foreign.named_splits import split_of  # few datasets have splits
 
-        return split_of(spec, split, self.infos, self.read)
+        return split_of(spec, split, self.infos, self.fetcher.read)
 
     def items(self, items: Iterable[Any], base: str | None) -> DatasetSpec:
         """Load a caller's list, which may name any file and any command."""
@@ -203,17 +213,19 @@ class _Loader:
             case [DatasetSpec() as spec]:
                 self.bind(spec)
                 return spec
-        shards: list[ShardSpec] = []
+        shards: list[Sequence[ShardSpec]] = []
+        num_shards = 0
         parts: list[Part] = []
         packs: list[PackedShards] = []
         for number, item in enumerate(items):
             part = self.item(item, f"shards[{number}]", join)
             if isinstance(part, DatasetSpec):
                 parts.append(Part(part))
-                packs += part.all_packs(len(shards))
+                packs += part.all_packs(num_shards)
                 part = part.shards
-            shards += part
-        return DatasetSpec(tuple(shards), weights=combined(parts), packs=tuple(packs))
+            shards.append(part)
+            num_shards += len(part)
+        return DatasetSpec(joined(shards), weights=combined(parts), packs=tuple(packs))
 
     def bind(self, spec: DatasetSpec) -> None:
         """Send options without a prefix only to the server of the first document (SEC-9)."""
@@ -266,7 +278,7 @@ class _Loader:
         if len(specs) == 1 and not is_part:
             return specs[0]
         parts = [Part(as_component(spec, None)) for spec in specs]
-        shards = tuple(shard for part in parts for shard in part.spec.shards)
+        shards = joined(part.spec.shards for part in parts)
         return DatasetSpec(shards, weights=combined(parts), packs=packs_of(parts))
 
     def found(self, item: Named | Folder) -> DatasetSpec:
@@ -338,7 +350,11 @@ class _Loader:
             is_trusted=urls.is_local(url),
             chain=(*chain, url),
         )
-        spec = self.document(self.parsed(self.read(url, MAX_DOCUMENT_NBYTES), name), context)
+        found = self.read(url, MAX_DOCUMENT_NBYTES)
+        if isinstance(found, TableFile):
+            self.num_values += num_values(json.dumps(found.facts["document"]))
+            return self.document({**found.facts["document"], "shardlist": found}, context)
+        spec = self.document(self.parsed(found, name), context)
         return self.energon(spec, url) if urls.path_of(url).endswith(f"/{INFO}") else spec
 
     def energon(self, spec: DatasetSpec, url: str) -> DatasetSpec:
@@ -374,29 +390,40 @@ class _Loader:
         base = base_of(document, context)
         name = text(document, "name", label) or ""
         key_split = key_split_of(document, label)
-        join = urls.joiner(base, partial(self.check, context))
-        shards = [
-            shard_of(entry, f"{label}: shardlist[{number}]", join, key_split)
-            for number, entry in enumerate(list_of(document, "shardlist", label))
-        ]
+        place = Place(base, context, self.allow_pipe)
+        join = place.join
+        shards = self.shardlist(document, place, key_split)
         parts = [
             self.component(component, context.inside(number, base), join)
             for number, component in enumerate(list_of(document, "datasets", label))
         ]
         index = reference(document, "index", label)
         packs = packs_of(parts, len(shards)) if index is None else ()
-        for part in parts:
-            shards += part.spec.shards
         weights = {**combined(parts), **weights_of(document, label)}
         extras = {key: value for key, value in document.items() if key not in _DOCUMENT_KEYS}
         return DatasetSpec(
-            tuple(shards),
+            joined((shards, *(part.spec.shards for part in parts))),
             name,
             index and join(index),
             extras,
             weights=weights,
             table=table_of(document, label, join),
             packs=packs,
+        )
+
+    def shardlist(
+        self, document: Mapping[str, Any], place: Place, key_split: KeySplit | None
+    ) -> Sequence[ShardSpec]:
+        """Return the shards that a document lists, or those of its table."""
+        listed = document.get("shardlist")
+        if isinstance(listed, TableFile):
+            table = ShardTable(listed, place, key_split)
+            table.check()
+            return table
+        label, join = place.context.name, place.join
+        return tuple(
+            shard_of(entry, f"{label}: shardlist[{number}]", join, key_split)
+            for number, entry in enumerate(list_of(document, "shardlist", label))
         )
 
     def component(self, component: Any, context: Context, join: Join) -> Part:
@@ -412,15 +439,6 @@ class _Loader:
         else:
             spec = self.url(join(source), chain=context.chain)
         return Part(as_component(spec, name, key_split_of(component, label)), weight, label)
-
-    def check(self, context: Context, url: str, name: str) -> None:
-        """Reject what a document may not name (SPEC-12, SPEC-13)."""
-        if urls.scheme(url) == "pipe" and not self.allow_pipe:
-            raise SpecError(
-                f"{context.name}: names the command {urls.redact(url)}; commands in a document "
-                "run only with allow_pipe=True"
-            )
-        check_local(url, name, context)
 
 
 def _is_one_document(name: str) -> bool:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from wids.errors import FetchError
+from wids.shards.specs.parsing import LARGE_NBYTES
 from wids.shards.tars.member_names import KeySplit
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
@@ -164,7 +165,8 @@ class DatasetSpec:
     """A dataset: its shards in order, and what its JSON document says about it.
 
     Attributes:
-        shards: The shards, at least one if the spec was loaded.
+        shards: The shards, at least one if the spec was loaded. A tuple, or a sequence that makes
+            the items of a large document when they are asked for.
         name: Name of the dataset, or ``""``.
         index: Absolute path or URL of the dataset's pack of shard indexes, or None.
         extras: Everything else in the document (``__kind__``, ``info``, …), preserved but not
@@ -184,7 +186,7 @@ class DatasetSpec:
         [{'url': 'train-000000.tar', 'nsamples': 1000}]
     """
 
-    shards: tuple[ShardSpec, ...]
+    shards: Sequence[ShardSpec]
     name: str = ""
     index: str | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)
@@ -315,7 +317,10 @@ def save_document(
     replaces: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a JSON document atomically, to a path or URL; see `upload.publishing`."""
+    """Write a JSON document atomically, to a path or URL; see `upload.publishing`.
+
+    A large one gets a table of its shards beside it, for readers with little memory.
+    """
     from wids.storage import upload  # most programs only read specs
 
     try:
@@ -324,6 +329,10 @@ def save_document(
         data = json.dumps(document, indent=1).encode("ascii")
     with upload.publishing(path, mode, replaces=replaces, storage_options=storage_options) as file:
         file.write(data + b"\n")
+    if len(data) > LARGE_NBYTES and document.get("shardlist"):
+        from wids.shards.specs.shard_table_writer import publish_table
+
+        publish_table(os.fspath(path), document, data + b"\n", mode, storage_options)
 
 
 def _relative(url: str, folder: str | None) -> str:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from wids.errors import SpecError
-from wids.shards.specs.model import DatasetSpec, PackedShards, ShardSpec
+from wids.shards.specs.model import DatasetSpec, PackedShards
+from wids.shards.specs.shard_sequences import dataset_names, with_defaults
 from wids.shards.tars.member_names import KeySplit
 
 _logger = logging.getLogger("wids")
@@ -37,26 +38,11 @@ def as_component(
     spec: DatasetSpec, name: str | None, key_split: KeySplit | None = None
 ) -> DatasetSpec:
     """Return a dataset as a part of another one; shards without a dataset name get its name."""
-    name = name or spec.name or None
-    # dataclasses.replace() is five times slower: it looks up every field, for 100,000 shards.
-    shards = [
-        ShardSpec(
-            shard.url,
-            shard.num_samples,
-            shard.nbytes,
-            shard.md5sum,
-            shard.sha256,
-            shard.dataset or name,
-            shard.key_split or key_split,
-            shard.index,
-            shard.extras,
-        )
-        for shard in spec.shards
-    ]
+    shards = with_defaults(spec.shards, name or spec.name or None, key_split)
     # The packs have keys by their own rule, which is the first dot if none is stated.
     is_as_packed = key_split != "last" or all(shard.key_split for shard in spec.shards)
     packs = spec.all_packs() if is_as_packed else ()
-    return DatasetSpec(tuple(shards), weights=spec.weights, packs=packs)
+    return DatasetSpec(shards, weights=spec.weights, packs=packs)
 
 
 def weight_of(component: Mapping[str, Any], label: str) -> float | None:
@@ -101,7 +87,7 @@ def combined(parts: Sequence[Part]) -> dict[str, float]:
         return {}
     weights: dict[str, float] = {}
     for part in parts:
-        names = dict.fromkeys(shard.dataset for shard in part.spec.shards)
+        names, _ = dataset_names(part.spec.shards, None)
         weight = 1 if part.weight is None else part.weight
         if None in names and part.weight is not None:
             _logger.warning("%s: the weight %r is not used: it has no name", part.label, weight)

@@ -11,6 +11,8 @@ from typing import Any, Final
 from wids.errors import SpecError
 
 MAX_DOCUMENT_NBYTES: Final = 256 << 20
+LARGE_NBYTES: Final = 1 << 20
+"""Documents longer than this, of about 6,000 shards, are read by their table of shards."""
 MAX_VALUES: Final = 10_000_000
 """Most values in all documents of one spec. Python needs up to 300 bytes for a value of three bytes
 of text, such as ``{},``; a shard with seven keys has eight values."""

@@ -84,3 +84,13 @@ def check_local(url: str, name: str, context: Context) -> None:
             f"{context.name}: names {urls.redact(name)!r}, a local file; a remote document must "
             "not do that: if you trust it, download it first or pass `base`"
         )
+
+
+def check_reference(context: Context, allow_pipe: bool, url: str, name: str) -> None:
+    """Reject what a document may not name (SPEC-12, SPEC-13)."""
+    if urls.scheme(url) == "pipe" and not allow_pipe:
+        raise SpecError(
+            f"{context.name}: names the command {urls.redact(url)}; commands in a document "
+            "run only with allow_pipe=True"
+        )
+    check_local(url, name, context)

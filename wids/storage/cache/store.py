@@ -15,7 +15,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -122,7 +122,7 @@ class Cache:
         *,
         limits: Limits = Limits(),
         localname: Localname | None = None,
-        offered: frozenset[str] = frozenset(),
+        offered: Container[str] = frozenset(),
         wants_progress: bool | None = None,
     ) -> None:
         self.folder = folder

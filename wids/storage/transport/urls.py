@@ -157,6 +157,11 @@ def _joined(
     return join
 
 
+def is_plain(reference: str) -> bool:
+    """Whether a reference is a name of words, dots and slashes, always inside its folder."""
+    return _PLAIN.fullmatch(reference) is not None
+
+
 def without_dots(path: str) -> str:
     """Resolve ``.`` and ``..``, and preserve empty parts: ``a//b`` and ``a/b`` differ on S3."""
     parts: list[str] = []

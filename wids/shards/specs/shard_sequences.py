@@ -1,0 +1,359 @@
+"""Provide the shards of a spec as a sequence whose items are made when they are asked for.
+
+A short shardlist is a tuple. A long one is a `ShardTable` over a mapped file, and a dataset that
+consists of others may be `JoinedShards`. What a dataset asks of all shards at once it asks the
+functions here, which read columns instead of making an object for each shard.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import accumulate, chain
+from typing import Any, Final, TypeAlias, TypeVar, overload
+
+import numpy as np
+
+from wids.shards.specs.entries import shard_of
+from wids.shards.specs.model import ShardSpec
+from wids.shards.specs.shard_table import TableFile
+from wids.shards.specs.trust import Context, check_reference
+from wids.shards.tars.member_names import KeySplit
+from wids.storage.array_types import FloatArray, IntArray
+from wids.storage.transport import urls
+
+Shards: TypeAlias = Sequence[ShardSpec]
+
+_MAX_MADE: Final = 1024
+"""Shards of a table to keep, for those that are read."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the references of a document start from, and what they may name.
+
+    Attributes:
+        base: The folder.
+        context: The document.
+        allow_pipe: Whether it may name commands.
+    """
+
+    base: str
+    context: Context
+    allow_pipe: bool
+
+    @cached_property
+    def join(self) -> Callable[[str], str]:
+        """Resolves a reference, or raises `SpecError`."""
+        return urls.joiner(self.base, partial(check_reference, self.context, self.allow_pipe))
+
+    def __reduce__(self) -> tuple[Any, ...]:  # without the function
+        return Place, (self.base, self.context, self.allow_pipe)
+
+
+class _LazyShards(Sequence[ShardSpec]):
+    """A sequence of shards that is equal to another one with equal items."""
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, tuple | _LazyShards):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # as of a tuple of shards, which have dicts
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self)}>"
+
+
+class ShardTable(_LazyShards):
+    """Shards of a table, each of which is made when it is asked for.
+
+    Args:
+        file: The table.
+        place: What its references start from.
+        key_split: The rule of shards that state none.
+        dataset: The dataset of shards that state none.
+        rows: The shards of the table; None for all.
+    """
+
+    def __init__(
+        self,
+        file: TableFile,
+        place: Place,
+        key_split: KeySplit | None = None,
+        dataset: str | None = None,
+        rows: range | None = None,
+    ) -> None:
+        self.file, self.place = file, place
+        self.key_split, self.dataset = key_split, dataset
+        self.rows = range(len(file)) if rows is None else rows
+        self._made: dict[int, ShardSpec] = {}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> ShardSpec: ...
+    @overload
+    def __getitem__(self, index: slice) -> ShardTable: ...
+    def __getitem__(self, index: int | slice) -> ShardSpec | ShardTable:
+        rows = self.rows[index]
+        if isinstance(rows, range):
+            return ShardTable(self.file, self.place, self.key_split, self.dataset, rows)
+        made = self._made.get(rows)  # each sample that is read asks for its shard
+        if made is None:
+            made = self._shard(rows)
+            if len(self._made) >= _MAX_MADE:
+                self._made.clear()  # one atomic step, as other threads may read
+            self._made[rows] = made
+        return made
+
+    def __iter__(self) -> Iterator[ShardSpec]:
+        return map(self._shard, self.rows)
+
+    def _shard(self, rows: int) -> ShardSpec:
+        label = f"{self.place.context.name}: shardlist[{rows}]"
+        shard = shard_of(self.file.entry(rows), label, self.place.join, self.key_split)
+        if self.dataset is None or shard.dataset:
+            return shard
+        return replace(shard, dataset=self.dataset)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        arguments = (self.file, self.place, self.key_split, self.dataset, self.rows)
+        return ShardTable, arguments
+
+    def has_key(self, key: str) -> bool:
+        """Whether any entry may state a key."""
+        return key in self.file.keys
+
+    def check(self) -> None:
+        """Reject what the document may not name, by one name of each scheme (SPEC-12, SPEC-13).
+
+        The others are checked when they are asked for.
+        """
+        _ = self.are_remote
+
+    @property
+    def are_remote(self) -> frozenset[bool]:
+        """Whether shards are remote, for each scheme that occurs."""
+        names = map(str, self.file.facts["schemes"].values())
+        return frozenset(not urls.is_local(self.place.join(name)) for name in names)
+
+
+class JoinedShards(_LazyShards):
+    """The shards of several sequences, one after the other.
+
+    Args:
+        parts: The sequences.
+    """
+
+    def __init__(self, parts: Sequence[Shards]) -> None:
+        self.parts = tuple(parts)
+        self._stops = list(accumulate(map(len, self.parts)))
+
+    def __len__(self) -> int:
+        return self._stops[-1]
+
+    def __iter__(self) -> Iterator[ShardSpec]:
+        return chain.from_iterable(self.parts)
+
+    @overload
+    def __getitem__(self, index: int) -> ShardSpec: ...
+    @overload
+    def __getitem__(self, index: slice) -> Shards: ...
+    def __getitem__(self, index: int | slice) -> ShardSpec | Shards:
+        if isinstance(index, slice):
+            return tuple(self[number] for number in range(*index.indices(len(self))))
+        number = range(len(self))[index]
+        part = bisect_right(self._stops, number)
+        return self.parts[part][number - self._stops[part]]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return JoinedShards, (self.parts,)
+
+
+def joined(parts: Iterable[Shards]) -> Shards:
+    """Return several sequences of shards as one: a tuple, unless there is a table among them."""
+    flat = [part for part in parts if len(part)]
+    flat = [piece for part in flat for piece in _pieces(part)]
+    if len(flat) == 1:
+        return flat[0] if isinstance(flat[0], _LazyShards) else tuple(flat[0])
+    if not any(isinstance(part, _LazyShards) for part in flat):
+        return tuple(chain.from_iterable(flat))
+    return JoinedShards([p if isinstance(p, _LazyShards) else tuple(p) for p in flat])
+
+
+def with_defaults(shards: Shards, dataset: str | None, key_split: KeySplit | None) -> Shards:
+    """Return shards with a dataset and a rule for those that state none."""
+    if isinstance(shards, ShardTable):
+        dataset, key_split = shards.dataset or dataset, shards.key_split or key_split
+        return ShardTable(shards.file, shards.place, key_split, dataset, shards.rows)
+    if isinstance(shards, JoinedShards):
+        return joined(with_defaults(part, dataset, key_split) for part in shards.parts)
+    # dataclasses.replace() is five times slower: it looks up every field, for 100,000 shards.
+    return tuple(
+        ShardSpec(
+            shard.url,
+            shard.num_samples,
+            shard.nbytes,
+            shard.md5sum,
+            shard.sha256,
+            shard.dataset or dataset,
+            shard.key_split or key_split,
+            shard.index,
+            shard.extras,
+        )
+        for shard in shards
+    )
+
+
+class StatedCounts(Sequence[int]):
+    """The number of samples of each shard, where a table states all of them.
+
+    Args:
+        shards: The shards.
+        edges: Their `edges_of`.
+    """
+
+    def __init__(self, shards: Shards, edges: IntArray) -> None:
+        self._shards, self.edges = shards, edges
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            counts: list[int] = np.diff(self.edges)[index].tolist()
+            return counts
+        number = range(len(self))[index]
+        return int(self.edges[number + 1]) - int(self.edges[number])
+
+    def __reduce__(self) -> tuple[Any, ...]:  # the edges are those of the table
+        return counts_of, (self._shards,)
+
+
+def counts_of(shards: Shards) -> list[int | None] | StatedCounts:
+    """Return the stated number of samples of each shard; a list to complete, or all of them."""
+    edges = edges_of(shards) if isinstance(shards, _LazyShards) else None
+    if edges is None:
+        return [shard.num_samples for shard in shards]
+    return StatedCounts(shards, edges)
+
+
+def edges_of(shards: Shards) -> IntArray | None:
+    """Return where shards begin, and the end of the last one; None if a count is not stated.
+
+    Of a whole table these are its mapped bytes, which processes share.
+    """
+    parts = []
+    for part in _pieces(shards):
+        if isinstance(part, ShardTable):
+            if not part.file.is_counted:
+                return None
+            parts.append(_edges_of_table(part))
+            continue
+        counts = [shard.num_samples for shard in part]
+        known = [count for count in counts if count is not None]
+        if len(known) < len(counts) or sum(known) >= 1 << 63:
+            return None
+        parts.append(np.concatenate(([0], np.cumsum(np.array(known, np.int64)))))
+    if len(parts) == 1:
+        return parts[0]
+    if sum(int(edges[-1]) for edges in parts) >= 1 << 63:
+        return None
+    firsts = np.cumsum([0, *(int(edges[-1]) for edges in parts)])
+    moved = (edges[1:] + first for edges, first in zip(parts, firsts[:-1], strict=True))
+    return np.concatenate([[0], *moved])
+
+
+def _edges_of_table(shards: ShardTable) -> IntArray:
+    rows, edges = shards.rows, shards.file.edges
+    if rows.step != 1:
+        numbers = np.arange(rows.start, rows.stop, rows.step)
+        return np.concatenate(([0], np.cumsum(edges[numbers + 1] - edges[numbers])))
+    part: IntArray = edges[rows.start : rows.start + len(rows) + 1]
+    return part - part[0] if len(part) and part[0] else part
+
+
+def nbytes_of(shards: Shards) -> FloatArray:
+    """Return the length of each shard, NaN where it is not stated."""
+    parts = []
+    for part in _pieces(shards):
+        if isinstance(part, ShardTable):
+            rows = part.rows
+            found = part.file.lengths[
+                rows.start : rows.stop if rows.stop >= 0 else None : rows.step
+            ]
+            parts.append(np.where(found < 0, np.nan, found))
+        else:
+            parts.append(
+                np.array([np.nan if shard.nbytes is None else shard.nbytes for shard in part])
+            )
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def remote_nbytes_of(shards: Shards) -> FloatArray:
+    """Return the length of each remote shard, NaN where it is not stated, 0 for local ones."""
+    parts = []
+    for part in _pieces(shards):
+        if isinstance(part, ShardTable) and len(part.are_remote) == 1:
+            parts.append(nbytes_of(part) if True in part.are_remote else np.zeros(len(part)))
+        else:
+            is_local = np.array([urls.is_local(shard.url) for shard in part], bool)
+            parts.append(np.where(is_local, 0, nbytes_of(part)))
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def dataset_names(shards: Shards, default: _T) -> tuple[list[str | _T], IntArray]:
+    """Return the datasets of shards in their order, and the number of the dataset of each shard.
+
+    Args:
+        shards: The shards.
+        default: The name of shards that state none.
+    """
+    numbers: dict[str | _T, int] = {}
+    parts = []
+    for part in _pieces(shards):
+        if isinstance(part, ShardTable) and not part.has_key("dataset"):
+            number = numbers.setdefault(part.dataset or default, len(numbers))
+            parts.append(np.full(len(part), number))
+        else:
+            parts.append(
+                np.array([numbers.setdefault(s.dataset or default, len(numbers)) for s in part])
+            )
+    return list(numbers), np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+def has_remote(shards: Shards) -> bool:
+    """Whether any shard is remote."""
+    return any(
+        True in part.are_remote
+        if isinstance(part, ShardTable)
+        # The first test decides for nearly all paths, and there may be a hundred thousand.
+        else any(":" in shard.url and not urls.is_local(shard.url) for shard in part)
+        for part in _pieces(shards)
+    )
+
+
+def states(shards: Shards, key: str) -> bool:
+    """Whether any shard may state a key such as ``"index"``."""
+    return any(
+        part.has_key(key)
+        if isinstance(part, ShardTable)
+        else any(getattr(shard, key) is not None for shard in part)
+        for part in _pieces(shards)
+    )
+
+
+def _pieces(shards: Shards) -> Sequence[Shards]:
+    return shards.parts if isinstance(shards, JoinedShards) else (shards,)

@@ -1,0 +1,301 @@
+"""Find the table of shards of a large document, or make it: beside the document, or in the cache.
+
+A document is read at most once on a machine for each of its versions. Whoever reads it makes its
+table, unless one was published beside it, and notes its digest under its length and its time or
+tag. specs/shard-table.md states when which file is used.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from typing import IO, Any, Final, NamedTuple
+
+from wids.errors import FetchError, WidsError
+from wids.shards.specs.entries import shard_of
+from wids.shards.specs.parsing import (
+    LARGE_NBYTES,
+    MAX_DOCUMENT_NBYTES,
+    MAX_VALUES,
+    num_values,
+)
+from wids.shards.specs.shard_table import (
+    DamagedTableError,
+    State,
+    TableFile,
+    TableHeader,
+    open_table,
+    parse_start,
+    table_url,
+)
+from wids.shards.specs.shard_table_writer import write_table
+from wids.shards.specs.streamed_json import StreamedDocument
+from wids.shards.tars.mapped_file import read_or_map
+from wids.storage import complete_files
+from wids.storage.cache import cache_names
+from wids.storage.cache.small_files import is_settled, make_folder, save_quietly
+from wids.storage.cache.turns import turn
+from wids.storage.digests import file_digest
+from wids.storage.fetch import Fetcher, downloaded
+from wids.storage.transport import urls
+from wids.storage.transport.url_rewrite import rewritten
+
+MAX_TABLED_NBYTES: Final = 8 << 30
+_LARGE_LOCAL_NBYTES: Final = 256 << 10
+"""Local documents are read by their tables from this length on, as that costs no request: fifty of
+10,000 shards open within a second."""
+_START_NBYTES: Final = 64 << 10
+_LEAST_VALUE_NBYTES: Final = 8
+"""Bytes of text for each value in a document of many shards: ``{"url":"0.tar"},`` has two."""
+
+_USUAL_KEYS: Final = frozenset(("url", "nsamples", "filesize", "sha256"))
+
+_logger = logging.getLogger("wids")
+
+
+class _Note(NamedTuple):
+    """The digest of a document in a state."""
+
+    state: State
+    sha256: str
+
+
+class SpecTables:
+    """Reads documents, large ones by their tables.
+
+    Args:
+        folder: The cache folder.
+        fetcher: Reads URLs.
+    """
+
+    def __init__(self, folder: str, fetcher: Fetcher) -> None:
+        self._folder = folder
+        self._fetcher = fetcher
+
+    def read(self, url: str, limit_nbytes: int) -> bytes | TableFile:
+        """Return the bytes of a document, or its table if it is large.
+
+        Args:
+            url: Path or URL.
+            limit_nbytes: Most bytes of a document without a table.
+
+        Raises:
+            FetchError: It cannot be read, or is too long.
+            SpecError: An entry of a large document is malformed.
+        """
+        state = self._state(url, limit_nbytes)
+        if isinstance(state, bytes):
+            return state
+        least_nbytes = _LARGE_LOCAL_NBYTES if urls.is_local(rewritten(url)) else LARGE_NBYTES
+        if state is not None and least_nbytes < state.nbytes <= MAX_TABLED_NBYTES:
+            document = _Document(self._folder, self._fetcher, url, state)
+            table = document.known() or document.made_in_turn()
+            if table is not None:
+                return table
+        return self._fetcher.read(url, limit_nbytes)
+
+    def _state(self, url: str, limit_nbytes: int) -> State | bytes | None:
+        """Return the state of a document, None if unknown; or its bytes, if that took no more."""
+        place = rewritten(url)
+        if urls.is_local(place):
+            try:
+                status = os.stat(urls.local_path(place))
+            except (OSError, ValueError):
+                return None
+            return State(status.st_size, _time_tag(status.st_mtime_ns))
+        if os.path.exists(cache_names.document_note_path(self._folder, url)):
+            # One byte: as cheap as a conditional request, and every transport has it.
+            self._fetcher.bind_options(url)
+            nbytes, tag = self._fetcher.head(url)
+        else:
+            found = self._fetcher.read_short(url, limit_nbytes, LARGE_NBYTES)
+            if isinstance(found, bytes):
+                return found
+            nbytes, tag = found
+        return None if nbytes is None or not tag else State(nbytes, tag)
+
+
+class _Document:
+    """A large document in its present state.
+
+    Args:
+        folder: The cache folder.
+        fetcher: Reads URLs.
+        url: Where the document is.
+        state: Its state.
+    """
+
+    def __init__(self, folder: str, fetcher: Fetcher, url: str, state: State) -> None:
+        self._folder, self._fetcher, self._url, self._state = folder, fetcher, url, state
+        place = rewritten(url)
+        self._path = urls.local_path(place) if urls.is_local(place) else None
+        self._note_path = cache_names.document_note_path(folder, url)
+        self._beside = table_url(self._path or url)
+
+    def known(self) -> TableFile | None:
+        """Return the table of the document, if its state is known: in the cache or published."""
+        if not self._state.tag:
+            return None
+        note = _loaded_note(self._note_path)
+        if note is not None and note.state == self._state:
+            return self._of_digest(bytes.fromhex(note.sha256))
+        if self._path is None:
+            return None
+        table = _intact(self._beside)
+        return table if table is not None and table.state == self._state else None
+
+    def made_in_turn(self) -> TableFile | None:
+        """Return the table of the document, made by this process or by another one meanwhile.
+
+        None if the document has another form than an object with a shardlist, or if the table
+        cannot be stored.
+        """
+        # The note appears at the end, and the table grows: others see that its writer is alive.
+        lock_path = cache_names.lock_path(self._folder, self._note_path)
+        with turn(lock_path, self._table_path(b""), waits=True):
+            table = self.known() or self._published(self._state) or self._read()
+            if table is not None:
+                note = json.dumps([*self._state, table.header.document_sha256.hex()])
+                save_quietly(self._note_path, note.encode("ascii"))
+        return table
+
+    def _read(self) -> TableFile | None:
+        """Read the document, and return its table: one that has its digest, or a new one."""
+        with downloaded(self._fetcher, self._path or self._url) as path:
+            if _is_dense(path):
+                return None
+            sha256 = bytes.fromhex(file_digest(path, "sha256"))
+            table = self._of_digest(sha256) or self._published(None, sha256)
+            if table is None:
+                with open(path, "rb") as file:
+                    table = self._written(file, sha256)
+        return table
+
+    def _of_digest(self, sha256: bytes) -> TableFile | None:
+        """Return the table of a document with a digest: that of the cache, or the one beside it."""
+        table = _intact(self._table_path(sha256), sha256, is_own=True)
+        if table is not None or self._path is None:
+            return table
+        return _intact(self._beside, sha256)
+
+    def _published(self, state: State | None, sha256: bytes | None = None) -> TableFile | None:
+        """Fetch the table beside a remote document, if it was made from this state or digest."""
+        if self._path is not None or self._start_beside is None:
+            return None
+        header, facts = self._start_beside
+        if sha256 is None and facts.get("state") != list(state or ()):
+            return None
+        if sha256 not in (None, header.document_sha256):
+            _warn_of_other(urls.redact(self._beside))
+            return None
+        path = self._table_path(header.document_sha256)
+        try:
+            with _new_file(path) as file:
+                self._fetcher.save(self._beside, file)
+        except OSError as error:  # of the server, too
+            _logger.warning("%s: not used: %s", urls.redact(self._beside), str(error))
+            return None
+        return _intact(path, header.document_sha256, is_own=True)
+
+    @cached_property
+    def _start_beside(self) -> tuple[TableHeader, dict[str, Any]] | None:
+        """The start of the table beside a remote document; None if there is none."""
+        try:
+            return parse_start(self._fetcher.read_start(self._beside, _START_NBYTES).data)
+        except (FetchError, DamagedTableError) as error:  # nearly always: it was not published
+            _logger.info("%s: not used: %s", urls.redact(self._beside), str(error))
+            return None
+
+    def _written(self, file: IO[bytes], sha256: bytes) -> TableFile | None:
+        """Write the table of the document into the cache."""
+        path, streamed = self._table_path(sha256), StreamedDocument(file.read)
+        name = urls.redact(self._url)
+        try:
+            with _new_file(path) as new:
+                entries = _checked(streamed.entries(), name)
+                write_table(new, entries, streamed.rest, sha256, self._state)
+        except ValueError as error:
+            # Another form of document, or a mistake, which the parser of other documents reports.
+            if isinstance(error, WidsError) and self._state.nbytes > MAX_DOCUMENT_NBYTES:
+                raise
+            return None
+        except OSError as error:
+            _logger.warning("%s: its table of shards is not stored: %s", name, str(error))
+            return None
+        return _intact(path, sha256, is_own=True)
+
+    def _table_path(self, sha256: bytes) -> str:
+        return cache_names.table_path(self._folder, sha256.hex())
+
+
+def _checked(entries: Iterable[Any], label: str) -> Iterator[Any]:
+    """Yield the entries of a shardlist, unless one is malformed."""
+    for number, entry in enumerate(entries):
+        if not (
+            type(entry) is dict
+            and _USUAL_KEYS.issuperset(entry)
+            and type(entry.get("nsamples")) is type(entry.get("filesize")) is int
+            and 0 <= entry["nsamples"] < 1 << 60
+            and 0 <= entry["filesize"] < 1 << 60
+            and type(entry.get("url")) is type(entry.get("sha256", "")) is str
+            and urls.is_plain(entry["url"])
+        ):  # the usual entry is checked in half the time
+            shard_of(entry, f"{label}: shardlist[{number}]", str)
+        yield entry
+
+
+def _is_dense(path: str) -> bool:
+    """Whether a document has more and shorter values than one of many shards (SEC-39)."""
+    count = nbytes = 0
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            count, nbytes = count + num_values(piece), nbytes + len(piece)
+    return count > MAX_VALUES and nbytes < _LEAST_VALUE_NBYTES * count
+
+
+def _time_tag(mtime_ns: int) -> str:
+    # A younger file can change without a new time; it is compared by its digest.
+    return str(mtime_ns) if is_settled(mtime_ns) else ""
+
+
+def _intact(path: str, sha256: bytes | None = None, *, is_own: bool = False) -> TableFile | None:
+    """Return the table at a path; None if there is none, or not of this document, or damaged."""
+    try:
+        table = open_table(path, is_own=is_own)
+    except DamagedTableError as error:
+        _logger.warning("%s: %s; the JSON document is read instead", path, str(error))
+        return None
+    if table is None or sha256 in (None, table.header.document_sha256):
+        return table
+    _warn_of_other(path)
+    return None
+
+
+def _warn_of_other(path: str) -> None:
+    _logger.warning(
+        "%s: it was made from another version of its JSON document, which is read instead; save "
+        "the spec again with `wids.load_spec(…).save(…)`",
+        path,
+    )
+
+
+def _loaded_note(path: str) -> _Note | None:
+    """Return the note that this user stored at a path, if there is one."""
+    data = read_or_map(path, is_own=True)
+    with suppress(ValueError, TypeError):
+        if data is not None:
+            nbytes, tag, sha256 = json.loads(bytes(data))
+            return _Note(State(nbytes, tag), sha256)
+    return None
+
+
+@contextmanager
+def _new_file(path: str) -> Iterator[IO[bytes]]:
+    """Write a file of the cache, which appears when it is complete."""
+    make_folder(os.path.dirname(path))
+    with complete_files.replacing(path, mode=0o600, sync=False) as file:
+        yield file
