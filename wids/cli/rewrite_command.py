@@ -6,10 +6,10 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from wids.cli.log_output import printed
 from wids.cli.messages import print_counts
 from wids.cli.options import (
     add_parts,
@@ -168,27 +168,13 @@ def _written(job: ShardJob, options: argparse.Namespace) -> Sequence[ShardSpec |
     from wids.publish.processes import process_pool
 
     if options.merge:
-        with _remarks_shown(logging.WARNING):
+        with printed(logging.WARNING):
             return job.merge().shards
-    with _remarks_shown(logging.INFO), process_pool(options.jobs, len(job.tasks)) as executor:
+    with printed(logging.INFO), process_pool(options.jobs, len(job.tasks)) as executor:
         if options.part is None:
             return job.run(executor=executor).shards
         found = job.run_part(options.part, executor=executor)
         return [shard for shard in found if shard.num_samples]
-
-
-@contextmanager
-def _remarks_shown(level: int) -> Iterator[None]:
-    """Print what is logged inside the block, such as how many shards an earlier run has left."""
-    logger, handler = logging.getLogger("wids"), logging.StreamHandler(sys.stderr)
-    before = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(level)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-        logger.removeHandler(handler)
 
 
 def named_function(text: str) -> Callable[[Any], Any]:

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from wids.tables.joins import JoinableView, Missing
     from wids.tables.keys import Keys
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 class ShardListDataset(TorchDataset):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _MAX_SHARED: Final = 64
 """Maximum number of packs of parts that stay mapped, and that are searched for a key."""
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 class Packs:

@@ -29,7 +29,7 @@ _LINES: Final = (".jsonl", ".ndjson")
 _MAX_STORED_NBYTES: Final = 64 << 20
 """Bytes of files whose content stays in memory; at least one file does."""
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 class _Repeated(dict[str, Any]):

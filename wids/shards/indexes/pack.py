@@ -44,7 +44,7 @@ takes less in the index."""
 _PART_LENGTH: Final = 1 << 20
 """Entries of the tables of keys to read at a time: 12 MB."""
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 class Pack(Protocol):

@@ -15,7 +15,7 @@ from wids.errors import SpecError
 from wids.shards.specs.model import DatasetSpec, PackedShards, ShardSpec
 from wids.shards.tars.member_names import KeySplit
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

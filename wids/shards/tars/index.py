@@ -9,9 +9,11 @@ samples.
 from __future__ import annotations
 
 import itertools
+import logging
 import mmap
 import operator
 import os
+import time
 import zlib
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -20,11 +22,14 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from wids.errors import ShardFormatError
+from wids.errors import ShardFormatError, printable
 from wids.shards.tars.archive import BLOCK_NBYTES, TarBytes, TarMembers
 from wids.shards.tars.member_names import KEY_SPLITS, KeySplit, split_names, to_bytes, to_text
 from wids.storage.array_types import IntArray
 from wids.storage.checksums import fastest_crc32
+from wids.storage.sizes import count_text
+
+_logger = logging.getLogger(__name__)
 
 Column: TypeAlias = npt.NDArray[Any]
 """Unsigned integers of the narrowest type that holds them."""
@@ -264,8 +269,13 @@ def index_tar(
         scan,  # both lanes take 1.2 ms, and most tars are already indexed
     )
 
+    started_s = time.monotonic()
     shard_index = build_index(scan(data, path), key_split, path)
-    return with_checksums(shard_index, data) if checksums else shard_index
+    if checksums:
+        shard_index = with_checksums(shard_index, data)
+    seconds, count = time.monotonic() - started_s, count_text(len(shard_index), "sample")
+    _logger.info("%s: indexed, %s in %.1f s", printable(path), count, seconds)
+    return shard_index
 
 
 def with_checksums(shard_index: ShardIndex, tar: TarBytes) -> ShardIndex:
