@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from wids.dataset.peeking import Peek, peek
     from wids.dataset.prefetch import Prefetcher
     from wids.dataset.shard_list import ShardListDataset
+    from wids.dataset.stage_times import StageTimes as StageTimes
     from wids.dataset.streaming import stream
+    from wids.dataset.timed_loop import timings
     from wids.errors import (
         DecodeError,
         FetchError,
@@ -108,6 +110,7 @@ __all__ = [
     "sampling_cost",
     "save_table",
     "stream",
+    "timings",
     "verify_spec",
 ]
 
@@ -119,6 +122,7 @@ _ALSO = (
     "SamplerCallback",
     "SamplerTrainer",
     "SamplingCost",
+    "StageTimes",
 )
 """Names that work as those of ``__all__`` do, but are rarely typed: what functions return, what
 executors raise, a former name, and what imports a trainer."""
@@ -144,7 +148,9 @@ _MODULES = {
     "order.mixed_sampler": ("MixedSampler",),
     "shards.specs.loader": ("load_spec",),
     "shards.specs.model": ("DatasetSpec", "ShardSpec"),
+    "dataset.stage_times": ("StageTimes",),
     "dataset.streaming": ("stream",),
+    "dataset.timed_loop": ("timings",),
     "shards.tars.shard": ("Shard",),
     "dataset.collating": ("collate",),
     "publish.appending": ("append_shards",),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from wids.dataset.failures import Failed, Failures, Indices, Policy, as_failures
@@ -16,7 +17,9 @@ from wids.dataset.transformations import Transformation, locate_error
 from wids.errors import WidsError
 from wids.shards.positions import Positions, index_of, position_at, select, select_batch
 from wids.shards.reader import OpenByNumber, ShardReader, together
+from wids.storage import stages
 from wids.storage.range_reader import RangeError
+from wids.storage.stages import here
 
 OnError: TypeAlias = Callable[[WidsError], Any]
 
@@ -94,6 +97,15 @@ class Access:
         """Return the same samples as they are stored, whose errors are raised."""
         return replace(self.with_on_error(None), reader=self.reader.undecoded(), transformations=[])
 
+    def as_timed(self) -> Access:
+        """Return the same samples; while seconds are counted, those of each transformation are."""
+        if not (here.common[0] and self.transformations):
+            return self
+        steps: list[Transformation] = [
+            partial(stages.step, stages.stage_of(step), step) for step in self.transformations
+        ]
+        return replace(self, transformations=steps)
+
     # Reading.
 
     def one(self, index: int) -> Any:
@@ -159,7 +171,8 @@ class Access:
             # Asked once for each shard, since the answer depends on how much of it the view has.
             if number != latest:
                 latest, local = number, reader.fetches_for_view(number, positions)
-            yield self.sample(position, number, local)
+            here.row[stages.SAMPLES] += 1
+            yield stages.timed(stages.READ, self.as_timed().sample, position, number, local)
 
     def _read_into(
         self,
@@ -171,6 +184,8 @@ class Access:
     ) -> None:
         """Read, label and transform samples of one shard, into their places in a batch."""
         reader, transformations = self.reader, self.transformations
+        if here.common[0]:
+            stages.enter(stages.READ)  # the samples of another shard were transformed before
         local = reader.fetches_for_many
         verify = reader.verifies_decoded if transformations else reader.verifies_raw
         shard = None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from wids.dataset.lending import LARGE_NBYTES, is_plain, lender
 from wids.dataset.small_tensors import send_by_value
 from wids.shards.fields.media import media_kind
+from wids.storage.stages import COLLATE, timed
 
 if TYPE_CHECKING:
     import torch
@@ -55,6 +56,10 @@ def collate(samples: Sequence[Any], *, pad: Mapping[str, float] | None = None) -
         >>> wids.collate([])
         {}
     """
+    return timed(COLLATE, _collated, samples, pad)
+
+
+def _collated(samples: Sequence[Any], pad: Mapping[str, float] | None) -> Any:
     import torch
     from torch.utils.data._utils.collate import collate as collate_by
     from torch.utils.data._utils.collate import default_collate_fn_map

@@ -83,8 +83,7 @@ class FetchWindow:
         self._shards = shards
         self._numbers_of = shards.numbers
         self._ahead = enumerate(map(shards.numbers, ahead))
-        self._openings = shards.count_openings()
-        self._num_opened = self._count_openings()
+        self._num_opened = shards.num_openings()
         self._waiting: dict[int, tuple[int, BackgroundFetch]] = {}
         self._looked_at: dict[int, int] = {}
         self._current: Numbers = ()
@@ -241,14 +240,11 @@ class FetchWindow:
         reader, number_there = self._shards.locate(number)
         return not reader.is_local(number_there)
 
-    def _count_openings(self) -> int:
-        return sum(number.value for number in self._openings)
-
     def _is_read(self) -> bool:
         """Wait until a reader opens a shard; return False if the pass ends first."""
         num_reached, since_s = -1, 0.0
         while not self._closed.wait(_POLL_S):
-            if self._count_openings() != self._num_opened:
+            if self._shards.num_openings() != self._num_opened:
                 return True
             # A reader that is not noticed has another dataset object, or had all its shards open.
             # While batches are skipped, there is no pause.

@@ -113,8 +113,6 @@ class Prefetcher(Sampler[T]):
     ) -> None:
         self.num_threads = None if num_threads is None else at_least(1, num_threads, "num_threads")
         shards = ShardMap(dataset)
-        # Now, so that workers that are started later share the numbers.
-        shards.count_openings()
         self.sampler = sampler
         self.dataset = dataset
         stated = parse_nbytes(ahead_nbytes, "ahead_nbytes")

@@ -43,6 +43,7 @@ from wids.shards.tars.raw_samples import Raw
 from wids.shards.tars.shard import Shard
 from wids.storage.cache.store import Cache, Localname
 from wids.storage.fetch import Fetcher
+from wids.storage.stages import READ, SAMPLES, TRANSFORM, here, timed
 from wids.storage.transport import urls
 from wids.storage.transport.local import Opener
 
@@ -310,8 +311,12 @@ class ShardListDataset(TorchDataset):
         if not 0 <= index < len(positions):
             index = from_start(index, len(positions))
         position = positions[index]
-        # An array yields a numpy integer.
-        return access.sample(position if type(position) is int else int(position))
+        if type(position) is not int:  # an array yields a numpy integer
+            position = int(position)
+        here.row[SAMPLES] += 1
+        if here.common[0]:
+            return timed(READ, access.as_timed().sample, position)
+        return access.sample(position)
 
     def __getitems__(self, indices: Sequence[int] | npt.NDArray[Any]) -> list[Any]:
         """Return a batch: exactly ``[dataset[i] for i in indices]``, with each shard opened once.
@@ -322,7 +327,8 @@ class ShardListDataset(TorchDataset):
             >>> [sample[".txt"] for sample in dataset.__getitems__([2, 0])]
             ['text 2', 'text 0']
         """
-        return self._access.batch(indices)
+        here.row[SAMPLES] += len(indices)
+        return timed(READ, self._access.as_timed().batch, indices)
 
     def __iter__(self) -> Iterator[Any]:
         return self._access.in_turn()
@@ -367,8 +373,11 @@ class ShardListDataset(TorchDataset):
     # there are.
 
     def _getitems_one_by_one(self, indices: Sequence[int] | npt.NDArray[Any]) -> list[Any]:
+        return timed(READ, self._one_by_one, indices)
+
+    def _one_by_one(self, indices: Sequence[int] | npt.NDArray[Any]) -> list[Any]:
         with self.reader.reading(self._positions_of(indices)):
-            return list(self._each(indices))
+            return timed(TRANSFORM, list, self._each(indices))
 
     def _positions_of(self, indices: Sequence[int] | npt.NDArray[Any]) -> IntArray:
         """Return the positions that a batch of a subclass probably has, to read them together."""
@@ -382,7 +391,7 @@ class ShardListDataset(TorchDataset):
             # A view may have one sample of each shard, so it reads as single samples do. Not around
             # `yield`: others read in between.
             with nullcontext() if self.is_view else self.reader.reading():
-                samples = list(self._each((index,)))
+                samples = timed(TRANSFORM, list, self._each((index,)))
             yield from samples
 
     def _each(self, indices: Iterable[int]) -> Iterator[Any]:
@@ -918,14 +927,36 @@ class ShardListDataset(TorchDataset):
         return len(self)
 
     def get_stats(self) -> tuple[int, int]:
-        """Return how often a shard was asked for, and how often it had to be opened.
+        """Return how often a shard was asked for, and had to be opened, by workers too.
 
         Example:
             >>> num_accesses, num_misses = dataset.get_stats()
             >>> num_accesses >= num_misses
             True
         """
-        return self.reader.pool.num_accesses, self.reader.pool.num_misses
+        return self.reader.usage()
+
+    def stats(self) -> dict[str, float]:
+        """Return what reading has cost this program, as numbers for monitoring.
+
+        They are those of this process and of those that it started, workers included, of all
+        datasets together, which share connections and caches, and only grow. ``samples`` were read;
+        ``requests`` were sent to servers, ``retries`` of them after a failure, and ``nbytes``
+        arrived; ``hits`` are remote files that were opened from a copy that was there, ``fetches``
+        and ``evictions`` copies that were fetched and deleted; ``openings`` are shards that were
+        opened, and ``reopenings`` those that the process had closed before. While a `wids.timings`
+        block is active, ``fetch_s``, ``open_s``, ``read_s``, ``check_s``, ``decode_s``,
+        ``transform_s``, ``collate_s`` and ``between_s`` grow too: seconds by stage (docs/slow.md).
+
+        Example:
+            >>> before = dataset.stats()
+            >>> sample = dataset[2]
+            >>> dataset.stats()["samples"] - before["samples"]
+            1.0
+        """
+        from wids.storage.stages import counted
+
+        return counted()
 
     def check_cache_misses(self) -> None:
         """Log a warning if more than 30% of over 100 accesses had to open their shard.

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias, cast
 from wids.order.wrapped import unwrapped
 from wids.shards.reader import ShardReader
 from wids.shards.sample_access import SampleAccess, access_of
-from wids.storage.shared_number import SharedNumber
 
 Numbers: TypeAlias = int | tuple[int, ...]
 """The shards of an index, by their numbers among the shards of all datasets. Nearly always there is
@@ -86,9 +85,9 @@ class ShardMap:
         for reader in self._readers:
             reader.let_ahead(part)
 
-    def count_openings(self) -> list[SharedNumber]:
-        """Return how often shards were opened, as `ShardReader.count_openings`."""
-        return [reader.count_openings() for reader in self._readers]
+    def num_openings(self) -> int:
+        """Return how often shards were opened, in all processes; see `ShardReader.usage`."""
+        return sum(reader.usage()[1] for reader in self._readers)
 
 
 def as_tuple(numbers: Numbers) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ from wids.shards.specs.model import DatasetSpec, ShardSpec
 from wids.shards.tars.index import ShardIndex, TarIdentity
 from wids.shards.tars.readable_shard import ReadableShard
 from wids.shards.tars.shard import Shard
+from wids.storage import stages
 from wids.storage.cache.store import BackgroundFetch, Cache
 from wids.storage.transport import shared_refusals, urls
 
@@ -71,6 +72,10 @@ class ShardOpener:
             ShardFormatError: The file is not a complete, plain tar.
             MismatchError: The shard is not what the spec says.
         """
+        with stages.nested(stages.OPEN):
+            return self._opened(number, local, make_room)
+
+    def _opened(self, number: int, local: bool, make_room: Callable[[], None]) -> ReadableShard:
         path = self._local.path(number)
         if path is not None:
             return self._local.open(number, path)

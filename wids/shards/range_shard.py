@@ -36,6 +36,7 @@ from wids.storage.checksums import fastest_crc32
 from wids.storage.joined_ranges import GAP_NBYTES, Span, frugal_gap_nbytes, joined
 from wids.storage.range_reader import RangeError
 from wids.storage.reading_threads import in_threads
+from wids.storage.stages import checked
 
 ReadSpans: TypeAlias = Callable[[Sequence[Span]], list[memoryview]]
 """Returns the bytes of several ranges of one tar."""
@@ -264,7 +265,7 @@ class RemoteShard:
     def _is_intact(self, member: int, value: memoryview) -> bool:
         """Whether these bytes have a member's checksum; True if the index has none."""
         crcs = self.index.payload_crcs
-        return not len(crcs) or fastest_crc32()(value) == crcs[member]
+        return not len(crcs) or checked(fastest_crc32(), value) == crcs[member]
 
     def _sample(
         self, local_index: int, members: list[int], starts: list[int], views: list[memoryview]

@@ -26,7 +26,6 @@ from wids.shards.tars.readable_shard import ReadableShard
 from wids.shards.tars.shard import Shard
 from wids.storage.array_types import BoolArray, FloatArray, IntArray
 from wids.storage.cache.store import BackgroundFetch, Cache
-from wids.storage.shared_number import SharedNumber
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
 
@@ -268,14 +267,13 @@ class ShardReader:
             keys = self._keys = KeyLookup(self.counted.opener, self.pool, self.edges)
         return keys
 
-    def count_openings(self) -> SharedNumber:
-        """Return the shared count of shard openings, in this process and those it starts later.
+    def usage(self) -> tuple[int, int]:
+        """Return how often shards were asked for, and opened, in all processes that share this.
 
         It lets one process notice when another begins to read.
         """
-        if self.pool.opened is None:
-            self.pool.opened = SharedNumber()
-        return self.pool.opened
+        num_accesses, num_openings = map(int, self.pool.counts.sums())
+        return num_accesses, num_openings
 
     def field_names(self, stored: Sequence[str]) -> Sequence[str]:
         """Return the fields that samples have when read from shards that store these fields."""

@@ -8,7 +8,8 @@ from typing import Any, Final, Protocol
 
 from wids.shards.tars.readable_shard import ReadableShard
 from wids.shards.tars.shard import Shard
-from wids.storage.shared_number import SharedNumber
+from wids.storage import stages
+from wids.storage.shared_number import SharedRows
 
 MAX_OPEN_SHARDS: Final = 256
 """Default limit, if the process may open four times as many files."""
@@ -57,7 +58,7 @@ class ShardPool:
     Attributes:
         num_accesses: How often a shard was requested.
         num_misses: How often it had to be opened.
-        opened: The same, in all processes that share the dataset; None until it is requested.
+        counts: The same, in all processes that share the dataset.
     """
 
     def __init__(self, open_shard: OpenShard, size: int, limit_nbytes: int | None = None) -> None:
@@ -66,8 +67,9 @@ class ShardPool:
         self.limit_nbytes = limit_nbytes
         self.num_accesses = 0
         self.num_misses = 0
-        self.opened: SharedNumber | None = None
+        self.counts = SharedRows(0, 0)
         self._entries: dict[int, _Entry] = {}
+        self._opened: set[int] = set()
 
     def announce(self, number: int, local_indices: list[int]) -> None:
         """Read samples with large members ahead from the disk, if their shard is open and local."""
@@ -80,6 +82,7 @@ class ShardPool:
         # Two threads may read the same count here. A count or an age is then off by one, which
         # changes what is evicted first but never what is read (decision 0004).
         self.num_accesses += 1
+        self.counts.row[0] += 1
         entry = self._entries.get(number)
         if entry is not None:
             # Once enough of a shard was read by range, the whole file is better.
@@ -88,8 +91,11 @@ class ShardPool:
                 return entry.shard
             local = True
         self.num_misses += 1
-        if self.opened is not None:
-            self.opened.add(1)
+        self.counts.row[1] += 1
+        stages.count(stages.OPENINGS)
+        if number in self._opened:
+            stages.count(stages.REOPENINGS)
+        self._opened.add(number)
         shard = self.open_shard(number, local=local, make_room=self.close)
         # Another thread may have stored its own shard of this number since the miss. The later one
         # stays, and the other is closed when its reader releases it.
@@ -128,7 +134,7 @@ class ShardPool:
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process opens the files itself, so only the settings are pickled.
-        return {**self.__dict__, "_entries": {}}
+        return {**self.__dict__, "_entries": {}, "_opened": set()}
 
     def _is_too_long(self) -> bool:
         # One shard always stays, however long: the caller is about to read it.

@@ -16,6 +16,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
+from wids.storage.stages import fetching
 from wids.storage.transport.request_limit import MOST
 from wids.storage.transport.retry import CancelledError, cancellation, cancelled_by
 
@@ -111,7 +112,7 @@ def in_threads(tasks: Sequence[Callable[[], _T]], name: str) -> list[_T]:
         return [task() for task in tasks]
     cancel = cancellation()
     poll_s = None if cancel is None else _CANCEL_POLL_S
-    with ReadingThreads(min(len(tasks), MOST), name) as threads:
+    with fetching(), ReadingThreads(min(len(tasks), MOST), name) as threads:
         futures = [threads.submit(task) for task in tasks]
         pending = set(futures)
         while pending:

@@ -1,20 +1,85 @@
-"""A number that the workers of a DataLoader share with the process that started them."""
+"""Numbers that the workers of a DataLoader share with the process that started them.
+
+They are private until a process is started, so that programs without workers need no shared memory.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, TypeVar
+from weakref import WeakSet
 
-_NUM_SLOTS: Final = 509
-"""A prime, and more than the workers of a machine: neighbouring process ids get their own slots."""
+_NUM_ROWS: Final = 509
+"""A prime, and more than the workers of a machine: neighbouring process ids get their own rows."""
+
+Row: TypeAlias = "list[float] | memoryview[float]"
+
+_SharedRows = TypeVar("_SharedRows", bound="SharedRows")
 
 
-class SharedNumber:
-    """A number that processes add to, forked and spawned ones alike.
+class SharedRows:
+    """Numbers that processes add to, each in a row of its own, so that no process needs a lock.
 
-    Each process adds in its own slot, so processes need no lock. A copy that is pickled for another
-    machine, or by hand, starts from the current value and is independent.
+    Processes that are forked, spawned or started by a server of forks share the rows. What a
+    process has added stays when it ends. A copy that is pickled for another machine, or by hand,
+    starts from the current sums and is independent.
+
+    Args:
+        first: The first values of the row.
+
+    Attributes:
+        row: What this process has added. Another thread may add at the same moment, so that one of
+            the two is not counted. Look the attribute up each time: a fork replaces it.
+        common: As many numbers, which all processes read and write, without a sum.
+    """
+
+    def __init__(self, *first: float) -> None:
+        self.row: Row = list(first)
+        self.common: Row = [0.0] * len(first)
+        self._table: Any = None
+        _alive.add(self)
+
+    def sums(self) -> list[float]:
+        """Return the sum of each number over all processes."""
+        if self._table is None:
+            return list(self.row)
+        width = len(self.row)
+        return [sum(self._table[width + column :: width]) for column in range(width)]
+
+    def share(self) -> None:
+        """Move the numbers to memory that processes which are started later can share."""
+        from multiprocessing.sharedctypes import RawArray  # 9 ms, which most programs do not need
+
+        with writing:
+            if self._table is None:
+                width, common, row = len(self.row), self.common, self.row
+                self._attach(RawArray("d", width * (1 + _NUM_ROWS)), width)
+                self.common[:], self.row[:] = _doubles(common), _doubles(row)
+
+    def adopt(self, rows: SharedRows) -> None:
+        """Add to the rows of another instance, as wide as this one, from now on."""
+        if rows._table is not None:
+            self._attach(rows._table, len(self.row))
+
+    def _attach(self, table: Any, width: int) -> None:
+        view, start = memoryview(table).cast("B").cast("d"), width * (1 + os.getpid() % _NUM_ROWS)
+        self._table, self.common = table, view[:width]
+        self.row = view[start : start + width]
+
+    def _begin_in_child(self) -> None:
+        if self._table is not None:
+            self._attach(self._table, len(self.row))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not passes_to_process():
+            return type(self), tuple(self.sums())
+        self.share()
+        return _attached, (type(self), self._table, len(self.row))
+
+
+class SharedNumber(SharedRows):
+    """A number that processes and their threads add to; no addition is lost.
 
     Args:
         value: The first value.
@@ -26,31 +91,25 @@ class SharedNumber:
         5
     """
 
-    def __init__(self, value: int = 0) -> None:
-        from multiprocessing.sharedctypes import RawArray  # 9 ms, and few datasets share a number
-
-        self._slots = RawArray("q", _NUM_SLOTS)
-        self._slots[0] = value
+    def __init__(self, value: float = 0) -> None:
+        super().__init__(value)
 
     @property
     def value(self) -> int:
         """The sum of what all processes have added to the first value."""
-        return sum(self._slots)
+        return int(self.sums()[0])
 
     def add(self, count: int) -> None:
         """Add to the number."""
-        with _writing:
-            self._slots[os.getpid() % _NUM_SLOTS] += count
+        with writing:
+            self.row[0] += count
 
     def set(self, value: int) -> None:
         """Set the number, in all processes. What others add at this moment may be lost."""
-        with _writing:
-            self._slots[:] = [value] + [0] * (_NUM_SLOTS - 1)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if not passes_to_process():
-            return SharedNumber, (self.value,)
-        return _from_slots, (self._slots,)
+        with writing:
+            if self._table is not None:
+                self._table[:] = [0.0] * len(self._table)
+            self.row[0] = value
 
 
 def passes_to_process() -> bool:
@@ -63,19 +122,39 @@ def passes_to_process() -> bool:
     return context.get_spawning_popen() is not None
 
 
-_writing: Final = threading.RLock()
-"""Held by the thread that writes into the slot of this process."""
+_alive: Final[WeakSet[SharedRows]] = WeakSet()
+
+writing: Final = threading.RLock()
+"""Held by the thread that writes into the row of this process."""
+
+
+def _share_all() -> None:
+    writing.acquire()
+    for rows in list(_alive):
+        rows.share()
+
+
+def _begin_in_child() -> None:
+    writing.release()
+    for rows in list(_alive):
+        rows._begin_in_child()  # noqa: SLF001 - of this module
+
 
 if hasattr(os, "register_at_fork"):
     # A child would otherwise inherit the lock of a thread that it does not have.
     os.register_at_fork(
-        before=_writing.acquire,
-        after_in_parent=_writing.release,
-        after_in_child=_writing.release,
+        before=_share_all, after_in_parent=writing.release, after_in_child=_begin_in_child
     )
 
 
-def _from_slots(slots: Any) -> SharedNumber:
-    number = SharedNumber.__new__(SharedNumber)
-    number._slots = slots  # noqa: SLF001 - one of this class
-    return number
+def _doubles(values: Row) -> Any:
+    from array import array
+
+    return memoryview(array("d", values))
+
+
+def _attached(cls: type[_SharedRows], table: Any, width: int) -> _SharedRows:
+    rows = cls.__new__(cls)
+    rows._attach(table, width)  # noqa: SLF001 - of this module
+    _alive.add(rows)
+    return rows

@@ -19,6 +19,7 @@ from wids.shards.fields.codecs import BY_EXTENSION, Codec, Decode, extension, fi
 from wids.shards.fields.images import image_decoder
 from wids.shards.fields.media import media_extensions
 from wids.shards.fields.safety import RefusedError, unzip
+from wids.storage import stages
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -184,6 +185,9 @@ class Decoder:
         if codec is not None and codec.is_structure:
             return safety.MAX_UNZIPPED_STRUCTURE_NBYTES
         return safety.MAX_UNZIPPED_NBYTES
+
+
+stages.of_type[Decoder] = stages.DECODE
 
 
 def named_decoder(name: str, *, allow_pickle: bool = False) -> Decoder:

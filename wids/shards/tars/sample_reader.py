@@ -31,6 +31,7 @@ from wids.shards.tars.raw_samples import (
     label,
 )
 from wids.storage.checksums import fastest_crc32
+from wids.storage.stages import checked
 
 ReadSample: TypeAlias = Callable[[int, "Labels | None"], RawSample]
 """Returns a sample by its index, which must be 0 or more, with labels if given."""
@@ -91,8 +92,10 @@ def sample_reader(
                 if crc32(data[head:offset]) != crcs[member]:
                     raise changed_header_error(path, head, field)
             value = source[offset : offset + size]
-            if payload_crcs is not None and crc32(value) != payload_crcs[member]:
-                raise changed_payload_error(path, index.member_name(member))
+            if payload_crcs is not None:
+                computed = crc32(value) if size <= LARGE_NBYTES else checked(crc32, value)
+                if computed != payload_crcs[member]:
+                    raise changed_payload_error(path, index.member_name(member))
             sample[field] = value if wrap is None else wrap(value)
         start, stop = key_starts[local_index], key_stops[local_index] - 1
         key = text[text_start + start : text_start + stop]

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import IO, Final, NamedTuple
 
 from wids.errors import printable
-from wids.storage import abandoned
+from wids.storage import abandoned, stages
 from wids.storage.cache import cache_names, sweeping
 from wids.storage.cache.leases import delete_if_unused
 from wids.storage.cache.turns import folder_lock
@@ -76,6 +76,7 @@ def evict(folder: str, limit_nbytes: int) -> int:
         # A copy with a lease is passed over and not waited for (CACHE-7, CACHE-8).
         if delete_if_unused(file.path):
             excess -= file.nbytes
+            stages.count(stages.EVICTIONS)
             _logger.info("%s: evicted, %s", printable(file.path), nbytes_text(file.nbytes))
     return max(0, excess)
 

@@ -22,7 +22,7 @@ from functools import partial
 from typing import IO, Final, NamedTuple, TypeAlias
 
 from wids.errors import FetchError, MismatchError, ShardFormatError
-from wids.storage import abandoned, complete_files, locks
+from wids.storage import abandoned, complete_files, locks, stages
 from wids.storage.cache import cache_names, eviction, sweeping
 from wids.storage.cache.cache_names import RemoteFile
 from wids.storage.cache.leases import lease
@@ -34,6 +34,7 @@ from wids.storage.download import Expected
 from wids.storage.fetch import Fetcher
 from wids.storage.progress import Bar
 from wids.storage.sizes import nbytes_text
+from wids.storage.stages import fetching
 from wids.storage.transport import urls
 
 Prepare: TypeAlias = Callable[[IO[bytes]], bytes]
@@ -176,7 +177,11 @@ class Cache:
         """
         # Between `find` and the lease another process may evict the copy (CACHE-7).
         for _ in range(3):  # again only if the copy is evicted before it is leased
-            path = self.find(remote_file) or self._download(remote_file, prepare, make_room)
+            path = self.find(remote_file)
+            if path is None:
+                path = self._download(remote_file, prepare, make_room)
+            else:
+                stages.count(stages.HITS)
             handle = None
             try:
                 handle = None if path is None else self._lease(remote_file, path)
@@ -275,7 +280,7 @@ class Cache:
         path, is_own = self._candidates(remote_file)[-1]
         try:
             lock_path = cache_names.lock_path(self.folder, path)
-            with turn(lock_path, path, waits=background is None) as is_ours:
+            with fetching(), turn(lock_path, path, waits=background is None) as is_ours:
                 if background is not None:
                     # From here on a reader who wants the file waits for the lock, instead of
                     # fetching it as well.
@@ -370,6 +375,7 @@ class Cache:
                     protect(file.fileno(), file.name)
                 os.fsync(file.fileno())
                 nbytes = os.fstat(file.fileno()).st_size
+        stages.count(stages.FETCHES)
         name = urls.redact(remote_file.url)
         seconds = time.monotonic() - started_s
         _logger.info("%s: downloaded, %s in %.1f s", name, nbytes_text(nbytes), seconds)

@@ -58,5 +58,15 @@ def snapshot() -> dict[str, Counts]:
     return {server: replace(counts) for server, counts in list(_counts.items())}
 
 
+def totals() -> tuple[int, int, int]:
+    """Return the requests, the bytes and the retries of this process, over all servers."""
+    known = list(_counts.values())
+    return (
+        sum(counts.num_requests for counts in known),
+        sum(counts.nbytes for counts in known),
+        sum(counts.num_retries for counts in known),
+    )
+
+
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_counts.clear)

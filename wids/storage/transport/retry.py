@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 
 from wids.errors import FetchError, printable
 from wids.storage.sizes import count_text
+from wids.storage.stages import fetching
 from wids.storage.transport import counters, urls
 from wids.storage.transport.stream import TransientError
 
@@ -192,6 +193,11 @@ def with_retries(
         DeadlineError: The deadline of ``patience`` has passed.
         FetchError: It failed too long.
     """
+    with fetching():
+        return _until_passed(attempt, patience, position)
+
+
+def _until_passed(attempt: Callable[[], _T], patience: Patience, position: Callable[[], int]) -> _T:
     outer = _waits.get()
     if math.isinf(patience.deadline_s) or (outer is not None and outer.patience is patience):
         return _with_retries(attempt, patience, position)

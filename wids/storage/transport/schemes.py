@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Final
 
+from wids.storage import stages
 from wids.storage.sizes import nbytes_text
 from wids.storage.transport import local, retry, shared_refusals, urls
 from wids.storage.transport.listing import not_listable
@@ -61,7 +62,11 @@ class Transports:
         self._made: dict[tuple[str, str | None], Transport] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        shared = {"answered": retry.answered(), "refusals": shared_refusals.passed()}
+        shared = {
+            "answered": retry.answered(),
+            "refusals": shared_refusals.passed(),
+            "stages": stages.passed(),
+        }
         return {**self.__dict__, **shared}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -69,6 +74,7 @@ class Transports:
         for server in state.pop("answered"):
             retry.note_answer(server)
         shared_refusals.join(state.pop("refusals"))
+        stages.join(state.pop("stages"))
         self.__dict__.update(state)
 
     def open(

@@ -1,0 +1,127 @@
+"""What reading costs is counted by stages, in all processes of a program."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from wids.storage import stages
+
+
+@pytest.fixture
+def counting() -> Iterator[None]:
+    """Count seconds."""
+    stages.start()
+    try:
+        yield
+    finally:
+        stages.stop()
+
+
+def spent(before: dict[str, float]) -> dict[str, float]:
+    """Return what was counted since."""
+    return {name: value - before[name] for name, value in stages.counted().items()}
+
+
+def busy(seconds: float) -> None:
+    until_s = time.perf_counter() + seconds
+    while time.perf_counter() < until_s:
+        pass
+
+
+def decode_inside() -> None:
+    busy(0.01)
+    with stages.nested(stages.DECODE):
+        busy(0.02)
+    busy(0.01)
+
+
+@pytest.mark.usefixtures("counting")
+def test_a_nested_stage_counts_once() -> None:
+    """The seconds of a nested stage are not those of the outer one too, and their sum is all."""
+    before, start_s = stages.counted(), time.perf_counter()
+    stages.timed(stages.READ, decode_inside)
+    all_s, found = time.perf_counter() - start_s, spent(before)
+    assert found["decode_s"] >= 0.02
+    assert found["read_s"] >= 0.02
+    assert found["decode_s"] + found["read_s"] == pytest.approx(all_s, abs=0.001)
+
+
+def test_nothing_is_timed_while_nobody_asks() -> None:
+    """Without `start`, no second is counted, and a function is called as it is."""
+    before = stages.counted()
+    assert stages.timed(stages.READ, int, "5") == 5
+    with stages.nested(stages.FETCH):
+        pass
+    assert not any(spent(before).values())
+
+
+@pytest.mark.usefixtures("counting")
+def test_a_thread_that_reads_for_another_counts_nothing() -> None:
+    """The thread that waits for it counts the time, and no stage is in another thread."""
+    before = stages.counted()
+
+    def read() -> None:
+        thread = threading.Thread(target=decode_inside)
+        with stages.nested(stages.FETCH):
+            thread.start()
+            thread.join()
+
+    stages.timed(stages.READ, read)
+    found = spent(before)
+    assert found["decode_s"] == 0
+    assert found["fetch_s"] >= 0.04
+
+
+@pytest.mark.usefixtures("counting")
+def test_what_comes_between_reads_is_counted_apart() -> None:
+    """The time of a thread between two batches is no stage of reading; nor is that of a pause."""
+    stages.timed(stages.READ, busy, 0.001)
+    before = stages.counted()
+    busy(0.02)
+    stages.timed(stages.READ, busy, 0.001)
+    assert spent(before)["between_s"] >= 0.02
+    before = stages.counted()
+    stages.start()  # as another block would, after a pause
+    stages.stop()
+    busy(0.02)
+    stages.timed(stages.READ, busy, 0.001)
+    assert spent(before)["between_s"] == 0
+
+
+class Passed:
+    """Carries the numbers to a process, as a dataset does."""
+
+    def __call__(self) -> None:
+        stages.count(stages.SAMPLES, 3)
+        stages.timed(stages.COLLATE, busy, 0.01)
+
+    def __getstate__(self) -> object:
+        return {"stages": stages.passed()}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        stages.join(state["stages"])  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("counting")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_count_together(method: str) -> None:
+    """What processes counted stays when they end, and a copy made by hand does not count here."""
+    before = stages.counted()
+    context = multiprocessing.get_context(method)
+    for _ in range(2):
+        process = context.Process(target=Passed())
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+    found = spent(before)
+    assert found["samples"] == 6
+    assert found["collate_s"] >= 0.02
+    assert pickle.loads(pickle.dumps(Passed())) is not None  # noqa: S301 - our own
+    stages.count(stages.SAMPLES)
+    assert spent(before)["samples"] == 7
