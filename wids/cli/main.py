@@ -27,6 +27,7 @@ _COMMANDS: Final = {
     "sample": "show a sample",
     "verify": "compare shards with their spec and print a line for each problem",
     "update": "change what a spec says of its dataset; the previous file stays beside it as .bak",
+    "bench": "read a dataset as training would, and show where the time goes",
     "table": "save fields of all samples as the columns of a Parquet file, named in the spec",
     "rewrite": "write a dataset into new shards: shuffled, filtered, cut or mapped",
     "browse": "look at a dataset in a browser on this machine, until Ctrl-C",

@@ -15,7 +15,7 @@ READY: Final = 0.1
 _IDLE: Final = 0.5
 """Workers that spend a larger part of their time outside wids are held up there."""
 
-_LABELS: Final = {
+LABELS: Final = {
     "fetch": "network",
     "open": "opening shards",
     "read": "disk",
@@ -25,6 +25,7 @@ _LABELS: Final = {
     "collate": "collate",
     "between": "between batches",
 }
+"""What tables call the stages."""
 
 ADVICE: Final = {
     "loop": "batches are ready when the loop wants them; nothing here would make it faster",
@@ -109,7 +110,7 @@ class StageTimes:
             return "chunk" if is_again else "index"
         if largest in ("check", "decode", "transform") and self.num_workers < self.num_processors:
             return "workers"
-        return _LABELS[largest]
+        return LABELS[largest]
 
     @property
     def advice(self) -> str:
@@ -136,7 +137,7 @@ class StageTimes:
     def __str__(self) -> str:
         num_samples, all_s = max(1.0, self.counts["samples"]), sum(self.seconds.values())
         rows = [
-            (_LABELS[name], 1e3 * seconds / num_samples, seconds / all_s if all_s else 0.0)
+            (LABELS[name], 1e3 * seconds / num_samples, seconds / all_s if all_s else 0.0)
             for name, seconds in self.seconds.items()
         ]
         table = [f"{label:<16}{each:>12.3f}{share:>8.0%}" for label, each, share in rows]
