@@ -43,9 +43,9 @@ ADVICE: Final = {
     "collate": "use wids.collate, which shares the memory of large tensors, and make samples "
     "smaller before they are collated",
     "workers": "use more workers (num_workers): there are processors without one",
-    "cache": "make cache_size larger, or chunks smaller (chunk_size, or None for one that fits): "
+    "cache": 'make cache_size larger, or chunks smaller (chunksize="auto"): '
     "copies were evicted while the loop ran",
-    "chunk": "make chunks smaller (chunk_size), or lru_size larger: shards were closed and opened "
+    "chunk": "make chunks smaller (chunksize), or lru_size larger: shards were closed and opened "
     "again while the loop ran",
     "hand-over": "workers wait though the loop does too: send smaller batches (wids.collate shares "
     "the memory of large tensors), or look into the dataset around the wids.ShardListDataset",
@@ -101,7 +101,9 @@ class StageTimes:
             return "loop"
         busy = {name: self.seconds[name] for name in SECONDS if name != "between"}
         largest, all_s = max(busy, key=lambda name: busy[name]), sum(busy.values())
-        if self.num_workers and self.seconds["between"] > _IDLE * (all_s + self.seconds["between"]):
+        if not all_s or (
+            self.num_workers and self.seconds["between"] > _IDLE * (all_s + self.seconds["between"])
+        ):
             return "hand-over"
         if largest in ("fetch", "open") and self.counts["evictions"]:
             return "cache"

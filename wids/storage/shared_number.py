@@ -6,6 +6,7 @@ They are private until a process is started, so that programs without workers ne
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 from typing import Any, Final, TypeAlias, TypeVar
 from weakref import WeakSet
@@ -75,7 +76,11 @@ class SharedRows:
         if not passes_to_process():
             return type(self), tuple(self.sums())
         self.share()
-        return _attached, (type(self), self._table, len(self.row))
+        from multiprocessing.reduction import ForkingPickler
+
+        # By a pickler of its own: the one at work began before it could know this memory.
+        table = bytes(ForkingPickler.dumps(self._table))
+        return _attached, (type(self), table, len(self.row))
 
 
 class SharedNumber(SharedRows):
@@ -153,8 +158,8 @@ def _doubles(values: Row) -> Any:
     return memoryview(array("d", values))
 
 
-def _attached(cls: type[_SharedRows], table: Any, width: int) -> _SharedRows:
+def _attached(cls: type[_SharedRows], table: bytes, width: int) -> _SharedRows:
     rows = cls.__new__(cls)
-    rows._attach(table, width)  # noqa: SLF001 - of this module
+    rows._attach(pickle.loads(table), width)  # noqa: S301, SLF001 - inside a pickle; of this module
     _alive.add(rows)
     return rows
