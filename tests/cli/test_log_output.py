@@ -13,6 +13,10 @@ import pytest
 from command import run, run_process
 from conftest import write_shards
 from loopback import Server
+from torch.utils.data import DataLoader
+
+import wids
+from wids.cli.log_output import printed
 
 LINE = re.compile(r"[\d-]{10} [\d:,]{12} (INFO|DEBUG|WARNING) (wids[\w.]*)\[(\d+)\]: (.+)")
 
@@ -118,6 +122,17 @@ def test_a_level_that_is_none() -> None:
     )
 
 
+def test_forked_workers(served: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Each forked worker of a DataLoader prints what it does, with its process."""
+    dataset = wids.ShardListDataset(served)
+    loader = DataLoader(dataset, 4, num_workers=2, multiprocessing_context="fork")
+    with printed(logging.INFO, in_full=True):
+        assert [batch[".cls"].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    found = [line for line in lines_in(capfd.readouterr().err) if "downloaded" in line[3]]
+    processes = {process for _, _, process, _ in found}
+    assert len(processes - {str(os.getpid())}) == len(found) == 2
+
+
 WORKERS = """
 import sys, wids
 from torch.utils.data import DataLoader
@@ -130,7 +145,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers(method: str, served: str, tmp_path: Path) -> None:
     """Each worker of a DataLoader prints what it does, with its process."""
     program = tmp_path / "program.py"

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from wids.cli.named_objects import is_name, named_object
 from wids.cli.options import add_reading, not_negative, opened, positive
+
+if TYPE_CHECKING:
+    from wids.dataset.shard_list import ShardListDataset
 
 EXAMPLE: Final = (
     "  wids bench train.json\n"
@@ -40,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--where", metavar="CONDITION", help="only samples that meet it: .json/height >= 256"
     )
     parser.add_argument(
-        "--join", metavar="OTHER", help="join another dataset; its fields begin with .joined"
+        "--join",
+        metavar="OTHER",
+        help="join another dataset, or {shard}.captions.json; its fields begin with .joined",
     )
     parser.add_argument("--cache-dir", help="the cache folder (default: $WIDS_CACHE)")
     parser.add_argument("--cache-size", metavar="SIZE", help="most bytes of copies there: 200GB")
@@ -79,20 +84,27 @@ def _subject(options: argparse.Namespace, stack: ExitStack) -> Any:
     from wids.tables.conditions import met_in
 
     steps = options.transformations or "torch"
-    dataset = stack.enter_context(
-        opened(
-            options.spec,
+
+    def of(spec: str, **fields: Any) -> ShardListDataset:
+        dataset = opened(
+            spec,
             options,
             transformations=None if steps == "none" else steps,
             access=options.access or "auto",
-            fields=options.fields and options.fields.split(","),
             cache_dir=options.cache_dir,
             cache_size=options.cache_size,
+            **fields,
         )
-    )
+        return stack.enter_context(dataset)
+
+    dataset = of(options.spec, fields=options.fields and options.fields.split(","))
     if options.where is not None:
         dataset = dataset[met_in(dataset, options.where)]
-    return dataset if options.join is None else dataset.join(options.join, prefix="joined")
+    if options.join is None:
+        return dataset
+    is_pattern = "{shard}" in options.join
+    other = options.join if is_pattern else of(options.join)
+    return dataset.join(other, prefix="joined")
 
 
 def _numbers(text: str) -> list[int]:

@@ -19,6 +19,7 @@ from wids.dataset.collating import collate
 from wids.dataset.shard_list import ShardListDataset
 from wids.dataset.stage_times import LABELS, StageTimes
 from wids.dataset.timed_loop import timings
+from wids.errors import WidsError
 from wids.look.text import table
 from wids.order.arguments import at_least
 from wids.order.chunked import ChunkedSampler
@@ -32,6 +33,10 @@ SECONDS: Final = 5.0
 _NAMES: Final = {**LABELS, "between": "hand-over"}
 _MAX_STATS: Final = 100
 """Shards whose lengths are looked at; others are about as long."""
+
+
+class SubjectError(WidsError, TypeError):
+    """An object that is no dataset and no loader."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +172,7 @@ def benchmark(
         num_batches: Batches after which a run ends; None for no limit.
 
     Raises:
-        TypeError: The subject is none of these.
+        SubjectError: The subject is none of these.
         ValueError: It has no samples; or it is a loader, with settings of its own.
     """
     subject = _made(subject)
@@ -186,9 +191,12 @@ def benchmark(
     runs: list[BenchmarkRun] = []
     for number in NUM_WORKERS if num_workers is None else num_workers:
         at_least(0, number, "num_workers")
-        loader = _loader(subject, order or batch_size, number, collate_fn or _Collate())
         num_before = 0 if order is None else order.num_dealt
-        times, batch = _read(loader, seconds, num_batches)
+        with warnings.catch_warnings():
+            # Of torch, about more workers than processors, which is what is to be measured.
+            warnings.filterwarnings("ignore", "This DataLoader will create")
+            loader = _loader(subject, order or batch_size, number, collate_fn or _Collate())
+            times, batch = _read(loader, seconds, num_batches)
         speed = _speed(times, batch_size)
         is_repeated = bool(runs)
         if order is not None:
@@ -205,10 +213,7 @@ def _loader(
     """Return a loader as training has it."""
     how: dict[str, Any]
     how = {"batch_size" if isinstance(batches, int) else "batch_sampler": batches}
-    with warnings.catch_warnings():
-        # Of torch, about more workers than processors, which is what is to be measured.
-        warnings.filterwarnings("ignore", "This DataLoader will create")
-        return torch_data.DataLoader(dataset, num_workers=num_workers, collate_fn=collate_fn, **how)
+    return torch_data.DataLoader(dataset, num_workers=num_workers, collate_fn=collate_fn, **how)
 
 
 class _Order:
@@ -260,7 +265,7 @@ def _made(subject: Any) -> Any:
     is_maker = isinstance(subject, type) or not (_is_dataset(subject) or _is_loader(subject))
     found = subject() if is_maker and callable(subject) else subject
     if isinstance(found, type) or not (_is_dataset(found) or _is_loader(found)):
-        raise TypeError(
+        raise SubjectError(
             "expected a dataset, a loader, or a callable that returns one, found "
             f"{type(found).__name__}"
         )
@@ -297,7 +302,7 @@ def _read(loader: Any, seconds: float, num_batches: int | None) -> tuple[StageTi
         for number, batch in enumerate(loader, start=1):  # noqa: B007 - the last one is returned
             if number == num_batches or perf_counter() >= end_s:
                 break
-            if number == 1 and getattr(loader, "num_workers", 0):
+            if number == 1 and getattr(loader, "num_workers", False):
                 first, end_s = loop.times(), perf_counter() + seconds
         last = loop.times()
     if not last.num_batches:
