@@ -180,7 +180,7 @@ def test_lightning(dataset: wids.ShardListDataset, tmp_path: Path) -> None:
 
 
 def test_a_loader_is_as_before(dataset: wids.ShardListDataset) -> None:
-    """After the block nothing of the loader or of its class is changed, also with two blocks."""
+    """After one block, or two, nothing of the loader or of its class is changed (VIEW-42)."""
     loader: Any = DataLoader(dataset, BATCH)
     before, collate = DataLoader.__iter__, loader.collate_fn
     timings = wids.timings(loader)
@@ -221,7 +221,7 @@ def ended(samples: list[Any]) -> tuple[float, float]:
 
 
 def test_stages_add_up_to_the_time_of_a_worker(tmp_path: Path) -> None:
-    """From its first batch to its last, each moment of a worker is in one stage."""
+    """From its first batch to its last, each moment of a worker is in one stage (VIEW-41)."""
     decoder = wids.Decoder(decoders={"txt": decode_slowly})
     shards = local_shards(tmp_path, 2, 24)
     with Marked(shards, transformations=[decoder]) as dataset:
@@ -233,7 +233,7 @@ def test_stages_add_up_to_the_time_of_a_worker(tmp_path: Path) -> None:
 
 
 def test_workers_count_for_the_dataset(tmp_path: Path, server: Server) -> None:
-    """Requests, bytes, copies, shards and samples of workers are those of the dataset."""
+    """Requests, bytes, copies, shards and samples of workers are those of the dataset (VIEW-40)."""
     shards = serve_shards(tmp_path, server)[:2]
     options: dict[str, Any] = {"access": "download", "cache_dir": str(tmp_path / "cache")}
     with wids.ShardListDataset(shards, **options) as dataset:

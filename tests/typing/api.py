@@ -40,6 +40,10 @@ def dataset() -> None:
     mapped: wids.ShardListDataset = data.map(len).to_tuple(".jpg;.png", "cls")
     data.on_error = "skip"
     collated: Any = wids.collate([sample])
+    with wids.timings(loader) as timings:
+        stats: dict[str, float] = data.stats() | timings.as_dict()
+    times: wids.StageTimes = timings.times()
+    del stats, times
     written: wids.DatasetSpec = wids.rewrite(view, "new-%06d.tar", maxcount=3, map=len, version="1")
     del parts, mapped, collated, written
     del (

@@ -12,9 +12,6 @@ from wids.storage.stages import COUNTS, SECONDS
 READY: Final = 0.1
 """A loop that waits for a smaller part of its time is bound by itself."""
 
-_IDLE: Final = 0.5
-"""Workers that spend a larger part of their time outside wids are held up there."""
-
 LABELS: Final = {
     "fetch": "network",
     "open": "opening shards",
@@ -101,9 +98,7 @@ class StageTimes:
             return "loop"
         busy = {name: self.seconds[name] for name in SECONDS if name != "between"}
         largest, all_s = max(busy, key=lambda name: busy[name]), sum(busy.values())
-        if not all_s or (
-            self.num_workers and self.seconds["between"] > _IDLE * (all_s + self.seconds["between"])
-        ):
+        if not all_s or (self.num_workers and self.seconds["between"] > all_s):
             return "hand-over"
         if largest in ("fetch", "open") and self.counts["evictions"]:
             return "cache"
