@@ -44,7 +44,7 @@ def test_filters_and_joins(train: Path) -> None:
 
 
 def test_a_table(train: Path) -> None:
-    """Without an option there is a column for each of four numbers of workers."""
+    """There is a column for each number of workers, and the advice at the end."""
     status, out, err = run("bench", train, "--workers", "0,0", "--seconds", "0.01")
     assert (status, err) == (0, "")
     lines = out.splitlines()

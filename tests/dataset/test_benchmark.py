@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from loopback import Server
-from served_shards import identity
+from served_shards import identity, serve_shards
 from slow_cases import CASES, Case
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -60,7 +60,7 @@ def test_runs_continue_the_order(train: Path) -> None:
         found = benchmark(dataset, [0, 0, 0], batch_size=4, collate_fn=noted, num_batches=2)
     assert len(read) == 24
     assert sorted(read[:20]) == list(range(20))
-    assert [run.is_repeated for run in found.runs] == [False, False, True]
+    assert [run.is_cached for run in found.runs] == [False, False, True]
     assert [run.times.num_batches for run in found.runs] == [2, 2, 2]
 
 
@@ -92,6 +92,16 @@ def test_slower_with_more_workers(train: Path) -> None:
     assert Benchmark((quick,)).verdict.bottleneck == "workers"
     assert Benchmark((quick, slow)).verdict.bottleneck == "decode"
     assert Benchmark((quick, slow)).fastest is quick
+
+
+def test_what_caches_had_is_not_compared(server: Server, tmp_path: Path) -> None:
+    """Where shards come from a server, a later run that finds them in the cache has no say."""
+    options: dict[str, Any] = {"access": "download", "cache_dir": str(tmp_path / "cache")}
+    with wids.ShardListDataset(serve_shards(tmp_path, server)[:1], **options) as dataset:
+        found = benchmark(dataset, [0, 0], batch_size=4, num_batches=2)
+    assert [run.is_cached for run in found.runs] == [False, True]
+    assert found.fastest is found.runs[0]
+    assert "caches had what was read before: 0 workers\n" in str(found)
 
 
 def _changed(run: Any, decode_s: float, **others: Any) -> Any:

@@ -47,14 +47,14 @@ class BenchmarkRun:
         times: Where the time went.
         samples_per_s: Samples that arrived in a second; None if it is not known how many did.
         nbytes_per_s: Bytes of shards that these samples are, a second; None if it is not known.
-        is_repeated: Whether an earlier run had read some of the samples, so that caches had them.
+        is_cached: Whether caches had some of it, since earlier runs had read the same.
         is_collated: Whether batches were collated, and not lists of samples.
     """
 
     times: StageTimes
     samples_per_s: float | None
     nbytes_per_s: float | None
-    is_repeated: bool
+    is_cached: bool
     is_collated: bool
 
     @property
@@ -78,7 +78,7 @@ class BenchmarkRun:
             },
             "bottleneck": self.times.bottleneck,
             "advice": self.times.advice,
-            "is_repeated": self.is_repeated,
+            "is_cached": self.is_cached,
             "is_collated": self.is_collated,
             "numbers": self.times.as_dict(),
         }
@@ -95,15 +95,21 @@ class Benchmark:
     runs: tuple[BenchmarkRun, ...]
 
     @property
+    def compared(self) -> Sequence[BenchmarkRun]:
+        """The runs that can be compared: where servers were read, not those that caches sped up."""
+        own = [run for run in self.runs if not run.is_cached]
+        return own if any(run.times.counts["nbytes"] for run in own) else self.runs
+
+    @property
     def fastest(self) -> BenchmarkRun:
         """The run with the most samples a second, whose bottleneck remains."""
-        return max(self.runs, key=lambda run: run.times.num_batches / (run.times.loop_s or 1.0))
+        return max(self.compared, key=lambda run: run.times.num_batches / (run.times.loop_s or 1.0))
 
     @property
     def verdict(self) -> StageTimes:
         """The times of the fastest run; more workers are no advice if they were slower."""
         times = self.fastest.times
-        if any(run.times.num_workers > times.num_workers for run in self.runs):
+        if any(run.times.num_workers > times.num_workers for run in self.compared):
             return replace(times, num_processors=0)
         return times
 
@@ -133,9 +139,9 @@ class Benchmark:
             ("bottleneck", *(run.times.bottleneck for run in self.runs)),
         ]
         lines = [table(["ms a sample", *heads], [*stages, *rates])]
-        again = [head for head, run in zip(heads, self.runs, strict=True) if run.is_repeated]
+        again = [head for head, run in zip(heads, self.runs, strict=True) if run.is_cached]
         if again:
-            lines.append(f"caches had samples that were read before: {', '.join(again)}")
+            lines.append(f"caches had what was read before: {', '.join(again)}")
         if not all(run.is_collated for run in self.runs):
             lines.append("batches were lists: these samples cannot be collated as they are")
         fastest = count_text(times.num_workers, "worker")
@@ -198,12 +204,15 @@ def benchmark(
             loader = _loader(subject, order or batch_size, number, collate_fn or _Collate())
             times, batch = _read(loader, seconds, num_batches)
         speed = _speed(times, batch_size)
-        is_repeated = bool(runs)
+        is_cached = bool(runs)
         if order is not None:
-            is_repeated = num_before + times.num_batches > order.num_in_pass
+            is_cached = num_before + times.num_batches > order.num_in_pass
+        # Of a shard that was fetched whole, other samples may be left.
+        is_fetched = any(run.times.counts["nbytes"] for run in runs)
+        is_cached |= is_fetched and not times.counts["nbytes"]
         rate = None if nbytes is None or speed is None else speed * nbytes
         is_collated = collate_fn is not None or not isinstance(batch, list)
-        runs.append(BenchmarkRun(times, speed, rate, is_repeated, is_collated))
+        runs.append(BenchmarkRun(times, speed, rate, is_cached, is_collated))
     return Benchmark(tuple(runs))
 
 
@@ -291,7 +300,7 @@ def _loader_run(loader: Any, seconds: float, num_batches: int | None) -> Benchma
     speed = _speed(times, size if isinstance(size, int) else None)
     nbytes = _mean_nbytes(getattr(loader, "dataset", None))
     rate = None if nbytes is None or speed is None else speed * nbytes
-    return BenchmarkRun(times, speed, rate, is_repeated=False, is_collated=True)
+    return BenchmarkRun(times, speed, rate, is_cached=False, is_collated=True)
 
 
 def _read(loader: Any, seconds: float, num_batches: int | None) -> tuple[StageTimes, Any]:
