@@ -328,7 +328,7 @@ class ShardListDataset(TorchDataset):
             ['text 2', 'text 0']
         """
         here.row[SAMPLES] += len(indices)
-        return timed(READ, self._access.as_timed().batch, indices)
+        return timed(READ, self._access.batch, indices)
 
     def __iter__(self) -> Iterator[Any]:
         return self._access.in_turn()

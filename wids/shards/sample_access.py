@@ -35,6 +35,9 @@ class SampleAccess(Protocol):
     def as_timed(self) -> SampleAccess:
         """Return the same samples; while seconds are counted, those of each transformation are."""
 
+    def transformed_together(self, samples: list[Any]) -> list[Any]:
+        """Apply the transformations to labelled samples."""
+
     def transformed(self, sample: Any) -> Any:
         """Apply the transformations to a labelled sample."""
 

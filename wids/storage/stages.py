@@ -175,6 +175,31 @@ def step(stage: int, transform: Callable[[Any], Any], sample: Any) -> Any:
     return transform(sample)
 
 
+def timed_as_first(
+    by_step: Callable[[Any], Any], transform: Callable[[Any], Any], samples: list[Any]
+) -> list[Any]:
+    """Transform samples, of which the first shows which part of the time is decoding.
+
+    Args:
+        by_step: Transforms a sample, and enters the stage of each step.
+        transform: Does the same without timing the steps.
+        samples: The samples.
+    """
+    if not (here.common[_IS_TIMED] and _current() >= 0):
+        return list(map(transform, samples))
+    decoded_s, transformed_s = here.row[DECODE], here.row[TRANSFORM]
+    made = list(map(by_step, samples[:1]))
+    switch(TRANSFORM)
+    decode_s, transform_s = here.row[DECODE] - decoded_s, here.row[TRANSFORM] - transformed_s
+    start_s = here.row[TRANSFORM]
+    made += map(transform, samples[1:])
+    switch(TRANSFORM)
+    moved_s = (here.row[TRANSFORM] - start_s) * decode_s / ((decode_s + transform_s) or 1)
+    here.row[DECODE] += moved_s
+    here.row[TRANSFORM] -= moved_s
+    return made
+
+
 def stage_of(transform: Any) -> int:
     """Return the stage of a transformation."""
     return of_type.get(type(transform), TRANSFORM)

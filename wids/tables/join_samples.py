@@ -101,7 +101,7 @@ class KeyedSamples:
         )
         keys = [sample["__key__"] for sample in samples]
         if access.transformations:
-            samples = list(map(access.as_timed().transformed, samples))
+            samples = access.transformed_together(samples)
             stages.enter(stages.READ)
         return keys, samples
 
