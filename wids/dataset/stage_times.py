@@ -61,7 +61,7 @@ def usable_processors() -> int:
     return max(1, num_processors // max(1, num_ranks))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StageTimes:
     """Where the time of a training loop went, over all of its workers.
 
@@ -131,7 +131,7 @@ class StageTimes:
             **self.counts,
         }
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         num_samples, all_s = max(1.0, self.counts["samples"]), sum(self.seconds.values())
         rows = [
             (LABELS[name], 1e3 * seconds / num_samples, seconds / all_s if all_s else 0.0)
