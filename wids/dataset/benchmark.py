@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat
 from time import perf_counter
@@ -30,7 +31,6 @@ NUM_WORKERS: Final = (0, 1, 2, 4)
 BATCH_SIZE: Final = 64
 SECONDS: Final = 5.0
 
-_NAMES: Final = {**LABELS, "between": "hand-over"}
 _MAX_STATS: Final = 100
 """Shards whose lengths are looked at; others are about as long."""
 
@@ -54,18 +54,17 @@ class BenchmarkRun:
     times: StageTimes
     samples_per_s: float | None
     nbytes_per_s: float | None
-    is_cached: bool
-    is_collated: bool
+    is_cached: bool = False
+    is_collated: bool = True
 
     @property
     def stages(self) -> dict[str, tuple[float, float]]:
-        """Milliseconds a sample, and the share of all stages, by the name of a stage."""
-        seconds = self.times.seconds
-        num_samples, all_s = max(1.0, self.times.counts["samples"]), sum(seconds.values())
-        return {
-            name: (1e3 * seconds[key] / num_samples, seconds[key] / all_s if all_s else 0.0)
-            for key, name in _NAMES.items()
-        }
+        """Milliseconds a sample, and the share of all stages: those of `StageTimes.stages`.
+
+        Where the loop does nothing, what workers do between batches is to hand them over.
+        """
+        stages = self.times.stages
+        return stages | {"hand-over": stages.pop(LABELS["between"])}
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it, for JSON."""
@@ -128,10 +127,8 @@ class Benchmark:
         times, num_processors = self.verdict, self.runs[0].times.num_processors
         heads = [count_text(run.times.num_workers, "worker") for run in self.runs]
         stages = [
-            (name, *(f"{ms:.3f} {share:4.0%}" for ms, share in each))
-            for name, *each in zip(
-                _NAMES.values(), *(run.stages.values() for run in self.runs), strict=True
-            )
+            (name, *("{:.3f} {:4.0%}".format(*run.stages[name]) for run in self.runs))
+            for name in self.runs[0].stages
         ]
         rates = [
             ("samples/s", *(_text(run.samples_per_s, "{:,.0f}".format) for run in self.runs)),
@@ -190,10 +187,9 @@ def benchmark(
                     f"{name}: expected a dataset, found a {type(subject).__name__}, which is read "
                     "as it is; pass its dataset"
                 )
-        return Benchmark((_loader_run(subject, seconds, num_batches),))
+        return Benchmark((_run(subject, seconds, num_batches),))
     batch_size = at_least(1, BATCH_SIZE if batch_size is None else batch_size, "batch_size")
     order = None if _is_iterable(subject) else _Order(subject, batch_size, chunksize)
-    nbytes = _mean_nbytes(subject)
     runs: list[BenchmarkRun] = []
     for number in NUM_WORKERS if num_workers is None else num_workers:
         at_least(0, number, "num_workers")
@@ -202,17 +198,14 @@ def benchmark(
             # Of torch, about more workers than processors, which is what is to be measured.
             warnings.filterwarnings("ignore", "This DataLoader will create")
             loader = _loader(subject, order or batch_size, number, collate_fn or _Collate())
-            times, batch = _read(loader, seconds, num_batches)
-        speed = _speed(times, batch_size)
+            run = _run(loader, seconds, num_batches, batch_size)
         is_cached = bool(runs)
         if order is not None:
-            is_cached = num_before + times.num_batches > order.num_in_pass
+            is_cached = num_before + run.times.num_batches > order.num_in_pass
         # Of a shard that was fetched whole, other samples may be left.
-        is_fetched = any(run.times.counts["nbytes"] for run in runs)
-        is_cached |= is_fetched and not times.counts["nbytes"]
-        rate = None if nbytes is None or speed is None else speed * nbytes
-        is_collated = collate_fn is not None or not isinstance(batch, list)
-        runs.append(BenchmarkRun(times, speed, rate, is_cached, is_collated))
+        is_fetched = any(earlier.times.counts["nbytes"] for earlier in runs)
+        is_cached |= is_fetched and not run.times.counts["nbytes"]
+        runs.append(replace(run, is_cached=is_cached))
     return Benchmark(tuple(runs))
 
 
@@ -294,13 +287,17 @@ def _is_iterable(subject: Any) -> bool:
     return isinstance(subject, torch_data.IterableDataset)
 
 
-def _loader_run(loader: Any, seconds: float, num_batches: int | None) -> BenchmarkRun:
-    times, _ = _read(loader, seconds, num_batches)
-    size = getattr(loader, "batch_size", None)
-    speed = _speed(times, size if isinstance(size, int) else None)
+def _run(
+    loader: Any, seconds: float, num_batches: int | None, batch_size: int | None = None
+) -> BenchmarkRun:
+    times, batch = _read(loader, seconds, num_batches)
+    batch_size = batch_size or getattr(loader, "batch_size", None)
+    num_samples = times.num_batches * batch_size if batch_size else times.counts["samples"]
+    speed = num_samples / times.loop_s if num_samples and times.loop_s else None
     nbytes = _mean_nbytes(getattr(loader, "dataset", None))
     rate = None if nbytes is None or speed is None else speed * nbytes
-    return BenchmarkRun(times, speed, rate, is_cached=False, is_collated=True)
+    is_ours = isinstance(getattr(loader, "collate_fn", None), _Collate)
+    return BenchmarkRun(times, speed, rate, is_collated=not (is_ours and isinstance(batch, list)))
 
 
 def _read(loader: Any, seconds: float, num_batches: int | None) -> tuple[StageTimes, Any]:
@@ -332,12 +329,6 @@ def _since(last: StageTimes, first: StageTimes) -> StageTimes:
     )
 
 
-def _speed(times: StageTimes, batch_size: int | None) -> float | None:
-    """Return how many samples arrived in a second."""
-    num_samples = times.num_batches * batch_size if batch_size else times.counts["samples"]
-    return num_samples / times.loop_s if num_samples and times.loop_s else None
-
-
 def _mean_nbytes(dataset: Any) -> float | None:
     """Return how many bytes of its shard a sample takes on average, or None."""
     if not isinstance(dataset, ShardListDataset):
@@ -346,7 +337,8 @@ def _mean_nbytes(dataset: Any) -> float | None:
     for shard in dataset.spec.shards[:_MAX_STATS]:
         length = shard.nbytes
         if length is None and urls.is_local(shard.url):
-            length = os.path.getsize(urls.local_path(shard.url))
+            with suppress(OSError):  # reading reports it
+                length = os.path.getsize(urls.local_path(shard.url))
         if length is None or not shard.num_samples:
             return None
         num_samples, nbytes = num_samples + shard.num_samples, nbytes + length

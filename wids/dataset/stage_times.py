@@ -131,13 +131,18 @@ class StageTimes:
             **self.counts,
         }
 
-    def __repr__(self) -> str:
+    @property
+    def stages(self) -> dict[str, tuple[float, float]]:
+        """Milliseconds a sample, and the share of all stages, by what tables call a stage."""
         num_samples, all_s = max(1.0, self.counts["samples"]), sum(self.seconds.values())
-        rows = [
-            (LABELS[name], 1e3 * seconds / num_samples, seconds / all_s if all_s else 0.0)
+        return {
+            LABELS[name]: (1e3 * seconds / num_samples, seconds / all_s if all_s else 0.0)
             for name, seconds in self.seconds.items()
-        ]
-        table = [f"{label:<16}{each:>12.3f}{share:>8.0%}" for label, each, share in rows]
+        }
+
+    def __repr__(self) -> str:
+        stages = self.stages.items()
+        table = [f"{label:<16}{each:>12.3f}{share:>8.0%}" for label, (each, share) in stages]
         whose = "the loop" if self.num_ranks == 1 else f"the loops of {self.num_ranks} ranks"
         waited = f"{whose} waited {self.wait_share:.0%} of {self.loop_s:.1f} s"
         return "\n".join(
