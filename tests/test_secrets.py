@@ -160,6 +160,7 @@ COMMANDS: dict[str, list[str]] = {
     "table": ["table", "SPEC", "-c", "label=.cls", "-o", "out.parquet", "-j", "1"],
     "table of bad values": ["table", "SPEC", "-c", "n=.txt/a", "-o", "out.parquet", "-j", "1"],
     "table -o": ["table", "SPEC", "-c", "label=.cls", "-o", "OUTPUT.parquet", "-j", "1"],
+    "bench": ["bench", "SPEC", "--workers", "0", "--batches", "1"],
     "prefetch": ["prefetch", "SPEC"],
     "prefetch --limit": ["prefetch", "SPEC", "--limit", "1"],
     "prefetch a pattern": ["prefetch", "PATTERN"],

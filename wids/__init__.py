@@ -6,6 +6,7 @@ when it is first used, so that ``import wids`` is instant and only the samplers 
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -163,6 +164,10 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 # Last in the list, so it is asked only about modules that do not exist.
 sys.meta_path.append(migration.GoneModules())
+
+# Here, so that every process of a program prints its log, the workers of a DataLoader too.
+if os.environ.get("WIDS_LOG"):
+    import_module("wids.cli.log_output").print_as_asked()
 
 
 def __getattr__(name: str) -> Any:

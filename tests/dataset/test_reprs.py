@@ -19,7 +19,7 @@ from wids.shards.fields.decode import Decoder
 
 FUNCTIONS = {
     *("append_shards", "build_spec", "collate", "load_spec", "load_table", "pack_folder", "peek"),
-    *("rewrite", "sampling_cost", "save_table", "stream", "verify_spec"),
+    *("rewrite", "sampling_cost", "save_table", "stream", "timings", "verify_spec"),
 }
 
 
@@ -187,7 +187,8 @@ def test_tab_completion_shows_what_is_public(instances: dict[str, Any]) -> None:
             *("fields", "find_key", "get_by_key", "get_shard", "get_stats", "join", "keys"),
             *("lengths", "limits", "map", "member", "num_failed", "num_failed_shards"),
             *("on_error", "open_field", "positions", "set_epoch"),
-            *("shards", "show", "sources", "spec", "split", "table", "to_tuple", "total_length"),
+            *("shards", "show", "sources", "spec", "split", "stats", "table"),
+            *("to_tuple", "total_length"),
             *("transformations", "weights"),
         ]
     )

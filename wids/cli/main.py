@@ -13,6 +13,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import Final
 
@@ -26,6 +27,7 @@ _COMMANDS: Final = {
     "sample": "show a sample",
     "verify": "compare shards with their spec and print a line for each problem",
     "update": "change what a spec says of its dataset; the previous file stays beside it as .bak",
+    "bench": "read a dataset as training would, and show where the time goes",
     "table": "save fields of all samples as the columns of a Parquet file, named in the spec",
     "rewrite": "write a dataset into new shards: shuffled, filtered, cut or mapped",
     "browse": "look at a dataset in a browser on this machine, until Ctrl-C",
@@ -54,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal cannot show
     try:
-        status: int = options.run(options)
+        with _log_printed(options):
+            status: int = options.run(options)
         # Flushed here, so that a pipe that the reader closed is an error inside the `try`.
         sys.stdout.flush()
     except _EXPECTED as error:
@@ -66,6 +69,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os._exit(_INTERRUPTED)
         return _INTERRUPTED
     return status
+
+
+def _log_printed(options: argparse.Namespace) -> AbstractContextManager[None]:
+    """Return what prints the log of a command that was called with ``--verbose``."""
+    count = options.verbose + getattr(options, "verbose_too", 0)
+    if not count:
+        return nullcontext()
+    import logging
+
+    from wids.cli.log_output import printed
+
+    return printed(logging.INFO if count == 1 else logging.DEBUG, in_full=True)
 
 
 def _failed(error: Exception) -> int:
@@ -93,6 +108,16 @@ class _Version(argparse.Action):
         parser.exit()
 
 
+def _add_verbose(parser: argparse.ArgumentParser, name: str, default: object) -> None:
+    parser.add_argument(
+        *("-v", "--verbose"),
+        action="count",
+        dest=name,
+        default=default,
+        help="print what happens on standard error; twice: each request to a server",
+    )
+
+
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """Return the parser of all commands, with the arguments of the one that is run."""
     parser = argparse.ArgumentParser(
@@ -101,6 +126,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         epilog="Begin with `wids demo`; `wids COMMAND --help` shows an example of each command.",
     )
     parser.add_argument("--version", action=_Version, help="show program's version number and exit")
+    _add_verbose(parser, "verbose", 0)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     # No option before a command has a value.
     chosen = next((text for text in arguments if not text.startswith("-")), None)
@@ -116,6 +142,8 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
             command.epilog = "example:\n" + module.EXAMPLE
             command.set_defaults(run=module.run)
             module.add_arguments(command)
+            # Another name than before the command, since argparse would forget that count.
+            _add_verbose(command, "verbose_too", argparse.SUPPRESS)
     return parser
 
 

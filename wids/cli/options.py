@@ -164,16 +164,11 @@ def loaded_spec(path: str, options: argparse.Namespace) -> DatasetSpec:
 
 
 def opened(shards: Shards, options: argparse.Namespace, **more: Any) -> ShardListDataset:
-    """Open the dataset that a command reads; its samples are left as they are stored."""
+    """Open the dataset that a command reads; its samples are left as they are stored by default."""
     from wids.dataset.shard_list import ShardListDataset
 
-    return ShardListDataset(
-        shards,
-        transformations=None,
-        allow_pipe=options.allow_pipe,
-        storage_options=storage_options(options),
-        **more,
-    )
+    arguments = {"transformations": None, "storage_options": storage_options(options), **more}
+    return ShardListDataset(shards, allow_pipe=options.allow_pipe, **arguments)
 
 
 def spec_and_peek(

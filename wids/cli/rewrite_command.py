@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
+from wids.cli.log_output import printed
 from wids.cli.messages import print_counts
+from wids.cli.named_objects import named_object
 from wids.cli.options import (
     add_parts,
     add_processes,
@@ -97,7 +97,10 @@ def run(options: argparse.Namespace) -> int:
     from wids.publish.rewriting.rewrite import prepare_rewrite
     from wids.tables.conditions import met_in
 
-    function = None if options.map is None else named_function(options.map)
+    function = None if options.map is None else named_object(options.map, "--map", "function")
+    if not (function is None or callable(function)):
+        # An error of the command line, whatever the type of the object.
+        raise ValueError(f"--map: expected a function, found {options.map!r}")
     with opened(options.spec, options, raw="bytes", fields=_fields(options)) as dataset:
         view = dataset if options.where is None else dataset[met_in(dataset, options.where)]
         job = prepare_rewrite(
@@ -168,53 +171,10 @@ def _written(job: ShardJob, options: argparse.Namespace) -> Sequence[ShardSpec |
     from wids.publish.processes import process_pool
 
     if options.merge:
-        with _remarks_shown(logging.WARNING):
+        with printed(logging.WARNING):
             return job.merge().shards
-    with _remarks_shown(logging.INFO), process_pool(options.jobs, len(job.tasks)) as executor:
+    with printed(logging.INFO), process_pool(options.jobs, len(job.tasks)) as executor:
         if options.part is None:
             return job.run(executor=executor).shards
         found = job.run_part(options.part, executor=executor)
         return [shard for shard in found if shard.num_samples]
-
-
-@contextmanager
-def _remarks_shown(level: int) -> Iterator[None]:
-    """Print what is logged inside the block, such as how many shards an earlier run has left."""
-    logger, handler = logging.getLogger("wids"), logging.StreamHandler(sys.stderr)
-    before = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(level)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-        logger.removeHandler(handler)
-
-
-def named_function(text: str) -> Callable[[Any], Any]:
-    """Return the function that ``module:function`` names, also of a module in this folder.
-
-    Raises:
-        ValueError: There is no such function.
-    """
-    from importlib import import_module
-
-    module, mark, name = text.partition(":")
-    # As for `python -m`: a script that is installed has its own folder there instead.
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"--map: expected MODULE:FUNCTION, found {text!r}: {error}"
-            if mark
-            else f"--map: expected MODULE:FUNCTION, found {text!r}"
-        ) from None
-    if not callable(found):
-        # An error of the command line, whatever the type of the object.
-        raise ValueError(f"--map: expected a function, found {text!r}")  # noqa: TRY004
-    function: Callable[[Any], Any] = found
-    return function

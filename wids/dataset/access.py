@@ -143,7 +143,16 @@ class Access:
         steps: list[Transformation] = [
             partial(stages.step, stages.stage_of(step), step) for step in self.transformations
         ]
-        return replace(self, transformations=steps)
+        # As in `selected`: this is done for each batch.
+        return Access(
+            self.positions,
+            self.reader,
+            self.dataset_name,
+            steps,
+            self.on_error,
+            self.failures,
+            self.is_overridden,
+        )
 
     # Reading.
 
@@ -243,7 +252,7 @@ class Access:
                     else self.sample(start + local_index, number, local)
                 )
             return
-        if transformations and here.common[0]:
+        if transformations and here.common[0] and not self._enters_stage():
             samples, transformations = self.transformed_together(samples), []
         for place, sample in zip(places, samples, strict=True):
             batch[place] = self.transformed(sample) if transformations else sample
@@ -254,11 +263,16 @@ class Access:
         Where they are timed, the steps of the first sample show how to split the time of all:
         timing each step of each sample would take a third of the time of small ones.
         """
-        kinds = {stages.stage_of(step) for step in self.transformations}
-        if len(kinds) == 1:
-            stages.enter(kinds.pop())
+        if not here.common[0] or self._enters_stage():
             return list(map(self.transformed, samples))
         return stages.timed_as_first(self.as_timed().transformed, self.transformed, samples)
+
+    def _enters_stage(self) -> bool:
+        """Enter the stage of the transformations, and return True, if all have the same one."""
+        kinds = {stages.stage_of(step) for step in self.transformations}
+        if len(kinds) == 1:
+            stages.enter(*kinds)
+        return len(kinds) == 1
 
     def transformed(self, sample: Any) -> Any:
         """Return what the transformations make of a labelled sample."""

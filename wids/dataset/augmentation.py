@@ -12,24 +12,6 @@ from typing import Any
 from wids.storage.shared_number import SharedNumber
 
 
-class SharedEpoch:
-    """The epoch of a dataset and its views, made when the first of them augments."""
-
-    def __init__(self) -> None:
-        self._number: SharedNumber | None = None
-
-    def number(self) -> SharedNumber:
-        """Return the epoch, which workers share that were started before it was set."""
-        if self._number is None:
-            self._number = SharedNumber()
-        return self._number
-
-    def set(self, epoch: int) -> None:
-        """Set the epoch, if anything augments."""
-        if self._number is not None:
-            self._number.set(epoch)
-
-
 class Augmentation:
     """A transformation that passes a sample and its generator to a function.
 

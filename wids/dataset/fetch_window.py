@@ -25,7 +25,7 @@ from wids.storage.transport import urls
 from wids.storage.transport.gate import has_room
 from wids.storage.transport.url_rewrite import rewritten
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN: Final = 4096
 """Indices after which a shard that comes up again is looked up again: it may have been evicted."""

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy.typing as npt
 
 from wids.dataset.access import Access, OnError
-from wids.dataset.augmentation import SharedEpoch
 from wids.dataset.failures import Policy, as_failures
 from wids.dataset.mapstyle import TorchDataset, join_torch, overrides
 from wids.dataset.transformations import Transformation, as_transformations, checked
@@ -45,6 +44,7 @@ from wids.shards.tars.raw_samples import Raw
 from wids.shards.tars.shard import Shard
 from wids.storage.cache.store import Cache, Localname
 from wids.storage.fetch import Fetcher
+from wids.storage.shared_number import SharedNumber
 from wids.storage.stages import READ, SAMPLES, TRANSFORM, here, timed
 from wids.storage.transport import urls
 from wids.storage.transport.local import Opener
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from wids.tables.joins import JoinableView, Missing
     from wids.tables.keys import Keys
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 class ShardListDataset(TorchDataset):
@@ -246,7 +246,7 @@ class ShardListDataset(TorchDataset):
             failures,
             is_overridden=type(self).__getitem__ is not ShardListDataset.__getitem__,
         )
-        self._epoch = SharedEpoch()
+        self._epoch = SharedNumber()
         # Not at import, which changes nothing: a notebook with a dataset has samples to show.
         show_samples_in_notebooks()
 
@@ -626,7 +626,7 @@ class ShardListDataset(TorchDataset):
         if seed is not None:
             from wids.dataset.augmentation import Augmentation
 
-            function = Augmentation(function, seed, self._epoch.number())
+            function = Augmentation(function, seed, self._epoch)
         return self._view(self._access.followed_by(function))
 
     def to_tuple(self, *fields: str) -> Self:

@@ -12,7 +12,7 @@ from wids.storage.stages import COUNTS, SECONDS
 READY: Final = 0.1
 """A loop that waits for a smaller part of its time is bound by itself."""
 
-_LABELS: Final = {
+LABELS: Final = {
     "fetch": "network",
     "open": "opening shards",
     "read": "disk",
@@ -22,6 +22,7 @@ _LABELS: Final = {
     "collate": "collate",
     "between": "between batches",
 }
+"""What tables call the stages."""
 
 ADVICE: Final = {
     "loop": "batches are ready when the loop wants them; nothing here would make it faster",
@@ -60,7 +61,7 @@ def usable_processors() -> int:
     return max(1, num_processors // max(1, num_ranks))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StageTimes:
     """Where the time of a training loop went, over all of its workers.
 
@@ -106,7 +107,7 @@ class StageTimes:
             return "chunk" if is_again else "index"
         if largest in ("check", "decode", "transform") and self.num_workers < self.num_processors:
             return "workers"
-        return _LABELS[largest]
+        return LABELS[largest]
 
     @property
     def advice(self) -> str:
@@ -130,13 +131,18 @@ class StageTimes:
             **self.counts,
         }
 
-    def __str__(self) -> str:
+    @property
+    def stages(self) -> dict[str, tuple[float, float]]:
+        """Milliseconds a sample, and the share of all stages, by what tables call a stage."""
         num_samples, all_s = max(1.0, self.counts["samples"]), sum(self.seconds.values())
-        rows = [
-            (_LABELS[name], 1e3 * seconds / num_samples, seconds / all_s if all_s else 0.0)
+        return {
+            LABELS[name]: (1e3 * seconds / num_samples, seconds / all_s if all_s else 0.0)
             for name, seconds in self.seconds.items()
-        ]
-        table = [f"{label:<16}{each:>12.3f}{share:>8.0%}" for label, each, share in rows]
+        }
+
+    def __repr__(self) -> str:
+        stages = self.stages.items()
+        table = [f"{label:<16}{each:>12.3f}{share:>8.0%}" for label, (each, share) in stages]
         whose = "the loop" if self.num_ranks == 1 else f"the loops of {self.num_ranks} ranks"
         waited = f"{whose} waited {self.wait_share:.0%} of {self.loop_s:.1f} s"
         return "\n".join(

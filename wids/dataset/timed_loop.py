@@ -13,6 +13,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
+from wids.dataset.collating import collate as own_collate
 from wids.dataset.stage_times import StageTimes, stage_times, summed
 from wids.storage import stages
 
@@ -45,7 +46,9 @@ class TimedLoop:
         self._start, self._own_start_s = stages.counted(), _own_between_s()
         base = self._base
         collate = getattr(base, "collate_fn", None)
-        if callable(collate):  # of any library, in workers that are started from now on
+        if (
+            callable(collate) and collate is not own_collate
+        ):  # of any library, in workers that are started from now on
             self._collate = collate
             base.collate_fn = partial(stages.timed, stages.COLLATE, collate)
         return self
@@ -103,8 +106,8 @@ class TimedLoop:
         """Return all numbers by name, for monitoring."""
         return self.times().as_dict()
 
-    def __str__(self) -> str:
-        return str(self.times())
+    def __repr__(self) -> str:
+        return repr(self.times())
 
     def is_about(self, loader: Any) -> bool:
         """Whether a loader is the one that is timed, or one that a trainer has made of it."""

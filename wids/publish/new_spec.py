@@ -33,7 +33,7 @@ from wids.storage.progress import PartsBar
 from wids.storage.remote_lengths import known_lengths
 from wids.storage.transport import urls
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 def build_spec(

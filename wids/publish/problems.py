@@ -8,7 +8,7 @@ from typing import Literal
 
 from wids.errors import printable
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from wids.storage.fetch import Fetcher
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ _NOT_RESUMED: Final = (
 )
 _MERGED: Final = "%s: already published, and no part is left to merge"
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 class WriteShard(Protocol):

@@ -35,7 +35,7 @@ from wids.storage.transport import urls
 
 IfExists = Literal["error", "resume", "append", "replace"]
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 class ShardWriter(BlockWriter):

@@ -28,7 +28,7 @@ from wids.storage.cache.cache_names import copy_path
 from wids.storage.cache.store import BackgroundFetch, Cache, CachedCopy, Prepare
 from wids.storage.transport import urls
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from wids.storage.cache.store import Cache, CachedCopy
 from wids.storage.cache.verified import is_own_file
 from wids.storage.digests import file_digest
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from wids.storage.remote_lengths import ask_lengths, check_found
 
 _NUM_THREADS: Final = 4
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 def count_samples(

@@ -24,7 +24,7 @@ from wids.storage.transport.url_rewrite import rewritten
 _LARGE_PACK_NBYTES: Final = 16_000_000
 """Packs longer than this are read by range instead of being fetched whole."""
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 def open_pack(store: Cache, url: str, num_shards: int) -> Pack | None:

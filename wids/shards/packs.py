@@ -31,7 +31,7 @@ _MAX_OPENED: Final = 100_000
 """Most shards of a pack that is opened before it is needed: comparing its directory with its
 checksum takes 50 ms for a million, and all of it is mapped, so that processes share it anyway."""
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 class Packs:

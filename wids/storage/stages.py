@@ -58,11 +58,10 @@ here: Final = SharedRows(*[0.0] * len(NAMES))
 
 
 class _Clock(threading.local):
-    """What this thread does, since when; -1 for nothing that is counted."""
+    """What this thread does, or -1; since when; and the generation of that. A list is quickest."""
 
-    stage = -1
-    since_s = 0.0
-    generation = 0.0
+    def __init__(self) -> None:
+        self.state: list[Any] = [-1, 0.0, 0.0]
 
 
 _clock: Final = _Clock()
@@ -122,34 +121,52 @@ def timed(stage: int, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.k
     """Call a function, and count this thread's time meanwhile for a stage, or for nested ones."""
     if not here.common[_IS_TIMED]:
         return function(*args, **kwargs)
-    previous = _current()
-    switch(stage)
+    state = _current()
+    previous = state[0]
+    _switch(state, stage)
     try:
         return function(*args, **kwargs)
     finally:
-        switch(BETWEEN if previous < 0 else previous)
+        _switch(state, BETWEEN if previous < 0 else previous)
 
 
 @contextmanager
 def nested(stage: int) -> Iterator[None]:
     """Count the time of the block for another stage than the one that this thread is in, if any."""
-    previous = _current() if here.common[_IS_TIMED] else -1
-    if previous < 0:
+    state = _current() if here.common[_IS_TIMED] else None
+    if state is None or state[0] < 0:
         yield
         return
-    switch(stage)
+    previous = state[0]
+    _switch(state, stage)
     try:
         yield
     finally:
-        switch(previous)
+        _switch(state, previous)
 
 
-def _current() -> int:
-    """Return the stage of this thread."""
-    generation = here.common[_GENERATION]
-    if _clock.generation != generation:  # nothing was counted for a while
-        _clock.generation, _clock.stage = generation, -1
-    return _clock.stage
+def enter(stage: int) -> None:
+    """Count this thread's time for a stage from now on, if it counts any."""
+    if here.common[_IS_TIMED]:
+        state = _current()
+        if state[0] >= 0 and state[0] != stage:
+            _switch(state, stage)
+
+
+def _switch(state: list[Any], stage: int) -> None:
+    """End the stage of a thread, and begin another."""
+    now_s = perf_counter()
+    if state[0] >= 0:
+        here.row[state[0]] += now_s - state[1]
+    state[0], state[1] = stage, now_s
+
+
+def _current() -> list[Any]:
+    """Return the state of this thread."""
+    state, generation = _clock.state, here.common[_GENERATION]
+    if state[2] != generation:  # nothing was counted for a while
+        state[0], state[2] = -1, generation
+    return state
 
 
 @contextmanager
@@ -162,16 +179,9 @@ def fetching() -> Iterator[None]:
         publish()
 
 
-def enter(stage: int) -> None:
-    """Count this thread's time for a stage from now on, if it counts any."""
-    if here.common[_IS_TIMED] and _current() not in (stage, -1):
-        switch(stage)
-
-
 def step(stage: int, transform: Callable[[Any], Any], sample: Any) -> Any:
     """Call a transformation; its stage lasts until another one is entered."""
-    if _clock.stage != stage:
-        enter(stage)
+    enter(stage)
     return transform(sample)
 
 
@@ -185,15 +195,16 @@ def timed_as_first(
         transform: Does the same without timing the steps.
         samples: The samples.
     """
-    if not (here.common[_IS_TIMED] and _current() >= 0):
+    state = _current()
+    if not here.common[_IS_TIMED] or state[0] < 0:
         return list(map(transform, samples))
     decoded_s, transformed_s = here.row[DECODE], here.row[TRANSFORM]
     made = list(map(by_step, samples[:1]))
-    switch(TRANSFORM)
+    _switch(state, TRANSFORM)
     decode_s, transform_s = here.row[DECODE] - decoded_s, here.row[TRANSFORM] - transformed_s
     start_s = here.row[TRANSFORM]
     made += map(transform, samples[1:])
-    switch(TRANSFORM)
+    _switch(state, TRANSFORM)
     moved_s = (here.row[TRANSFORM] - start_s) * decode_s / ((decode_s + transform_s) or 1)
     here.row[DECODE] += moved_s
     here.row[TRANSFORM] -= moved_s
@@ -203,14 +214,6 @@ def timed_as_first(
 def stage_of(transform: Any) -> int:
     """Return the stage of a transformation."""
     return of_type.get(type(transform), TRANSFORM)
-
-
-def switch(stage: int) -> None:
-    """End the stage of this thread, and begin another."""
-    clock, now_s = _clock, perf_counter()
-    if clock.stage >= 0:
-        here.row[clock.stage] += now_s - clock.since_s
-    clock.stage, clock.since_s = stage, now_s
 
 
 def checked(crc32: Callable[[Any], int], value: Any) -> int:
@@ -235,7 +238,7 @@ def join(rows: SharedRows | None) -> None:
 
 def _begin_in_child() -> None:
     _published[:] = [0, 0, 0]
-    _clock.stage = -1
+    _clock.state[0] = -1
 
 
 if hasattr(os, "register_at_fork"):

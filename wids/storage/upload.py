@@ -17,6 +17,7 @@ from wids.storage import abandoned, complete_files, upload_target
 from wids.storage.fsspec_target import FsspecTarget
 from wids.storage.object_target import ObjectTarget
 from wids.storage.transport import fsspec, object_store, urls
+from wids.storage.transport.request_log import logged
 from wids.storage.transport.retry import Patience, has_answered, note_answer, with_retries
 from wids.storage.transport.schemes import by_prefix, options_for
 from wids.storage.transport.storage_options import retry_s
@@ -126,7 +127,7 @@ def exists(target: str, storage_options: Options = None) -> bool:
     """
     if is_local(target):
         return os.path.lexists(target)
-    return _asked(target, storage_options, upload_target.exists)
+    return _asked("HEAD", target, storage_options, upload_target.exists)
 
 
 def move(source: str, target: str, storage_options: Options = None) -> None:
@@ -143,7 +144,7 @@ def move(source: str, target: str, storage_options: Options = None) -> None:
     def is_moved(file: Target) -> bool:
         return not upload_target.exists(file) and upload_target.exists(other)
 
-    _change(source, storage_options, lambda file: file.move(target), is_moved)
+    _change("MOVE", source, storage_options, lambda file: file.move(target), is_moved)
 
 
 def remove(target: str, storage_options: Options = None) -> None:
@@ -156,7 +157,7 @@ def remove(target: str, storage_options: Options = None) -> None:
         os.unlink(target)
         return
     _change(
-        *(target, storage_options, lambda file: file.remove()),
+        *("DELETE", target, storage_options, lambda file: file.remove()),
         lambda file: not upload_target.exists(file),
     )
 
@@ -171,7 +172,7 @@ def file_names(folder: str, storage_options: Options = None) -> list[str]:
     if is_local(folder):
         return os.listdir(folder)
 
-    return _asked(folder, storage_options, lambda file: file.names())
+    return _asked("LIST", folder, storage_options, lambda file: file.names())
 
 
 class ReplacedError(UploadError):
@@ -196,7 +197,7 @@ def read(target: str, storage_options: Options = None) -> tuple[bytes, str | Non
         except FileNotFoundError:
             return None
 
-    found = _asked(target, storage_options, attempt)
+    found = _asked("GET", target, storage_options, attempt)
     if found is None:
         raise FileNotFoundError(errno.ENOENT, "not found", urls.redact(target))
     return found
@@ -213,7 +214,7 @@ def local_copy(target: str, storage_options: Options = None) -> Iterator[str]:
         yield target
         return
     with unnamed_file() as (_, copy):
-        _asked(target, storage_options, lambda file: file.save(copy))
+        _asked("GET", target, storage_options, lambda file: file.save(copy))
         yield copy
 
 
@@ -273,7 +274,7 @@ def upload(
                 raise FileExistsError(errno.EEXIST, "already exists", urls.redact(url)) from None
             raise
 
-    _asked(url, storage_options, attempt)
+    _asked("PUT", url, storage_options, attempt, os.path.getsize(path))
 
 
 def _at(url: str, storage_options: Options) -> Target:
@@ -293,6 +294,7 @@ def _at(url: str, storage_options: Options) -> Target:
 
 
 def _change(
+    method: str,
     url: str,
     storage_options: Options,
     change: Callable[[Target], None],
@@ -310,17 +312,24 @@ def _change(
             if not (is_repeated and is_done(file)):
                 raise
 
-    _asked(url, storage_options, attempt)
+    _asked(method, url, storage_options, attempt)
 
 
-def _asked(url: str, storage_options: Options, attempt: Callable[[Target], _T]) -> _T:
-    """Make an attempt, with retries; its errors name the URL without its secrets."""
+def _asked(
+    method: str,
+    url: str,
+    storage_options: Options,
+    attempt: Callable[[Target], _T],
+    nbytes: int = 0,
+) -> _T:
+    """Make an attempt, with retries; its errors and its log name the URL without its secrets."""
     file = _at(url, storage_options)
     wait_s = retry_s(options_for(url, by_prefix(storage_options)))
 
     def translated() -> _T:
         try:
-            return attempt(file)
+            with logged(method, url, nbytes):
+                return attempt(file)
         except (FileExistsError, FetchError, ReplacedError):
             raise
         except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind

@@ -32,7 +32,7 @@ _NUM_PARTS_OF_SERVER: Final = 3  # https:, nothing, and its name
 _MAX_STORED_NBYTES: Final = 64 << 20
 """Bytes of files whose content stays in memory; at least one file does."""
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 def is_per_shard(pattern: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from wids.errors import WidsError, message_of, printable
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 Query = dict[str, str]
 

@@ -24,7 +24,7 @@ from wids.look.page.open_connections import Connections, RequestBytes
 from wids.look.page.pages import Pages
 from wids.look.preview import Browsable
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 _REQUEST_TIMEOUT_S: Final = 30
 _SEND_TIMEOUT_S: Final = 300

@@ -48,7 +48,7 @@ _COPIED_NBYTES: Final = 1 << 20
 _PART_LENGTH: Final = 1 << 20
 """Entries of the tables of keys to read at a time: 12 MB."""
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 class Pack(Protocol):

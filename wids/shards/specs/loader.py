@@ -67,7 +67,7 @@ _DOCUMENT_KEYS: Final = frozenset(
 _WILD: Final = frozenset("{}*?[")
 """Characters of names that may stand for several files, as `::` between names does."""
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 Path: TypeAlias = "str | os.PathLike[str]"
 Shards: TypeAlias = (

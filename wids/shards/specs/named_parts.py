@@ -16,7 +16,7 @@ from wids.shards.specs.model import DatasetSpec, PackedShards
 from wids.shards.specs.shard_sequences import dataset_names, with_defaults
 from wids.shards.tars.member_names import KeySplit
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ BLOCK_NBYTES: Final = 512
 _MAX_REMARKS: Final = 100  # of each level; a hostile tar can cause millions
 _ZERO_BLOCK = bytes(BLOCK_NBYTES)
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import logging
 import mmap
 import operator
 import os
+import time
 import zlib
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
@@ -36,11 +37,13 @@ from wids.shards.tars.member_names import (
 from wids.shards.tars.raw_samples import missing_field_error
 from wids.storage.array_types import IntArray
 from wids.storage.checksums import fastest_crc32
+from wids.storage.sizes import count_text
+
+_logger = logging.getLogger(__name__)
 
 Column: TypeAlias = npt.NDArray[Any]
 """Unsigned integers of the narrowest type that holds them."""
 
-_logger = logging.getLogger("wids")
 Repeated = Literal["error", "last"]
 """What members of one name are: an error, or all but the last are ignored."""
 
@@ -336,8 +339,13 @@ def index_tar(
         scan,  # both lanes take 1.2 ms, and most tars are already indexed
     )
 
+    started_s = time.monotonic()
     shard_index = build_index(scan(data, path), key_split, path, repeated)
-    return with_checksums(shard_index, data) if checksums else shard_index
+    if checksums:
+        shard_index = with_checksums(shard_index, data)
+    seconds, count = time.monotonic() - started_s, count_text(len(shard_index), "sample")
+    _logger.info("%s: indexed, %s in %.1f s", printable(path), count, seconds)
+    return shard_index
 
 
 def with_checksums(shard_index: ShardIndex, tar: TarBytes) -> ShardIndex:

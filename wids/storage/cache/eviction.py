@@ -21,7 +21,7 @@ from wids.storage.cache.leases import delete_if_unused
 from wids.storage.cache.turns import folder_lock
 from wids.storage.sizes import nbytes_text
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 _INDEX_SUFFIX: Final = ".index"
 _WAIT_S: Final = 5.0

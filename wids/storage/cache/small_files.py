@@ -16,7 +16,7 @@ _SETTLED_NS: Final = 2_000_000_000
 in steps of two seconds, so a younger file could change without a new time."""
 
 _warned: Final[set[str]] = set()
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 def is_settled(mtime_ns: int) -> bool:

@@ -43,7 +43,7 @@ Localname: TypeAlias = Callable[[str], "str | os.PathLike[str] | None"]
 _UNREADABLE: Final = frozenset((errno.EACCES, errno.EPERM, errno.EIO))
 """Errors that are the file's own, unlike too many open files."""
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 class CachedCopy(NamedTuple):
@@ -340,6 +340,8 @@ class Cache:
         # Nobody waits for a background fetch, so it shows no bar.
         wants_progress = self.wants_progress if background is None else False
         started_s = time.monotonic()
+        known = "" if remote_file.nbytes is None else f", {nbytes_text(remote_file.nbytes)}"
+        _logger.info("%s: downloading%s", urls.redact(remote_file.url), known)
         bar = Bar(f"fetching {name}", remote_file.nbytes, "B", wanted=wants_progress)
         # Not synced there, but below, while the lock is still held.
         with bar, complete_files.replacing(path, sync=False) as file:

@@ -20,7 +20,7 @@ from wids.storage.cache.small_files import make_folder
 _PATIENCE_S: Final = 120.0
 """How long to wait for another process's download that does not grow, before fetching anyway."""
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 @contextmanager

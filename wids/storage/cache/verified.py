@@ -18,7 +18,7 @@ from wids.storage.digests import file_digest
 
 _Proof: TypeAlias = tuple[object, ...]
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 class VerifiedFiles:

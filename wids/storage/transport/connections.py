@@ -49,7 +49,7 @@ _POLL_S: Final = 0.5
 """How long a wait for bytes cannot be cancelled."""
 _BUFFER_NBYTES: Final = 64 << 10
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 class CutError(ConnectionError):

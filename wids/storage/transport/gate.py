@@ -18,8 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from wids.errors import WidsError
-from wids.storage.transport import counters, shared_refusals, urls
+from wids.errors import printable
+from wids.storage.transport import counters, request_log, shared_refusals, urls
 from wids.storage.transport.request_limit import FIRST
 from wids.storage.transport.retry import check_waits, left_s, waiting_for
 from wids.storage.transport.server_state import ServerState
@@ -30,7 +30,7 @@ PROCESS_NBYTES: Final = 256 << 20
 NODE_NBYTES: Final = 1 << 30
 """The same for all processes of a node."""
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 _STREAM_NBYTES: Final = 2 * CHUNK_NBYTES
 """What a response occupies whose reader takes it in pieces: one here, and one in the system."""
@@ -111,32 +111,31 @@ class Turn:
         with gate.lock:
             if not self.is_counted:
                 return
+            limit, limit_before = server.limit, server.limit.value
             is_refusal = isinstance(error, TransientError) and error.is_refusal
             if is_refusal:
                 server.note_refusal()
             elif error is None:
-                server.limit.note_request(time.monotonic() - self.sent_s)
+                limit.note_request(time.monotonic() - self.sent_s)
                 self._measure(0, has_ended=True)
             server.make_room()
             server.counts.num_requests += 1
             server.counts.num_failures += error is not None
             gate.give_back(self)
-        if _logger.isEnabledFor(logging.DEBUG):
-            self._log(error)
-
-    def _log(self, error: BaseException | None) -> None:
-        """Write one line about the request, without secrets (SEC-4)."""
-        method, url = self._request
-        # Errors of wids have no secrets; those of others may.
-        outcome = str(error) if isinstance(error, WidsError) else type(error).__name__
-        if error is None:
-            outcome = "read" if self.status is None else f"status {self.status}"
-        _logger.debug(
-            "%s %s: %s, %d bytes in %.1f ms, after %.1f ms for its turn",
-            *(method, urls.redact(url), outcome, self._received_nbytes),
-            1e3 * (time.monotonic() - self.sent_s),
-            1e3 * self.waited_s,
+        request_log.log_request(
+            *self._request,
+            self.sent_s,
+            status=self.status,
+            nbytes=self._received_nbytes,
+            waited_s=self.waited_s,
+            error=error,
         )
+        if is_refusal and limit.value < limit_before:
+            _logger.info(
+                "%s: it refused a request; at most %d at a time now",
+                printable(server.name),
+                limit.value,
+            )
 
     def __del__(self) -> None:
         # Ctrl-C may come between the beginning of a turn and the block that ends it. No lock here:

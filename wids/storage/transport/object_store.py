@@ -22,7 +22,7 @@ from wids.storage.transport.store_clients import KINDS, Place, Store, interrupti
 from wids.storage.transport.stream import Entry, Stream
 
 _T = TypeVar("_T")
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 _CHUNK_NBYTES: Final = 256 << 10
 """Size of the pieces of a stream: smaller ones cost more calls, larger ones a copy more."""
@@ -157,6 +157,8 @@ class ObjectStores:
         may_fall_back = asked is None and _has_driver(kind)
         if find_spec("obstore") is None:
             if may_fall_back:
+                driver = _FSSPEC_DRIVERS[kind]
+                _logger.info("%s is used, which is slower; pip install 'wids[%s]'", driver, kind)
                 return None
             raise FetchError(
                 f"expected a driver for this scheme, found none; pip install 'wids[{kind}]', or "

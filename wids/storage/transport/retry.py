@@ -20,7 +20,7 @@ from wids.storage.transport import counters, urls
 from wids.storage.transport.stream import TransientError
 
 _T = TypeVar("_T")
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 MAX_FAILURES: Final = 5
 """Failures in a row that are not outages, without `_PROGRESS_NBYTES` received in between."""
