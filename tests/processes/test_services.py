@@ -112,13 +112,14 @@ def check_costs(site: str, port: int, folder: Path) -> None:
         pattern = f"{relay.url}/big-{{00..{{last}}}}.tar"
         with raises(wids.SpecError, "6.4 GB in 64 shards would be downloaded now"):
             wids.ShardListDataset(pattern.replace("{last}", "63"))
-        assert [request.split()[0] for request in relay.requests] == ["HEAD"] * 64
-        assert relay.num_received < 64 * 400
+        # Eight more for files that other programs write beside shards in a root (SPEC-50).
+        assert [request.split()[0] for request in relay.requests] == ["HEAD"] * (8 + 64)
+        assert relay.num_received < (8 + 64) * 400
         relay.reset()
         with raises(wids.NotFoundError, "00 to 63 exist, 64 and 35 more do not"):
             wids.ShardListDataset(pattern.replace("{last}", "99"))
-        assert len(relay.requests) == 100
-        assert relay.num_received < 100 * 600
+        assert len(relay.requests) == 8 + 100
+        assert relay.num_received < (8 + 100) * 600
     with raises(wids.FetchError, "plain HTTP"):
         wids.load_spec(f"{site}/big-*.tar")
 
@@ -268,7 +269,9 @@ def test_hub(shards: list[Path], server: Server, tmp_path: Path) -> None:
             process.stdin.flush()
         assert process.wait(60) == 0
     (listing, listing_nbytes), (sample, sample_nbytes) = counted
-    assert listing <= 18
+    # Nine are for files that other programs write beside shards (SPEC-50), and each of nine threads
+    # may ask what the repository is.
+    assert listing <= 18 + 2 * 9
     assert listing_nbytes < 10_000
     assert sample <= 6  # the first time; three later on
     assert sample_nbytes < 5_000

@@ -67,7 +67,7 @@ def dataset() -> None:
 def shards() -> None:
     """Every form of ``shards`` is accepted."""
     wids.load_spec("a.json")
-    wids.load_spec(Path("a.json"))
+    wids.load_spec(Path("a.json"), split="train")
     wids.load_spec({"shardlist": ["a.tar"]})
     wids.load_spec(io.BytesIO(b"{}"))
     wids.load_spec([("a.tar", 3), (Path("b.tar"), 4)])

@@ -54,8 +54,13 @@ def count_samples(
     for number in unstated:
         counts[number] = opener.known_count(number)
     missing = [number for number in unstated if counts[number] is None]
-    # Others count what a name has before its first dot.
-    beside = [number for number in missing if opener.key_split(number) == "first"]
+    # Others split names at the first dot. A copy is counted without its server.
+    beside = [
+        number
+        for number in missing
+        if opener.key_split(number) == "first"
+        and (opener.local_path(number) is not None or not opener.is_local(number))
+    ]
     if beside:
         stated = with_stated_counts(opener.shards, beside, store.fetcher)
         for number in beside:

@@ -313,3 +313,16 @@ def test_counts_that_are_none_are_passed_over(tmp_path: Path, name: str, text: s
     (tmp_path / name).write_bytes(text.encode("latin-1"))
     with wids.ShardListDataset(tmp_path) as dataset:
         assert (len(dataset), dataset.get_stats()[1]) == (4, 1)
+
+
+def test_copies_are_counted_without_their_server(server: Server, tmp_path: Path) -> None:
+    """Nothing is asked about shards that were fetched, so a dataset opens offline."""
+    shards(tmp_path / "d")
+    serve(server, tmp_path / "d")
+    name = f"{server.url}/{{00000..00001}}.tar"
+    with wids.ShardListDataset(name, access="download") as dataset:
+        assert dataset.lengths == [10, 7]
+    num_asked = len(server.heads)
+    with wids.ShardListDataset(name) as dataset:
+        assert dataset.lengths == [10, 7]
+    assert len(server.heads) == num_asked

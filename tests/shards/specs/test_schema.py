@@ -50,6 +50,29 @@ def test_schema_accepts_what_the_demo_writes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "document",
     [
+        {"a.tar": 3, "b/c.tar": 0},
+        {"shard_counts": {"parts/a.tar": 3}, "energon_version": "7.4.1"},
+        {"splits": {"train": {"name": "t", "filenames": ["a.tar"], "shard_lengths": [3]}}},
+    ],
+)
+def test_schema_accepts_what_other_programs_write(document: Any) -> None:
+    """Documents with counts are valid, and what is written of them too (SPEC-1)."""
+    VALIDATOR.validate(document)
+    spec = load_spec(document, base="/data")
+    assert spec.shards[0].num_samples == 3
+    VALIDATOR.validate(spec.document("/data"))
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"a.tar": -3},
+        {"a.tar": "x"},
+        {"a.tar": 3, "name": "b"},
+        {"shard_counts": 3},
+        {"shard_counts": {"a.tar": -3}},
+        {"splits": ["train"]},
+        {"splits": {"train": {"filenames": ["a.tar"]}}},
         [],
         {},
         {"name": "x"},

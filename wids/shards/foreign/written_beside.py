@@ -104,7 +104,7 @@ def _names(
     """Return the files to look for: those of some folders, and those of their first shards."""
     names = set()
     for folder, own in list(by_folder.items())[which]:
-        names |= {urls.join(folder, name) for name in (*OF_FOLDER, SQLITE, f"../{SQLITE}")}
+        names |= {urls.join(folder, name) for name in OF_FOLDER}
         names |= {_beside(shards[own[0]].url, kind) for kind in OF_SHARD}
     return names
 
@@ -132,21 +132,19 @@ def _note_folder(
         root = urls.join(folder, "..") if name.startswith("../") else folder
         # By its length, and not by `Fetcher.read`, which would bind options to this server.
         data = fetcher.read_start(url, sizes[url]).data
-        sqlite = urls.join(folder, name.replace(INFO, SQLITE))
-        has_index = name.endswith(INFO) and 0 < sizes.get(sqlite, 0) <= LIMIT_NBYTES
         try:
             counts = counts_in(data, url, parse)
         except SpecError as error:  # a file of this name may be of another program
             _logger.warning("%s; going on without it", str(error))
             continue
         join = urls.joiner(root)
-        for shard_name, count in counts.items():
-            number = by_path.get(urls.path_of(join(shard_name)))
-            if number is None:
-                continue
+        paths = {urls.path_of(join(name)): count for name, count in counts.items()}
+        own = {by_path[path]: count for path, count in paths.items() if path in by_path}
+        index = energon_index(url, fetcher) if own and name.endswith(INFO) else None
+        for number, count in own.items():
             found.counts[number][url] = count
-            if has_index:
-                found.indexes[number] = sqlite
+            if index is not None:
+                found.indexes[number] = index
 
 
 def _note_shards(
