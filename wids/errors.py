@@ -193,3 +193,11 @@ def local_error(path: str, error: OSError) -> FetchError:
         )
     found = "a folder" if os.path.isdir(path) else error.strerror or error
     return FetchError(f"{name}: expected a readable file, found: {found}")
+
+
+def missing_attribute(owner: object, name: str, gone: dict[str, str]) -> AttributeError:
+    """Return the error for a missing attribute; ``gone`` has what replaces old ones."""
+    message = f"{type(owner).__name__!r} object has no attribute {name!r}"
+    if name in gone:
+        message += f", which the old wids had; use {gone[name]} (see docs/migration.md)"
+    return AttributeError(message, name=name, obj=owner)

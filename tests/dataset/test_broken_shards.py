@@ -249,6 +249,8 @@ def test_fetching_ahead_passes_over_too(tmp_path: Path, server: Server, num_work
         read = [sample[".txt"] for batch in loader for sample in batch]
         assert read == [*GOOD[:8], *(f"text {n}" for n in range(13, 18)), *GOOD[8:]]
         assert dataset.num_failed_shards == 1
+        # Twice, since the first copy may have been damaged on its way.
+        assert [request.path for request in server.log].count("/train-1.tar") == 2
 
 
 def test_ranks_have_equal_numbers_of_steps(tmp_path: Path) -> None:
@@ -265,6 +267,17 @@ def test_ranks_have_equal_numbers_of_steps(tmp_path: Path) -> None:
             keys += [key for batch in batches for key in batch.get("__key__", [])]
         assert steps == [3, 3, 3, 3]
         assert sorted(keys) == [f"s{n:05d}" for n in range(20) if n not in BROKEN]
+
+
+def test_next_gives_up_after_a_hundred_shards(tmp_path: Path) -> None:
+    """So many broken shards in a row are no accident; fewer are passed over (VIEW-6)."""
+    last = write_tar(tmp_path / "last.tar", [("a.txt", b"good")])
+    shards = [(tmp_path / f"{number}.tar", 3) for number in range(120)]
+    with ShardListDataset([*shards, (last, 1)], on_error="next") as dataset:
+        with raises(NotFoundError, "0.tar", "none of the next 100 samples"):
+            dataset[0]
+        assert dataset[100][".txt"] == "good"
+        assert dataset.num_failed_shards == 120
 
 
 def test_max_failed(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_batch_equals_one_by_one(
     folder: Path, indices: list[int], chosen: list[int], lru_size: int
 ) -> None:
     """For the dataset, a slice of it and views of any indices."""
-    with ShardListDataset(folder / "train.json", lru_size=lru_size) as dataset:
+    with ShardListDataset(folder / "train.json", lru_size=lru_size, repeated="last") as dataset:
         for view in (dataset, dataset[5:25], dataset[chosen], dataset[::-1][:20]):
             one_by_one: list[Any] = [view[index] for index in indices]
             assert view.__getitems__(indices) == one_by_one
@@ -46,5 +46,6 @@ def test_failed_samples_are_replaced_in_place(folder: Path, indices: list[int]) 
     shards = [folder / f"train-{number:06d}.tar" for number in (0, 3)]
     spec = [(shards[0], 10), (folder / "gone.tar", 3), (shards[1], 15)]
 
-    with ShardListDataset(spec, on_error=lambda error: type(error).__name__) as dataset:
+    options: Any = {"on_error": lambda error: type(error).__name__, "repeated": "last"}
+    with ShardListDataset(spec, **options) as dataset:
         assert dataset.__getitems__(indices) == [dataset[index] for index in indices]

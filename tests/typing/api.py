@@ -40,13 +40,16 @@ def dataset() -> None:
     parts: list[wids.ShardListDataset] = data.split([0.9, 0.1], by="shard")
     mapped: wids.ShardListDataset = data.map(len).to_tuple(".jpg;.png", "cls")
     data.on_error = "skip"
+    lossy = wids.ShardListDataset("a.json", on_error="next", max_failed=0.01, repeated="last")
+    num_failed: int = lossy.num_failed + lossy.num_failed_shards
+    place: tuple[str, int, int] = lossy.member(0, ".jpg")
     collated: Any = wids.collate([sample])
     with wids.timings(loader) as timings:
         stats: dict[str, float] = data.stats() | timings.as_dict()
     times: wids.StageTimes = timings.times()
     del stats, times
     written: wids.DatasetSpec = wids.rewrite(view, "new-%06d.tar", maxcount=3, map=len, version="1")
-    del parts, mapped, collated, written
+    del parts, mapped, collated, written, num_failed, place
     del (
         both,
         table,

@@ -15,7 +15,7 @@ from copy import copy
 from dataclasses import replace
 from io import BufferedReader
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import numpy.typing as npt
 
@@ -23,6 +23,7 @@ from wids.dataset.access import Access, OnError
 from wids.dataset.failures import Policy, as_failures
 from wids.dataset.mapstyle import TorchDataset, join_torch, overrides
 from wids.dataset.transformations import Transformation, as_transformations, checked
+from wids.errors import missing_attribute
 from wids.look.in_notebooks import show_samples_in_notebooks
 from wids.shards.cache_settings import PlacedNames, cache_folder, cache_limits
 from wids.shards.counted_shards import counted_shards
@@ -64,6 +65,14 @@ if TYPE_CHECKING:
     from wids.tables.keys import Keys
 
 _logger = logging.getLogger(__name__)
+
+_GONE: Final = {
+    "base": "the URLs in dataset.shards, which are absolute",
+    "cache": "dataset.get_shard(index); the dataset manages its open shards",
+    "cache_dir": "dataset.get_shard(index)[0].path; the names of copies are hashes",
+    "cum_lengths": "itertools.accumulate(dataset.lengths)",
+}
+"""What replaces attributes of the old library."""
 
 
 class ShardListDataset(TorchDataset):
@@ -1025,6 +1034,11 @@ class ShardListDataset(TorchDataset):
         self.close()
 
     # Legacy API.
+
+    if not TYPE_CHECKING:  # a type checker would take every name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_attribute(self, name, _GONE)
 
     @property
     def total_length(self) -> int:

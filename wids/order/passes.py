@@ -10,17 +10,24 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import torch  # noqa: F401 - whole, before its parts: threads must not import both at once
 from torch.utils.data import Sampler
 
+from wids.errors import missing_attribute
 from wids.order import callers
 from wids.order.arguments import at_least
 from wids.order.history import Place, resumed
 from wids.order.state import State, checked_state, other_runs
 
 T = TypeVar("T")
+
+_GONE: Final = {
+    "ranges": "list(sampler), which is the order",
+    "rng": "seed and epoch, on which alone the order depends",
+}
+"""What replaces attributes of the old library."""
 
 
 class Epochs:
@@ -135,6 +142,11 @@ class EpochSampler(Sampler[T]):
         # Where the next pass starts, and how often an epoch had been set.
         self._resume = (Place(0), 0)
         self._pass: _Pass[T] | None = None
+
+    if not TYPE_CHECKING:  # a type checker would take every name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_attribute(self, name, _GONE)
 
     # What a subclass defines.
 

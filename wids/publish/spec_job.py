@@ -273,7 +273,7 @@ def prepare_spec(
     base: str | None,
     is_new: bool,
     key_split: KeySplit | None,
-    repeated: Repeated,
+    repeated: Repeated = "error",
     digests: bool,
     on_cost: Callable[[IndexingCost], None],
     storage_options: Mapping[str, Any],
