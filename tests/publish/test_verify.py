@@ -89,13 +89,26 @@ def test_md5_is_compared(spec: Path) -> None:
 def test_odd_names_are_listed(tmp_path: Path) -> None:
     """Names that belong to no sample, and names that occur twice."""
     members = [*sample_members(0, 3), *sample_members(1, 2)]
-    members += [(f"README{n}", b"") for n in range(5)] + [("__meta__/info.json", b"{}")]
+    members += [(f"README{n}", b"") for n in range(5)]
     path = write_tar(tmp_path / "a.tar", members)
 
     assert problems([path]) == [
         f"{path}: 5 members belong to no sample: README0, README1, README2, …",
         f"{path}: 2 names occur more than once: s00001.txt, s00001.cls",
     ]
+
+
+def test_metadata_is_remarked_on(tmp_path: Path) -> None:
+    """Once for all shards, and it is no problem (KEY-5)."""
+    paths = []
+    for number in range(3):
+        members = [*sample_members(number, number + 1), ("__meta__/info.json", b"{}")]
+        paths.append(write_tar(tmp_path / f"{number}.tar", members[: 3 if number else 2]))
+    remarks: list[Any] = []
+    assert verify_spec(paths, on_remark=remarks.append) == []
+    text = "members skipped as metadata, as in webdataset (1): __meta__/info.json"
+    (remark,) = remarks
+    assert str(remark) == f"{paths[1]}: {text}; such members are in 1 of the other shards too"
 
 
 def test_bytes_after_the_end_are_a_problem(spec: Path) -> None:

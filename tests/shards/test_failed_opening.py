@@ -17,7 +17,7 @@ from conftest import sample_members, settle, write_tar
 from faults import Count
 
 import wids
-from wids.shards.side_files import read_file
+from wids.shards import side_files
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc"
@@ -44,7 +44,8 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         with wids.ShardListDataset(remote, handlers={"mem": open_file}) as dataset:
             assert dataset[3][".txt"] == "text 3"  # looks for the pack, to read by range
             assert [sample[".txt"] for sample in dataset][7] == "text 7"
-            read_file(dataset.reader.store, "mem://host/a.index")
+            with side_files.open_file(dataset.reader.store, "mem://host/a.index") as file:
+                file.read()
         for copy in (tmp_path / "cache" / "shards").glob("*-a.tar"):
             os.utime(copy, ns=(0, copy.stat().st_mtime_ns + 1))
         with wids.ShardListDataset([str(path)]) as dataset:

@@ -200,6 +200,11 @@ def test_missing_keys_and_files(train: Path, caplog: pytest.LogCaptureFixture) -
         ("{shard}.json", '{"a": 1, "b": {"x": 1, "x": 2}, "a": 2}', ["found 'a' twice"]),
         ("{shard}.jsonl", '{"__key__": "a"}\n{"__key__": "a"}', ["'a' twice, in item 1"]),
         ("{shard}.json", "[" * 100_000, ["expected JSON"]),
+        (
+            "{shard}.npy",
+            "x",
+            ["000000.npy: expected JSON, since its name does not end in .parquet"],
+        ),
         ("{shard}.parquet", "{}", ["train-000000.parquet: expected Parquet, found"]),
         ("{shard}.jsonl.gz", "{}", ["train-000000.jsonl.gz: expected gzip data, found"]),
         ("{shard}.csv", "__key__,a\nx,1\nx,2", ["found 'x' twice, in item 1"]),

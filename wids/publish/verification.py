@@ -97,8 +97,8 @@ def verify_spec(
             file.
         executor: Where to do the work, as for `build_spec`.
         allow_pipe: Whether a document may name ``pipe:`` commands.
-        on_remark: Called with each remark: a field that only some samples have, or formats that are
-            mixed. By default it is logged as a warning.
+        on_remark: Called with each remark: a field that only some samples have, formats that are
+            mixed, or members that are skipped as metadata. By default it is logged as a warning.
         storage_options: As for `ShardListDataset`.
         progress: Whether to show a progress bar; None for in terminals and notebooks only.
 
@@ -123,6 +123,7 @@ def verify_spec(
     fetcher = fetch.Fetcher(storage_options)
     spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
     problems: list[Problem] = []
+    remarks: list[Problem] = []
     packed: list[ShardSpec] = []
     pack_problems: list[Problem] = []
     if isinstance(shards, str | os.PathLike) and is_document(os.fspath(shards)):
@@ -152,7 +153,8 @@ def verify_spec(
         )
         stack.enter_context(closing(results))
         for number, (_, (found, fingerprint)) in enumerate(results):
-            problems += found
+            problems += (problem for problem in found if problem.severity == "error")
+            remarks += (problem for problem in found if problem.severity == "remark")
             if number in packs and fingerprint is not None:
                 shared, opened = packs[number]
                 pack_problems += _pack_mismatch(
@@ -169,7 +171,12 @@ def verify_spec(
             in_several = dataset_problems(pack, packed, spec.name)
         else:  # a wrong pack proves nothing
             in_several = [] if pack_problems else dataset_problems(pack, spec.shards, spec.name)
-    for problem in in_several:
+    if len(remarks) > 1:  # one for all shards, which may be many
+        text = (
+            f"{remarks[0].text}; such members are in {len(remarks) - 1:,} of the other shards too"
+        )
+        remarks = [Problem(remarks[0].shard, text, "remark")]
+    for problem in [*remarks, *in_several]:
         if problem.severity == "remark":
             on_remark(problem)
     errors = [problem for problem in in_several if problem.severity == "error"]
@@ -234,7 +241,10 @@ def _findings(
     if mismatch:
         # The file is not the one that the spec describes: one problem, with the rest as details.
         return [Problem(name, "; ".join([mismatch, *texts]))], None
-    return [Problem(name, text) for text in texts], fingerprint
+    skipped = list(filter(is_metadata, scanned[0].names))
+    text = f"members skipped as metadata, as in webdataset ({len(skipped):,}): {_listed(skipped)}"
+    remarks = [Problem(name, text, "remark")] if skipped else []
+    return [*(Problem(name, text) for text in texts), *remarks], fingerprint
 
 
 def _indexed(

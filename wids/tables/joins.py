@@ -218,7 +218,7 @@ def _missing_error(view: JoinableView, other: Keyed, is_present: BoolArray) -> J
 
 def _examples(other: Keyed) -> str:
     """Return the first keys of the other side as text, for the error of a caller with others."""
-    found: Sequence[str] = []
+    found: list[str] = []
     with suppress(IndexError, StopIteration):  # there is none, or one
-        found = [repr(other.key(entry)) for entry in range(2)]
+        found.extend(map(repr, map(other.key, range(2))))
     return f"keys such as {', '.join(found)}" if found else "no such keys"

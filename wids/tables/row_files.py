@@ -63,7 +63,10 @@ def file_rows(file: BinaryIO, url: str, names: Names, wanted: Wanted) -> FileRow
             raise JoinError(f"{name}: expected gzip data, found: {error}") from error
     delimiter = _DELIMITERS.get(path[-4:])
     if delimiter is None:
-        entries = _json_entries(data, name, wanted, is_lines=path.endswith(_LINES))
+        kind = "JSON lines" if path.endswith(_LINES) else "JSON"
+        if not path.endswith((".json", *_LINES)):
+            kind += ", since its name does not end in .parquet, .csv, .tsv or .jsonl"
+        entries = _json_entries(data, name, wanted, kind)
     else:
         entries = _csv_entries(data, name, wanted, delimiter)
     if wanted != Wanted():
@@ -98,14 +101,14 @@ def _csv_entries(data: bytes, name: str, wanted: Wanted, delimiter: str) -> dict
     return _listed((row for _, row in rows), name, wanted)
 
 
-def _json_entries(data: bytes, name: str, wanted: Wanted, *, is_lines: bool) -> dict[str, Any]:
+def _json_entries(data: bytes, name: str, wanted: Wanted, kind: str) -> dict[str, Any]:
     try:
-        if is_lines:
+        if kind == "JSON lines":
             content: Any = decode_json_lines(data.removeprefix(BOM_UTF8))
         else:
             content = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
-        raise JoinError(f"{name}: expected JSON{' lines' * is_lines}, found: {error}") from error
+        raise JoinError(f"{name}: expected {kind}, found: {error}") from error
     if isinstance(content, _Repeated):
         raise JoinError(f"{name}: expected each key once, found {content.key!r} twice")
     if isinstance(content, list):
