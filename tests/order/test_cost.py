@@ -223,3 +223,23 @@ def test_what_a_small_cache_fetches_is_what_an_epoch_downloads(
     assert "\nfetched with a cache of " in str(cost)
     if options["chunksize"] > 25:
         assert sent[0] > 2 * cost.new_nbytes[0, 0], "shards are downloaded again and again"
+
+
+@pytest.mark.parametrize("chunksize", [100, 1000], ids=["fits", "more than the cache"])
+@pytest.mark.parametrize("num_canonical", [None, 8])
+def test_a_mix_has_a_cost_with_a_cache(chunksize: int, num_canonical: int | None) -> None:
+    """ORDER-55: mixes and several runs of a rank too; a cache for everything fetches it once."""
+    shards = [ShardSpec(f"/{n}.tar", 100, 1_000_000, dataset="ab"[n // 40]) for n in range(80)]
+    data = Data([100] * 80)
+    ranges = np.stack((np.arange(80), np.arange(1, 81)), axis=1) * 100
+    data.sources = {"a": ranges[:40], "b": ranges[40:]}  # type: ignore[attr-defined]
+    sampler = wids.MixedSampler(
+        data, {"a": 1, "b": 2}, num_replicas=4, num_canonical=num_canonical, chunksize=chunksize
+    )
+    options: dict[str, Any] = {"num_nodes": 2, "epochs": range(2), "batch_size": 50}
+    spec = wids.DatasetSpec(tuple(shards))
+    whole = sampling_cost(spec, sampler, cache_size="400MB", **options)
+    small = sampling_cost(spec, sampler, cache_size="18MB", **options)
+    assert np.array_equal(whole.fetched_nbytes, whole.new_nbytes)
+    assert (small.fetched_nbytes >= small.node_nbytes - 18e6).all()
+    assert (small.fetched_nbytes.sum() > 2 * small.node_nbytes.sum()) == (chunksize == 1000)
