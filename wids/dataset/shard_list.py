@@ -939,8 +939,8 @@ class ShardListDataset(TorchDataset):
     def stats(self) -> dict[str, float]:
         """Return what reading has cost this program, as numbers for monitoring.
 
-        They are those of this process and of those that it started, workers included, of all
-        datasets together, which share connections and caches, and only grow. ``samples`` were read;
+        They are those of this process and of those that it has started, workers included, of all
+        datasets together, which share connections and caches; and they only grow. ``samples`` were read;
         ``requests`` were sent to servers, ``retries`` of them after a failure, and ``nbytes``
         arrived; ``hits`` are remote files that were opened from a copy that was there, ``fetches``
         and ``evictions`` copies that were fetched and deleted; ``openings`` are shards that were
