@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -53,8 +54,23 @@ NAMES: Final = (*(f"{name}_s" for name in SECONDS), *COUNTS)
 
 _IS_TIMED, _GENERATION = 0, 1
 
-here: Final = SharedRows(*[0.0] * len(NAMES))
+_PROCESS, _PARENT = len(NAMES), len(NAMES) + 1
+"""Whose row it is, and which process has started that one, by their ids; 0 where none is known."""
+
+here: Final = SharedRows(*[0.0] * len(NAMES), os.getpid(), 0.0)
 """The numbers. Hooks on the way of a sample use them directly: a call costs more."""
+
+
+@dataclass
+class _Split:
+    """Which share of the time of transformations is decoding, for how many samples more."""
+
+    steps: object
+    share: float
+    num_left: int
+
+
+_SPLIT_EVERY: Final = 500
 
 
 class _Clock(threading.local):
@@ -62,6 +78,7 @@ class _Clock(threading.local):
 
     def __init__(self) -> None:
         self.state: list[Any] = [-1, 0.0, 0.0]
+        self.split = _Split(None, 0.0, 0)
 
 
 _clock: Final = _Clock()
@@ -74,14 +91,15 @@ _published: Final = [0, 0, 0]
 
 def start() -> None:
     """Count seconds until `stop` is called as often, in processes that run already too."""
-    common = here.common
-    common[_GENERATION] += 1
-    common[_IS_TIMED] += 1
+    with writing:
+        here.common[_GENERATION] += 1
+        here.common[_IS_TIMED] += 1
 
 
 def stop() -> None:
     """End what `start` began."""
-    here.common[_IS_TIMED] -= 1
+    with writing:
+        here.common[_IS_TIMED] -= 1
 
 
 def are_timed() -> bool:
@@ -90,15 +108,31 @@ def are_timed() -> bool:
 
 
 def counted() -> dict[str, float]:
-    """Return the numbers, by `NAMES`, over all processes; those of this one are complete."""
+    """Return the numbers, by `NAMES`, over this process and all that it has started.
+
+    Other ranks may have the same parent, as after ``torch.multiprocessing.spawn``, and count in the
+    same memory.
+    """
     publish()
-    return dict(zip(NAMES, here.sums(), strict=True))
+    sums = map(sum, zip(*_family(), strict=True))
+    return dict(zip(NAMES, sums, strict=False))
+
+
+def _family() -> list[list[float]]:
+    """Return the rows of this process and of those that it has started, directly or not."""
+    others = here.rows()
+    found, processes = [], [float(os.getpid())]
+    while processes:
+        found += [row for row in others if row[_PROCESS] in processes]
+        others, children = [row for row in others if row[_PROCESS] not in processes], processes
+        processes = [row[_PROCESS] for row in others if row[_PARENT] in children]
+    return found
 
 
 def counted_here() -> dict[str, float]:
     """Return the numbers of this process alone, and of others that ended before it had its id."""
     publish()
-    return dict(zip(NAMES, here.row, strict=True))
+    return dict(zip(NAMES, here.row, strict=False))
 
 
 def count(which: int, number: int = 1) -> None:
@@ -186,28 +220,38 @@ def step(stage: int, transform: Callable[[Any], Any], sample: Any) -> Any:
 
 
 def timed_as_first(
-    by_step: Callable[[Any], Any], transform: Callable[[Any], Any], samples: list[Any]
+    steps: object,
+    by_step: Callable[[], Callable[[Any], Any]],
+    transform: Callable[[Any], Any],
+    samples: list[Any],
 ) -> list[Any]:
-    """Transform samples, of which the first shows which part of the time is decoding.
+    """Transform samples; now and then the first of them shows which part of the time is decoding.
 
     Args:
-        by_step: Transforms a sample, and enters the stage of each step.
+        steps: Stands for the transformations.
+        by_step: Returns a callable that transforms a sample, and enters the stage of each step.
         transform: Does the same without timing the steps.
         samples: The samples.
     """
-    state = _current()
+    state, row, made = _current(), here.row, list[Any]()
     if not here.common[_IS_TIMED] or state[0] < 0:
         return list(map(transform, samples))
-    decoded_s, transformed_s = here.row[DECODE], here.row[TRANSFORM]
-    made = list(map(by_step, samples[:1]))
+    split = _clock.split
+    if split.steps is not steps or split.num_left <= 0:
+        decoded_s, transformed_s = row[DECODE], row[TRANSFORM]
+        made += map(by_step(), samples[:1])
+        _switch(state, TRANSFORM)
+        decode_s, transform_s = row[DECODE] - decoded_s, row[TRANSFORM] - transformed_s
+        share = decode_s / ((decode_s + transform_s) or 1)
+        split = _clock.split = _Split(steps, share, _SPLIT_EVERY)
+    split.num_left -= len(samples)
     _switch(state, TRANSFORM)
-    decode_s, transform_s = here.row[DECODE] - decoded_s, here.row[TRANSFORM] - transformed_s
-    start_s = here.row[TRANSFORM]
-    made += map(transform, samples[1:])
+    start_s = row[TRANSFORM]
+    made += map(transform, samples[len(made) :])
     _switch(state, TRANSFORM)
-    moved_s = (here.row[TRANSFORM] - start_s) * decode_s / ((decode_s + transform_s) or 1)
-    here.row[DECODE] += moved_s
-    here.row[TRANSFORM] -= moved_s
+    moved_s = (row[TRANSFORM] - start_s) * split.share
+    row[DECODE] += moved_s
+    row[TRANSFORM] -= moved_s
     return made
 
 
@@ -225,20 +269,35 @@ def checked(crc32: Callable[[Any], int], value: Any) -> int:
 # Other processes.
 
 
-def passed() -> SharedRows | None:
+def passed() -> tuple[SharedRows, int] | None:
     """Return what a process that is being started needs for `join`; None in any other pickle."""
-    return here if passes_to_process() else None
+    return (here, os.getpid()) if passes_to_process() else None
 
 
-def join(rows: SharedRows | None) -> None:
+def join(passed_on: tuple[SharedRows, int] | None) -> None:
     """Count together with the process that has started this one."""
-    if rows is not None:
+    if passed_on is not None:
+        rows, parent = passed_on
         here.adopt(rows)
+        _claim_row(parent)
+
+
+def _claim_row(parent: int) -> None:
+    """Take the row of this process; what an ended one has left in it goes to its parent's row."""
+    row, process = here.row, os.getpid()
+    if row[_PROCESS] != process:
+        heir = here.row_of(int(row[_PARENT]))
+        is_alive = row[_PARENT] and heir[_PROCESS] == row[_PARENT]
+        for number in range(len(NAMES)):
+            left, row[number] = row[number], 0.0
+            heir[number] += left if is_alive else 0.0
+    row[_PROCESS], row[_PARENT] = process, parent
 
 
 def _begin_in_child() -> None:
     _published[:] = [0, 0, 0]
     _clock.state[0] = -1
+    _claim_row(os.getppid())
 
 
 if hasattr(os, "register_at_fork"):
