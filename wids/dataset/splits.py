@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from wids.order.arguments import at_least
 from wids.order.chunks import permutation
@@ -20,7 +21,10 @@ _SPLIT: Final = 0x5917
 
 
 def split_indices(
-    lengths: Sequence[int], parts: Sequence[float], seed: int, by: By
+    lengths: Sequence[int],
+    parts: Sequence[float],
+    seed: int,
+    by: By | Sequence[Any] | npt.NDArray[Any],
 ) -> list[IntArray]:
     """Return the ascending indices of each part; together, each index once.
 
@@ -30,14 +34,17 @@ def split_indices(
             add up to their number.
         seed: Different seeds give unrelated splits.
         by: ``"sample"`` draws samples; ``"shard"`` draws whole shards, so that counts are met as
-            nearly as shards allow.
+            nearly as shards allow. A label for each sample draws from each label alone, so that all
+            parts have the same shares of the labels, up to rounding.
 
     Raises:
         ValueError: The parts do not add up, or an argument is invalid.
     """
     at_least(0, seed, "seed")
+    if not isinstance(by, str):
+        return _by_label(by, sum(lengths), parts, seed)
     if by not in get_args(By):
-        raise ValueError(f'by: expected "sample" or "shard", found {by!r}')
+        raise ValueError(f'by: expected "sample", "shard" or labels, found {by!r}')
     counts = part_counts(parts, sum(lengths))
     if by == "shard":
         return _by_shard(np.asarray(lengths, np.int64), counts, seed)
@@ -45,6 +52,25 @@ def split_indices(
     order = permutation(sum(lengths), seed, _SPLIT)
     edges = np.cumsum(counts)[:-1]
     return [np.sort(part) for part in np.split(order, edges)]
+
+
+def _by_label(
+    labels: Sequence[Any] | npt.NDArray[Any], total: int, parts: Sequence[float], seed: int
+) -> list[IntArray]:
+    """Return the indices of parts that have the same shares of each label."""
+    found = np.asarray(labels)
+    if found.shape != (total,):
+        raise ValueError(
+            f"by: expected {total:,} labels, one for each sample, found shape {found.shape}"
+        )
+    order = permutation(total, seed, _SPLIT)
+    # By label, and within each label in the drawn order.
+    order = order[np.argsort(np.unique(found, return_inverse=True)[1][order], kind="stable")]
+    counts = part_counts(parts, total)
+    # Evenly spaced places for each part, so that a stretch of one label has each part's share.
+    places = np.concatenate([(np.arange(count) + 0.5) / max(count, 1) for count in counts])
+    owners = np.repeat(np.arange(len(counts)), counts)[np.argsort(places, kind="stable")]
+    return [np.sort(order[owners == part]) for part in range(len(counts))]
 
 
 def part_counts(parts: Sequence[float], total: int) -> list[int]:
