@@ -16,6 +16,7 @@ from loopback import Server
 from pages import BLOCKS, ON_CLUSTERS, PAGES, PYTHON, ROOT, Block
 from PIL import Image
 
+import wids
 from wids.cli import demo_shapes
 from wids.cli.main import main
 
@@ -204,3 +205,10 @@ def test_the_loop_of_readme_takes_any_pictures(
         Image.new(mode, size).save(path)
     assert main(["pack", "photos", "-o", "wids-demo/shapes"]) == 0
     exec(compile(loop_of_readme(), "README.md", "exec"), {"__name__": "readme"})  # noqa: S102
+
+
+def test_the_index_of_the_interface_has_all_names() -> None:
+    """Every public name is in the table of docs/api/index.md, which links to it."""
+    page = (ROOT / "docs" / "api" / "index.md").read_text(encoding="utf-8")
+    names = {name for name in wids.__all__ if not name.startswith("_")}
+    assert set(re.findall(r"`~wids\.(\w+)`", page)) == names

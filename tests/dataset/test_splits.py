@@ -124,7 +124,27 @@ def test_too_few_shards_for_the_parts_are_an_error() -> None:
 
 def test_other_arguments_are_checked() -> None:
     """A misspelt `by` or a bad seed is an error."""
-    with raises(ValueError, 'by: expected "sample" or "shard"', "'key'"):
+    with raises(ValueError, 'by: expected "sample", "shard" or labels', "'key'"):
         split_indices([3], [1.0], 0, "key")  # type: ignore[arg-type]
     with raises(ValueError, "seed: expected"):
         split_indices([3], [1.0], -1, "sample")
+
+
+@given(
+    counts=st.lists(st.integers(0, 40), min_size=1, max_size=6),
+    weights=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    seed=st.integers(0, 1 << 40),
+)
+def test_a_stratified_split(counts: list[int], weights: list[int], seed: int) -> None:
+    """By labels, parts have their sizes, and each label the same share in all (VIEW-10)."""
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
+    fractions = [weight / sum(weights) for weight in weights]
+    parts = split_indices([len(labels)], fractions, seed, labels.astype(str))
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
+    assert [len(part) for part in parts] == part_counts(fractions, len(labels))
+    for part, fraction in zip(parts, fractions, strict=True):
+        assert (np.diff(part) > 0).all()
+        for label, count in enumerate(counts):
+            assert abs((labels[part] == label).sum() - fraction * count) <= 2
+    with raises(ValueError, "by: expected", "labels, one for each sample"):
+        split_indices([len(labels) + 1], fractions, seed, labels)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import write_shards
+from conftest import write_shards, write_tar
 
 import wids
 
@@ -69,3 +69,20 @@ def test_the_order_of_a_seed_is_that_of_the_page(spec: Path) -> None:
     with wids.ShardListDataset(spec) as dataset, browsing(spec) as client:
         shown = [card["index"] for card in client.json("samples?seed=5&count=9")["cards"]]
         assert dataset.show(9, seed=5).indices == shown
+
+
+def test_notes_say_what_is_shown(tmp_path: Path) -> None:
+    """A random order has no range of indices; a view no size of its own; local files no cache."""
+    shard = write_tar(tmp_path / "a.tar", [(f"{n}.txt", b"x") for n in range(9)])
+    with wids.ShardListDataset(wids.build_spec([shard], pack=tmp_path / "a.index")) as dataset:
+        gallery = dataset.show(4, seed=1)
+        assert "4 of 9 samples, in the random order of seed 1; next()" in gallery._repr_html_()
+        following = gallery.next()
+        assert "5 to 8 of 9 samples, in the random order of seed 1" in following._repr_html_()
+        assert sorted({*gallery.indices, *following.indices}) != list(range(8))
+        assert "samples 4 to 7 of 9" in dataset.show(4).next()._repr_html_()
+        whole, part = dataset._repr_html_(), dataset[0:3]._repr_html_()
+        assert "<small>size</small>" in whole
+        assert "<small>size</small>" not in part
+        assert "<small>size of all shards</small>" in part
+        assert "<small>cache</small>" not in whole

@@ -685,7 +685,7 @@ class ShardListDataset(TorchDataset):
         parts: Sequence[float],
         *,
         seed: int = 0,
-        by: Literal["sample", "shard"] = "sample",
+        by: Literal["sample", "shard"] | Sequence[Any] | npt.NDArray[Any] = "sample",
     ) -> list[Self]:
         """Return views that have each sample once, drawn at random, each in ascending order.
 
@@ -694,7 +694,9 @@ class ShardListDataset(TorchDataset):
         Args:
             parts: The share of each part: fractions that add up to 1, or counts.
             seed: Different seeds give unrelated splits, the same on every machine.
-            by: ``"sample"``, or ``"shard"`` for parts of whole shards, of nearly these sizes.
+            by: ``"sample"``, or ``"shard"`` for parts of whole shards, of nearly these sizes; or a
+                label for each sample, such as a column of a table, for parts in which each label
+                has the same share.
 
         Raises:
             ValueError: The parts do not add up.

@@ -26,7 +26,10 @@ _NUM_HIGH_BITS: Final = 16
 
 
 def split_indices(
-    lengths: Sequence[int], parts: Sequence[float], seed: int, by: By
+    lengths: Sequence[int],
+    parts: Sequence[float],
+    seed: int,
+    by: By | Sequence[Any] | npt.NDArray[Any],
 ) -> list[IntArray | PositionSet]:
     """Return the ascending indices of each part; together, each index once.
 
@@ -36,18 +39,40 @@ def split_indices(
             add up to their number.
         seed: Different seeds give unrelated splits.
         by: ``"sample"`` draws samples; ``"shard"`` draws whole shards, so that counts are met as
-            nearly as shards allow.
+            nearly as shards allow. A label for each sample draws from each label alone, so that all
+            parts have the same shares of the labels, up to rounding.
 
     Raises:
         ValueError: The parts do not add up, or an argument is invalid.
     """
     at_least(0, seed, "seed")
+    if not isinstance(by, str):
+        return _by_label(by, sum(lengths), parts, seed)
     if by not in get_args(By):
-        raise ValueError(f'by: expected "sample" or "shard", found {by!r}')
+        raise ValueError(f'by: expected "sample", "shard" or labels, found {by!r}')
     counts = part_counts(parts, sum(lengths))
     if by == "shard":
         return _by_shard(np.asarray(lengths, np.int64), counts, seed)
     return _by_sample(counts, seed)
+
+
+def _by_label(
+    labels: Sequence[Any] | npt.NDArray[Any], total: int, parts: Sequence[float], seed: int
+) -> list[IntArray | PositionSet]:
+    """Return the indices of parts that have the same shares of each label."""
+    found = np.asarray(labels)
+    if found.shape != (total,):
+        raise ValueError(
+            f"by: expected {total:,} labels, one for each sample, found shape {found.shape}"
+        )
+    order = permutation(total, seed, _SPLIT)
+    # By label, and within each label in the drawn order.
+    order = order[np.argsort(np.unique(found, return_inverse=True)[1][order], kind="stable")]
+    counts = part_counts(parts, total)
+    # Evenly spaced places for each part, so that a stretch of one label has each part's share.
+    places = np.concatenate([(np.arange(count) + 0.5) / max(count, 1) for count in counts])
+    owners = np.repeat(np.arange(len(counts)), counts)[np.argsort(places, kind="stable")]
+    return [np.sort(order[owners == part]) for part in range(len(counts))]
 
 
 def part_counts(parts: Sequence[float], total: int) -> list[int]:

@@ -87,21 +87,23 @@ class _Page:
     Attributes:
         dataset: The dataset or view.
         num_samples: Most samples of a page.
-        shuffle: The order of the candidates; None for that of the dataset.
+        seed: The random order of the candidates; None for the order of the dataset.
         where: Whether to show a sample; None for all.
         stop: How many candidates this page and the previous ones have used.
     """
 
     dataset: Browsable
     num_samples: int
-    shuffle: Shuffle | None
+    seed: int | None
     where: Callable[[Any], Any] | None
     stop: int = 0
 
     def candidates(self, start: int, count: int) -> Sequence[int]:
         """Return samples from a position on."""
         positions = range(start, min(start + count, len(self.dataset)))
-        return positions if self.shuffle is None else self.shuffle.indices(positions)
+        if self.seed is None:
+            return positions
+        return Shuffle(len(self.dataset), self.seed).indices(positions)
 
     def gallery(self, start: int, previous: Gallery | None = None) -> Gallery:
         """Return the gallery of the candidates from a position on."""
@@ -110,10 +112,7 @@ class _Page:
             indices = list(self.candidates(start, self.num_samples))
             stop, note = start + len(indices), ""
             if indices and total > len(indices):
-                is_first = not start and self.shuffle is None
-                last = stop - 1
-                note = f"{stop:,} of {count_text(total, 'sample')}"
-                note = note if is_first else f"samples {start:,} to {last:,} of {total:,}"
+                note = self._range_text(start, stop)
         else:
             tested = self.candidates(start, _MAX_TESTED)
             indices, num_tested = _accepted(dataset, tested, self.num_samples, self.where)
@@ -132,6 +131,15 @@ class _Page:
         html = _gallery(dataset, shown, field_stats(dataset), note)
         return Gallery(replace(self, stop=stop), shown, html, previous)
 
+    def _range_text(self, start: int, stop: int) -> str:
+        """Return which candidates are shown; of a random order, how many and not their indices."""
+        total = len(self.dataset)
+        of_all = f"{stop:,} of {count_text(total, 'sample')}"
+        if self.seed is None:
+            return f"samples {start:,} to {stop - 1:,} of {total:,}" if start else of_all
+        shown = f"{start + 1:,} to {of_all}" if start else of_all
+        return f"{shown}, in the random order of seed {self.seed}"
+
 
 def gallery(
     dataset: Browsable,
@@ -141,10 +149,9 @@ def gallery(
 ) -> Gallery:
     """Return a gallery of the first samples, of random ones, or of those a predicate accepts."""
     num_samples = at_least(0, num_samples, "num_samples")
-    shuffle = None if seed is None else Shuffle(len(dataset), seed)
     if where is not None and not callable(where):
         raise TypeError(f"where: expected a callable that takes a sample, found {where!r:.80}")
-    return _Page(dataset, num_samples, shuffle, where).gallery(0)
+    return _Page(dataset, num_samples, seed, where).gallery(0)
 
 
 def _gallery(
@@ -256,6 +263,8 @@ def known_text(peek: Peekable) -> str:
 def _facts(dataset: Browsable) -> dict[str, str]:
     shards = dataset.spec.shards
     nbytes = total_of([shard.nbytes for shard in shards])
+    size = "not stated" if nbytes is None else nbytes_text(nbytes)
+    has_remote = not all(urls.is_local(shard.url) for shard in shards[:MAX_SHARDS])
     num_checked = min(len(shards), MAX_SHARDS)
     # Of some shards only, because each costs a look at the file system, which may be a slow one.
     num_local = sum(dataset.reader.is_local(number) for number in range(num_checked))
@@ -263,10 +272,11 @@ def _facts(dataset: Browsable) -> dict[str, str]:
     return {
         "samples": f"{len(dataset):,}",
         "shards": f"{len(shards):,}",
-        "size": "not stated" if nbytes is None else nbytes_text(nbytes),
+        # Of a view nothing is known but the size of the shards that it is in.
+        ("size of all shards" if dataset.is_view else "size"): size,
         **({"classes": classes} if classes else {}),
         "available locally": _amount(num_local, num_checked, len(shards)),
-        "cache": _from_home(dataset.reader.cache_folder),
+        **({"cache": _from_home(dataset.reader.cache_folder)} if has_remote else {}),
         "index": "published" if dataset.spec.all_packs() else "none published",
     }
 
