@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from wids.errors import WidsError
@@ -13,9 +15,13 @@ from wids.shards.copy_records import open_copy, reopen_damaged
 from wids.shards.indexes.pack import Pack, load_pack
 from wids.shards.indexes.range_pack import RangePack
 from wids.shards.side_files import versioned_file
+from wids.shards.tars.mapped_file import read_or_map
+from wids.storage.cache import cache_names
 from wids.storage.cache.cache_names import RemoteFile
+from wids.storage.cache.small_files import save_quietly
 from wids.storage.cache.space import Space, StorageError
 from wids.storage.cache.store import Cache, CachedCopy
+from wids.storage.cache.turns import turn
 from wids.storage.fetch import Fetcher, downloaded
 from wids.storage.range_reader import RangeError
 from wids.storage.transport import urls
@@ -45,7 +51,7 @@ def open_pack(store: Cache, url: str, num_shards: int) -> Pack | None:
         if nbytes is not None and is_large and not store.find(remote_file):
             with suppress(RangeError):  # a server without ranges: fetch the whole pack
                 read_range = fetcher.range_reader(url, nbytes)
-                return RangePack(read_range, nbytes, num_shards)
+                return RangePack(read_range, nbytes, num_shards, partial(_kept, store, remote_file))
         try:
             return _load_stored(store, remote_file, num_shards)
         except StorageError as error:
@@ -57,6 +63,33 @@ def open_pack(store: Cache, url: str, num_shards: int) -> Pack | None:
     except ValueError as error:  # readable, but damaged or of another version
         _logger.info("%s: %s", urls.redact(url), str(error))
         return None
+
+
+def _kept(
+    store: Cache,
+    remote_file: RemoteFile,
+    read: Callable[[], bytes],
+    check: Callable[[bytes | memoryview], None],
+) -> bytes | memoryview:
+    """Return the directory of a pack, which one process of a machine reads, and all map."""
+    path = cache_names.directory_path(store.folder, remote_file)
+
+    def stored() -> memoryview | None:
+        with suppress(ValueError):  # damaged: it is read again
+            found = read_or_map(path, is_own=True)
+            if found is not None:
+                check(memoryview(found))
+                return memoryview(found)
+        return None
+
+    directory: bytes | memoryview | None = stored()
+    if directory is None:
+        with turn(cache_names.lock_path(store.folder, path), path, waits=True):
+            directory = stored()
+            if directory is None:
+                directory = read()
+                save_quietly(path, directory)
+    return directory
 
 
 def _load_stored(store: Cache, remote_file: RemoteFile, num_shards: int) -> Pack | None:

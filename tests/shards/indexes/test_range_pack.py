@@ -152,3 +152,40 @@ def test_a_first_page_costs_megabytes_whatever_the_size(server: Server, tmp_path
     assert "400,000" in html
     assert len(known) == 2000
     assert server.num_sent - before - spec_nbytes < 1_500_000 < len(pack) / 10
+
+
+def test_a_directory_is_read_once_on_a_machine(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long directory stays in the cache, where a damaged one is replaced (SHARDS-10)."""
+    monkeypatch.setattr(pack_files, "_LARGE_PACK_NBYTES", 1000)
+    monkeypatch.setattr("wids.shards.indexes.range_pack.MAX_OWN_NBYTES", 100)
+    path = write_tar(tmp_path / "a.tar", sample_members(0, 50))
+    known, names = (
+        index_tar(path.read_bytes(), checksums=True),
+        [f"a-{number}.tar" for number in range(20)],
+    )
+    nbytes = path.stat().st_size
+    with (tmp_path / "a.index").open("w+b") as file:
+        write_pack(file, ((name, nbytes, known) for name in names))
+    entries = [{"url": n, "nsamples": 50, "filesize": nbytes} for n in names]
+    server.page("/a.json", {"shardlist": entries, "index": "a.index"})
+    server.page("/a.index", (tmp_path / "a.index").read_bytes())
+    server.page("/a-7.tar", path.read_bytes())
+    cache = tmp_path / "cache"
+
+    def num_ranges() -> int:
+        del server.log[:]
+        with wids.ShardListDataset(
+            f"{server.url}/a.json", access="range", cache_dir=cache
+        ) as dataset:
+            assert dataset[353]["__key__"] == "s00003"
+        return sum(request.path == "/a.index" for request in server.log)
+
+    first = num_ranges()
+    (kept,) = cache.rglob("*.directory")
+    assert num_ranges() == first - 1
+    data = kept.read_bytes()
+    kept.write_bytes(b"x" + data[1:])
+    assert num_ranges() == first
+    assert kept.read_bytes() == data

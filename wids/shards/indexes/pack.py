@@ -42,7 +42,7 @@ _INDEX_OVERHEAD_NBYTES: Final = 4 << 10
 """How much longer than its tar an index can be: a member has a header of 512 bytes in the tar, and
 takes less in the index."""
 
-_COPIED_NBYTES: Final = 1 << 20
+MAX_OWN_NBYTES: Final = 1 << 20
 """Longest directory that each process has in its own memory; a longer one is mapped."""
 
 _PART_LENGTH: Final = 1 << 20
@@ -263,7 +263,7 @@ class LocalPack(PackDirectory):
         start = data[:HEADER_NBYTES]
         header = parse_header(start, len(data), num_shards)
         directory: bytes | memoryview = memoryview(data)[header.directory : header.directory_stop]
-        if len(directory) <= _COPIED_NBYTES:
+        if len(directory) <= MAX_OWN_NBYTES:
             # Mapped bytes must not be touched without checking the file's length.
             directory = bytes(directory)
         check_directory(start, directory, header.crc)

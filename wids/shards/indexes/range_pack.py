@@ -7,14 +7,16 @@ A callable reads the ranges.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import isqrt
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from wids.shards.indexes import index_file
 from wids.shards.indexes.pack import (
     HEADER_NBYTES,
+    MAX_OWN_NBYTES,
     PackDirectory,
     check_directory,
     equal_range,
@@ -24,6 +26,10 @@ from wids.shards.indexes.pack import (
 from wids.shards.tars.index import Column, ShardIndex, TarIdentity
 from wids.shards.tars.member_names import KeySplit, to_bytes
 from wids.shards.tars.raw_samples import ReadRange
+
+Keep: TypeAlias = Callable[
+    [Callable[[], bytes], Callable[["bytes | memoryview"], None]], "bytes | memoryview"
+]
 
 _MAX_STORED: Final = 64
 """Number of indexes to keep, so that reopening a shard costs no request."""
@@ -40,6 +46,8 @@ class RangePack(PackDirectory):
         read_range: Returns the bytes from a start to a stop.
         nbytes: Length of the pack.
         num_shards: As for `parse_header`.
+        keep: Called with a callable that reads the directory, if it is long, and with one that
+            raises `ValueError` for a damaged one; returns the directory, from where it was kept.
 
     Raises:
         ValueError: It is damaged, of another version, or not a pack.
@@ -48,13 +56,26 @@ class RangePack(PackDirectory):
 
     is_mapped: Final = False
 
-    def __init__(self, read_range: ReadRange, nbytes: int, num_shards: int = 0) -> None:
+    def __init__(
+        self,
+        read_range: ReadRange,
+        nbytes: int,
+        num_shards: int = 0,
+        keep: Keep = lambda read, _: read(),
+    ) -> None:
         self._read_range = read_range
         start = read_range(0, min(HEADER_NBYTES, nbytes)) if nbytes else b""
         self._header = parse_header(start, nbytes, num_shards)
         place = (self._header.directory, self._header.directory_stop)
-        directory = read_range(*place) if place[0] < place[1] else b""
-        check_directory(start, directory, self._header.crc)
+
+        def read() -> bytes:
+            return read_range(*place) if place[0] < place[1] else b""
+
+        def check(found: bytes | memoryview) -> None:
+            check_directory(start, found, self._header.crc)
+
+        directory = keep(read, check) if place[1] - place[0] > MAX_OWN_NBYTES else read()
+        check(directory)
         super().__init__(self._header, directory)
         self._stored: dict[tuple[int, int, KeySplit], ShardIndex | None] = {}
 

@@ -6,11 +6,13 @@ specified in specs/shard-spec.md.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from itertools import islice
+from typing import IO, Any, Final
 
 from wids.errors import FetchError
 from wids.shards.specs.parsing import LARGE_NBYTES
@@ -19,6 +21,8 @@ from wids.storage.sizes import count_text
 from wids.storage.transport import urls
 
 VERSION: Final = 1
+_NUM_PIECES: Final = 10_000
+"""Pieces of JSON text that are written at once."""
 KIND: Final = "wids-shard-index-v1"
 COUNTS_FROM: Final = "counts_from"
 """Key of an entry for the file of another program that states its number of samples (SPEC-50)."""
@@ -323,16 +327,31 @@ def save_document(
     """
     from wids.storage import upload  # most programs only read specs
 
-    try:
-        data = json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError:  # file names need not be UTF-8
-        data = json.dumps(document, indent=1).encode("ascii")
     with upload.publishing(path, mode, replaces=replaces, storage_options=storage_options) as file:
-        file.write(data + b"\n")
-    if len(data) > LARGE_NBYTES and document.get("shardlist"):
+        try:
+            sha256 = _write_json(file, document, "utf-8")
+        except UnicodeEncodeError:  # file names need not be UTF-8
+            file.seek(0)
+            file.truncate()
+            sha256 = _write_json(file, document, "ascii")
+        nbytes = file.tell()
+    if nbytes > LARGE_NBYTES and document.get("shardlist"):
         from wids.shards.specs.shard_table_writer import publish_table
 
-        publish_table(os.fspath(path), document, data + b"\n", mode, storage_options)
+        publish_table(os.fspath(path), document, nbytes, sha256, mode, storage_options)
+
+
+def _write_json(file: IO[bytes], document: Mapping[str, Any], encoding: str) -> bytes:
+    """Write a document, whose text may be too long for memory; return its SHA-256."""
+    pieces = json.JSONEncoder(indent=1, ensure_ascii=encoding == "ascii").iterencode(document)
+    digest = hashlib.sha256()
+    while text := "".join(islice(pieces, _NUM_PIECES)):
+        data = text.encode(encoding)
+        digest.update(data)
+        file.write(data)
+    file.write(b"\n")
+    digest.update(b"\n")
+    return digest.digest()
 
 
 def _relative(url: str, folder: str | None) -> str:

@@ -5,7 +5,6 @@ The counterpart of `shard_table`; specs/shard-table.md describes the file byte b
 
 from __future__ import annotations
 
-import hashlib
 import json
 import operator
 import os
@@ -70,7 +69,8 @@ def write_table(
 def publish_table(
     path: str,
     document: Mapping[str, Any],
-    data: bytes,
+    nbytes: int,
+    sha256: bytes,
     mode: int,
     storage_options: Mapping[str, Any] | None,
 ) -> None:
@@ -79,7 +79,8 @@ def publish_table(
     Args:
         path: Path or URL of the document.
         document: The document.
-        data: Its bytes.
+        nbytes: Its length.
+        sha256: Its digest.
         mode: As for `upload.publishing`.
         storage_options: As for `ShardListDataset`.
     """
@@ -87,7 +88,7 @@ def publish_table(
         tag: str | None = str(os.stat(path).st_mtime_ns)
     else:
         tag = Fetcher(storage_options).head(path)[1]
-    state, sha256 = State(len(data), tag or ""), hashlib.sha256(data).digest()
+    state = State(nbytes, tag or "")
     target = table_url(path)
     with upload.publishing(target, mode, storage_options=storage_options) as file:
         write_table(file, document["shardlist"], document, sha256, state)
