@@ -7,6 +7,7 @@ import pickle
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -125,3 +126,25 @@ def test_processes_count_together(method: str) -> None:
     assert pickle.loads(pickle.dumps(Passed())) is not None  # noqa: S301 - our own
     stages.count(stages.SAMPLES)
     assert spent(before)["samples"] == 7
+
+
+def test_ranks_of_one_parent_count_apart() -> None:
+    """A process counts those that it has started, and not others that its parent has started."""
+    before = stages.counted()
+    context = multiprocessing.get_context("fork")
+    found: Any = context.SimpleQueue()
+
+    def rank(number: int) -> None:
+        own = stages.counted()
+        for _ in range(2):
+            worker = context.Process(target=stages.count, args=(stages.SAMPLES, number))
+            worker.start()
+            worker.join()
+        found.put(stages.counted()["samples"] - own["samples"])
+
+    for number in (10, 20):
+        process = context.Process(target=rank, args=(number,))
+        process.start()
+        assert found.get() == 2 * number
+        process.join()
+    assert spent(before)["samples"] == 60

@@ -939,14 +939,18 @@ class ShardListDataset(TorchDataset):
     def stats(self) -> dict[str, float]:
         """Return what reading has cost this program, as numbers for monitoring.
 
-        They are those of this process and of those that it started, workers included, of all
-        datasets together, which share connections and caches, and only grow. ``samples`` were read;
-        ``requests`` were sent to servers, ``retries`` of them after a failure, and ``nbytes``
-        arrived; ``hits`` are remote files that were opened from a copy that was there, ``fetches``
-        and ``evictions`` copies that were fetched and deleted; ``openings`` are shards that were
-        opened, and ``reopenings`` those that the process had closed before. While a `wids.timings`
-        block is active, ``fetch_s``, ``open_s``, ``read_s``, ``check_s``, ``decode_s``,
-        ``transform_s``, ``collate_s`` and ``between_s`` grow too: seconds by stage (docs/slow.md).
+        They are those of this process and of those that it has started, workers included, of all
+        datasets together, which share connections and caches; and they only grow.
+
+        - ``samples`` were read; ``requests`` were sent to servers, ``retries`` of them after a
+          failure, and ``nbytes`` arrived.
+        - ``fetches`` are files that were downloaded to the cache, ``hits`` those that were opened
+          from it, and ``evictions`` those that were deleted for others.
+        - ``openings`` are shards that were opened, and ``reopenings`` those among them that the
+          process had open before.
+        - ``fetch_s``, ``open_s``, ``read_s``, ``check_s``, ``decode_s``, ``transform_s``,
+          ``collate_s`` and ``between_s`` are seconds by stage (docs/slow.md). They grow while a
+          `wids.timings` block is active.
 
         Example:
             >>> before = dataset.stats()

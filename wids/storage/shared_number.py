@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+from array import array
 from typing import Any, Final, TypeAlias, TypeVar
 from weakref import WeakSet
 
@@ -39,7 +40,8 @@ class SharedRows:
         self.row: Row = list(first)
         self.common: Row = [0.0] * len(first)
         self._table: Any = None
-        _alive.add(self)
+        with writing:
+            _alive.add(self)
 
     def sums(self) -> list[float]:
         """Return the sum of each number over all processes."""
@@ -48,29 +50,39 @@ class SharedRows:
         width = len(self.row)
         return [sum(self._table[width + column :: width]) for column in range(width)]
 
+    def rows(self) -> list[list[float]]:
+        """Return the rows of all processes; that of this process alone while none is shared."""
+        if self._table is None:
+            return [list(self.row)]
+        width, numbers = len(self.row), self._table[:]
+        return [numbers[at : at + width] for at in range(width, len(numbers), width)]
+
+    def row_of(self, process: int) -> Row:
+        """Return the row of a process, by its id; an earlier process may have had it before."""
+        if self._table is None:
+            return self.row
+        width = len(self.row)
+        start = width * (1 + process % _NUM_ROWS)
+        return _doubles(self._table)[start : start + width]
+
     def share(self) -> None:
         """Move the numbers to memory that processes which are started later can share."""
         from multiprocessing.sharedctypes import RawArray  # 9 ms, which most programs do not need
 
         with writing:
             if self._table is None:
-                width, common, row = len(self.row), self.common, self.row
-                self._attach(RawArray("d", width * (1 + _NUM_ROWS)), width)
+                common, row = self.common, self.row
+                self._attach(RawArray("d", len(row) * (1 + _NUM_ROWS)))
                 self.common[:], self.row[:] = _doubles(common), _doubles(row)
 
     def adopt(self, rows: SharedRows) -> None:
         """Add to the rows of another instance, as wide as this one, from now on."""
-        if rows._table is not None:
-            self._attach(rows._table, len(self.row))
+        self._attach(rows._table)
 
-    def _attach(self, table: Any, width: int) -> None:
-        view, start = memoryview(table).cast("B").cast("d"), width * (1 + os.getpid() % _NUM_ROWS)
-        self._table, self.common = table, view[:width]
-        self.row = view[start : start + width]
-
-    def _begin_in_child(self) -> None:
-        if self._table is not None:
-            self._attach(self._table, len(self.row))
+    def _attach(self, table: Any) -> None:
+        if table is not None:
+            self._table, self.common = table, _doubles(table)[: len(self.row)]
+            self.row = self.row_of(os.getpid())
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not passes_to_process():
@@ -142,7 +154,7 @@ def _share_all() -> None:
 def _begin_in_child() -> None:
     writing.release()
     for rows in list(_alive):
-        rows._begin_in_child()  # noqa: SLF001 - of this module
+        rows._attach(rows._table)  # noqa: SLF001 - of this module
 
 
 if hasattr(os, "register_at_fork"):
@@ -152,14 +164,13 @@ if hasattr(os, "register_at_fork"):
     )
 
 
-def _doubles(values: Row) -> Any:
-    from array import array
-
-    return memoryview(array("d", values))
+def _doubles(values: Any) -> memoryview[float]:
+    """Return a view of numbers as doubles, without a copy of those that are in shared memory."""
+    numbers = array("d", values) if isinstance(values, list) else values
+    return memoryview(numbers).cast("B").cast("d")
 
 
 def _attached(cls: type[_SharedRows], table: bytes, width: int) -> _SharedRows:
-    rows = cls.__new__(cls)
-    rows._attach(pickle.loads(table), width)  # noqa: S301, SLF001 - inside a pickle; of this module
-    _alive.add(rows)
+    rows = cls(*[0.0] * width)
+    rows._attach(pickle.loads(table))  # noqa: S301 - inside a pickle; of this module
     return rows

@@ -53,7 +53,10 @@ NAMES: Final = (*(f"{name}_s" for name in SECONDS), *COUNTS)
 
 _IS_TIMED, _GENERATION = 0, 1
 
-here: Final = SharedRows(*[0.0] * len(NAMES))
+_PROCESS, _PARENT = len(NAMES), len(NAMES) + 1
+"""Whose row it is, and which process has started that one, by their ids; 0 where none is known."""
+
+here: Final = SharedRows(*[0.0] * len(NAMES), os.getpid(), 0.0)
 """The numbers. Hooks on the way of a sample use them directly: a call costs more."""
 
 
@@ -74,14 +77,15 @@ _published: Final = [0, 0, 0]
 
 def start() -> None:
     """Count seconds until `stop` is called as often, in processes that run already too."""
-    common = here.common
-    common[_GENERATION] += 1
-    common[_IS_TIMED] += 1
+    with writing:
+        here.common[_GENERATION] += 1
+        here.common[_IS_TIMED] += 1
 
 
 def stop() -> None:
     """End what `start` began."""
-    here.common[_IS_TIMED] -= 1
+    with writing:
+        here.common[_IS_TIMED] -= 1
 
 
 def are_timed() -> bool:
@@ -90,15 +94,31 @@ def are_timed() -> bool:
 
 
 def counted() -> dict[str, float]:
-    """Return the numbers, by `NAMES`, over all processes; those of this one are complete."""
+    """Return the numbers, by `NAMES`, over this process and all that it has started.
+
+    Other ranks may have the same parent, as after ``torch.multiprocessing.spawn``, and count in the
+    same memory.
+    """
     publish()
-    return dict(zip(NAMES, here.sums(), strict=True))
+    sums = map(sum, zip(*_family(), strict=True))
+    return dict(zip(NAMES, sums, strict=False))
+
+
+def _family() -> list[list[float]]:
+    """Return the rows of this process and of those that it has started, directly or not."""
+    others = here.rows()
+    found, processes = [], [float(os.getpid())]
+    while processes:
+        found += [row for row in others if row[_PROCESS] in processes]
+        others, children = [row for row in others if row[_PROCESS] not in processes], processes
+        processes = [row[_PROCESS] for row in others if row[_PARENT] in children]
+    return found
 
 
 def counted_here() -> dict[str, float]:
     """Return the numbers of this process alone, and of others that ended before it had its id."""
     publish()
-    return dict(zip(NAMES, here.row, strict=True))
+    return dict(zip(NAMES, here.row, strict=False))
 
 
 def count(which: int, number: int = 1) -> None:
@@ -225,20 +245,35 @@ def checked(crc32: Callable[[Any], int], value: Any) -> int:
 # Other processes.
 
 
-def passed() -> SharedRows | None:
+def passed() -> tuple[SharedRows, int] | None:
     """Return what a process that is being started needs for `join`; None in any other pickle."""
-    return here if passes_to_process() else None
+    return (here, os.getpid()) if passes_to_process() else None
 
 
-def join(rows: SharedRows | None) -> None:
+def join(passed_on: tuple[SharedRows, int] | None) -> None:
     """Count together with the process that has started this one."""
-    if rows is not None:
+    if passed_on is not None:
+        rows, parent = passed_on
         here.adopt(rows)
+        _claim_row(parent)
+
+
+def _claim_row(parent: int) -> None:
+    """Take the row of this process; what an ended one has left in it goes to its parent's row."""
+    row, process = here.row, os.getpid()
+    if row[_PROCESS] != process:
+        heir = here.row_of(int(row[_PARENT]))
+        is_alive = row[_PARENT] and heir[_PROCESS] == row[_PARENT]
+        for number in range(len(NAMES)):
+            left, row[number] = row[number], 0.0
+            heir[number] += left if is_alive else 0.0
+    row[_PROCESS], row[_PARENT] = process, parent
 
 
 def _begin_in_child() -> None:
     _published[:] = [0, 0, 0]
     _clock.state[0] = -1
+    _claim_row(os.getppid())
 
 
 if hasattr(os, "register_at_fork"):
