@@ -155,6 +155,25 @@ def test_a_loader_is_read_as_it_is(train: Path) -> None:
             benchmark(loader, batch_size=4)
 
 
+class OwnLoader:
+    """A loader of a program, which counts its batches."""
+
+    num_workers = 1
+    num_batches = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.num_batches += 1
+            yield self.num_batches
+
+
+def test_the_start_of_workers_is_not_counted() -> None:
+    """The time of a run begins with the first batch of workers, which may take seconds to start."""
+    loader = OwnLoader()
+    (run,) = benchmark(loader, seconds=0).runs
+    assert (loader.num_batches, run.times.num_batches) == (2, 1)
+
+
 @pytest.mark.parametrize("subject", [3, "text", None, lambda: 3, int])
 def test_what_is_no_dataset(subject: Any) -> None:
     """Anything else is an error that says what was expected."""

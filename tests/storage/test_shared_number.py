@@ -71,3 +71,26 @@ def test_a_fork_while_a_thread_adds() -> None:
         assert in_child(lambda: number.add(1) is None)
     thread.join()
     assert number.value == 4 * _TIMES + 20
+
+
+def _values(numbers: list[SharedNumber], other: Any, found: Any) -> None:
+    for number in numbers:
+        number.add(1)
+    with other:
+        found.put(other.value)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_other_shared_memory_is_passed_too(method: str) -> None:
+    """A process that is started takes any number of them, and the program's own shared values."""
+    context = multiprocessing.get_context(method)
+    numbers, other, found = (
+        [SharedNumber(n) for n in range(3)],
+        context.Value("i", 7),
+        context.Queue(),
+    )
+    process = context.Process(target=_values, args=(numbers, other, found))
+    process.start()
+    assert found.get(timeout=60) == 7
+    process.join(60)
+    assert [number.value for number in numbers] == [1, 2, 3]

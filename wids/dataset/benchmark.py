@@ -306,10 +306,12 @@ def _read(loader: Any, seconds: float, num_batches: int | None) -> tuple[StageTi
     with timings(loader) as loop:
         first, end_s = None, perf_counter() + seconds
         for number, batch in enumerate(loader, start=1):  # noqa: B007 - the last one is returned
-            if number == num_batches or perf_counter() >= end_s:
+            if number == num_batches:
                 break
             if number == 1 and getattr(loader, "num_workers", False):
                 first, end_s = loop.times(), perf_counter() + seconds
+            elif perf_counter() >= end_s:
+                break
         last = loop.times()
     if not last.num_batches:
         raise ValueError("expected a dataset or loader with batches, found none")

@@ -39,6 +39,7 @@ class SharedRows:
     def __init__(self, *first: float) -> None:
         self.row: Row = list(first)
         self.common: Row = [0.0] * len(first)
+        self._arena: Any = None
         self._table: Any = None
         with writing:
             _alive.add(self)
@@ -48,13 +49,14 @@ class SharedRows:
         if self._table is None:
             return list(self.row)
         width = len(self.row)
-        return [sum(self._table[width + column :: width]) for column in range(width)]
+        numbers = self._table.tolist()
+        return [sum(numbers[width + column :: width]) for column in range(width)]
 
     def rows(self) -> list[list[float]]:
         """Return the rows of all processes; that of this process alone while none is shared."""
         if self._table is None:
             return [list(self.row)]
-        width, numbers = len(self.row), self._table[:]
+        width, numbers = len(self.row), self._table.tolist()
         return [numbers[at : at + width] for at in range(width, len(numbers), width)]
 
     def row_of(self, process: int) -> Row:
@@ -63,25 +65,31 @@ class SharedRows:
             return self.row
         width = len(self.row)
         start = width * (1 + process % _NUM_ROWS)
-        return _doubles(self._table)[start : start + width]
+        row: memoryview[float] = self._table[start : start + width]
+        return row
 
     def share(self) -> None:
         """Move the numbers to memory that processes which are started later can share."""
-        from multiprocessing.sharedctypes import RawArray  # 9 ms, which most programs do not need
+        # Memory of its own, unlike a RawArray: the file of memory that two of them have in common
+        # would be passed twice to a spawned process, which Python refuses.
+        from multiprocessing.heap import Arena  # 9 ms, which most programs do not need
 
         with writing:
             if self._table is None:
-                common, row = self.common, self.row
-                self._attach(RawArray("d", len(row) * (1 + _NUM_ROWS)))
-                self.common[:], self.row[:] = _doubles(common), _doubles(row)
+                common, row = array("d", self.common), array("d", self.row)
+                self._attach(Arena(8 * len(row) * (1 + _NUM_ROWS)))
+                self.common[:], self.row[:] = memoryview(common), memoryview(row)
 
     def adopt(self, rows: SharedRows) -> None:
         """Add to the rows of another instance, as wide as this one, from now on."""
-        self._attach(rows._table)
+        self._attach(rows._arena)
 
-    def _attach(self, table: Any) -> None:
-        if table is not None:
-            self._table, self.common = table, _doubles(table)[: len(self.row)]
+    def _attach(self, arena: Any) -> None:
+        if arena is not None:
+            width = len(self.row)
+            nbytes = 8 * width * (1 + _NUM_ROWS)
+            self._arena, self._table = arena, memoryview(arena.buffer)[:nbytes].cast("d")
+            self.common = self._table[:width]
             self.row = self.row_of(os.getpid())
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -91,8 +99,8 @@ class SharedRows:
         from multiprocessing.reduction import ForkingPickler
 
         # By a pickler of its own: the one at work began before it could know this memory.
-        table = bytes(ForkingPickler.dumps(self._table))
-        return _attached, (type(self), table, len(self.row))
+        arena = bytes(ForkingPickler.dumps(self._arena))
+        return _attached, (type(self), arena, len(self.row))
 
 
 class SharedNumber(SharedRows):
@@ -125,7 +133,7 @@ class SharedNumber(SharedRows):
         """Set the number, in all processes. What others add at this moment may be lost."""
         with writing:
             if self._table is not None:
-                self._table[:] = [0.0] * len(self._table)
+                self._table[:] = array("d", bytes(self._table.nbytes))
             self.row[0] = value
 
 
@@ -154,7 +162,7 @@ def _share_all() -> None:
 def _begin_in_child() -> None:
     writing.release()
     for rows in list(_alive):
-        rows._attach(rows._table)  # noqa: SLF001 - of this module
+        rows._attach(rows._arena)  # noqa: SLF001 - of this module
 
 
 if hasattr(os, "register_at_fork"):
@@ -164,13 +172,7 @@ if hasattr(os, "register_at_fork"):
     )
 
 
-def _doubles(values: Any) -> memoryview[float]:
-    """Return a view of numbers as doubles, without a copy of those that are in shared memory."""
-    numbers = array("d", values) if isinstance(values, list) else values
-    return memoryview(numbers).cast("B").cast("d")
-
-
-def _attached(cls: type[_SharedRows], table: bytes, width: int) -> _SharedRows:
+def _attached(cls: type[_SharedRows], arena: bytes, width: int) -> _SharedRows:
     rows = cls(*[0.0] * width)
-    rows._attach(pickle.loads(table))  # noqa: S301 - inside a pickle; of this module
+    rows._attach(pickle.loads(arena))  # noqa: S301 - inside a pickle; of this module
     return rows

@@ -106,7 +106,7 @@ def test_malformed_headers_are_logged_without_the_url(caplog: pytest.LogCaptureF
     with answering(respond) as url, caplog.at_level(logging.INFO):
         signed = f"{url}/a?X-Amz-Signature=SECRET".replace("//", "//me:SECRET@")
         assert fetch.read(signed, 2) == b"ok"
-    assert [record.name for record in caplog.records] == ["wids"]
+    assert [record.name for record in caplog.records] == ["wids.storage.transport.connections"]
     assert "127.0.0.1" in caplog.text
     assert "SECRET" not in caplog.text
 
@@ -135,5 +135,5 @@ def test_retries_are_logged_without_the_url(
         fetch.read(url, 10)
     with caplog.at_level(logging.INFO), pytest.raises(FetchError):
         fetch.read("http://127.0.0.1:9/a?SECRET", 10)
-    assert {record.name for record in caplog.records} == {"wids"}
+    assert {record.name.partition(".")[0] for record in caplog.records} == {"wids"}
     assert "SECRET" not in caplog.text
