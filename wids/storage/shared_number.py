@@ -6,7 +6,7 @@ They are private until a process is started, so that programs without workers ne
 from __future__ import annotations
 
 import os
-import pickle
+import sys
 import threading
 from array import array
 from typing import Any, Final, TypeAlias, TypeVar
@@ -33,6 +33,7 @@ class SharedRows:
     Attributes:
         row: What this process has added. Another thread may add at the same moment, so that one of
             the two is not counted. Look the attribute up each time: a fork replaces it.
+        is_shared: Whether other processes can have rows by now.
         common: As many numbers, which all processes read and write, without a sum.
     """
 
@@ -40,39 +41,53 @@ class SharedRows:
         self.row: Row = list(first)
         self.common: Row = [0.0] * len(first)
         self._table: Any = None
+        self.is_shared = False
         with writing:
             _alive.add(self)
+        # A program that can have workers by now; the import takes 9 ms, which others save.
+        if "torch" in sys.modules or "multiprocessing.sharedctypes" in sys.modules:
+            self.reserve()
 
     def sums(self) -> list[float]:
         """Return the sum of each number over all processes."""
-        if self._table is None:
+        if not self.is_shared:
             return list(self.row)
         width = len(self.row)
         return [sum(self._table[width + column :: width]) for column in range(width)]
 
     def rows(self) -> list[list[float]]:
         """Return the rows of all processes; that of this process alone while none is shared."""
-        if self._table is None:
+        if not self.is_shared:
             return [list(self.row)]
         width, numbers = len(self.row), self._table[:]
         return [numbers[at : at + width] for at in range(width, len(numbers), width)]
 
     def row_of(self, process: int) -> Row:
         """Return the row of a process, by its id; an earlier process may have had it before."""
-        if self._table is None:
+        if not self.is_shared:
             return self.row
         width = len(self.row)
         start = width * (1 + process % _NUM_ROWS)
         return _doubles(self._table)[start : start + width]
 
-    def share(self) -> None:
-        """Move the numbers to memory that processes which are started later can share."""
-        from multiprocessing.sharedctypes import RawArray  # 9 ms, which most programs do not need
+    def reserve(self) -> None:
+        """Make the memory that spawned processes can share; before they are sent anything.
+
+        A pickler does not know memory that is made while it is at work.
+        """
+        from multiprocessing.sharedctypes import RawArray
 
         with writing:
             if self._table is None:
+                self._table = RawArray("d", len(self.row) * (1 + _NUM_ROWS))
+
+    def share(self) -> None:
+        """Move the numbers to memory that processes which are started later can share."""
+        self.reserve()
+        with writing:
+            if not self.is_shared:
                 common, row = self.common, self.row
-                self._attach(RawArray("d", len(row) * (1 + _NUM_ROWS)))
+                self._attach(self._table)
                 self.common[:], self.row[:] = _doubles(common), _doubles(row)
 
     def adopt(self, rows: SharedRows) -> None:
@@ -80,19 +95,15 @@ class SharedRows:
         self._attach(rows._table)
 
     def _attach(self, table: Any) -> None:
-        if table is not None:
-            self._table, self.common = table, _doubles(table)[: len(self.row)]
-            self.row = self.row_of(os.getpid())
+        self._table, self.is_shared = table, True
+        self.common = _doubles(table)[: len(self.row)]
+        self.row = self.row_of(os.getpid())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if not passes_to_process():
+        if self._table is None or not passes_to_process():
             return type(self), tuple(self.sums())
         self.share()
-        from multiprocessing.reduction import ForkingPickler
-
-        # By a pickler of its own: the one at work began before it could know this memory.
-        table = bytes(ForkingPickler.dumps(self._table))
-        return _attached, (type(self), table, len(self.row))
+        return _attached, (type(self), self._table, len(self.row))
 
 
 class SharedNumber(SharedRows):
@@ -124,7 +135,7 @@ class SharedNumber(SharedRows):
     def set(self, value: int) -> None:
         """Set the number, in all processes. What others add at this moment may be lost."""
         with writing:
-            if self._table is not None:
+            if self.is_shared:
                 self._table[:] = [0.0] * len(self._table)
             self.row[0] = value
 
@@ -154,7 +165,8 @@ def _share_all() -> None:
 def _begin_in_child() -> None:
     writing.release()
     for rows in list(_alive):
-        rows._attach(rows._table)  # noqa: SLF001 - of this module
+        if rows.is_shared:
+            rows._attach(rows._table)  # noqa: SLF001 - of this module
 
 
 if hasattr(os, "register_at_fork"):
@@ -170,7 +182,7 @@ def _doubles(values: Any) -> memoryview[float]:
     return memoryview(numbers).cast("B").cast("d")
 
 
-def _attached(cls: type[_SharedRows], table: bytes, width: int) -> _SharedRows:
+def _attached(cls: type[_SharedRows], table: Any, width: int) -> _SharedRows:
     rows = cls(*[0.0] * width)
-    rows._attach(pickle.loads(table))  # noqa: S301 - inside a pickle; of this module
+    rows._attach(table)
     return rows
