@@ -191,11 +191,12 @@ def test_nothing_is_lost_when_a_row_is_taken_again() -> None:
     process.start()
     process.join()
     assert spent(before)["samples"] == 3
-    row = stages.here.row_of(process.pid or 0)
-    kept, stages.here.row = stages.here.row, row
-    try:  # as if this process had the id of the worker, modulo the number of rows
-        stages._claim_row(os.getppid())
-    finally:
-        stages.here.row = kept
-        row[stages._PROCESS] = 0
-    assert spent(before)["samples"] == 3
+    own = os.getpid()
+    for taken in (process.pid or 0, own):  # the id of a later process, modulo the number of rows
+        with pytest.MonkeyPatch.context() as patch:
+            kept = stages.here.row
+            patch.setattr(os, "getpid", lambda taken=taken: taken + 509)
+            stages._claim_row(own)
+            assert stages.here.row is not kept
+            stages.here.row = kept
+        assert spent(before)["samples"] == 3

@@ -62,12 +62,12 @@ class SharedRows:
         width, numbers = len(self.row), self._table[:]
         return [numbers[at : at + width] for at in range(width, len(numbers), width)]
 
-    def row_of(self, process: int) -> Row:
-        """Return the row of a process, by its id; an earlier process may have had it before."""
+    def row_at(self, number: int) -> Row:
+        """Return a row by its number, or by the id of the process that it is usually for."""
         if not self.is_shared:
             return self.row
         width = len(self.row)
-        start = width * (1 + process % _NUM_ROWS)
+        start = width * (1 + number % _NUM_ROWS)
         return _doubles(self._table)[start : start + width]
 
     def reserve(self) -> None:
@@ -97,7 +97,7 @@ class SharedRows:
     def _attach(self, table: Any) -> None:
         self._table, self.is_shared = table, True
         self.common = _doubles(table)[: len(self.row)]
-        self.row = self.row_of(os.getpid())
+        self.row = self.row_at(os.getpid())
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._table is None or not passes_to_process():

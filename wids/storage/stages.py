@@ -283,17 +283,27 @@ def join(passed_on: tuple[SharedRows, int] | None) -> None:
 
 
 def _claim_row(parent: int) -> None:
-    """Take the row of this process; what an ended one has left in it goes to its parent's row."""
-    row, process = here.row, os.getpid()
+    """Take a row for this process; what an ended one has left in it goes to its parent's row."""
+    rows, number, process = here.rows(), os.getpid(), os.getpid()
+
+    def is_taken(row: list[float]) -> bool:
+        # By the process that has started this one, or all; their rows must stay.
+        is_ancestor = row[_PROCESS] == parent or not row[_PARENT]
+        return row[_PROCESS] not in (0, process) and is_ancestor
+
+    while len(rows) > 1 and is_taken(rows[number % len(rows)]):
+        number += 1
+    here.row = row = here.row_at(number)
     ended, heir = row[_PROCESS], row[_PARENT]
-    if ended not in (0, process):
-        to = here.row_of(int(heir))
-        for number in range(len(NAMES)):
-            left, row[number] = row[number], 0.0
-            to[number] += left
-        for other in here.rows():
+    at = next((n for n, other in enumerate(rows) if other[_PROCESS] == heir), None)
+    if ended not in (0, process) and at is not None:
+        to = here.row_at(at)
+        for column in range(len(NAMES)):
+            left, row[column] = row[column], 0.0
+            to[column] += left
+        for n, other in enumerate(rows):
             if other[_PARENT] == ended:
-                here.row_of(int(other[_PROCESS]))[_PARENT] = heir
+                here.row_at(n)[_PARENT] = heir
     row[_PROCESS], row[_PARENT] = process, parent
 
 
