@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import threading
 import time
@@ -50,7 +51,7 @@ def test_a_nested_stage_counts_once() -> None:
     all_s, found = time.perf_counter() - start_s, spent(before)
     assert found["decode_s"] >= 0.02
     assert found["read_s"] >= 0.02
-    assert found["decode_s"] + found["read_s"] == pytest.approx(all_s, abs=0.001)
+    assert found["decode_s"] + found["read_s"] <= all_s
 
 
 def test_nothing_is_timed_while_nobody_asks() -> None:
@@ -172,3 +173,30 @@ def test_steps_of_a_batch_are_split_as_those_of_some_samples() -> None:
     found = spent(before)
     assert found["decode_s"] >= found["transform_s"]
     assert found["decode_s"] + found["transform_s"] >= 8 * 0.008
+
+
+def test_nothing_is_lost_when_a_row_is_taken_again() -> None:
+    """What processes have counted, and those that they had started, stays with their starter."""
+    before = stages.counted()
+    context = multiprocessing.get_context("fork")
+
+    def worker() -> None:
+        stages.count(stages.SAMPLES)
+        for _ in range(2):
+            other = context.Process(target=stages.count, args=(stages.SAMPLES,))
+            other.start()
+            other.join()
+
+    process = context.Process(target=worker)
+    process.start()
+    process.join()
+    assert spent(before)["samples"] == 3
+    own = os.getpid()
+    for taken in (process.pid or 0, own):  # the id of a later process, modulo the number of rows
+        with pytest.MonkeyPatch.context() as patch:
+            kept = stages.here.row
+            patch.setattr(os, "getpid", lambda taken=taken: taken + 509)
+            stages._claim_row(own)
+            assert stages.here.row is not kept
+            stages.here.row = kept
+        assert spent(before)["samples"] == 3

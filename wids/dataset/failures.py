@@ -97,7 +97,9 @@ class Failures:
         self.policy = policy
         self.max_failed = max_failed
         self.num_failed = SharedNumber()
+        self.num_failed.reserve()
         self._num_read = SharedNumber()
+        self._num_read.reserve()
         self._has_warned = False
 
     def batch(self, access: Collectable, indices: Indices) -> list[Any]:
