@@ -148,3 +148,27 @@ def test_ranks_of_one_parent_count_apart() -> None:
         assert found.get() == 2 * number
         process.join()
     assert spent(before)["samples"] == 60
+
+
+@pytest.mark.usefixtures("counting")
+def test_steps_of_a_batch_are_split_as_those_of_some_samples() -> None:
+    """The time of decoding and of other transformations adds up, though few samples show it."""
+
+    def by_step(sample: float) -> float:
+        stages.step(stages.DECODE, busy, 3 * sample)
+        stages.step(stages.TRANSFORM, busy, sample)
+        return sample
+
+    def transform(sample: float) -> float:
+        busy(4 * sample)
+        return sample
+
+    steps, samples, before = object(), [0.002] * 4, stages.counted()
+    for _ in range(2):
+        made = stages.timed(
+            stages.READ, stages.timed_as_first, steps, lambda: by_step, transform, samples
+        )
+        assert made == samples
+    found = spent(before)
+    assert found["decode_s"] >= found["transform_s"]
+    assert found["decode_s"] + found["transform_s"] >= 8 * 0.008

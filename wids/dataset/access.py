@@ -221,12 +221,14 @@ class Access:
     def transformed_together(self, samples: list[Any]) -> list[Any]:
         """Return what the transformations make of labelled samples.
 
-        Where they are timed, the steps of the first sample show how to split the time of all:
-        timing each step of each sample would take a third of the time of small ones.
+        Where they are timed, the steps of some samples show how to split the time of all: timing
+        each step of each sample would take a third of the time of small ones.
         """
         if not here.common[0] or self._enters_stage():
             return list(map(self.transformed, samples))
-        return stages.timed_as_first(self.as_timed().transformed, self.transformed, samples)
+        return stages.timed_as_first(
+            self.transformations, lambda: self.as_timed().transformed, self.transformed, samples
+        )
 
     def _enters_stage(self) -> bool:
         """Enter the stage of the transformations, and return True, if all have the same one."""

@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -60,11 +61,24 @@ here: Final = SharedRows(*[0.0] * len(NAMES), os.getpid(), 0.0)
 """The numbers. Hooks on the way of a sample use them directly: a call costs more."""
 
 
+@dataclass
+class _Split:
+    """Which share of the time of transformations is decoding, for how many samples more."""
+
+    steps: object
+    share: float
+    num_left: int
+
+
+_SPLIT_EVERY: Final = 500
+
+
 class _Clock(threading.local):
     """What this thread does, or -1; since when; and the generation of that. A list is quickest."""
 
     def __init__(self) -> None:
         self.state: list[Any] = [-1, 0.0, 0.0]
+        self.split = _Split(None, 0.0, 0)
 
 
 _clock: Final = _Clock()
@@ -206,28 +220,38 @@ def step(stage: int, transform: Callable[[Any], Any], sample: Any) -> Any:
 
 
 def timed_as_first(
-    by_step: Callable[[Any], Any], transform: Callable[[Any], Any], samples: list[Any]
+    steps: object,
+    by_step: Callable[[], Callable[[Any], Any]],
+    transform: Callable[[Any], Any],
+    samples: list[Any],
 ) -> list[Any]:
-    """Transform samples, of which the first shows which part of the time is decoding.
+    """Transform samples; now and then the first of them shows which part of the time is decoding.
 
     Args:
-        by_step: Transforms a sample, and enters the stage of each step.
+        steps: Stands for the transformations.
+        by_step: Returns a callable that transforms a sample, and enters the stage of each step.
         transform: Does the same without timing the steps.
         samples: The samples.
     """
-    state = _current()
+    state, row, made = _current(), here.row, list[Any]()
     if not here.common[_IS_TIMED] or state[0] < 0:
         return list(map(transform, samples))
-    decoded_s, transformed_s = here.row[DECODE], here.row[TRANSFORM]
-    made = list(map(by_step, samples[:1]))
+    split = _clock.split
+    if split.steps is not steps or split.num_left <= 0:
+        decoded_s, transformed_s = row[DECODE], row[TRANSFORM]
+        made += map(by_step(), samples[:1])
+        _switch(state, TRANSFORM)
+        decode_s, transform_s = row[DECODE] - decoded_s, row[TRANSFORM] - transformed_s
+        share = decode_s / ((decode_s + transform_s) or 1)
+        split = _clock.split = _Split(steps, share, _SPLIT_EVERY)
+    split.num_left -= len(samples)
     _switch(state, TRANSFORM)
-    decode_s, transform_s = here.row[DECODE] - decoded_s, here.row[TRANSFORM] - transformed_s
-    start_s = here.row[TRANSFORM]
-    made += map(transform, samples[1:])
+    start_s = row[TRANSFORM]
+    made += map(transform, samples[len(made) :])
     _switch(state, TRANSFORM)
-    moved_s = (here.row[TRANSFORM] - start_s) * decode_s / ((decode_s + transform_s) or 1)
-    here.row[DECODE] += moved_s
-    here.row[TRANSFORM] -= moved_s
+    moved_s = (row[TRANSFORM] - start_s) * split.share
+    row[DECODE] += moved_s
+    row[TRANSFORM] -= moved_s
     return made
 
 
