@@ -501,6 +501,9 @@ class Catalog:
     def announce_shards(self, numbers: list[int]) -> None:
         pass
 
+    def reserve(self) -> None:
+        pass
+
     def usage(self) -> tuple[int, int]:
         return 0, self.num_openings
 

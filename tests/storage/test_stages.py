@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import threading
 import time
@@ -172,3 +173,29 @@ def test_steps_of_a_batch_are_split_as_those_of_some_samples() -> None:
     found = spent(before)
     assert found["decode_s"] >= found["transform_s"]
     assert found["decode_s"] + found["transform_s"] >= 8 * 0.008
+
+
+def test_nothing_is_lost_when_a_row_is_taken_again() -> None:
+    """What processes have counted, and those that they had started, stays with their starter."""
+    before = stages.counted()
+    context = multiprocessing.get_context("fork")
+
+    def worker() -> None:
+        stages.count(stages.SAMPLES)
+        for _ in range(2):
+            other = context.Process(target=stages.count, args=(stages.SAMPLES,))
+            other.start()
+            other.join()
+
+    process = context.Process(target=worker)
+    process.start()
+    process.join()
+    assert spent(before)["samples"] == 3
+    row = stages.here.row_of(process.pid or 0)
+    kept, stages.here.row = stages.here.row, row
+    try:  # as if this process had the id of the worker, modulo the number of rows
+        stages._claim_row(os.getppid())
+    finally:
+        stages.here.row = kept
+        row[stages._PROCESS] = 0
+    assert spent(before)["samples"] == 3

@@ -84,6 +84,7 @@ class Failures:
             )
         self.policy = policy
         self.num_failed = SharedNumber()
+        self.num_failed.reserve()
         self._has_warned = False
 
     def batch(self, access: Collectable, indices: Indices) -> list[Any]:

@@ -113,6 +113,7 @@ class Prefetcher(Sampler[T]):
     ) -> None:
         self.num_threads = None if num_threads is None else at_least(1, num_threads, "num_threads")
         shards = ShardMap(dataset)
+        shards.reserve()
         self.sampler = sampler
         self.dataset = dataset
         stated = parse_nbytes(ahead_nbytes, "ahead_nbytes")

@@ -586,6 +586,7 @@ class ShardListDataset(TorchDataset):
         if seed is not None:
             from wids.dataset.augmentation import Augmentation
 
+            self._epoch.reserve()
             function = Augmentation(function, seed, self._epoch)
         return self._view(self._access.followed_by(function))
 

@@ -85,6 +85,11 @@ class ShardMap:
         for reader in self._readers:
             reader.let_ahead(part)
 
+    def reserve(self) -> None:
+        """Let workers that are spawned later count openings together with this process."""
+        for reader in self._readers:
+            reader.reserve()
+
     def num_openings(self) -> int:
         """Return how often shards were opened, in all processes; see `ShardReader.usage`."""
         return sum(reader.usage()[1] for reader in self._readers)

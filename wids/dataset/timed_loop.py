@@ -120,6 +120,8 @@ class TimedLoop:
         """Note that the loop had a batch for a while, and then waited for the next."""
         self.wait_s += wait_s
         self.loop_s += wait_s + step_s
+        if not self.num_batches:
+            return
         since_s, waited_s = self._window
         if self.loop_s - since_s >= _WINDOW_S:
             share = (self.wait_s - waited_s) / (self.loop_s - since_s)

@@ -267,6 +267,10 @@ class ShardReader:
             keys = self._keys = KeyLookup(self.counted.opener, self.pool, self.edges)
         return keys
 
+    def reserve(self) -> None:
+        """Let workers that are spawned later take part in `usage`."""
+        self.pool.counts.reserve()
+
     def usage(self) -> tuple[int, int]:
         """Return how often shards were asked for, and opened, in all processes that share this.
 

@@ -6,7 +6,7 @@ They are private until a process is started, so that programs without workers ne
 from __future__ import annotations
 
 import os
-import pickle
+import sys
 import threading
 from array import array
 from typing import Any, Final, TypeAlias, TypeVar
@@ -33,74 +33,77 @@ class SharedRows:
     Attributes:
         row: What this process has added. Another thread may add at the same moment, so that one of
             the two is not counted. Look the attribute up each time: a fork replaces it.
+        is_shared: Whether other processes can have rows by now.
         common: As many numbers, which all processes read and write, without a sum.
     """
 
     def __init__(self, *first: float) -> None:
         self.row: Row = list(first)
         self.common: Row = [0.0] * len(first)
-        self._arena: Any = None
         self._table: Any = None
+        self.is_shared = False
         with writing:
             _alive.add(self)
+        # A program that can have workers by now; the import takes 9 ms, which others save.
+        if "torch" in sys.modules or "multiprocessing.sharedctypes" in sys.modules:
+            self.reserve()
 
     def sums(self) -> list[float]:
         """Return the sum of each number over all processes."""
-        if self._table is None:
+        if not self.is_shared:
             return list(self.row)
         width = len(self.row)
-        numbers = self._table.tolist()
-        return [sum(numbers[width + column :: width]) for column in range(width)]
+        return [sum(self._table[width + column :: width]) for column in range(width)]
 
     def rows(self) -> list[list[float]]:
         """Return the rows of all processes; that of this process alone while none is shared."""
-        if self._table is None:
+        if not self.is_shared:
             return [list(self.row)]
-        width, numbers = len(self.row), self._table.tolist()
+        width, numbers = len(self.row), self._table[:]
         return [numbers[at : at + width] for at in range(width, len(numbers), width)]
 
     def row_of(self, process: int) -> Row:
         """Return the row of a process, by its id; an earlier process may have had it before."""
-        if self._table is None:
+        if not self.is_shared:
             return self.row
         width = len(self.row)
         start = width * (1 + process % _NUM_ROWS)
-        row: memoryview[float] = self._table[start : start + width]
-        return row
+        return _doubles(self._table)[start : start + width]
 
-    def share(self) -> None:
-        """Move the numbers to memory that processes which are started later can share."""
-        # Memory of its own, unlike a RawArray: the file of memory that two of them have in common
-        # would be passed twice to a spawned process, which Python refuses.
-        from multiprocessing.heap import Arena  # 9 ms, which most programs do not need
+    def reserve(self) -> None:
+        """Make the memory that spawned processes can share; before they are sent anything.
+
+        A pickler does not know memory that is made while it is at work.
+        """
+        from multiprocessing.sharedctypes import RawArray
 
         with writing:
             if self._table is None:
-                common, row = array("d", self.common), array("d", self.row)
-                self._attach(Arena(8 * len(row) * (1 + _NUM_ROWS)))
-                self.common[:], self.row[:] = memoryview(common), memoryview(row)
+                self._table = RawArray("d", len(self.row) * (1 + _NUM_ROWS))
+
+    def share(self) -> None:
+        """Move the numbers to memory that processes which are started later can share."""
+        self.reserve()
+        with writing:
+            if not self.is_shared:
+                common, row = self.common, self.row
+                self._attach(self._table)
+                self.common[:], self.row[:] = _doubles(common), _doubles(row)
 
     def adopt(self, rows: SharedRows) -> None:
         """Add to the rows of another instance, as wide as this one, from now on."""
-        self._attach(rows._arena)
+        self._attach(rows._table)
 
-    def _attach(self, arena: Any) -> None:
-        if arena is not None:
-            width = len(self.row)
-            nbytes = 8 * width * (1 + _NUM_ROWS)
-            self._arena, self._table = arena, memoryview(arena.buffer)[:nbytes].cast("d")
-            self.common = self._table[:width]
-            self.row = self.row_of(os.getpid())
+    def _attach(self, table: Any) -> None:
+        self._table, self.is_shared = table, True
+        self.common = _doubles(table)[: len(self.row)]
+        self.row = self.row_of(os.getpid())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if not passes_to_process():
+        if self._table is None or not passes_to_process():
             return type(self), tuple(self.sums())
         self.share()
-        from multiprocessing.reduction import ForkingPickler
-
-        # By a pickler of its own: the one at work began before it could know this memory.
-        arena = bytes(ForkingPickler.dumps(self._arena))
-        return _attached, (type(self), arena, len(self.row))
+        return _attached, (type(self), self._table, len(self.row))
 
 
 class SharedNumber(SharedRows):
@@ -132,8 +135,8 @@ class SharedNumber(SharedRows):
     def set(self, value: int) -> None:
         """Set the number, in all processes. What others add at this moment may be lost."""
         with writing:
-            if self._table is not None:
-                self._table[:] = array("d", bytes(self._table.nbytes))
+            if self.is_shared:
+                self._table[:] = [0.0] * len(self._table)
             self.row[0] = value
 
 
@@ -162,7 +165,8 @@ def _share_all() -> None:
 def _begin_in_child() -> None:
     writing.release()
     for rows in list(_alive):
-        rows._attach(rows._arena)  # noqa: SLF001 - of this module
+        if rows.is_shared:
+            rows._attach(rows._table)  # noqa: SLF001 - of this module
 
 
 if hasattr(os, "register_at_fork"):
@@ -172,7 +176,13 @@ if hasattr(os, "register_at_fork"):
     )
 
 
-def _attached(cls: type[_SharedRows], arena: bytes, width: int) -> _SharedRows:
+def _doubles(values: Any) -> memoryview[float]:
+    """Return a view of numbers as doubles, without a copy of those that are in shared memory."""
+    numbers = array("d", values) if isinstance(values, list) else values
+    return memoryview(numbers).cast("B").cast("d")
+
+
+def _attached(cls: type[_SharedRows], table: Any, width: int) -> _SharedRows:
     rows = cls(*[0.0] * width)
-    rows._attach(pickle.loads(arena))  # noqa: S301 - inside a pickle; of this module
+    rows._attach(table)
     return rows

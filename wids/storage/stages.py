@@ -91,6 +91,7 @@ _published: Final = [0, 0, 0]
 
 def start() -> None:
     """Count seconds until `stop` is called as often, in processes that run already too."""
+    here.reserve()
     with writing:
         here.common[_GENERATION] += 1
         here.common[_IS_TIMED] += 1
@@ -276,21 +277,23 @@ def passed() -> tuple[SharedRows, int] | None:
 
 def join(passed_on: tuple[SharedRows, int] | None) -> None:
     """Count together with the process that has started this one."""
-    if passed_on is not None:
-        rows, parent = passed_on
-        here.adopt(rows)
-        _claim_row(parent)
+    if passed_on is not None and passed_on[0].is_shared:
+        here.adopt(passed_on[0])
+        _claim_row(passed_on[1])
 
 
 def _claim_row(parent: int) -> None:
     """Take the row of this process; what an ended one has left in it goes to its parent's row."""
     row, process = here.row, os.getpid()
-    if row[_PROCESS] != process:
-        heir = here.row_of(int(row[_PARENT]))
-        is_alive = row[_PARENT] and heir[_PROCESS] == row[_PARENT]
+    ended, heir = row[_PROCESS], row[_PARENT]
+    if ended not in (0, process):
+        to = here.row_of(int(heir))
         for number in range(len(NAMES)):
             left, row[number] = row[number], 0.0
-            heir[number] += left if is_alive else 0.0
+            to[number] += left
+        for other in here.rows():
+            if other[_PARENT] == ended:
+                here.row_of(int(other[_PROCESS]))[_PARENT] = heir
     row[_PROCESS], row[_PARENT] = process, parent
 
 
