@@ -267,6 +267,6 @@ def test_a_loop_that_is_slow_itself(dataset: wids.ShardListDataset) -> None:
     list(loader)  # opens the shards, and imports what is imported late
     with wids.timings(loader) as timings:
         for _ in loader:
-            time.sleep(0.02)
+            time.sleep(0.05)
     assert timings.bottleneck == "loop"
     assert "nothing here would make it faster" in timings.advice
