@@ -84,11 +84,8 @@ def _values(numbers: list[SharedNumber], other: Any, found: Any) -> None:
 def test_other_shared_memory_is_passed_too(method: str) -> None:
     """A process that is started takes any number of them, and the program's own shared values."""
     context = multiprocessing.get_context(method)
-    numbers, other, found = (
-        [SharedNumber(n) for n in range(3)],
-        context.Value("i", 7),
-        context.Queue(),
-    )
+    other, found = context.Value("i", 7), context.Queue()
+    numbers = [SharedNumber(n) for n in range(3)]
     process = context.Process(target=_values, args=(numbers, other, found))
     process.start()
     assert found.get(timeout=60) == 7
