@@ -100,7 +100,8 @@ def settled(path: Path, text: str) -> Path:
 def _tables_of_short_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents from 100 kB on have a table here, which keeps the tests fast."""
     monkeypatch.setattr("wids.shards.specs.model.LARGE_NBYTES", 100_000)
-    monkeypatch.setattr(spec_tables, "_LARGE_LOCAL_NBYTES", 100_000)
+    for module in ("loader", "spec_tables"):
+        monkeypatch.setattr(f"wids.shards.specs.{module}.SHORT_NBYTES", 100_000)
 
 
 @pytest.fixture
@@ -125,9 +126,10 @@ def test_a_table_equals_the_shardlist(
     folder = tmp_path_factory.mktemp("law")
     path = settled(folder / "train.json", json.dumps(document, indent=indent))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spec_tables, "_LARGE_LOCAL_NBYTES", 1 << 30)
+        patch.setattr("wids.shards.specs.loader.SHORT_NBYTES", 1 << 30)
         wanted = wids.load_spec(path)
-        patch.setattr(spec_tables, "_LARGE_LOCAL_NBYTES", 0)
+        for module in ("loader", "spec_tables"):
+            patch.setattr(f"wids.shards.specs.{module}.SHORT_NBYTES", 0)
         patch.setenv("WIDS_CACHE", str(folder / "cache"))
         if least:
             patch.setattr("wids.shards.specs.streamed_json._PIECE_NBYTES", 7)
@@ -307,7 +309,8 @@ def test_references_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     document = document_of(10)
     document["shardlist"][5]["url"] = "pipe:echo"
     path = settled(tmp_path / "train.json", json.dumps(document))
-    monkeypatch.setattr(spec_tables, "_LARGE_LOCAL_NBYTES", 0)
+    for module in ("loader", "spec_tables"):
+        monkeypatch.setattr(f"wids.shards.specs.{module}.SHORT_NBYTES", 0)
     with raises(SpecError, "names the command pipe:echo"):
         wids.load_spec(path)
     assert wids.load_spec(path, allow_pipe=True).shards[5].url == "pipe:echo"

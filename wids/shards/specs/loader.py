@@ -12,7 +12,9 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import IO, Any, Final, TypeAlias
 
 from wids.errors import SpecError, WidsError
@@ -40,19 +42,20 @@ from wids.shards.specs.naming import Folder, is_document, names_in, resolve
 from wids.shards.specs.parsing import (
     MAX_DOCUMENT_NBYTES,
     MAX_VALUES,
+    SHORT_NBYTES,
     no_collections,
     num_values,
     parse,
 )
 from wids.shards.specs.shard_sequences import Place, ShardTable, joined
 from wids.shards.specs.shard_table import TableFile
-from wids.shards.specs.spec_tables import SpecTables
 from wids.shards.specs.trust import MAX_DEPTH, Context, base_of
 from wids.shards.tars.member_names import KeySplit
 from wids.storage.cache.cache_names import default_folder
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import urls
 from wids.storage.transport.listing import Named, is_pattern
+from wids.storage.transport.url_rewrite import rewritten
 
 MAX_DOCUMENTS: Final = 10_000
 """Most documents of one spec."""
@@ -146,8 +149,7 @@ def load_with(
     then on, the fetcher sends options without a URL prefix only to the server that the first
     document came from, even if another fetcher read the document earlier (SEC-9).
     """
-    tables = SpecTables(folder or default_folder(), fetcher)
-    loader = _Loader(fetcher, allow_pipe, read or tables.read)
+    loader = _Loader(fetcher, allow_pipe, read or partial(_read, fetcher, folder))
     if isinstance(shards, DatasetSpec):
         loader.bind(shards)
         return loader.part(shards, split)
@@ -439,6 +441,18 @@ class _Loader:
         else:
             spec = self.url(join(source), chain=context.chain)
         return Part(as_component(spec, name, key_split_of(component, label)), weight, label)
+
+
+def _read(fetcher: Fetcher, folder: str | None, url: str, limit_nbytes: int) -> bytes | TableFile:
+    """Return the bytes of a document, or its table if it is large."""
+    place = rewritten(url)
+    with suppress(OSError, ValueError):
+        if urls.is_local(place) and os.path.getsize(urls.local_path(place)) <= SHORT_NBYTES:
+            return fetcher.read(url, limit_nbytes)
+    # Ten modules, which most programs do not need.
+    from wids.shards.specs.spec_tables import SpecTables
+
+    return SpecTables(folder or default_folder(), fetcher).read(url, limit_nbytes)
 
 
 def _is_one_document(name: str) -> bool:

@@ -345,15 +345,5 @@ def has_remote(shards: Shards) -> bool:
     )
 
 
-def states(shards: Shards, key: str) -> bool:
-    """Whether any shard may state a key such as ``"index"``."""
-    return any(
-        part.has_key(key)
-        if isinstance(part, ShardTable)
-        else any(getattr(shard, key) is not None for shard in part)
-        for part in _pieces(shards)
-    )
-
-
 def _pieces(shards: Shards) -> Sequence[Shards]:
     return shards.parts if isinstance(shards, JoinedShards) else (shards,)

@@ -21,6 +21,7 @@ from wids.shards.specs.parsing import (
     LARGE_NBYTES,
     MAX_DOCUMENT_NBYTES,
     MAX_VALUES,
+    SHORT_NBYTES,
     num_values,
 )
 from wids.shards.specs.shard_table import (
@@ -45,9 +46,6 @@ from wids.storage.transport import urls
 from wids.storage.transport.url_rewrite import rewritten
 
 MAX_TABLED_NBYTES: Final = 8 << 30
-_LARGE_LOCAL_NBYTES: Final = 256 << 10
-"""Local documents are read by their tables from this length on, as that costs no request: fifty of
-10,000 shards open within a second."""
 _START_NBYTES: Final = 64 << 10
 _LEAST_VALUE_NBYTES: Final = 8
 """Bytes of text for each value in a document of many shards: ``{"url":"0.tar"},`` has two."""
@@ -90,7 +88,7 @@ class SpecTables:
         state = self._state(url, limit_nbytes)
         if isinstance(state, bytes):
             return state
-        least_nbytes = _LARGE_LOCAL_NBYTES if urls.is_local(rewritten(url)) else LARGE_NBYTES
+        least_nbytes = SHORT_NBYTES if urls.is_local(rewritten(url)) else LARGE_NBYTES
         if state is not None and least_nbytes < state.nbytes <= MAX_TABLED_NBYTES:
             document = _Document(self._folder, self._fetcher, url, state)
             table = document.known() or document.made_in_turn()
