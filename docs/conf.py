@@ -7,6 +7,7 @@ specifications and to examples by the same relative paths on the site and in the
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, Final
 
 import wids
@@ -47,6 +48,7 @@ html_title = "wids"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_extra_path = ["_root"]  # index.html: the site begins at docs/index.html
+html_search_scorer = str(Path(__file__).parent / "_static" / "scorer.js")  # guides first
 html_copy_source = False
 html_show_sphinx = False
 html_logo = html_favicon = "_static/wids.svg"

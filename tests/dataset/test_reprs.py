@@ -183,10 +183,11 @@ def test_tab_completion_shows_what_is_public(instances: dict[str, Any]) -> None:
     assert public == sorted(
         [
             *("is_view", "locate", "only", "reader", "sample_access", "undecoded"),
-            *("add_transform", "check_cache_misses", "close", "dataset_name", "fetch_shard"),
+            *("add_transform", "check_cache_misses", "classes", "close", "dataset_name"),
+            "fetch_shard",
             *("fields", "find_key", "get_by_key", "get_shard", "get_stats", "join", "keys"),
             *("lengths", "limits", "map", "member", "num_failed", "num_failed_shards"),
-            *("on_error", "open_field", "positions", "set_epoch"),
+            *("on_error", "open_field", "positions", "search", "set_epoch"),
             *("shards", "show", "sources", "spec", "split", "stats", "table"),
             *("to_tuple", "total_length"),
             *("transformations", "weights"),

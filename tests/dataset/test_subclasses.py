@@ -221,7 +221,7 @@ def test_wrappers_that_pass_on_public_names(train: Path, tmp_path: Path) -> None
 def test_what_users_set_stays_on_views(train: Path) -> None:
     """Also on joins and on views of some fields, as on slices."""
     dataset = ShardListDataset(train)
-    dataset.classes = ["a", "b"]  # type: ignore[attr-defined]
+    dataset.classes = ["a", "b"]
     joined = dataset.join({f"s{number:05d}": {"x": number} for number in range(20)})
     for view in (dataset[:3], joined, dataset.only([".cls"])):
         assert view.classes == ["a", "b"]  # type: ignore[attr-defined]

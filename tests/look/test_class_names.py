@@ -39,6 +39,10 @@ def test_the_dataset_has_the_names(pets: Path) -> None:
     with wids.ShardListDataset(pets) as dataset:
         assert dataset.classes == dataset[2:].classes == dataset.spec.classes == NAMES
         assert wids.ShardListDataset(dataset.shards).classes == []
+        renamed = dataset[1:]
+        renamed.classes = ["a", "b", "c"]
+        assert [sample[".cls"] for sample in renamed.search(where=".cls == 'b'")] == [1, 1]
+        assert (renamed[:2].classes, dataset.classes) == (["a", "b", "c"], NAMES)
     for other in ({"0": "cat"}, "cat", None):
         assert wids.DatasetSpec((), extras={"classes": other}).classes == []
 

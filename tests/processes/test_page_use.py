@@ -183,7 +183,7 @@ def test_counts_and_code_follow_the_search(chromium: Chromium, seasons: Path) ->
 
 
 def test_axis_lines_and_sizes(tab: Tab) -> None:
-    """A histogram has an axis, a line of JSON its first values, a sample each size once."""
+    """A histogram has an axis, a line of JSON its first values, a sample each size (LOOK-18)."""
     page = tab.page
     line = page.locator("#grid p.line:has-text('.json')").first.inner_text()
     assert re.fullmatch(r"\.json width 160 · height \d+ · time \w+ · …", line)

@@ -108,3 +108,16 @@ def test_pages_fit_the_window_and_load_nothing_else(
         assert is_dark == (scheme == "dark"), color
     context.close()
     assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
+
+
+def test_guides_come_before_specifications(site: Path, chromium: Chromium) -> None:
+    """A search on the site finds guides first, and decisions last."""
+    chromium.allows("CORS", "ERR_FAILED", "Failed to fetch")  # excerpts, in a page of a file
+    page = chromium.new_page()
+    page.goto(f"file://{site}/search.html?q=prefetch")
+    page.wait_for_selector("ul.search li:nth-child(6) a")
+    links = page.eval_on_selector_all("ul.search li > a", "all => all.map(a => a.pathname)")
+    page.close()
+    is_guide = ["/docs/" in link for link in links]
+    assert is_guide[:3] == [True] * 3
+    assert "/specs/decisions/" not in "".join(links[:5])

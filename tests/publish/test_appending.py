@@ -316,7 +316,7 @@ def test_verify_between_the_two_steps(
     assert main(["verify", str(spec), "-j1"]) == 0
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert "remark: " in printed.err
+    assert "note: " in printed.err
     assert "train.index: has the indexes of 4 shards, and the spec lists 3" in printed.err
     assert "being appended" in printed.err
     # What is wrong with the dataset is found all the same.

@@ -119,7 +119,9 @@ def _found(path: str, spec: DatasetSpec, options: argparse.Namespace) -> Dataset
 
 def _impatient(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options for servers, which need not answer for what is nice to know."""
-    return {"retry_s": _RETRY_S, **storage_options(options)}
+    own = storage_options(options)
+    is_by_url = any("://" in name for name in own)  # then times stand beside the other options
+    return own if is_by_url else {"retry_s": _RETRY_S, **own}
 
 
 def _fields_text(spec: DatasetSpec, options: argparse.Namespace) -> str:

@@ -457,13 +457,23 @@ class ShardListDataset(TorchDataset):
     def classes(self) -> list[str]:
         """Names of the classes whose numbers are in the fields ``.cls``, as the spec states them.
 
-        `wids pack` and `pack_folder` write them for class folders. Empty if the spec has none.
+        `wids pack` and `pack_folder` write them for class folders. Empty if the spec has none; may
+        be assigned.
 
         Example:
-            >>> wids.ShardListDataset({"shardlist": dataset.shards, "classes": ["a", "b"]}).classes
-            ['a', 'b']
+            >>> view = dataset[:]
+            >>> view.classes = ["a", "b", "c"]
+            >>> len(view.search(where=".cls == 'b'"))
+            1
         """
-        return self.spec.classes
+        found: list[str] = vars(self).get("_classes") or self.spec.classes
+        return found
+
+    @classes.setter
+    def classes(self, classes: list[str]) -> None:
+        self._classes = classes  # as it is, whatever the program means by it
+        if "spec" in vars(self):  # what a subclass assigns earlier is its own
+            self.spec = replace(self.spec, extras={**self.spec.extras, "classes": classes})
 
     @property
     def sources(self) -> dict[str, npt.NDArray[np.int64]]:
