@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from wids.errors import WidsError, local_error
 from wids.shards.broken_shards import BrokenShards
-from wids.shards.foreign.statements import is_foreign
 from wids.shards.local_shards import LocalShards
 from wids.shards.packs import Packs
 from wids.shards.range_budget import RangeBudget
 from wids.shards.read_options import ReadOptions
 from wids.shards.shard_facts import ShardFacts, remote_file
-from wids.shards.specs.model import DatasetSpec
+from wids.shards.specs.model import DatasetSpec, is_foreign
 from wids.shards.specs.shard_sequences import Shards, counts_of, has_remote
 from wids.shards.tars.index import ShardIndex, TarIdentity
 from wids.shards.tars.member_names import KeySplit

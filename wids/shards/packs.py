@@ -13,8 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from wids.shards.foreign.statements import is_foreign
-from wids.shards.specs.model import DatasetSpec, PackedShards
+from wids.shards.specs.model import DatasetSpec, PackedShards, is_foreign
 from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.member_names import KeySplit
 from wids.storage.cache.store import Cache

@@ -9,9 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from wids.errors import FetchError
-from wids.shards.foreign.statements import is_foreign
 from wids.shards.indexes import index_file
 from wids.shards.shard_facts import ShardFacts, remote_file
+from wids.shards.specs.model import is_foreign
 from wids.shards.tars.index import ShardIndex
 from wids.storage.transport import urls
 

@@ -14,16 +14,9 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from wids.errors import MismatchError, NotFoundError
-from wids.shards.foreign.statements import (
-    INFO,
-    SQLITE,
-    by_shard_counts,
-    counts_in,
-    disagreement,
-    has_names,
-)
+from wids.shards.foreign.statements import by_shard_counts, counts_in, disagreement, has_names
 from wids.shards.side_files import local_file, read_file
-from wids.shards.specs.model import COUNTS_FROM, ShardSpec
+from wids.shards.specs.model import COUNTS_FROM, INFO, SQLITE, ShardSpec
 from wids.shards.tars.archive import BLOCK_NBYTES, TarMembers, padded
 from wids.shards.tars.index import ShardIndex, build_index
 from wids.shards.tars.member_names import KeySplit, to_bytes, to_text

@@ -11,12 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from wids.errors import MismatchError, SpecError
+from wids.shards.specs.model import INFO
 from wids.storage.transport import urls
-
-META: Final = ".nv-meta"
-"""The folder of Energon, which is in the root of a dataset."""
-INFO: Final = f"{META}/.info.json"
-SQLITE: Final = f"{META}/index.sqlite"
 
 Counts: TypeAlias = "dict[str, int]"
 """Number of samples by the name of a shard, relative to the folder that the file describes."""
@@ -118,11 +114,6 @@ def as_spec(document: Mapping[str, Any], label: str) -> dict[str, Any] | None:
 
 def _entries_of(counts: Counts) -> list[dict[str, Any]]:
     return [{"url": name, "nsamples": count} for name, count in counts.items()]
-
-
-def is_foreign(url: str | None) -> bool:
-    """Whether the index that a spec names for a shard is that of another program."""
-    return url is not None and urls.path_of(url).endswith((".idx", f"/{SQLITE}"))
 
 
 def dali_name(name: str) -> str:

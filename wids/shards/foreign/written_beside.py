@@ -16,17 +16,15 @@ from typing import Final
 from wids.errors import NotFoundError, SpecError
 from wids.shards.download_cost import LIMIT_NBYTES
 from wids.shards.foreign.statements import (
-    INFO,
     OF_FOLDER,
     OF_SHARD,
-    SQLITE,
     OfShard,
     counts_in,
     dali_name,
     disagreement,
     has_names,
 )
-from wids.shards.specs.model import COUNTS_FROM, ShardSpec
+from wids.shards.specs.model import COUNTS_FROM, INFO, SQLITE, ShardSpec
 from wids.storage.fetch import Fetcher
 from wids.storage.reading_threads import in_threads
 from wids.storage.remote_lengths import ask_lengths

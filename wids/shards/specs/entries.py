@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from wids.errors import SpecError
-from wids.shards.foreign.statements import as_spec
 from wids.shards.specs.model import SavedTable, ShardSpec, shard_spec
 from wids.shards.tars.member_names import KEY_SPLITS, KeySplit
 
@@ -45,6 +44,8 @@ def normal_form(document: Any, name: str) -> Mapping[str, Any]:
     counted = [isinstance(v, Mapping) and "num_samples" in v for v in document.values()]
     if counted and all(counted):  # paths, each with an object that describes it
         return {"shardlist": [{"url": path, **entry} for path, entry in document.items()]}
+    from wids.shards.foreign.statements import as_spec  # few documents are of other programs
+
     foreign = as_spec(document, name)
     if foreign is not None:
         return foreign

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import IO, Any, Final, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
 
 from wids.errors import SpecError, WidsError
-from wids.shards.foreign.statements import INFO
 from wids.shards.specs.entries import (
     key_split_of,
     kind_of,
@@ -29,7 +28,7 @@ from wids.shards.specs.entries import (
     table_of,
     text,
 )
-from wids.shards.specs.model import VERSION, DatasetSpec, PackedShards, ShardSpec
+from wids.shards.specs.model import INFO, VERSION, DatasetSpec, PackedShards, ShardSpec
 from wids.shards.specs.named_parts import (
     Part,
     as_component,
@@ -48,7 +47,6 @@ from wids.shards.specs.parsing import (
     parse,
 )
 from wids.shards.specs.shard_sequences import Place, ShardTable, joined
-from wids.shards.specs.shard_table import TableFile
 from wids.shards.specs.trust import MAX_DEPTH, Context, base_of
 from wids.shards.tars.member_names import KeySplit
 from wids.storage.cache.cache_names import default_folder
@@ -56,6 +54,9 @@ from wids.storage.fetch import Fetcher
 from wids.storage.transport import urls
 from wids.storage.transport.listing import Named, is_pattern
 from wids.storage.transport.url_rewrite import rewritten
+
+if TYPE_CHECKING:
+    from wids.shards.specs.shard_table import TableFile
 
 MAX_DOCUMENTS: Final = 10_000
 """Most documents of one spec."""
@@ -353,7 +354,7 @@ class _Loader:
             chain=(*chain, url),
         )
         found = self.read(url, MAX_DOCUMENT_NBYTES)
-        if isinstance(found, TableFile):
+        if not isinstance(found, bytes):
             self.num_values += num_values(json.dumps(found.facts["document"]))
             return self.document({**found.facts["document"], "shardlist": found}, context)
         spec = self.document(self.parsed(found, name), context)
@@ -418,10 +419,13 @@ class _Loader:
     ) -> Sequence[ShardSpec]:
         """Return the shards that a document lists, or those of its table."""
         listed = document.get("shardlist")
-        if isinstance(listed, TableFile):
-            table = ShardTable(listed, place, key_split)
-            table.check()
-            return table
+        if not isinstance(listed, list):
+            from wids.shards.specs.shard_table import TableFile  # not for short documents
+
+            if isinstance(listed, TableFile):
+                table = ShardTable(listed, place, key_split)
+                table.check()
+                return table
         label, join = place.context.name, place.join
         return tuple(
             shard_of(entry, f"{label}: shardlist[{number}]", join, key_split)

@@ -27,6 +27,16 @@ KIND: Final = "wids-shard-index-v1"
 COUNTS_FROM: Final = "counts_from"
 """Key of an entry for the file of another program that states its number of samples (SPEC-50)."""
 
+ENERGON: Final = ".nv-meta"
+"""The folder of Energon, which is in the root of a dataset."""
+INFO: Final = f"{ENERGON}/.info.json"
+SQLITE: Final = f"{ENERGON}/index.sqlite"
+
+
+def is_foreign(url: str | None) -> bool:
+    """Whether the index that a spec names for a shard is that of another program."""
+    return url is not None and urls.path_of(url).endswith((".idx", f"/{SQLITE}"))
+
 
 @dataclass(frozen=True, slots=True)
 class ShardSpec:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from wids.errors import NotFoundError, SpecError
-from wids.shards.foreign.statements import INFO, META
 from wids.shards.specs.braces import expand
+from wids.shards.specs.model import ENERGON, INFO
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import listing, urls
 from wids.storage.transport.listing import Named
@@ -149,9 +149,9 @@ def tar_urls(names: Sequence[str], fetcher: Fetcher) -> list[str]:
 
 def _energon_document(entries: Sequence[Entry], folder: str, fetcher: Fetcher) -> str | None:
     """Return the document in which Energon names all shards of a dataset, by its root folder."""
-    if not any(entry.is_folder and entry.name == META for entry in entries):
+    if not any(entry.is_folder and entry.name == ENERGON for entry in entries):
         return None
-    inside = fetcher.entries(f"{folder}{META}/")
+    inside = fetcher.entries(f"{folder}{ENERGON}/")
     return folder + INFO if any(INFO.endswith(f"/{entry.name}") for entry in inside) else None
 
 

@@ -12,17 +12,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate, chain
-from typing import Any, Final, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, overload
 
 import numpy as np
 
 from wids.shards.specs.entries import shard_of
 from wids.shards.specs.model import ShardSpec
-from wids.shards.specs.shard_table import TableFile
 from wids.shards.specs.trust import Context, check_reference
 from wids.shards.tars.member_names import KeySplit
 from wids.storage.array_types import FloatArray, IntArray
 from wids.storage.transport import urls
+
+if TYPE_CHECKING:
+    from wids.shards.specs.shard_table import TableFile
 
 Shards: TypeAlias = Sequence[ShardSpec]
 

@@ -23,7 +23,7 @@ from typing import IO, Final, NamedTuple, TypeAlias
 
 from wids.errors import FetchError, MismatchError, ShardFormatError
 from wids.storage import abandoned, complete_files, locks, stages
-from wids.storage.cache import cache_names, eviction, eviction_record, sweeping
+from wids.storage.cache import cache_names, sweeping
 from wids.storage.cache.cache_names import RemoteFile
 from wids.storage.cache.leases import lease
 from wids.storage.cache.small_files import make_folder, open_up, protect, save_quietly
@@ -349,6 +349,8 @@ class Cache:
                 open_up(file.fileno(), os.path.dirname(path))
             limit = self.limits.nbytes if is_own and not self.limits.keep else None
             if is_own and limit is None:  # others, with a limit, have to count this file
+                from wids.storage.cache import eviction_record  # not for local shards
+
                 eviction_record.forget(self.folder)
             reserve = partial(self._reserve, file, os.path.basename(path), limit, make_room)
             space = Space(os.path.dirname(path), remote_file.nbytes, limit, reserve)
@@ -393,6 +395,8 @@ class Cache:
         """Evict the least recently used files to make space for a file of this length."""
         if limit is None:
             return
+        from wids.storage.cache import eviction
+
         # A file beyond the limit evicts nothing: its length is only what a server claims.
         beyond = max(0, nbytes - limit)
         nbytes = 0 if beyond else nbytes

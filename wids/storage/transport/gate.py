@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from wids.errors import printable
-from wids.storage.transport import counters, request_log, shared_refusals, urls
+from wids.storage.transport import counters, shared_refusals, urls
 from wids.storage.transport.request_limit import FIRST
 from wids.storage.transport.retry import check_waits, left_s, waiting_for
 from wids.storage.transport.server_state import ServerState
@@ -122,6 +122,8 @@ class Turn:
             server.counts.num_requests += 1
             server.counts.num_failures += error is not None
             gate.give_back(self)
+        from wids.storage.transport import request_log  # not for local shards
+
         request_log.log_request(
             *self._request,
             self.sent_s,

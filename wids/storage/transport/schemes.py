@@ -16,7 +16,6 @@ from wids.storage.sizes import nbytes_text
 from wids.storage.transport import local, retry, shared_refusals, urls
 from wids.storage.transport.listing import not_listable
 from wids.storage.transport.local import Opener
-from wids.storage.transport.request_log import logged
 from wids.storage.transport.retry import Patience
 from wids.storage.transport.storage_options import deadline_s, from_environment, retry_s
 from wids.storage.transport.stream import Entry, Stream, Transport
@@ -193,6 +192,8 @@ class Transports:
         list_folder = getattr(transport, "entries", None)
         if list_folder is None:
             raise not_listable(folder)
+        from wids.storage.transport.request_log import logged
+
         with logged("LIST", target):
             entries: list[Entry] = list_folder(target)
         return entries
