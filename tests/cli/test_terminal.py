@@ -238,6 +238,7 @@ def test_browse_says_how_to_reach_it(spec: Path) -> None:
             here, there = process.stderr.readline(), process.stderr.readline()
         finally:
             process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
     assert process.returncode == 0
     assert "from this machine; press Ctrl-C to stop" in here
     assert f"ssh -N -L {port}:127.0.0.1:{port} {socket.gethostname()}" in there

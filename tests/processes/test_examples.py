@@ -319,8 +319,8 @@ def test_ray_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_example_has_a_test() -> None:
     """Every example is named in a test."""
-    names = ("test_notebook.py", "test_bucket_training.py", "test_speech_training.py")
-    tests = [Path(__file__), *map(Path(__file__).with_name, names)]
+    names = ("notebook", "bucket_training", "speech_training", "cluster_example")
+    tests = [Path(__file__), *(Path(__file__).with_name(f"test_{name}.py") for name in names)]
     source = "".join(path.read_text(encoding="utf-8") for path in tests)
     examples = [*jobs.EXAMPLES.glob("*.py"), *jobs.EXAMPLES.glob("*.ipynb")]
     assert [path.name for path in examples if path.name not in source] == []

@@ -7,6 +7,7 @@ joined dataset differs from others in its reader alone.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -179,6 +180,10 @@ class JoinedReader(ShardReader):
         """The lower of the cache limits of both sides; see `ShardReader.cache_nbytes`."""
         limits = [reader.cache_nbytes for reader in self._cached_together()]
         return min((limit for limit in limits if limit is not None), default=None)
+
+    @cached_property
+    def _all_stored_nbytes(self) -> FloatArray:
+        return self.stored_nbytes(np.arange(len(self.shards)), set())
 
     def stored_nbytes(self, numbers: IntArray, counted: set[str]) -> FloatArray:
         """Return the bytes that the cache stores for the samples of shards, of both sides.
