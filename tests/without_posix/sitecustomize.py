@@ -1,7 +1,7 @@
 """Take away from wids, in each Python process, what Windows does not have.
 
 With the folder of this file on ``PYTHONPATH``, Python imports it when it starts, also in workers
-and commands. What wids imports is a copy of the standard library's module that lacks the functions of
+and commands. What wids imports is a copy of the standard library's module without the functions of
 POSIX, and other programs keep theirs, since they know that they run on Linux. multiprocessing can
 only spawn, for all. Paths, the sharing of open files and the console stay Linux's.
 """
