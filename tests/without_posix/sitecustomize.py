@@ -24,6 +24,7 @@ MISSING = {
     "signal": {"SIGALRM", "SIGKILL", "SIGPIPE", "SIGUSR1", "SIGUSR2", "alarm", "setitimer"},
 }
 
+_O_BINARY = 0x8000
 _import = builtins.__import__
 _copies: dict[str, types.ModuleType] = {}
 
@@ -32,6 +33,15 @@ def _exists(path: Any) -> bool:
     import os
 
     return not str(path).startswith("/proc/") and os.path.exists(path)
+
+
+def _open(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+    """Open a file as ``os.open`` does; on Windows it would be read as text without the flag."""
+    import os
+
+    # What `open` passes to an opener has the flag there; here it has another one.
+    assert flags & (_O_BINARY | os.O_CLOEXEC) or os.path.isdir(path) or path == os.devnull, path
+    return os.open(path, flags & ~_O_BINARY, *arguments, **options)
 
 
 def _copy(name: str) -> types.ModuleType:
@@ -50,7 +60,7 @@ def _copy(name: str) -> types.ModuleType:
             path = types.ModuleType("os.path")
             vars(path).update(vars(original.path))
             vars(path)["exists"] = _exists
-            vars(copy)["path"] = path
+            vars(copy).update(path=path, open=_open, O_BINARY=_O_BINARY)
         _copies[name] = copy
     return _copies[name]
 

@@ -23,6 +23,7 @@ from wids.storage.cache.space import Space, StorageError
 from wids.storage.cache.store import Cache, CachedCopy
 from wids.storage.cache.turns import turn
 from wids.storage.fetch import Fetcher, downloaded
+from wids.storage.locks import READ_FLAGS
 from wids.storage.range_reader import RangeError
 from wids.storage.transport import urls
 from wids.storage.transport.url_rewrite import rewritten
@@ -117,4 +118,4 @@ def _load_unstored(fetcher: Fetcher, url: str, num_shards: int) -> Pack | None:
     """
     space = Space(tempfile.gettempdir(), None, None, lambda _: None)
     with downloaded(fetcher, url, space.cover) as path:
-        return load_pack(urls.redact(url), os.open(path, os.O_RDONLY), num_shards)
+        return load_pack(urls.redact(url), os.open(path, READ_FLAGS), num_shards)

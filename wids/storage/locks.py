@@ -22,6 +22,8 @@ try:
 except ImportError:  # Windows: as on a file system without locks
     fcntl = None
 
+READ_FLAGS: Final = os.O_RDONLY | getattr(os, "O_BINARY", 0)
+"""For `os.open`: without the second one, Windows would translate the ends of lines."""
 _POLL_S: Final = 0.05
 
 
@@ -170,11 +172,11 @@ def open_to_lock(path: str) -> FileIO:
         OSError: It cannot be opened.
     """
     # Another user of a shared folder could put a link or a named pipe there (SEC-40).
-    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    flags = READ_FLAGS | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:  # NFS locks exclusively only what is open to write
         return FileIO(path, "r+", opener=lambda name, _: os.open(name, os.O_RDWR | flags))
     except PermissionError:  # elsewhere a read-only file will do
-        return FileIO(path, opener=lambda name, _: os.open(name, os.O_RDONLY | flags))
+        return FileIO(path, opener=lambda name, _: os.open(name, flags))
 
 
 def probe(path: str) -> bool:

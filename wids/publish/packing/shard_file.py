@@ -19,9 +19,9 @@ from wids.publish.packing.shard_tasks import PackTask, nbytes_of
 from wids.publish.threaded_tar import Publishing, ThreadedTar
 from wids.shards.tars.archive import BLOCK_NBYTES
 from wids.shards.tars.member_names import to_bytes
+from wids.storage.locks import READ_FLAGS
 
 _ZEROS: Final = bytes(BLOCK_NBYTES)
-_READ_FLAGS: Final = os.O_RDONLY | getattr(os, "O_BINARY", 0)
 
 
 def write_shard(task: PackTask, *, how: Publishing) -> ShardRecord:
@@ -65,7 +65,7 @@ class _TarOfFiles(ThreadedTar):
         """Append the bytes of a file and return their checksum."""
         left, crc = file.nbytes, 0
         try:
-            handle = os.open(path, _READ_FLAGS)
+            handle = os.open(path, READ_FLAGS)
             try:
                 while left:
                     if self._end and self._end + left >= len(self._buffer):

@@ -8,6 +8,7 @@ import time
 from typing import Final, TypeAlias
 
 from wids.shards.tars.mapped_file import advise
+from wids.storage.locks import READ_FLAGS
 
 Span: TypeAlias = tuple[int, int]
 """Where bytes begin and end."""
@@ -66,7 +67,7 @@ def _reopened(path: str, inode: int, nbytes: int) -> int | None:
     if not hasattr(os, "pread"):  # Windows
         return None
     try:
-        handle = os.open(path, os.O_RDONLY)
+        handle = os.open(path, READ_FLAGS)
     except OSError:
         return None
     status = os.fstat(handle)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Final, TypeAlias
 
 from wids.errors import FetchError, ShardFormatError, local_error
+from wids.storage.locks import READ_FLAGS
 
 FileBytes: TypeAlias = bytes | mmap.mmap
 
@@ -50,7 +51,7 @@ def map_file(path: str, handle: int | None = None) -> tuple[mmap.mmap, os.stat_r
 
 def _open(path: str) -> int:
     try:
-        return os.open(path, os.O_RDONLY)  # a third of the time that open() takes
+        return os.open(path, READ_FLAGS)  # a third of the time that open() takes
     except OSError as error:
         raise local_error(path, error) from None
     except ValueError as error:  # a NUL in the path
@@ -75,7 +76,7 @@ def read_or_map(path: str, *, handle: int | None = None, is_own: bool = False) -
     """
     try:
         if handle is None:
-            handle = os.open(path, os.O_RDONLY)
+            handle = os.open(path, READ_FLAGS)
     except OSError:
         return None
     try:

@@ -24,7 +24,7 @@ def lease(path: str) -> int | None:
     """
     handle = None
     try:
-        handle = os.open(path, os.O_RDONLY)
+        handle = os.open(path, locks.READ_FLAGS)
         # Bounded, and used without a lease after that: no process waits long for another (CACHE-6).
         for _ in range(_NUM_TRIES):
             if locks.acquire_shared(handle) is not False:

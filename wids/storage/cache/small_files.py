@@ -100,7 +100,7 @@ def protect(handle: int, path: str) -> None:
     with suppress(OSError):
         # Opened again: `flock` belongs to the open file, so this gets the answer that another
         # process would get.
-        other = os.open(path, os.O_RDONLY)
+        other = os.open(path, locks.READ_FLAGS)
         try:
             # On NFS a file that cannot be opened for writing cannot be locked exclusively, so no
             # process could know whether it may be evicted.
