@@ -1,9 +1,9 @@
 """Take away from wids, in each Python process, what Windows does not have.
 
 With the folder of this file on ``PYTHONPATH``, Python imports it when it starts, also in workers
-and commands. What wids imports is a copy of the standard library's module without the functions of
-POSIX, and other programs keep theirs, since they know that they run on Linux. multiprocessing can
-only spawn, for all. Paths, the sharing of open files and the console stay Linux's.
+and commands. What wids imports is the standard library without the functions of POSIX; other
+programs keep them, since they know that they run on Linux. multiprocessing can only spawn, for all.
+Paths, the sharing of open files and the console stay Linux's.
 """
 
 from __future__ import annotations
@@ -44,23 +44,25 @@ def _open(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
     return os.open(path, flags & ~_O_BINARY, *arguments, **options)
 
 
+class _Without(types.ModuleType):
+    """A module without some names; the others are those of the original, also if tests patch it."""
+
+    def __getattr__(self, name: str) -> Any:
+        module = self.__name__
+        if name in MISSING.get(module, ()) or (module == "mmap" and name.startswith("MADV_")):
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return getattr(sys.modules[module], name)
+
+
 def _copy(name: str) -> types.ModuleType:
     """Return a module as wids sees it."""
     if name not in _copies:
-        missing = MISSING.get(name, set())
-        original = _import(name)
-        names = {
-            key: value
-            for key, value in vars(original).items()
-            if key not in missing and not (name == "mmap" and key.startswith("MADV_"))
-        }
-        copy = types.ModuleType(name)
-        vars(copy).update(names)
+        _import(name)
+        copy: Any = _Without(name)
         if name == "os":
-            path = types.ModuleType("os.path")
-            vars(path).update(vars(original.path))
-            vars(path)["exists"] = _exists
-            vars(copy).update(path=path, open=_open, O_BINARY=_O_BINARY)
+            copy.path = _Without("os.path")
+            copy.path.exists = _exists
+            copy.open, copy.O_BINARY = _open, _O_BINARY
         _copies[name] = copy
     return _copies[name]
 
