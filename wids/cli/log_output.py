@@ -88,7 +88,11 @@ def printed(level: int, *, in_full: bool = False) -> Iterator[None]:
 
 def _is_not_handled(record: logging.LogRecord) -> bool:
     """Return whether no handler of the program takes a record, which would print it twice."""
-    others = [*logging.getLogger().handlers, *_logger.handlers]
+    logger: logging.Logger | None = logging.getLogger(record.name)
+    others: list[logging.Handler] = []
+    while logger is not None:
+        others += logger.handlers
+        logger = logger.parent if logger.propagate else None
     return not any(
         each.level <= record.levelno
         for each in others

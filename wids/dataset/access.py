@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from wids.dataset.failures import Failures, Indices, Policy, as_failures
 from wids.dataset.transformations import Transformation, locate_error
 from wids.errors import WidsError
@@ -66,8 +68,11 @@ class Access:
     @property
     def may_differ(self) -> bool:
         """Whether other ranks may find other samples: shards are counted, and passed over."""
-        shards = self.reader.shards
-        return self.failures is not None and any(shard.num_samples is None for shard in shards)
+        if self.failures is None:
+            return False
+        counts = self.reader.counted.opener.counts
+        stated = (shard.num_samples for shard in self.reader.shards)
+        return isinstance(counts, list) and any(count is None for count in stated)
 
     def shard_number(self, index: int) -> int:
         """Return the number of the shard that a sample is in; the index must not be negative."""
@@ -85,8 +90,17 @@ class Access:
         positions, ends, length = self.positions, self.reader.ends, len(self)
         number = self.shard_number(index)
         if not is_ascending(positions):
-            steps = ((index + step) % length for step in range(1, length))
-            return next((at for at in steps if self.shard_number(at) != number), index)
+            start, stop, num_next = self.reader.starts[number], ends[number], 64
+            first = index + 1
+            while first < index + length:
+                last = min(first + num_next, index + length)
+                at = np.arange(first, last) % length
+                found = select_batch(positions, at)
+                elsewhere = np.flatnonzero((found < start) | (found >= stop))
+                if elsewhere.size:
+                    return int(at[elsewhere[0]])
+                first, num_next = last, 4 * num_next
+            return index
         first = bisect_left(positions, self.reader.starts[number])
         start = bisect_left(positions, ends[number]) % length
         stop = bisect_left(positions, ends[self.shard_number(start)])

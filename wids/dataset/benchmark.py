@@ -247,6 +247,10 @@ class _Order:
             yield batch
 
 
+class _Uncollated(list[Any]):
+    """The samples of a batch that cannot be collated."""
+
+
 class _Collate:
     """`collate`, until it refuses a batch; then batches stay lists of samples."""
 
@@ -259,7 +263,7 @@ class _Collate:
                 return collate(samples)
             except (TypeError, ValueError, RuntimeError):
                 self._is_refused = True
-        return list(samples)
+        return _Uncollated(samples)
 
 
 def _made(subject: Any) -> Any:
@@ -296,8 +300,7 @@ def _run(
     speed = num_samples / times.loop_s if num_samples and times.loop_s else None
     nbytes = _mean_nbytes(getattr(loader, "dataset", None))
     rate = None if nbytes is None or speed is None else speed * nbytes
-    is_ours = isinstance(getattr(loader, "collate_fn", None), _Collate)
-    return BenchmarkRun(times, speed, rate, is_collated=not (is_ours and isinstance(batch, list)))
+    return BenchmarkRun(times, speed, rate, is_collated=not isinstance(batch, _Uncollated))
 
 
 def _read(loader: Any, seconds: float, num_batches: int | None) -> tuple[StageTimes, Any]:

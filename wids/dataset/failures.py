@@ -110,6 +110,7 @@ class Failures:
             SampleError: With ``"next"``, no sample near can be produced.
         """
         samples = access.with_on_error(_failed).batch(indices)
+        self.count_read(len(samples))
         errors = self._pass_over(access, samples)
         if self.policy == "skip":
             return [sample for place, sample in enumerate(samples) if place not in errors]
@@ -122,6 +123,7 @@ class Failures:
     def iterate(self, access: Collectable) -> Iterator[Any]:
         """Yield all samples, as `batch` returns them."""
         for index, sample in enumerate(access.with_on_error(_failed).in_turn()):
+            self.count_read(1)
             if not self._pass_over(access, [sample]):
                 yield sample
             elif self.policy == "next":
@@ -158,6 +160,11 @@ class Failures:
         if self.max_failed is not None and (share := reader.broken_share()) > self.max_failed:
             raise self._too_many(share, reader.first_broken_error())
 
+    def count_read(self, number: int) -> None:
+        """Count samples that are asked for, of which `max_failed` is a share."""
+        if self.max_failed is not None:
+            self._num_read.add(number)
+
     def _pass_over(self, access: Collectable, samples: Sequence[Any]) -> dict[int, WidsError]:
         """Count the samples that failed, and return their errors by their places.
 
@@ -165,8 +172,6 @@ class Failures:
             WidsError: More have failed than is allowed.
         """
         errors = {n: sample.error for n, sample in enumerate(samples) if isinstance(sample, Failed)}
-        if self.max_failed is not None:
-            self._num_read.add(len(samples))
         if errors:
             self.num_failed.add(len(errors))
             self._warn_once(errors)

@@ -13,12 +13,12 @@ from wids.look.page.page_columns import PageColumns
 from wids.look.page.scans import Scan
 from wids.look.page.selection import Selection
 from wids.look.preview import Browsable
-from wids.shards.positions import Positions
+from wids.shards.positions import Positions, as_int_array
 
 if TYPE_CHECKING:
     from wids.storage.array_types import IntArray
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 def found_in(
@@ -33,7 +33,7 @@ def found_in(
         seed: As for `Selection`.
     """
     conditions = parse_conditions(query, dataset.spec.classes)
-    wanted = np.asarray(positions)
+    wanted = as_int_array(positions)
     if conditions:
         within = np.zeros(len(dataset), bool)
         within[wanted] = True

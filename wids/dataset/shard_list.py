@@ -350,6 +350,8 @@ class ShardListDataset(TorchDataset):
         position = positions[index]
         if type(position) is not int:  # an array yields a numpy integer
             position = int(position)
+        if access.failures is not None:
+            access.failures.count_read(1)
         here.row[SAMPLES] += 1
         if here.common[0]:
             return timed(READ, access.as_timed().sample, position)
@@ -466,8 +468,10 @@ class ShardListDataset(TorchDataset):
             >>> len(view.search(where=".cls == 'b'"))
             1
         """
-        found: list[str] = vars(self).get("_classes") or self.spec.classes
-        return found
+        if "_classes" in vars(self):
+            found: list[str] = vars(self)["_classes"]  # as it is, whatever the program means by it
+            return found
+        return self.spec.classes
 
     @classes.setter
     def classes(self, classes: list[str]) -> None:

@@ -61,6 +61,8 @@ def _by_label(
 ) -> list[IntArray | PositionSet]:
     """Return the indices of parts that have the same shares of each label."""
     found = np.asarray(labels)
+    if found.dtype == object and any(label is None for label in found.ravel().tolist()):
+        raise ValueError("by: expected a label for each sample, found None; fill in missing labels")
     if found.shape != (total,):
         raise ValueError(
             f"by: expected {total:,} labels, one for each sample, found shape {found.shape}"
@@ -69,8 +71,15 @@ def _by_label(
     # By label, and within each label in the drawn order.
     order = order[np.argsort(np.unique(found, return_inverse=True)[1][order], kind="stable")]
     counts = part_counts(parts, total)
-    # Evenly spaced places for each part, so that a stretch of one label has each part's share.
-    places = np.concatenate([(np.arange(count) + 0.5) / max(count, 1) for count in counts])
+    # Evenly spaced places for each part, so that a stretch of one label has each part's share; each
+    # part begins at another one, or parts of equal sizes would stand together.
+    starts = (np.arange(len(counts)) + 0.5) / len(counts)
+    places = np.concatenate(
+        [
+            (np.arange(count) + start) / max(count, 1)
+            for count, start in zip(counts, starts, strict=True)
+        ]
+    )
     owners = np.repeat(np.arange(len(counts)), counts)[np.argsort(places, kind="stable")]
     return [np.sort(order[owners == part]) for part in range(len(counts))]
 
@@ -129,7 +138,7 @@ def _by_sample(counts: list[int], seed: int) -> list[IntArray | PositionSet]:
             array[filled[number] : filled[number] + len(piece)] = piece
             filled[number] += len(piece)
     return [
-        BitPositions(array) if is_large else array.view(PositionArray)
+        BitPositions(array) if is_large else _own(array)
         for array, is_large in zip(found, in_bits, strict=True)
     ]
 
@@ -181,3 +190,8 @@ def _by_shard(lengths: IntArray, counts: list[int], seed: int) -> list[IntArray 
             f'{len(counts)} parts; use by="sample", or sort the indices of the view'
         )
     return [RunPositions(starts[sorted(n)], lengths[sorted(n)]) for n in chosen]
+
+
+def _own(array: IntArray) -> IntArray:
+    array.flags.writeable = False  # so that views of the dataset share it
+    return array.view(PositionArray)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import Any, Final
@@ -39,26 +40,34 @@ class TimedLoop:
         self.loop_s = 0.0
         self._window = (0.0, 0.0)
         self._has_warned = False
+        self.is_waiting = False
 
     def __enter__(self) -> TimedLoop:
-        _watch(self)
-        stages.start()
-        self._start, self._own_start_s = stages.counted(), _own_between_s()
         base = self._base
         collate = getattr(base, "collate_fn", None)
-        if (
-            callable(collate) and collate is not own_collate
-        ):  # of any library, in workers that are started from now on
-            self._collate = collate
-            base.collate_fn = partial(stages.timed, stages.COLLATE, collate)
+        # Of any library, in workers that are started from now on; one that cannot be set stays.
+        if callable(collate) and collate is not own_collate:
+            with suppress(AttributeError):
+                base.collate_fn = partial(stages.timed, stages.COLLATE, collate)
+                self._collate = collate
+        stages.start()
+        try:
+            _watch(self)
+            self._start, self._own_start_s = stages.counted(), _own_between_s()
+        except BaseException:
+            self._restore()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end = self.times()
+        self._restore()
+        _unwatch(self)
+
+    def _restore(self) -> None:
         if self._collate is not None:
             self._base.collate_fn = self._collate
         stages.stop()
-        _unwatch(self)
 
     @property
     def _base(self) -> Any:
@@ -116,6 +125,14 @@ class TimedLoop:
             dataset is not None and getattr(loader, "dataset", None) is dataset
         )
 
+    def waited_for(self, function: Callable[[Any], Any], of: Any) -> Any:
+        """Call a function of a loader; loaders inside it, which it may call, are not timed."""
+        self.is_waiting = True
+        try:
+            return function(of)
+        finally:
+            self.is_waiting = False
+
     def note(self, wait_s: float, step_s: float) -> None:
         """Note that the loop had a batch for a while, and then waited for the next."""
         self.wait_s += wait_s
@@ -132,7 +149,7 @@ class TimedLoop:
                 warnings.warn(
                     f"the training loop waited {share:.0%} of the last minute for data; "
                     f"bottleneck: {times.bottleneck}: {times.advice}",
-                    stacklevel=4,
+                    stacklevel=3,
                 )
 
 
@@ -142,8 +159,8 @@ def timings(loader: Any) -> TimedLoop:
     Knows the share of time that a loop waited for data, and the seconds of each stage of reading,
     over all workers of this rank: network, opening shards, disk, checksums, decoding,
     transformations, collating, and what workers do between batches. What else reads in this program
-    meanwhile is counted too. Times nothing outside the block; inside it costs one to four percent of
-    processor time, least where samples are decoded.
+    meanwhile is counted too. Times nothing outside the block; inside it costs one to four percent
+    of processor time, least where samples are decoded.
 
     Loops of the program and of trainers count: those over this loader, and over others with its
     dataset, as trainers make them. Workers that were started before the block report their stages,
@@ -204,7 +221,7 @@ class _TimedIterator:
     def __next__(self) -> Any:
         start_s = perf_counter()
         try:
-            batch = next(self._iterator)
+            batch = self._loop.waited_for(next, self._iterator)
             self._loop.num_batches += 1
         finally:
             step_s, self._since_s = start_s - self._since_s, perf_counter()
@@ -256,9 +273,10 @@ def _unwatch(loop: TimedLoop) -> None:
 def _timed_iter(before: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def __iter__(self: Any) -> Any:  # noqa: N807 - it takes the place of the class's own
         loop = next((loop for loop in _loops if loop.is_about(self)), None)
-        if loop is None:
+        # A loader may iterate over another one with its dataset, which is timed with it.
+        if loop is None or loop.is_waiting:
             return before(self)
         start_s = perf_counter()
-        return _TimedIterator(before(self), loop, start_s)
+        return _TimedIterator(loop.waited_for(before, self), loop, start_s)
 
     return __iter__

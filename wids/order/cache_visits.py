@@ -73,12 +73,16 @@ class NodeCache:
         self._copied_nbytes += nbytes
 
     def _evict(self, nbytes: float) -> None:
-        for shard in list(self._copies):
-            if self._copied_nbytes + nbytes <= self._limit_nbytes:
-                return
+        left, victims = self._copied_nbytes + nbytes - self._limit_nbytes, []
+        for shard in self._copies:
+            if left <= 0:
+                break
             if not any(shard in opened for opened in self._open):
-                del self._copies[shard]
-                self._copied_nbytes -= self._sizes[shard]
+                victims.append(shard)
+                left -= self._sizes[shard]
+        for shard in victims:
+            del self._copies[shard]
+            self._copied_nbytes -= self._sizes[shard]
 
 
 def visits_of_node(

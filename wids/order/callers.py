@@ -89,8 +89,9 @@ class Reader:
         if (loader := self.loader()) is None:
             # The loop was left before the end, or it is over.
             return not has_ended
-        outstanding = vars(loader).get("_tasks_outstanding")
-        return isinstance(outstanding, int) and outstanding > 0
+        # Not `_tasks_outstanding`: a batch that arrives before its turn is none of these.
+        sent, returned = (vars(loader).get(name) for name in ("_send_idx", "_rcvd_idx"))
+        return isinstance(sent, int) and isinstance(returned, int) and sent > returned
 
     def __reduce__(self) -> tuple[type[Reader], tuple[()]]:
         return Reader, ()  # in another process nobody reads yet

@@ -121,4 +121,6 @@ def _shared(flags: bytes) -> Any:
     """Return flags in memory that processes share."""
     from multiprocessing.sharedctypes import RawArray  # 9 ms, and few datasets need it
 
-    return RawArray("B", flags)
+    shared = RawArray("B", len(flags))
+    memoryview(shared).cast("B")[:] = flags
+    return shared

@@ -143,6 +143,8 @@ def positions_at(positions: Positions, array: npt.NDArray[Any], given: Any) -> I
 
 def _at_all(positions: Positions, indices: PositionSet) -> IntArray | PositionSet:
     """Return the positions at all indices of a set."""
+    if len(indices):
+        from_start(int(indices[-1]), len(positions))  # the largest: an error if it is beyond
     if isinstance(positions, range) and positions.step == 1:
         return indices.shifted(positions.start)
     if isinstance(positions, PositionArray) or not is_ascending(positions) or not len(indices):
@@ -153,7 +155,10 @@ def _at_all(positions: Positions, indices: PositionSet) -> IntArray | PositionSe
 
 def _selects_itself(positions: Positions, indices: PositionArray) -> bool:
     """Whether the positions at indices are these, which are then shared."""
-    if positions != range(len(positions)) or not len(indices):
+    # Only what nobody can write is shared.
+    is_whole = isinstance(positions, range) and positions == range(len(positions))
+    is_own = indices.dtype == np.int64 and indices.ndim == 1 and not indices.flags.writeable
+    if not (is_whole and is_own and len(indices)):
         return False
     return int(indices.min()) >= 0 and int(indices.max()) < len(positions)
 
@@ -169,8 +174,12 @@ def _compact(positions: IntArray | PositionSet) -> Positions:
     if step and last - first == step * (num_samples - 1) and _has_step(positions, step):
         return range(first, last + (1 if step > 0 else -1), step)
     is_small = is_sparse(num_samples, last + 1 - first)
-    if isinstance(positions, BitPositions) and is_small:
+    is_short = num_samples <= BLOCK_LENGTH
+    if isinstance(positions, PositionSet) and (
+        is_short or (isinstance(positions, BitPositions) and is_small)
+    ):
         positions = np.asarray(positions)
+        is_small = True
     if isinstance(positions, PositionSet):
         return positions
     if is_small or not (positions[1:] > positions[:-1]).all():

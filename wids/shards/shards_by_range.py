@@ -48,7 +48,7 @@ class ShardsByRange:
         if is_foreign(shard_spec.index):
             from wids.shards.foreign.foreign_indexes import foreign_index  # with sqlite3: 3 ms
 
-            return foreign_index(facts.store, shard_spec, key_split)
+            return foreign_index(facts.store, shard_spec, key_split, facts.options.repeated)
         return None
 
     def may_open(self, number: int) -> bool:

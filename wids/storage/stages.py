@@ -57,7 +57,10 @@ _IS_TIMED, _GENERATION = 0, 1
 _PROCESS, _PARENT = len(NAMES), len(NAMES) + 1
 """Whose row it is, and which process has started that one, by their ids; 0 where none is known."""
 
-here: Final = SharedRows(*[0.0] * len(NAMES), os.getpid(), 0.0)
+_BLOCKS: Final = len(NAMES) + 2
+"""How often the process has called `start`, but not `stop`."""
+
+here: Final = SharedRows(*[0.0] * len(NAMES), os.getpid(), 0.0, 0.0)
 """The numbers. Hooks on the way of a sample use them directly: a call costs more."""
 
 
@@ -94,13 +97,22 @@ def start() -> None:
     here.reserve()
     with writing:
         here.common[_GENERATION] += 1
-        here.common[_IS_TIMED] += 1
+        here.row[_BLOCKS] += 1
+        _sum_blocks()
 
 
 def stop() -> None:
     """End what `start` began."""
     with writing:
-        here.common[_IS_TIMED] -= 1
+        # A forked child may leave a block that its parent has entered.
+        here.row[_BLOCKS] = max(0.0, here.row[_BLOCKS] - 1)
+        _sum_blocks()
+
+
+def _sum_blocks() -> None:
+    # Again until it is right: another process may write its sum meanwhile, without a lock.
+    while here.common[_IS_TIMED] != (number := sum(row[_BLOCKS] for row in here.rows())):
+        here.common[_IS_TIMED] = number
 
 
 def are_timed() -> bool:
@@ -304,7 +316,7 @@ def _claim_row(parent: int) -> None:
         for n, other in enumerate(rows):
             if other[_PARENT] == ended:
                 here.row_at(n)[_PARENT] = heir
-    row[_PROCESS], row[_PARENT] = process, parent
+    row[_PROCESS], row[_PARENT], row[_BLOCKS] = process, parent, 0.0
 
 
 def _begin_in_child() -> None:

@@ -215,11 +215,14 @@ def _as_typed(comparison: Comparison, classes: Sequence[str]) -> str:
         texts = [(sign, repr(bound)) for sign, bound in bounds if math.isfinite(bound)]
         return " and ".join(f"{column} {sign} {text.removesuffix('.0')}" for sign, text in texts)
     name = class_name(column, value or "", classes)
-    if name and classes.index(name) == int(value):
+    is_digits = column.startswith(".") and _DIGITS.fullmatch(value or "")
+    if name and is_digits and classes.index(name) == int(value):
         return f"{column} == {json.dumps(name, ensure_ascii=False)}"
     # Values of a field are numbers where it is one of classes; others may be texts of digits.
-    if column.startswith(".") and is_of_classes(column) and _DIGITS.fullmatch(value or ""):
+    if is_digits and is_of_classes(column):
         return f"{column} == {value}"
+    if name or "\\x" in (value or ""):  # shown so: it may be another text, or bytes
+        return ""
     is_plain = value and len(value) <= _MAX_LABEL and comparison._stated is None  # noqa: SLF001
     return f"{column} == {json.dumps(value, ensure_ascii=False)}" if is_plain else ""
 
@@ -286,7 +289,8 @@ def _met(column: pa.ChunkedArray, comparison: Comparison) -> npt.NDArray[np.bool
         # Arrow has no function for them.
         return np.array([comparison.accepts(value) for value in column.to_pylist()], bool)
     if comparison.sign in _SIGNS:
-        is_class = comparison.number is not None and not pa.types.is_string(column.type)
+        is_number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+        is_class = comparison.number is not None and is_number
         value = comparison.number if is_class else comparison.value
         try:
             name = _SIGNS[comparison.sign][0]

@@ -76,6 +76,12 @@ class Wanted(NamedTuple):
                 f"{' or as the index of that name' if what == 'the frame' else ''}, found the "
                 f"columns {listed}; pass the name of the one that has them as on="
             )
+        repeated = [name for name in self.columns or () if named.count(name) > 1]
+        if repeated:
+            raise JoinError(
+                f"{what}: expected one column of each name, found several named {repeated[0]!r}; "
+                "rename the others"
+            )
         if missing:
             raise JoinError(
                 f"{what}: expected the columns {', '.join(map(repr, missing))}, found the columns "

@@ -175,7 +175,10 @@ def test_a_large_document_is_parsed_once(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("no_eager")
 def test_a_published_table_is_used(tmp_path: Path) -> None:
-    """A saved spec has its table beside it, which needs no cache, also as a copy (SHARDS-3)."""
+    """A saved spec has its table beside it; a copy of it is mapped, which nobody writes over.
+
+    SHARDS-3.
+    """
     spec = wids.load_spec(document_of(1500), base=tmp_path)
     spec.save(tmp_path / "train.json")
     assert (tmp_path / "train.shards").exists()
@@ -188,9 +191,9 @@ def test_a_published_table_is_used(tmp_path: Path) -> None:
     with wids.ShardListDataset(moved / "train.json", cache_dir=tmp_path / "cache") as dataset:
         table = dataset.spec.shards
         assert isinstance(table, ShardTable)
-        assert table.file.path == str(moved / "train.shards")
+        assert [table.file.path] == [str(path) for path in (tmp_path / "cache").rglob("*.shards")]
+        (moved / "train.shards").write_bytes(b"")
         assert table[7].url == str(moved / "train-000007.tar")
-    assert not list((tmp_path / "cache").rglob("*.shards"))
 
 
 def test_a_changed_document_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -210,7 +213,7 @@ def test_a_changed_document_is_noticed(tmp_path: Path, caplog: pytest.LogCapture
 def test_a_damaged_table_is_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, at: int
 ) -> None:
-    """After a flipped bit in header, facts or counts the document is read, or an error says so.
+    """After a flipped bit in header, facts, counts or names the document is read.
 
     SHARDS-8.
     """
@@ -221,20 +224,15 @@ def test_a_damaged_table_is_not_used(
     data[at] ^= 4
     table.write_bytes(data)
     os.utime(tmp_path / "train.json", ns=(10**18, 10**18))
-    spec = wids.load_spec(tmp_path / "train.json")
-    if at == -4:  # the last name; its block has a checksum of its own
-        assert spec.shards[5] == wanted[5]
-        with raises(SpecError, "train.shards: expected the entries of shards 1024 to 1499"):
-            spec.shards[-1]
-    else:
-        assert spec.shards == wanted
-        assert "train.shards" in caplog.text
+    assert wids.load_spec(tmp_path / "train.json").shards == wanted
+    assert "train.shards" in caplog.text
 
 
-def table_of(document: dict[str, Any], path: Path) -> TableFile:
+def table_of(document: dict[str, Any], path: Path, text: bytes = b"") -> TableFile:
     """Write a table, and open it."""
     with path.open("wb") as file:
-        write_table(file, document["shardlist"], document, hashlib.sha256().digest(), State(0, ""))
+        sha256 = hashlib.sha256(text).digest()
+        write_table(file, document["shardlist"], document, sha256, State(0, ""))
     table = open_table(str(path))
     assert table is not None
     return table
@@ -295,7 +293,7 @@ def _kept() -> tuple[tuple[int, int], wids.ShardSpec, int]:
 
 def test_a_table_that_is_gone_is_an_error(tmp_path: Path) -> None:
     """A worker whose table was replaced says so, and reads no other shards."""
-    table = table_of(document_of(1500), tmp_path / "t.shards")
+    table = table_of(document_of(1500), tmp_path / "t.shards", b"a document")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("wids.shards.specs.shard_table.passes_to_process", lambda: True)
         data = pickle.dumps(table)

@@ -15,10 +15,10 @@ import numpy as np
 
 from wids.errors import MismatchError, NotFoundError
 from wids.shards.foreign.statements import by_shard_counts, counts_in, disagreement, has_names
-from wids.shards.side_files import local_file, read_file
+from wids.shards.side_files import local_file, open_file, read_file
 from wids.shards.specs.model import COUNTS_FROM, INFO, SQLITE, ShardSpec
 from wids.shards.tars.archive import BLOCK_NBYTES, TarMembers, padded
-from wids.shards.tars.index import ShardIndex, build_index
+from wids.shards.tars.index import Repeated, ShardIndex, build_index
 from wids.shards.tars.member_names import KeySplit, to_bytes, to_text
 from wids.storage.array_types import IntArray
 from wids.storage.cache.store import Cache
@@ -31,7 +31,7 @@ _PARTS: Final = (
     "SELECT s.sample_key || '.' || p.part_name, p.content_byte_offset, p.content_byte_size "
     "FROM sample_parts AS p JOIN samples AS s "
     "ON p.tar_file_id = s.tar_file_id AND p.sample_index = s.sample_index "
-    "WHERE p.tar_file_id = ? ORDER BY p.content_byte_offset"
+    "WHERE p.tar_file_id = ?"
 )
 
 _TABLES: Final = (
@@ -46,7 +46,7 @@ _logger = logging.getLogger("wids")
 
 
 def foreign_index(
-    store: Cache, shard: ShardSpec, key_split: KeySplit
+    store: Cache, shard: ShardSpec, key_split: KeySplit, repeated: Repeated = "error"
 ) -> tuple[ShardIndex, int] | None:
     """Return the index of a remote shard by the file of another program, and the tar's length.
 
@@ -59,26 +59,40 @@ def foreign_index(
     """
     url = shard.index or ""
     name = urls.redact(url)
+    nbytes = shard.nbytes or store.fetcher.nbytes(shard.url)
+    if nbytes is None:
+        return None
+    most = nbytes // BLOCK_NBYTES  # a member has a header, so more are none of this tar
     try:
         is_dali = urls.path_of(url).endswith(".idx")
-        places = _dali_places(store, url) if is_dali else _energon_places(store, url, shard.url)
+        places = (
+            _dali_places(store, url, nbytes)
+            if is_dali
+            else _energon_places(store, url, shard.url, most + 1)
+        )
     except (NotFoundError, sqlite3.Error) as error:
         _logger.warning("%s: %s; going on without this index", name, str(error))
         return None
-    nbytes = shard.nbytes or store.fetcher.nbytes(shard.url)
-    if not places or nbytes is None:
+    if not places:
         return None
-    index = _converted(places, nbytes, key_split, name, urls.redact(shard.url))
+    tar = urls.redact(shard.url)
+    if len(places) > most:
+        raise MismatchError(
+            f"{tar}: expected at most {most} members in its {nbytes} bytes, found more in {name}, "
+            "which is of another tar: make it again or remove it"
+        )
+    index = _converted(places, nbytes, key_split, name, tar, repeated)
     if shard.num_samples not in (None, len(index)):
         source = shard.extras.get(COUNTS_FROM, "the spec")
         raise disagreement(shard.url, source, shard.num_samples, name, len(index))
     return index, nbytes
 
 
-def _dali_places(store: Cache, url: str) -> list[Place]:
+def _dali_places(store: Cache, url: str, tar_nbytes: int) -> list[Place]:
     """Return the members in DALI's index; none if it states no names, or names with blanks."""
-    data = read_file(store, url)
-    if not has_names(data):
+    with open_file(store, url) as file:
+        data = file.read(tar_nbytes + 1)
+    if len(data) > tar_nbytes or not has_names(data):  # a line is shorter than its member's header
         return []
     words = [to_text(line).split(" ") for line in data.split(b"\n")[1:] if line]
     if any(len(line) % 4 for line in words):
@@ -94,7 +108,7 @@ def _dali_places(store: Cache, url: str) -> list[Place]:
         return []
 
 
-def _energon_places(store: Cache, url: str, shard: str) -> list[Place]:
+def _energon_places(store: Cache, url: str, shard: str, most: int) -> list[Place]:
     """Return the members of a shard in Energon's index, which numbers shards as its info does."""
     info = url.replace(SQLITE, INFO)
     counts = counts_in(read_file(store, info), info, by_shard_counts)
@@ -109,11 +123,16 @@ def _energon_places(store: Cache, url: str, shard: str) -> list[Place]:
     ):
         if base.execute(_TABLES).fetchone() != (2,):  # a view could compute for hours
             return []
-        return base.execute(_PARTS, (number,)).fetchall()
+        return base.execute(_PARTS, (number,)).fetchmany(most)
 
 
 def _converted(
-    places: list[Place], nbytes: int, key_split: KeySplit, source: str, tar: str
+    places: list[Place],
+    nbytes: int,
+    key_split: KeySplit,
+    source: str,
+    tar: str,
+    repeated: Repeated,
 ) -> ShardIndex:
     """Return the index of members, after checking that they are inside the tar, one after another.
 
@@ -134,7 +153,8 @@ def _converted(
             "shards with `wids create` and open that spec"
         )
     names = [to_bytes(places[at][0]) for at in order.tolist()]
-    return build_index(TarMembers(names, offsets, sizes, _heads(offsets, ends)), key_split, tar)
+    members = TarMembers(names, offsets, sizes, _heads(offsets, ends))
+    return build_index(members, key_split, tar, repeated)
 
 
 def _is_inside(place: Place, nbytes: int) -> bool:

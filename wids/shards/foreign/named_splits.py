@@ -63,7 +63,7 @@ def _energon_split(info: str, split: str, read: Callable[[str, int], bytes]) -> 
         document = _from_yaml(data, url)
     except NotFoundError:
         url = urls.join(folder, "split.json")
-        document = json.loads(read(url, MAX_DOCUMENT_NBYTES))
+        document = _from_json(read(url, MAX_DOCUMENT_NBYTES), url)
     try:
         parts = {name: list(own or ()) for name, own in document["split_parts"].items()}
         names = [name for part in parts.get(split, ()) for name in expand(part)]
@@ -71,7 +71,7 @@ def _energon_split(info: str, split: str, read: Callable[[str, int], bytes]) -> 
     except (TypeError, KeyError, AttributeError) as error:
         raise SpecError(
             f"{urls.redact(url)}: expected the shards of each split under split_parts, found "
-            f"{document!r:.80}"
+            f"another {type(document).__name__}"
         ) from error
     if split not in parts:
         raise _no_split(urls.redact(url), split, list(parts))
@@ -82,6 +82,13 @@ def _energon_split(info: str, split: str, read: Callable[[str, int], bytes]) -> 
             "load the dataset without split, and select a view of it"
         )
     return [join(name) for name in names if name not in excluded]
+
+
+def _from_json(data: bytes, url: str) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        raise SpecError(f"{urls.redact(url)}: expected JSON, found an error: {error}") from error
 
 
 def _from_yaml(data: bytes, url: str) -> Any:

@@ -23,7 +23,7 @@ class OfShard(NamedTuple):
 
     Attributes:
         name: Returns its name from that of the shard.
-        head_nbytes: First bytes that have the count; 0 if its length says it.
+        head_nbytes: First bytes that have the count, or show that its length does.
         parse: Returns the count from these bytes and the length; None if they do not have it.
     """
 
@@ -141,18 +141,19 @@ def _successes(data: bytes, _: int) -> int | None:
     return count if type(count) is int and count >= 0 else None
 
 
-def _entries(_: bytes, nbytes: int) -> int | None:
+def _entries(head: bytes, nbytes: int) -> int | None:
     """Return the count that follows from the length of Energon's ``.tar.idx``.
 
-    It has eight bytes for the start of each sample, and for the end of the last one.
+    It has eight bytes for the start of each sample, the first of which is 0, and for the end of the
+    last one.
     """
-    return nbytes // 8 - 1 if nbytes and not nbytes % 8 else None
+    return nbytes // 8 - 1 if head == bytes(8) and nbytes >= 16 and not nbytes % 8 else None
 
 
 OF_SHARD: Final = (
     OfShard(lambda name: f"{name.removesuffix('.tar')}_stats.json", 1 << 20, _successes),
     OfShard(dali_name, 64, dali_count),
-    OfShard(lambda name: f"{name}.idx", 0, _entries),
+    OfShard(lambda name: f"{name}.idx", 8, _entries),
 )
 """Files with the count of one shard."""
 

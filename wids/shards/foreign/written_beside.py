@@ -172,17 +172,14 @@ def _counts(kind: OfShard, files: Mapping[int, str], fetcher: Fetcher) -> dict[i
 
     def count(url: str) -> int | None:
         try:
-            return kind.parse(fetcher.read_start(url, kind.head_nbytes).data, 0)
+            start = fetcher.read_start(url, kind.head_nbytes)
         except NotFoundError:
             return None
+        return kind.parse(start.data[: kind.head_nbytes], start.total_nbytes or 0)
 
-    if kind.head_nbytes:
-        tasks = [partial(count, url) for url in files.values()]
-        is_local = all(map(urls.is_local, files.values()))
-        counts = [task() for task in tasks] if is_local else in_threads(tasks, "wids-counts")
-    else:
-        sizes = _lengths(fetcher, files.values())
-        counts = [kind.parse(b"", sizes.get(url, 0)) for url in files.values()]
+    tasks = [partial(count, url) for url in files.values()]
+    is_local = all(map(urls.is_local, files.values()))
+    counts = [task() for task in tasks] if is_local else in_threads(tasks, "wids-counts")
     pairs = zip(files, counts, strict=True)
     return {number: count for number, count in pairs if count is not None}
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import IO, Any, Final
 
-from wids.errors import FetchError
+from wids.errors import FetchError, WidsError
 from wids.shards.specs.parsing import LARGE_NBYTES
 from wids.shards.tars.member_names import KeySplit
 from wids.storage.sizes import count_text
@@ -24,6 +25,8 @@ VERSION: Final = 1
 _NUM_PIECES: Final = 10_000
 """Pieces of JSON text that are written at once."""
 KIND: Final = "wids-shard-index-v1"
+_logger = logging.getLogger(__name__)
+
 COUNTS_FROM: Final = "counts_from"
 """Key of an entry for the file of another program that states its number of samples (SPEC-50)."""
 
@@ -348,7 +351,11 @@ def save_document(
     if nbytes > LARGE_NBYTES and document.get("shardlist"):
         from wids.shards.specs.shard_table_writer import publish_table
 
-        publish_table(os.fspath(path), document, nbytes, sha256, mode, storage_options)
+        try:  # it only saves work: the document is published
+            publish_table(os.fspath(path), document, nbytes, sha256, mode, storage_options)
+        except (OSError, ValueError, WidsError) as error:
+            name = urls.redact(os.fspath(path))
+            _logger.warning("%s: its table of shards is not published: %s", name, str(error))
 
 
 def _write_json(file: IO[bytes], document: Mapping[str, Any], encoding: str) -> bytes:

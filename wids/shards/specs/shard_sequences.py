@@ -171,7 +171,14 @@ class JoinedShards(_LazyShards):
     def __getitem__(self, index: slice) -> Shards: ...
     def __getitem__(self, index: int | slice) -> ShardSpec | Shards:
         if isinstance(index, slice):
-            return tuple(self[number] for number in range(*index.indices(len(self))))
+            start, stop, step = index.indices(len(self))
+            if step != 1:
+                return tuple(self[number] for number in range(start, stop, step))
+            firsts = [0, *self._stops]
+            return joined(
+                part[max(start - first, 0) : max(stop - first, 0)]
+                for part, first in zip(self.parts, firsts, strict=False)
+            )
         number = range(len(self))[index]
         part = bisect_right(self._stops, number)
         return self.parts[part][number - self._stops[part]]

@@ -12,7 +12,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -120,9 +120,13 @@ def parse_start(data: bytes) -> tuple[TableHeader, dict[str, Any]]:
         facts = json.loads(data[HEADER.size : HEADER.size + header.facts_nbytes])
     except ValueError as error:
         raise DamagedTableError(f"expected the facts of its document, found {error}") from error
-    if not isinstance(facts, dict) or not isinstance(facts.get("document"), dict):
+    if not all(isinstance(found, dict) for found in (facts, *_objects_in(facts))):
         raise DamagedTableError("expected the facts of its document, found others")
     return header, facts
+
+
+def _objects_in(facts: Any) -> list[Any]:
+    return [facts.get("document"), facts.get("schemes")] if isinstance(facts, dict) else []
 
 
 @dataclass(frozen=True)
@@ -131,12 +135,10 @@ class TableId:
 
     Attributes:
         path: The file.
-        crc: The CRC in its header.
         document_sha256: The digest of its document.
     """
 
     path: str
-    crc: int
     document_sha256: bytes
 
 
@@ -196,7 +198,7 @@ class TableFile:
     @property
     def id(self) -> TableId:
         """Where the table is, and which one it is."""
-        return TableId(self.path, self.header.crc, self.header.document_sha256)
+        return TableId(self.path, self.header.document_sha256)
 
     @property
     def is_counted(self) -> bool:
@@ -267,6 +269,16 @@ class TableFile:
         for block in range(len(self._crcs)):
             self._check_block(block)
             self.release()
+
+    def write_to(self, file: IO[bytes]) -> None:
+        """Write a copy."""
+        self._check_intact()
+        file.write(self._data)
+
+    def in_memory(self) -> TableFile:
+        """Return a copy whose bytes are in memory."""
+        self._check_intact()
+        return TableFile(self.path, bytes(self._data))
 
     def release(self) -> None:
         """Release the memory of a mapped file; the bytes are read again on demand."""

@@ -7,6 +7,7 @@ tag. specs/shard-table.md states when which file is used.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import IO, Any, Final, NamedTuple
 
-from wids.errors import FetchError, WidsError
+from wids.errors import FetchError, SpecError, WidsError
 from wids.shards.specs.entries import shard_of
 from wids.shards.specs.parsing import (
     LARGE_NBYTES,
@@ -40,7 +41,6 @@ from wids.storage import complete_files
 from wids.storage.cache import cache_names
 from wids.storage.cache.small_files import is_settled, make_folder, save_quietly
 from wids.storage.cache.turns import turn
-from wids.storage.digests import file_digest
 from wids.storage.fetch import Fetcher, downloaded
 from wids.storage.transport import urls
 from wids.storage.transport.url_rewrite import rewritten
@@ -52,7 +52,7 @@ _LEAST_VALUE_NBYTES: Final = 8
 
 _USUAL_KEYS: Final = frozenset(("url", "nsamples", "filesize", "sha256"))
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 class _Note(NamedTuple):
@@ -131,6 +131,7 @@ class _Document:
         self._folder, self._fetcher, self._url, self._state = folder, fetcher, url, state
         place = rewritten(url)
         self._path = urls.local_path(place) if urls.is_local(place) else None
+        self._noted_state = state if self._path is None else _identity(self._path, state)
         self._note_path = cache_names.document_note_path(folder, url)
         self._beside = table_url(self._path or url)
 
@@ -139,12 +140,12 @@ class _Document:
         if not self._state.tag:
             return None
         note = _loaded_note(self._note_path)
-        if note is not None and note.state == self._state:
+        if note is not None and note.state == self._noted_state:
             return self._of_digest(bytes.fromhex(note.sha256))
         if self._path is None:
             return None
         table = _intact(self._beside)
-        return table if table is not None and table.state == self._state else None
+        return self._copied(table) if table is not None and table.state == self._state else None
 
     def made_in_turn(self) -> TableFile | None:
         """Return the table of the document, made by this process or by another one meanwhile.
@@ -157,7 +158,7 @@ class _Document:
         with turn(lock_path, self._table_path(b""), waits=True):
             table = self.known() or self._published(self._state) or self._read()
             if table is not None:
-                note = json.dumps([*self._state, table.header.document_sha256.hex()])
+                note = json.dumps([*self._noted_state, table.header.document_sha256.hex()])
                 save_quietly(self._note_path, note.encode("ascii"))
         return table
 
@@ -166,19 +167,42 @@ class _Document:
         with downloaded(self._fetcher, self._path or self._url) as path:
             if _is_dense(path):
                 return None
-            sha256 = bytes.fromhex(file_digest(path, "sha256"))
-            table = self._of_digest(sha256) or self._published(None, sha256)
-            if table is None:
-                with open(path, "rb") as file:
+            with open(path, "rb") as file:  # once: it may be replaced meanwhile
+                sha256 = _digest(file)
+                table = self._of_digest(sha256) or self._published(None, sha256)
+                if table is None:
+                    file.seek(0)
                     table = self._written(file, sha256)
         return table
 
     def _of_digest(self, sha256: bytes) -> TableFile | None:
         """Return the table of a document with a digest: that of the cache, or the one beside it."""
         table = _intact(self._table_path(sha256), sha256, is_own=True)
-        if table is not None or self._path is None:
+        if table is not None:
             return table
-        return _intact(self._beside, sha256)
+        if self._path is None:
+            return _intact(self._fetched_path(sha256), sha256, is_own=True)
+        table = _intact(self._beside, sha256)
+        return None if table is None else self._copied(table)
+
+    def _copied(self, table: TableFile) -> TableFile | None:
+        """Return a copy of the table beside a local document, which nobody writes over."""
+        sha256 = table.header.document_sha256
+        path = self._fetched_path(sha256)
+        copy = _intact(path, sha256, is_own=True)
+        if copy is not None:
+            return copy
+        try:
+            table.check()
+            with _new_file(path) as file:
+                table.write_to(file)
+        except SpecError as error:
+            _logger.warning("%s; the JSON document is read instead", str(error))
+            return None
+        except OSError as error:
+            _logger.warning("%s: no copy of it is stored: %s", self._beside, str(error))
+            return table.in_memory()
+        return _intact(path, sha256, is_own=True)
 
     def _published(self, state: State | None, sha256: bytes | None = None) -> TableFile | None:
         """Fetch the table beside a remote document, if it was made from this state or digest."""
@@ -190,7 +214,7 @@ class _Document:
         if sha256 not in (None, header.document_sha256):
             _warn_of_other(urls.redact(self._beside))
             return None
-        path = self._table_path(header.document_sha256)
+        path = self._fetched_path(header.document_sha256)
         try:
             with _new_file(path) as file:
                 self._fetcher.save(self._beside, file)
@@ -229,6 +253,11 @@ class _Document:
     def _table_path(self, sha256: bytes) -> str:
         return cache_names.table_path(self._folder, sha256.hex())
 
+    def _fetched_path(self, sha256: bytes) -> str:
+        # By its URL, too: who published it states of which document it is, and may lie.
+        found = hashlib.sha256(sha256 + os.fsencode(self._beside))
+        return cache_names.table_path(self._folder, found.hexdigest())
+
 
 def _checked(entries: Iterable[Any], label: str) -> Iterator[Any]:
     """Yield the entries of a shardlist, unless one is malformed."""
@@ -253,6 +282,22 @@ def _is_dense(path: str) -> bool:
         while piece := file.read(1 << 20):
             count, nbytes = count + num_values(piece), nbytes + len(piece)
     return count > MAX_VALUES and nbytes < _LEAST_VALUE_NBYTES * count
+
+
+def _digest(file: IO[bytes]) -> bytes:
+    digest = hashlib.sha256()
+    while piece := file.read(1 << 20):
+        digest.update(piece)
+    return digest.digest()
+
+
+def _identity(path: str, state: State) -> State:
+    """Return the state of a local document with what no program sets back, as its time may be."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return state
+    return State(state.nbytes, f"{state.tag} {status.st_ctime_ns} {status.st_ino}")
 
 
 def _time_tag(mtime_ns: int) -> str:

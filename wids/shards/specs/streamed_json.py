@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 _PIECE_NBYTES: Final = 4 << 20
-_MAX_VALUE_LENGTH: Final = 64 << 20
+_MAX_VALUE_LENGTH: Final = 1 << 20
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 
 _decode: Final = json.JSONDecoder().raw_decode
@@ -25,7 +25,7 @@ class StreamedDocument:
         rest: The object without its shardlist; complete when all entries have been read.
 
     Raises:
-        ValueError: It is not JSON, not an object, or has a key twice.
+        ValueError: It is not JSON, not an object with a shardlist, has a key twice, or long values.
     """
 
     def __init__(self, read: Callable[[int], bytes]) -> None:
@@ -37,7 +37,7 @@ class StreamedDocument:
 
     def entries(self) -> Iterator[Any]:
         """Yield the items of the shardlist, once."""
-        has_shards = False
+        has_shards, rest_length = False, 0
         for _ in self._items("{", "}"):
             key = self._value()
             if self._next() != ":" or not isinstance(key, str):
@@ -49,9 +49,14 @@ class StreamedDocument:
                 has_shards = True
                 yield from self._list()
             else:
-                self.rest[key] = self._value()
+                self.rest[key] = value = self._value()
+                rest_length += len(key) + len(json.dumps(value))
+                if rest_length > _MAX_VALUE_LENGTH:
+                    raise ValueError("expected a document whose shardlist has most of its bytes")
         if self._next():
             raise ValueError("found text after the document")
+        if not has_shards:
+            raise ValueError("expected a shardlist")
 
     def _list(self) -> Iterator[Any]:
         for _ in self._items("[", "]"):

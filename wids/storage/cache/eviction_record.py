@@ -8,16 +8,19 @@ added without it are found by the next listing.
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
+import stat
 import time
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import IO, Final, NamedTuple
 
 from wids.storage.cache import cache_names
-from wids.storage.cache.small_files import make_folder, open_up
+from wids.storage.cache.small_files import make_folder
 from wids.storage.cache.verified import is_own_file
 
 _LEAST_LISTED: Final = 256
@@ -91,16 +94,13 @@ def load(folder: str) -> Record | None:
     """Return the record of a cache folder, if it can be trusted."""
     path = cache_names.eviction_record_path(folder)
     try:
-        # Another user may not be able to replace it, and so to note what he adds.
-        if not is_own_file(os.stat(path)):
-            return None
-        with open(path, "rb") as file:
+        with _own_file(path) as file:
             values = json.loads(file.read())
-        with open(cache_names.eviction_queue_path(folder), "rb") as file:
+        with _own_file(cache_names.eviction_queue_path(folder)) as file:
             is_its_queue = file.read(20) == _token(values["made_ns"])
         unfinished = tuple(Unfinished(*entry) for entry in values.pop("unfinished"))
         record = Record(**values, unfinished=unfinished)
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     is_recent = 0 <= time.time_ns() - record.made_ns < _MOST_AGE_S * 1_000_000_000
     return record if is_recent and is_its_queue else None
@@ -137,7 +137,7 @@ def queue(folder: str, record: Record) -> Generator[tuple[int, int, str, int], N
     at, rest = record.at, b""
     with (
         suppress(OSError, ValueError),
-        open(cache_names.eviction_queue_path(folder), "rb") as file,
+        _own_file(cache_names.eviction_queue_path(folder)) as file,
     ):
         file.seek(at)
         while data := file.read(_READ_NBYTES):
@@ -145,7 +145,9 @@ def queue(folder: str, record: Record) -> Generator[tuple[int, int, str, int], N
             for line in lines:
                 at += len(line) + 1
                 used_ns, nbytes, name = line.decode("utf-8", "surrogateescape").split(" ", 2)
-                yield int(used_ns), int(nbytes), name, at
+                # Whatever the queue says, only such files are deleted (CACHE-9).
+                if cache_names.is_own_name(name) and os.path.basename(name) == name:
+                    yield int(used_ns), int(nbytes), name, at
 
 
 def forget(folder: str) -> None:
@@ -166,6 +168,18 @@ def _write(path: str, data: bytes) -> None:
         os.unlink(path)
     with suppress(OSError):
         make_folder(os.path.dirname(path))
-        with open(path, "xb") as file:
-            open_up(file.fileno(), os.path.dirname(path))
+        # For this user alone, who decides by it what to delete.
+        with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             file.write(data)
+
+
+def _own_file(path: str) -> IO[bytes]:
+    """Open a file of the record, unless another user may have written it (SEC-40)."""
+    # Another user's pipe must not hold the lock of evictions.
+    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    file = io.FileIO(path, opener=lambda name, mode: os.open(name, mode | flags))
+    status = os.fstat(file.fileno())
+    if stat.S_ISREG(status.st_mode) and is_own_file(status):
+        return io.BufferedReader(file)
+    file.close()
+    raise PermissionError(errno.EACCES, "of another user", path)

@@ -348,10 +348,6 @@ class Cache:
             if is_own:
                 open_up(file.fileno(), os.path.dirname(path))
             limit = self.limits.nbytes if is_own and not self.limits.keep else None
-            if is_own and limit is None:  # others, with a limit, have to count this file
-                from wids.storage.cache import eviction_record  # not for local shards
-
-                eviction_record.forget(self.folder)
             reserve = partial(self._reserve, file, os.path.basename(path), limit, make_room)
             space = Space(os.path.dirname(path), remote_file.nbytes, limit, reserve)
 
@@ -379,6 +375,11 @@ class Cache:
                     protect(file.fileno(), file.name)
                 os.fsync(file.fileno())
                 nbytes = os.fstat(file.fileno()).st_size
+        if is_own and limit is None:
+            from wids.storage.cache import eviction_record  # not for local shards
+
+            # Now: others, with a limit, may have listed it at the length that it had.
+            eviction_record.forget(self.folder)
         stages.count(stages.FETCHES)
         name = urls.redact(remote_file.url)
         seconds = time.monotonic() - started_s
