@@ -105,7 +105,10 @@ def test_datasets_and_samples_display_themselves(outputs: list[dict[str, Any]]) 
     assert sample["text/plain"].startswith("{'.jpg': <PIL.")
     assert sliced["text/html"].count('class="card"') == 6
     assert len({page["text/plain"] for page in (random, following, sliced)}) == 3
-    assert "7 to 12 of 1,000 samples, in the random order of seed 1; next() shows more" in following["text/html"]
+    assert (
+        "7 to 12 of 1,000 samples, in the random order of seed 1; next() shows more"
+        in following["text/html"]
+    )
     assert chosen["text/html"].count("purple") == 6
     assert "the most that one of 4 ranks reads, and one of 2 nodes" in cost["text"]
 
