@@ -9,7 +9,6 @@ added without it are found by the next listing.
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import stat
@@ -177,9 +176,9 @@ def _own_file(path: str) -> IO[bytes]:
     """Open a file of the record, unless another user may have written it (SEC-40)."""
     # Another user's pipe must not hold the lock of evictions.
     flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    file = io.FileIO(path, opener=lambda name, mode: os.open(name, mode | flags))
+    file = open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags))  # noqa: SIM115
     status = os.fstat(file.fileno())
     if stat.S_ISREG(status.st_mode) and is_own_file(status):
-        return io.BufferedReader(file)
+        return file
     file.close()
     raise PermissionError(errno.EACCES, "of another user", path)
