@@ -53,7 +53,8 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
     Raises:
         ValueError: The numbers contradict each other.
         MismatchError: In a process group, ranks have counted different samples, since each passes
-            over shards that it finds broken (``on_error``).
+            over shards that it finds broken (``on_error``). Construct it on all ranks
+            then: they compare what they have counted, and wait for each other.
 
     Example:
         >>> import wids

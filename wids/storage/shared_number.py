@@ -136,7 +136,7 @@ class SharedNumber(SharedRows):
         """Set the number, in all processes. What others add at this moment may be lost."""
         with writing:
             if self.is_shared:
-                # Once, at its place: whoever reads meanwhile must not find a sum of 0.
+                # In one assignment: a process that reads meanwhile never finds a sum of 0.
                 others = [0.0] * len(self._table)
                 others[1 + os.getpid() % _NUM_ROWS] = value
                 self._table[:] = others

@@ -42,7 +42,7 @@ _TABLES: Final = (
 Place: TypeAlias = "tuple[str, int, int]"
 """Name of a member, where its bytes begin in the tar, and how many there are."""
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 def foreign_index(

@@ -37,7 +37,7 @@ _DALI: Final = next(kind for kind in OF_SHARD if kind.name is dali_name)
 _NUM_ASKED: Final = 16
 """Folders of which one has to have such files, or no other is asked."""
 
-_logger = logging.getLogger("wids")
+_logger = logging.getLogger(__name__)
 
 
 @dataclass

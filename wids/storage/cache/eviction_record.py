@@ -51,7 +51,7 @@ class Record:
     Attributes:
         made_ns: When it was listed, in nanoseconds since 1970.
         nbytes: Bytes that count, those of unfinished files included.
-        at: Where the queue of files to evict goes on.
+        at: Where to resume in the queue of files to evict.
         unfinished: The files that are being fetched.
     """
 
@@ -132,7 +132,7 @@ def save_listing(folder: str, record: Record, victims: Sequence[tuple[int, int, 
 
 
 def queue(folder: str, record: Record) -> Generator[tuple[int, int, str, int], None, None]:
-    """Yield what is left of the queue: time of use, length, name, and where the queue goes on."""
+    """Yield what is left of the queue: time of use, length, name, and where to resume."""
     at, rest = record.at, b""
     with (
         suppress(OSError, ValueError),

@@ -99,7 +99,7 @@ class SignedUrls:
     def _sign(self, url: str, key: str) -> str:
         import obstore
 
-        # Without keys at hand obstore would request them. That waits for ever here, and the parent
+        # Without keys at hand obstore would request them. That never returns here, and the parent
         # would miss answers too, since a fork shares what a process waits with (epoll).
         has_keys = any(name in self._settings.config for name in _KEYS) or any(
             os.environ.get(name) for name in _VARIABLES[self._place.kind]

@@ -1,7 +1,7 @@
 """Open buckets with obstore: which bucket a URL names, with which settings, in which process.
 
 obstore sends its requests from threads of its own, which do not survive a fork: in a forked child a
-request would wait for ever. So this module remembers the process that used obstore first, and
+request would never return. So this module remembers the process that used obstore first, and
 `signed_urls` reads in its forked children (specs/decisions/0096).
 """
 
