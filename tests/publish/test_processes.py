@@ -54,6 +54,37 @@ def test_a_worker_whose_main_thread_hears_no_signal(tmp_path: Path) -> None:
     assert done.stderr.endswith("KeyboardInterrupt\n")
 
 
+BUSY = """
+import os, sys, time
+from wids.publish.processes import process_pool
+
+TASK = '''
+import hashlib
+from wids.storage import complete_files
+with complete_files.replacing(PATH) as file:
+    file.write(b"a part")
+    open("begun", "w").close()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # minutes, in which no handler runs
+'''
+path = os.path.abspath("file")
+with process_pool(2, 2) as executor:
+    executor.submit(exec, TASK.replace("PATH", repr(path)))
+    while not os.path.exists("begun"):
+        time.sleep(0.01)
+    raise KeyboardInterrupt
+"""
+
+
+def test_a_worker_that_has_no_time_to_clean_up(tmp_path: Path) -> None:
+    """The file that it was writing is deleted, however busy its main thread is."""
+    command = [sys.executable, "-c", BUSY]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=30, check=False, cwd=tmp_path
+    )
+    assert done.stderr.endswith("KeyboardInterrupt\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["begun"]
+
+
 CANCELLED = """
 import os, signal, time
 from concurrent.futures.process import BrokenProcessPool

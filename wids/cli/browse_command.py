@@ -7,10 +7,13 @@ import os
 import socket
 import sys
 from contextlib import ExitStack
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from wids.cli.options import add_reading, add_spec, spec_and_peek, storage_options
 from wids.storage.transport import urls
+
+if TYPE_CHECKING:
+    from wids.look.page.server import Browser
 
 _MAX_PORT: Final = 65_535
 
@@ -52,21 +55,14 @@ def run(options: argparse.Namespace) -> int:
             browser = Browser(stack.enter_context(dataset), options.port, python)
         else:
             browser = Browser(PeekPages(shards, _python_name(options.spec)), options.port)
-        # Flushed, since a program that started this one waits for the line while the server runs.
-        print(browser.url, flush=True)
-        port = browser.port
-        print(
-            "Anyone with this address can look at the dataset, from this machine; press Ctrl-C to "
-            f"stop.\nFrom another machine: ssh -N -L {port}:127.0.0.1:{port} "
-            f"{socket.gethostname()}, then open the same address there.",
-            file=sys.stderr,
-        )
-        redirect = _redirect_page(browser.url) if options.open else ""
-        if redirect:
-            import webbrowser
-
-            webbrowser.open(f"file://{redirect}")
+        redirect = ""
         try:
+            _announce(browser)
+            if options.open:
+                import webbrowser
+
+                redirect = _redirect_page(browser.url)
+                webbrowser.open(f"file://{redirect}")
             browser.serve()
         except KeyboardInterrupt:
             print(file=sys.stderr)  # below the ^C
@@ -75,6 +71,18 @@ def run(options: argparse.Namespace) -> int:
             if redirect:
                 os.unlink(redirect)
     return 0
+
+
+def _announce(browser: Browser) -> None:
+    """Print the address of the page, and how to reach it from another machine."""
+    # Flushed, since a program that started this one waits for the line while the server runs.
+    print(browser.url, flush=True)
+    print(
+        "Anyone with this address can look at the dataset, from this machine; press Ctrl-C to "
+        f"stop.\nFrom another machine: ssh -N -L {browser.port}:127.0.0.1:{browser.port} "
+        f"{socket.gethostname()}, then open the same address there.",
+        file=sys.stderr,
+    )
 
 
 def _python_name(named: str) -> str:

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Final
 
+from wids.storage import complete_files
+
 if TYPE_CHECKING:
     from concurrent.futures import Executor
     from multiprocessing.context import BaseContext
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 _PRELOADED: Final = ["numpy", __name__]
 _CLEANUP_S: Final = 0.1
-"""How long a worker that is told to end has to delete its temporary files."""
+"""How long a worker that is told to end has to end its task."""
 
 
 @contextmanager
@@ -129,6 +131,7 @@ def _end_in_time(told: int | None) -> None:
     else:
         os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_CLEANUP_S)
+    complete_files.delete_unfinished()
     os._exit(128 + signal.SIGTERM)
 
 

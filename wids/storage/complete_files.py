@@ -25,6 +25,8 @@ _FLUSH_S: Final = 0.1
 """Time between two flushes of a file that is being written."""
 _NO_FOLDER_SYNC: Final = frozenset((errno.EINVAL, errno.ENOTSUP, errno.EBADF))
 """Errors of file systems on which a folder cannot be flushed, unlike those of a disk."""
+_unfinished: Final[set[str]] = set()
+"""Paths of the temporary files that this process writes."""
 
 
 @contextmanager
@@ -55,6 +57,7 @@ def replacing(
         except OSError as error:  # with the name that the caller knows
             raise OSError(error.errno, error.strerror, target) from None
 
+    _unfinished.add(temporary)
     try:
         with (
             open(temporary, "x+b", opener=create) as file,
@@ -75,6 +78,15 @@ def replacing(
         with suppress(OSError):
             os.unlink(temporary)
         raise
+    finally:
+        _unfinished.discard(temporary)
+
+
+def delete_unfinished() -> None:
+    """Delete what this process has not finished, before a thread ends the process."""
+    for path in list(_unfinished):
+        with suppress(OSError):
+            os.unlink(path)
 
 
 @contextmanager
