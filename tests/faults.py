@@ -1,91 +1,131 @@
-"""Interrupt a program at a line of its own choice, and fail a call of its choice to the system.
+"""Interrupt a program at a place of its own choice, and fail a call of its choice to the system.
 
-Both count: an interrupt comes at the n-th line that is executed in certain folders, a failure at
-the k-th call that writes, flushes, opens, links or renames a file. A test repeats its work for
-every n and k, and so meets each state in which a program can be stopped.
+A test repeats its work for each place, until the work ends without having come to one, and so meets
+each state in which a program can be stopped.
 """
 
 from __future__ import annotations
 
 import builtins
+import dis
 import errno
 import io
+import itertools
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, Final
 
 import pytest
 
 import wids
-from wids.storage import locks
 
-ROOT = Path(wids.__file__).parent
+ROOT: Final = Path(wids.__file__).parent
+REPEATS: Final = 2
+"""How often a place counts: what a loop does the third time, it has done before."""
+_YIELD: Final = dis.opmap["YIELD_VALUE"]
 
 
-class Count:
-    """Counts to a number, and says when it is reached.
+@dataclass
+class Fault:
+    """A fault at the n-th place that a program comes to.
 
     Attributes:
-        number: The number to reach; 0 for never.
-        reached: How far it has come.
+        number: Which place it is.
+        reached: How many places the program has come to.
+        where: The place, once the program has come to it.
     """
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.reached = 0
+    number: int
+    reached: int = 0
+    where: str = ""
 
-    def is_now(self) -> bool:
-        """Count one more, and return whether it is the one."""
+    def is_at(self, place: str) -> bool:
+        """Count a place, and return whether it is the one."""
         self.reached += 1
+        if self.reached == self.number:
+            self.where = f"place {self.number}, {place}"
         return self.reached == self.number
 
 
+def faults(step: int, at_least: int) -> Iterator[Fault]:
+    """Yield a fault at every such place, and one that the program does not come to.
+
+    Args:
+        step: How many places one fault is after another.
+        at_least: How many places the program has. A program that comes to fewer is not the one that
+            is meant, and a test of it would show nothing.
+    """
+    for number in itertools.count(1, step):
+        fault = Fault(number)
+        yield fault
+        if not fault.where:
+            assert fault.reached >= at_least, f"only {fault.reached} places"
+            return
+
+
 @contextmanager
-def interrupted(packages: tuple[str, ...], number: int) -> Iterator[Count]:
-    """Raise KeyboardInterrupt before the n-th line that the block executes in these packages."""
-    count = Count(number)
+def interrupting(fault: Fault, *packages: str) -> Iterator[None]:
+    """Raise KeyboardInterrupt at a place in these packages of wids, which have to let it through.
+
+    The places are those at which Python runs the handler of a signal: the beginning of a function,
+    and the return from one that is not written in Python. An interrupt at lines would also come
+    between a ``with`` block and its ``__exit__``, where no signal can.
+    """
     folders = tuple(f"{ROOT / package}{os.sep}" for package in packages)
+    missing = [folder for folder in folders if not os.path.isdir(folder)]
+    assert not missing, f"no packages of wids: {missing}"
+    times: Counter[tuple[CodeType, int]] = Counter()
 
-    def on_line(_: FrameType, event: str, __: Any) -> Any:
-        if event == "line" and count.is_now():
-            raise KeyboardInterrupt
-        return on_line
+    def on_event(frame: FrameType, event: str, _: object) -> None:
+        code, place = frame.f_code, frame.f_lasti
+        if not code.co_filename.startswith(folders) or event not in ("call", "c_return"):
+            return
+        # Nor is there one where a generator is closed, or an error is raised in it. One that comes
+        # to a finalizer is lost, as every error of it.
+        is_thrown = event == "call" and place >= 0 and code.co_code[place] == _YIELD
+        if is_thrown or code.co_name == "__del__":
+            return
+        times[code, place] += 1
+        if times[code, place] <= REPEATS:
+            name = os.path.relpath(code.co_filename, ROOT)
+            if fault.is_at(f"{name}:{frame.f_lineno} ({event})"):
+                raise KeyboardInterrupt
 
-    def on_call(frame: FrameType, _: str, __: Any) -> Any:
-        return on_line if frame.f_code.co_filename.startswith(folders) else None
-
-    previous = sys.gettrace()
-    sys.settrace(on_call)
+    previous = sys.getprofile()
     try:
-        yield count
+        sys.setprofile(on_event)
+        yield
+    except KeyboardInterrupt:
+        assert fault.where
+    else:
+        sys.setprofile(previous)
+        assert not fault.where, f"{fault.where}: KeyboardInterrupt did not come out"
     finally:
-        sys.settrace(previous)
-        # A trace function, unlike a signal, can raise between a `with` block and its `__exit__`.
-        while locks._no_fork._is_owned():  # type: ignore[attr-defined]
-            locks._no_fork.release()
+        sys.setprofile(previous)
 
 
 @contextmanager
-def failing_calls(number: int, code: int = errno.ENOSPC) -> Iterator[Count]:
-    """Fail the k-th call that opens, writes, flushes, links or renames a file in the block."""
-    count = Count(number)
+def failing(fault: Fault, code: int = errno.ENOSPC) -> Iterator[None]:
+    """Fail a call in the block that opens, writes, flushes, links or renames a file."""
 
-    def checked(call: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def check_and_call(*arguments: Any, **options: Any) -> Any:
-            if count.is_now():
+            if fault.is_at(name):
                 raise OSError(code, os.strerror(code))
             return call(*arguments, **options)
 
         return check_and_call
 
     class RawFile(io.FileIO):
-        write = checked(io.FileIO.write)
-        truncate = checked(io.FileIO.truncate)
+        write = checked("write", io.FileIO.write)
+        truncate = checked("truncate", io.FileIO.truncate)
 
     plain_open = builtins.open
 
@@ -96,7 +136,7 @@ def failing_calls(number: int, code: int = errno.ENOSPC) -> Iterator[Count]:
 
     with pytest.MonkeyPatch.context() as patches:
         for name in ("open", "fsync", "replace", "link"):
-            patches.setattr(os, name, checked(getattr(os, name)))
+            patches.setattr(os, name, checked(name, getattr(os, name)))
         patches.setattr(builtins, "open", open_file)
         patches.setattr(tempfile._io, "open", open_file)
-        yield count
+        yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 from pathlib import Path
 
@@ -71,7 +70,7 @@ def test_evictions(server: Server, tmp_path: Path, log: pytest.LogCaptureFixture
     """So has a copy that is evicted."""
     store = Cache(str(tmp_path / "cache"), Fetcher(), limits=Limits(1500))
     for name in "ab":
-        os.close(store.open(RemoteFile(server.page(f"/{name}", bytes(1000)), 1000)).handle)
+        store.open(RemoteFile(server.page(f"/{name}", bytes(1000)), 1000)).file.close()
     happened(log, ": evicted,")
 
 

@@ -76,8 +76,8 @@ class CacheMachine(RuleBasedStateMachine):
         remote_file = self.file(number)
         num_requests = len(self.server.log)
         copy = self.caches[store].open(remote_file, lambda file: os.pread(file.fileno(), 10, 0))
-        assert os.pread(copy.handle, SIZE + 1, 0) == self.body(number)
-        self.open_copies[copy.handle] = copy
+        assert os.pread(copy.file.fileno(), SIZE + 1, 0) == self.body(number)
+        self.open_copies[copy.file.fileno()] = copy
         if self.limit is not None and len(self.server.log) > num_requests:
             # Space was made for what was fetched: only leases may exceed the limit.
             files = (self.folder / "c" / "shards").glob("*.tar")
@@ -94,8 +94,8 @@ class CacheMachine(RuleBasedStateMachine):
         except (FetchError, ValueError):
             pass
         else:
-            assert os.pread(copy.handle, SIZE + 1, 0) == self.body(number)
-            os.close(copy.handle)
+            assert os.pread(copy.file.fileno(), SIZE + 1, 0) == self.body(number)
+            copy.file.close()
         finally:
             self.server.pages[self.path(number)].always = None
 
@@ -104,9 +104,9 @@ class CacheMachine(RuleBasedStateMachine):
         """An opened copy does not change until it is closed."""
         number, version, opened = copy
         expected = f"{number}:{version};".encode().ljust(SIZE, b"x")
-        assert os.pread(opened.handle, SIZE + 1, 0) == expected
-        os.close(opened.handle)
-        del self.open_copies[opened.handle]
+        assert os.pread(opened.file.fileno(), SIZE + 1, 0) == expected
+        del self.open_copies[opened.file.fileno()]
+        opened.file.close()
 
     @rule(number=NUMBERS)
     def publish_new_version(self, number: int) -> None:
@@ -137,7 +137,7 @@ class CacheMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "server"):
             for copy in self.open_copies.values():
-                os.close(copy.handle)
+                copy.file.close()
             self.server.close()
             shutil.rmtree(self.folder)
 

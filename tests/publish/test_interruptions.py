@@ -1,21 +1,20 @@
-"""A writer that is interrupted at any line, or any of whose calls to the system fails."""
+"""A writer that is interrupted at any place, or any of whose calls to the system fails."""
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import failing_calls, interrupted
+from faults import failing, faults, interrupting
 
 from wids import ShardWriter, verify_spec
 from wids.storage import locks
 
 SAMPLES = [{"__key__": f"{n}", "txt": f"text {n}"} for n in range(4)]
-PACKAGES = ("writing", "files", "tars", "specs")
 
 pytestmark = [
     # An object that is interrupted while it is made, or left, is closed when it is collected.
@@ -63,23 +62,16 @@ def check(folder: Path, complete: dict[str, bytes], what: str) -> None:
     assert verify_spec(folder / "a.json") == []
 
 
-def num_events(disturbed: AbstractContextManager[Any], folder: Path) -> int:
-    with disturbed as count:
-        write(folder)
-    return count.reached
-
-
 @pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.long)])
-def test_an_interrupt_at_any_line(
+def test_an_interrupt_at_any_place(
     step: int, complete: dict[str, bytes], folders: Iterator[Path]
 ) -> None:
     """Ctrl-C is Ctrl-C; complete shards stay, and nothing else does (SPEC-16)."""
-    last = num_events(interrupted(PACKAGES, 0), next(folders))
-    for number in range(1, last + 1, step):
+    for fault in faults(step, at_least=300):
         folder = next(folders)
-        with pytest.raises(KeyboardInterrupt), interrupted(PACKAGES, number):
+        with interrupting(fault, "publish", "storage", "shards"):
             write(folder)
-        check(folder, complete, f"line {number} of {last}")
+        check(folder, complete, fault.where)
 
 
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.long)])
@@ -88,11 +80,10 @@ def test_a_failure_of_any_call(
     code: int, step: int, complete: dict[str, bytes], folders: Iterator[Path]
 ) -> None:
     """A full or broken disk is an error; complete shards stay, and nothing else does."""
-    last = num_events(failing_calls(0), next(folders))
-    for number in range(1, last + 1, step):
+    for fault in faults(step, at_least=10):
         folder = next(folders)
-        with suppress(OSError), failing_calls(number, code):
+        with suppress(OSError), failing(fault, code):
             write(folder)
             # A lock that fails is done without, as are hard links.
             assert contents(folder) == complete
-        check(folder, complete, f"call {number} of {last}")
+        check(folder, complete, fault.where)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from conftest import in_child, raises
-from faults import interrupted
+from faults import faults, interrupting
 from s3 import Bucket
 
 import wids
@@ -363,27 +363,23 @@ def test_a_killed_replacement_is_not_resumed(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("step", [83, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", [83, pytest.param(2, marks=pytest.mark.long)])
 @WORKS
-def test_interrupted_at_any_line(work: Write, step: int, tmp_path: Path) -> None:
+def test_interrupted_at_any_place(work: Write, step: int, tmp_path: Path) -> None:
     """Ctrl-C leaves one dataset or none, and the old one if none of it was replaced (PACK-16)."""
-    for name, values in (("old", OLD), ("fresh", NEW), ("count", OLD)):
+    for name, values in (("old", OLD), ("fresh", NEW)):
         (tmp_path / name).mkdir()
         work(f"{name}/out", values)
-    packages = ("writing", "packing", "files", "tars", "specs", "describing")
-    with interrupted(packages, 0) as count:
-        work("count/out", NEW, if_exists="replace")
     shards = {n: data for n, data in contents(tmp_path / "old").items() if n.endswith(".tar")}
-    for number in range(1, count.reached + 1, step):
-        folder = tmp_path / str(number)
+    for fault in faults(step, at_least=300):
+        folder = tmp_path / f"{fault.number}"
         shutil.copytree("old", folder)
-        with suppress(KeyboardInterrupt), interrupted(packages, number):
+        with interrupting(fault, "publish", "storage", "shards"):
             work(f"{folder}/out", NEW, if_exists="replace")
-        what = f"interrupted at line {number} of {count.reached}"
         left = contents(folder)
-        assert texts(f"{number}/out.json") in (OLD, NEW, None), what
+        assert texts(f"{folder.name}/out.json") in (OLD, NEW, None), fault.where
         if shards.items() <= left.items():
-            assert "out.json" in left, what
+            assert "out.json" in left, fault.where
         work(f"{folder}/out", NEW, if_exists="replace")
-        assert contents(folder) == contents(tmp_path / "fresh"), what
+        assert contents(folder) == contents(tmp_path / "fresh"), fault.where
     gc.collect()  # what was interrupted before it was closed is closed here, with a warning

@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 from conftest import sample_members, settle, write_tar
-from faults import Count
+from faults import Fault, faults
 
 import wids
 from wids.shards import side_files
+from wids.shards.tars import mapped_file
+from wids.storage.cache import leases
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc"
@@ -66,33 +68,37 @@ def descriptors() -> list[str]:
 
 
 @contextmanager
-def failing(owner: Any, name: str, number: int) -> Iterator[Count]:
-    """Fail the n-th call of a function."""
-    count, call = Count(number), getattr(owner, name)
+def failing(fault: Fault, owner: Any, name: str) -> Iterator[None]:
+    """Fail a call of a function."""
+    call = getattr(owner, name)
 
     def fail_or_call(*arguments: Any, **options: Any) -> Any:
-        if count.is_now():
+        if fault.is_at(name):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return call(*arguments, **options)
 
+    replacement: Any = fail_or_call
+    if isinstance(call, type):  # which `isinstance` is asked about
+        replacement = type(name, (call,), {"__new__": lambda _, *a, **o: fail_or_call(*a, **o)})
     with pytest.MonkeyPatch.context() as patches:
-        patches.setattr(owner, name, fail_or_call)
-        yield count
+        patches.setattr(owner, name, replacement)
+        yield
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(os, "fstat"), (os, "open"), (os, "utime"), (mmap, "mmap")]
+    ("owner", "name"),
+    [
+        *((os, "fstat"), (os, "open"), (os, "utime"), (mmap, "mmap")),
+        *((leases, "FileIO"), (mapped_file, "FileIO")),
+    ],
 )
 def test_a_failure_of_any_call(owner: Any, name: str, work: Callable[[], None]) -> None:
     """If the system refuses any call, nothing stays open, which would keep copies (CACHE-7)."""
     before = descriptors()
-    with failing(owner, name, 0) as count:
-        work()
-    assert count.reached
-    for number in range(1, count.reached + 1):
-        with suppress(OSError, wids.WidsError), failing(owner, name, number):
+    for fault in faults(step=1, at_least=1):
+        with suppress(OSError, wids.WidsError), failing(fault, owner, name):
             work()
-        assert descriptors() == before, f"call {number} of {count.reached}"
+        assert descriptors() == before, fault.where
 
 
 def test_arguments_that_are_refused_when_the_file_is_open(tmp_path: Path) -> None:

@@ -192,24 +192,24 @@ class History:
                     self.system.sleep(self.rng.choice([0.001, 1, 70, 70]))
             while held and self.rng.random() < 0.4:
                 self.check(*held[0])
-                self.system.os.close(held.pop(0)[0].handle)
+                held.pop(0)[0].file.close()
             for copy, content in held:
                 self.check(copy, content)
         for copy, _ in held:
-            self.system.os.close(copy.handle)
+            copy.file.close()
 
     def open(
         self, cache: Cache, remote_file: RemoteFile, held: list[tuple[CachedCopy, set[bytes]]]
     ) -> CachedCopy:
         def make_room() -> None:
             if held:
-                self.system.os.close(held.pop(0)[0].handle)
+                held.pop(0)[0].file.close()
 
         start_s, was_disturbed = self.system.now_s, self.was_disturbed
         try:
             copy = cache.open(remote_file, index_of, make_room)
-            while self.system.file(copy.handle).inode in self.damaged:  # its index says so
-                self.system.os.close(copy.handle)
+            while self.system.file(copy.file.fileno()).inode in self.damaged:  # its index says so
+                copy.file.close()
                 cache.discard(remote_file)
                 copy = cache.open(remote_file, index_of, make_room)
         except FetchError as error:
@@ -224,13 +224,13 @@ class History:
         finally:
             took_s = self.system.now_s - start_s
             assert was_disturbed or self.was_disturbed or took_s < 100, "waited too long"
-        self.leases.add(self.system.file(copy.handle))
+        self.leases.add(self.system.file(copy.file.fileno()))
         return copy
 
     def check(self, copy: CachedCopy, bodies: set[bytes]) -> None:
         """A copy has the bytes of the version that was asked for."""
         self.system.call("pread")
-        found = bytes(self.system.file(copy.handle).inode.data)
+        found = bytes(self.system.file(copy.file.fileno()).inode.data)
         assert found in bodies, f"{copy.path}: found {len(found)} bytes: {found[:8]!r}…"
 
     def save(self, url: str, file: IO[bytes], expected: Any, report: Any, _: Any) -> None:
@@ -354,7 +354,7 @@ class History:
         self.fault_rate = 0
         cache = self.cache()
         remote_file = RemoteFile("http://host/0.tar", version="last")
-        self.system.os.close(cache.open(remote_file, index_of).handle)
+        cache.open(remote_file, index_of).file.close()
         left = [path for path in self.system.entries if path.startswith(f"{SHARDS}/.")]
         assert left == [], "temporary files are left"
 
@@ -384,9 +384,10 @@ def simulated(history: History) -> Iterator[None]:
         fake_open = lambda path, mode, opener=None: FakeFile(system, path, mode, opener)  # noqa: E731
         for module in (complete_files, digests, eviction_record, verified):
             patch.setattr(module, "open", fake_open, raising=False)
-        patch.setattr(
-            locks, "FileIO", lambda path, _="r", opener=None: fake_open(path, "r", opener)
-        )
+        for module in (leases, locks):
+            patch.setattr(
+                module, "FileIO", lambda path, _="r", opener=None: fake_open(path, "r", opener)
+            )
         patch.setattr(locks, "_held", set())
         patch.setattr(locks, "_no_fork", nullcontext())  # no call in it can be interrupted
         patch.setattr(locks, "acquire", lambda h: system.flock(h, is_exclusive=True))

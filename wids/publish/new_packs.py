@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from io import FileIO
 from typing import IO
 
 from wids.shards.indexes.pack import LocalPack, load_pack
@@ -64,4 +65,4 @@ def _loaded(file: IO[bytes], target: str | None) -> LocalPack | None:
     file.flush()
     file.seek(0)
     name = "a temporary pack" if target is None else urls.redact(target)
-    return load_pack(name, os.dup(file.fileno()))
+    return load_pack(name, FileIO(os.dup(file.fileno())))

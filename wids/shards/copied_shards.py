@@ -48,7 +48,7 @@ class CopiedShards:
         stored = facts.store.open(file, self._prepare(number), make_room)
         find_index = partial(self._index, number, stored)
         try:
-            return facts.checked(number, facts.open_file(stored.path, find_index, stored.handle))
+            return facts.checked(number, facts.open_file(stored.path, find_index, stored.file))
         except (ShardFormatError, MismatchError) as error:
             if not was_local or not self.discard(number, stored.path, stored.inode, error):
                 raise

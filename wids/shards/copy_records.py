@@ -74,7 +74,7 @@ def open_copy(store: Cache, remote_file: RemoteFile) -> CachedCopy:
     copy = store.open(remote_file, partial(_dumped_record, remote_file.url))
     if _is_as_recorded(copy, remote_file.url):
         return copy
-    os.close(copy.handle)
+    copy.file.close()
     return _open_again(store, remote_file, copy.path)
 
 
@@ -86,7 +86,7 @@ def reopen_damaged(store: Cache, remote_file: RemoteFile) -> CachedCopy | None:
     """
     copy = store.open(remote_file, partial(_dumped_record, remote_file.url))
     is_as_fetched = _is_as_recorded(copy, remote_file.url, is_suspect=True)
-    os.close(copy.handle)
+    copy.file.close()
     return None if is_as_fetched else _open_again(store, remote_file, copy.path)
 
 
@@ -109,7 +109,7 @@ def _is_as_recorded(copy: CachedCopy, url: str, *, is_suspect: bool = False) -> 
         is_suspect: Whether to compare the bytes even if the time is the recorded one.
     """
     try:
-        status = os.fstat(copy.handle)
+        status = os.fstat(copy.file.fileno())
         # Users who share a folder trust only their own records (SEC-41).
         if not (copy.is_own and is_own_file(status)):
             return True
@@ -124,7 +124,7 @@ def _is_as_recorded(copy: CachedCopy, url: str, *, is_suspect: bool = False) -> 
         if found != recorded:
             save_quietly(copy.index_path, found.dump())
     except BaseException:
-        os.close(copy.handle)
+        copy.file.close()
         raise
     return True
 

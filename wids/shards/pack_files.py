@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from io import FileIO
 from typing import Final
 
 from wids.errors import WidsError
@@ -23,7 +23,6 @@ from wids.storage.cache.space import Space, StorageError
 from wids.storage.cache.store import Cache, CachedCopy
 from wids.storage.cache.turns import turn
 from wids.storage.fetch import Fetcher, downloaded
-from wids.storage.locks import READ_FLAGS
 from wids.storage.range_reader import RangeError
 from wids.storage.transport import urls
 from wids.storage.transport.url_rewrite import rewritten
@@ -103,8 +102,8 @@ def _load_stored(store: Cache, remote_file: RemoteFile, num_shards: int) -> Pack
     copy: CachedCopy | None = open_copy(store, remote_file)
     pack = None
     while copy is not None and pack is None:
-        # The map made from the handle keeps the copy from being evicted.
-        pack = load_pack(copy.path, copy.handle, num_shards)
+        # The map made from the file keeps the copy from being evicted.
+        pack = load_pack(copy.path, copy.file, num_shards)
         copy = None if pack is not None else reopen_damaged(store, remote_file)
     return pack
 
@@ -118,4 +117,4 @@ def _load_unstored(fetcher: Fetcher, url: str, num_shards: int) -> Pack | None:
     """
     space = Space(tempfile.gettempdir(), None, None, lambda _: None)
     with downloaded(fetcher, url, space.cover) as path:
-        return load_pack(urls.redact(url), os.open(path, READ_FLAGS), num_shards)
+        return load_pack(urls.redact(url), FileIO(path), num_shards)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from io import FileIO
 from typing import TYPE_CHECKING, TypeVar
 
 from wids.errors import MismatchError
@@ -58,11 +59,11 @@ class ShardFacts:
         budget = self.budget
         return budget is None or budget.takes(number, shard_nbytes, nbytes)
 
-    def open_file(self, path: str, find_index: FindIndex, handle: int | None = None) -> Shard:
+    def open_file(self, path: str, find_index: FindIndex, file: FileIO | None = None) -> Shard:
         """Open a tar on this machine, as the options say."""
         options = self.options
         return Shard(
-            path, fields=options.fields, raw=options.raw, find_index=find_index, handle=handle
+            path, fields=options.fields, raw=options.raw, find_index=find_index, handle=file
         )
 
     def checked(self, number: int, shard: AnyShard) -> AnyShard:

@@ -6,7 +6,6 @@ another version was published.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
@@ -50,10 +49,8 @@ def local_file(store: Cache, url: str) -> Iterator[str]:
         with downloaded(store.fetcher, url) as path:
             yield path
         return
-    try:
+    with copy.file:  # after it, the copy may be evicted
         yield copy.path
-    finally:
-        os.close(copy.handle)  # from now on it may be evicted
 
 
 def discard(store: Cache, url: str) -> bool:

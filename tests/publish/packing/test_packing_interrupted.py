@@ -1,4 +1,4 @@
-"""Packing that is killed, interrupted at any line, or meets a full disk, and is resumed."""
+"""Packing that is killed, interrupted at any place, or meets a full disk, and is resumed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 from conftest import in_child, raises
-from faults import failing_calls, interrupted
+from faults import failing, faults, interrupting
 from trees import contents, make_tree
 
 from wids import FetchError, ShardListDataset, pack_folder, verify_spec
 from wids.publish.packing import packed_folder as packing
-
-PACKAGES = ("packing", "writing", "files", "tars", "specs")
 
 pytestmark = [
     # An object that is interrupted while it is made, or left, is closed when it is collected.
@@ -68,20 +66,15 @@ def check(source: Path, folder: Path, complete: dict[str, bytes], what: str) -> 
 
 
 @pytest.mark.parametrize("step", [31, pytest.param(1, marks=pytest.mark.long)])
-def test_an_interrupt_at_any_line(
-    step: int,
-    source: Path,
-    complete: dict[str, bytes],
-    folders: Iterator[Path],
+def test_an_interrupt_at_any_place(
+    step: int, source: Path, complete: dict[str, bytes], folders: Iterator[Path]
 ) -> None:
     """Ctrl-C is Ctrl-C; complete shards and the journal stay, and nothing else (PACK-17)."""
-    with interrupted(PACKAGES, 0) as count:
-        pack(source, next(folders))
-    for number in range(1, count.reached + 1, step):
+    for fault in faults(step, at_least=300):
         folder = next(folders)
-        with pytest.raises(KeyboardInterrupt), interrupted(PACKAGES, number):
+        with interrupting(fault, "publish", "storage", "shards"):
             pack(source, folder)
-        check(source, folder, complete, f"line {number} of {count.reached}")
+        check(source, folder, complete, fault.where)
 
 
 @pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.long)])
@@ -90,15 +83,13 @@ def test_a_failure_of_any_call(
     code: int, step: int, source: Path, complete: dict[str, bytes], folders: Iterator[Path]
 ) -> None:
     """A full or broken disk is an error; complete shards stay, and are not written again."""
-    with failing_calls(0) as count:
-        pack(source, next(folders))
-    for number in range(1, count.reached + 1, step):
+    for fault in faults(step, at_least=10):
         folder = next(folders)
-        with suppress(OSError), failing_calls(number, code):
+        with suppress(OSError), failing(fault, code):
             pack(source, folder)
             # A lock that fails is done without, as are hard links.
             assert contents(folder) == complete
-        check(source, folder, complete, f"call {number} of {count.reached}")
+        check(source, folder, complete, fault.where)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import write_shards
-from faults import failing_calls
+from faults import failing, faults
 
 import wids
 
@@ -55,22 +55,21 @@ def test_a_full_disk_leaves_complete_files(
     The input is as it was. A full disk is an error that names the folder (REWRITE-6, REWRITE-40).
     """
     whole = tmp_path / "whole"
-    with failing_calls(0) as count:
-        rewritten(dataset, whole)
+    rewritten(dataset, whole)
     complete, source = contents(whole), contents(tmp_path / "in")
     assert len(complete) == 5
 
-    for number in range(1, count.reached + 1, step):
-        folder = tmp_path / f"{number}"
+    for fault in faults(step, at_least=10):
+        folder = tmp_path / f"{fault.number}"
         text = f"{folder}: expected space for all shards" if code == errno.ENOSPC else ""
-        with accepted(OSError, text), failing_calls(number, code):
+        with accepted(OSError, text), failing(fault, code):
             rewritten(dataset, folder)
             # A lock that fails is done without, as are hard links.
-            assert "new.json" in contents(folder), f"call {number}"
+            assert "new.json" in contents(folder), fault.where
         left = contents(folder) if folder.exists() else {}
         final = {name for name in left if name.startswith("new-") or name == "new.json"}
-        assert all(left[name] == complete[name] for name in final), f"call {number}: a part"
-        assert not [name for name in left if name.endswith(".tmp")], f"call {number}: {set(left)}"
+        assert all(left[name] == complete[name] for name in final), f"{fault.where}: a part"
+        assert not [name for name in left if name.endswith(".tmp")], f"{fault.where}: {set(left)}"
         if "new.json" not in final or "new.rewriting" in left:
             rewritten(dataset, folder)
         assert {n: d for n, d in contents(folder).items() if not n.endswith(".lock")} == complete

@@ -31,7 +31,7 @@ def make_cache(folder: Path, limit: int | None = None, **options: Any) -> Cache:
 def read_copy(cache: Cache, remote_file: RemoteFile, prepare: Any = None) -> bytes:
     """Open a copy, close it, and return its bytes."""
     copy = cache.open(remote_file, prepare)
-    with open(copy.handle, "rb") as file:
+    with copy.file as file:
         return file.read()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import time
@@ -13,6 +14,7 @@ from loopback import Fault, Server
 
 from wids.errors import FetchError
 from wids.storage import fetch
+from wids.storage.cache import leases
 from wids.storage.cache.cache_names import RemoteFile
 from wids.storage.cache.eviction import CacheFile, choose_victims, clear, clearable
 
@@ -71,7 +73,7 @@ def test_a_leased_copy_stays(tmp_path: Path, server: Server) -> None:
 
     assert cache.find(files[0]) == copy.path
     assert [cache.find(f) is not None for f in more] == [True, False, False, False, True]
-    os.close(copy.handle)
+    copy.file.close()
     fill(cache, server, 7)
     assert cache.find(files[0]) is None
 
@@ -93,11 +95,12 @@ def test_the_limit_is_exceeded_when_all_copies_are_leased(
     (record,) = [r for r in caplog.records if "cache_size" in r.message]
     assert "200.0 kB" in record.message
     assert "300.0 kB" in record.message
-    os.close(held.pop(0).handle)
-    held.append(cache.open(new[2], make_room=lambda: os.close(held.pop(0).handle)))
+    held.pop(0).file.close()
+    close_one = lambda: held.pop(0).file.close()  # noqa: E731, PLW0108 - popped when it is called
+    held.append(cache.open(new[2], make_room=close_one))
     assert cache.find(files[0]) is None
     for copy in held:
-        os.close(copy.handle)
+        copy.file.close()
 
 
 @pytest.mark.usefixtures("quick_retries")
@@ -167,7 +170,7 @@ def test_clear_leaves_the_index_of_a_copy_in_use(tmp_path: Path, server: Server)
         name = os.path.basename(copy.path)
         assert file_names(tmp_path) == [name, f"{name}.index"]
     finally:
-        os.close(copy.handle)
+        copy.file.close()
     assert clear(clearable(str(tmp_path))) == (2, 105, 0)
 
 
@@ -254,3 +257,14 @@ def test_downloads_and_evictions_are_in_the_log(
     assert len([line for line in lines if ": evicted, " in line]) == 1
     assert len(lines) == 9
     assert "SECRET" not in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+def test_a_lease_that_is_lost(tmp_path: Path) -> None:
+    """A lease that Ctrl-C takes from its owner ends with the object, not with the process."""
+    path = tmp_path / "a.tar"
+    path.write_bytes(b"a copy")
+    with pytest.raises(KeyboardInterrupt):
+        raise KeyboardInterrupt(leases.lease(str(path)))
+    gc.collect()
+    assert leases.delete_if_unused(str(path))

@@ -1,4 +1,4 @@
-"""A fetch into the cache that is interrupted at any line, or any of whose calls fails."""
+"""A fetch into the cache that is interrupted at any place, or any of whose calls fails."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import errno
 import gc
 import io
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import sample_members, write_tar
-from faults import failing_calls, interrupted
+from faults import failing, faults, interrupting
 
 from wids import ShardListDataset
 from wids.storage import locks
 
-PACKAGES = ("cache", "files", "transport")
 TEXTS = [f"text {number}" for number in range(8)]
 
 pytestmark = [
@@ -63,22 +61,15 @@ def check(folder: Path, data: bytes, what: str) -> None:
     assert left == ["a.tar", "a.tar.index"], what
 
 
-def num_events(disturbed: AbstractContextManager[Any], folder: Path, data: bytes) -> int:
-    with disturbed as count:
-        read(folder, data)
-    return count.reached
-
-
 @pytest.mark.parametrize("step", [97, pytest.param(1, marks=pytest.mark.long)])
-def test_an_interrupt_at_any_line(step: int, data: bytes, folders: Iterator[Path]) -> None:
+def test_an_interrupt_at_any_place(step: int, data: bytes, folders: Iterator[Path]) -> None:
     """There is a complete copy or none, and nothing else; the next fetch succeeds (CACHE-10)."""
     read(next(folders), data)  # imports what is imported when it is first needed
-    last = num_events(interrupted(PACKAGES, 0), next(folders), data)
-    for number in range(1, last + 1, step):
+    for fault in faults(step, at_least=300):
         folder = next(folders)
-        with pytest.raises(KeyboardInterrupt), interrupted(PACKAGES, number):
+        with interrupting(fault, "storage", "shards"):
             read(folder, data)
-        check(folder, data, f"line {number} of {last}")
+        check(folder, data, fault.where)
 
 
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.long)])
@@ -86,9 +77,8 @@ def test_an_interrupt_at_any_line(step: int, data: bytes, folders: Iterator[Path
 def test_a_failure_of_any_call(code: int, step: int, data: bytes, folders: Iterator[Path]) -> None:
     """A full or broken disk is an error or does no harm; the next fetch succeeds (CACHE-10)."""
     read(next(folders), data)
-    last = num_events(failing_calls(0), next(folders), data)
-    for number in range(1, last + 1, step):
+    for fault in faults(step, at_least=10):
         folder = next(folders)
-        with suppress(OSError), failing_calls(number, code):
+        with suppress(OSError), failing(fault, code):
             assert read(folder, data) == TEXTS
-        check(folder, data, f"call {number} of {last}")
+        check(folder, data, fault.where)

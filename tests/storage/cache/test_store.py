@@ -112,7 +112,7 @@ def test_the_index_is_there_before_the_file(tmp_path: Path, server: Server) -> N
         return b"index"
 
     copy = cache.open(remote_file, prepare)
-    os.close(copy.handle)
+    copy.file.close()
     assert copy.is_own
     assert Path(copy.index_path).read_bytes() == b"index"
     assert copy.index_path == copy.path + ".index"
@@ -196,7 +196,7 @@ def test_reading_a_copy_imports_no_filelock(tmp_path: Path, server: Server) -> N
         "from wids.storage.cache.store import Cache\n"
         "from wids.storage.fetch import Fetcher\n"
         f"copy = Cache({str(tmp_path)!r}, Fetcher()).open(RemoteFile({remote_file.url!r}))\n"
-        "print(os.fstat(copy.handle).st_size, 'filelock' in sys.modules)"
+        "print(os.fstat(copy.file.fileno()).st_size, 'filelock' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == f"{len(DATA)} False\n"

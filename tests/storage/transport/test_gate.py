@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
 
 import pytest
 from conftest import in_child
@@ -217,3 +219,19 @@ def test_requests_are_counted(server: Server) -> None:
     assert counts.response_s > 0
     assert counters.snapshot()[server.url] is not counters.of(server.url)
     assert in_child(lambda: counters.snapshot() == {})
+
+
+def test_a_turn_that_is_interrupted_while_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C then is no other error, and counts no request."""
+    gate = Gate()
+    monkeypatch.setattr("wids.storage.transport.gate._this_thread", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        gate.enter(SERVER, 0)
+    monkeypatch.undo()
+    gc.collect()  # an error in a finalizer fails the test
+    gate.enter(SERVER, 0).leave()
+    assert gate.servers[SERVER].num_in_flight == 0
+
+
+def interrupt() -> NoReturn:
+    raise KeyboardInterrupt

@@ -14,6 +14,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from functools import cached_property
+from io import FileIO
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -375,15 +376,15 @@ class LocalPack(PackDirectory):
         return crc == self._keys_crc
 
 
-def load_pack(path: str, handle: int | None = None, num_shards: int = 0) -> LocalPack | None:
+def load_pack(path: str, file: FileIO | None = None, num_shards: int = 0) -> LocalPack | None:
     """Open a local pack; None if there is none, or it is damaged or of another version.
 
     Args:
         path: The file.
-        handle: A descriptor of the file, if it is already open; always closed here.
+        file: The file, if it is already open; always closed here.
         num_shards: As for `parse_header`.
     """
-    data = read_or_map(path, handle=handle)
+    data = read_or_map(path, file=file)
     try:
         return None if data is None else LocalPack(path, data, num_shards)
     except ValueError as error:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import mmap
 import os
 from contextlib import suppress
+from io import FileIO
 from typing import Final, TypeAlias
 
 from wids.errors import FetchError, ShardFormatError, local_error
-from wids.storage.locks import READ_FLAGS
 
 FileBytes: TypeAlias = bytes | mmap.mmap
 
@@ -21,37 +21,35 @@ _SMALL_NBYTES: Final = 64 << 10
 bytes, and a file descriptor; reading takes memory that processes do not share."""
 
 
-def map_file(path: str, handle: int | None = None) -> tuple[mmap.mmap, os.stat_result]:
+def map_file(path: str, handle: FileIO | int | None = None) -> tuple[mmap.mmap, os.stat_result]:
     """Map a file of any size, and return the map and the status when it was opened.
 
     Args:
         path: The file.
-        handle: A descriptor of the file, if it is already open; always closed here.
+        handle: The file, if it is already open, or a descriptor of it; always closed here.
 
     Raises:
         FetchError: The file cannot be opened.
         ShardFormatError: The file is empty, which no tar is.
     """
-    handle = _open(path) if handle is None else handle
     try:
-        status = os.fstat(handle)
-        _refuse_empty(path, status)
-        # The length from `fstat`, not 0: then the status matches the map, or `mmap` raises because
-        # the file became shorter in between.
-        return mmap.mmap(handle, status.st_size, access=mmap.ACCESS_READ), status
+        with _open(path, handle) if handle is None or isinstance(handle, int) else handle as file:
+            status = os.fstat(file.fileno())
+            _refuse_empty(path, status)
+            # The length from `fstat`, not 0: then the status matches the map, or `mmap` raises
+            # because the file became shorter in between.
+            return mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ), status
+    except (ShardFormatError, FetchError):  # the one is a ValueError too, the other an OSError
+        raise
     except OSError as error:  # a folder, a device
         raise local_error(path, error) from error
-    except ShardFormatError:  # a ValueError too
-        raise
     except ValueError as error:
         raise ShardFormatError(f"{path}: it became shorter while it was opened") from error
-    finally:
-        os.close(handle)
 
 
-def _open(path: str) -> int:
+def _open(path: str, handle: int | None) -> FileIO:
     try:
-        return os.open(path, READ_FLAGS)  # a third of the time that open() takes
+        return FileIO(path if handle is None else handle)
     except OSError as error:
         raise local_error(path, error) from None
     except ValueError as error:  # a NUL in the path
@@ -65,33 +63,27 @@ def _refuse_empty(path: str, status: os.stat_result) -> None:
         )
 
 
-def read_or_map(path: str, *, handle: int | None = None, is_own: bool = False) -> FileBytes | None:
+def read_or_map(path: str, *, file: FileIO | None = None, is_own: bool = False) -> FileBytes | None:
     """Read a small file, or map a larger one; return None if that is not possible.
 
     Args:
         path: The file.
-        handle: A descriptor of the file, if it is already open; always closed here.
+        file: The file, if it is already open; always closed here.
         is_own: Whether to return None for a file of another user: in a shared cache folder, users
             trust only their own files.
     """
     try:
-        if handle is None:
-            handle = os.open(path, READ_FLAGS)
-    except OSError:
-        return None
-    try:
-        status = os.fstat(handle)
-        # INDEX-3. By the descriptor, not by the path, which another user can replace in between.
-        # Windows has no such owner.
-        if is_own and hasattr(os, "geteuid") and status.st_uid != os.geteuid():
-            return None
-        if status.st_size <= _SMALL_NBYTES:
-            return os.read(handle, status.st_size)
-        return mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
+        with FileIO(path) if file is None else file as opened:
+            status = os.fstat(opened.fileno())
+            # INDEX-3. By the descriptor, not by the path, which another user can replace in
+            # between. Windows has no such owner.
+            if is_own and hasattr(os, "geteuid") and status.st_uid != os.geteuid():
+                return None
+            if status.st_size <= _SMALL_NBYTES:
+                return opened.read(status.st_size)
+            return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError):  # a folder, or truncated to nothing after `fstat`
         return None
-    finally:
-        os.close(handle)
 
 
 def advise(data: mmap.mmap, advice: str, start: int = 0, nbytes: int | None = None) -> None:

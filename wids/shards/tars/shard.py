@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from io import FileIO
 from time import monotonic
 from typing import ClassVar, Final, TypeAlias
 
@@ -80,8 +81,8 @@ class Shard:
             ``memoryview`` of the file itself, without a copy; see specs/security.md).
         find_index: Returns the index from the path, bytes and identity of the opened file; None to
             scan the tar.
-        handle: A descriptor of the file, if it is already open; always closed here. A lock on it
-            lasts until the shard is unmapped.
+        handle: The file, if it is already open, or a descriptor of it; always closed here. A lock
+            on it lasts until the shard is unmapped.
 
     Attributes:
         path: The tar file.
@@ -108,7 +109,7 @@ class Shard:
         fields: Collection[str] | None = None,
         raw: Raw = "bytes",
         find_index: FindIndex | None = None,
-        handle: int | None = None,
+        handle: FileIO | int | None = None,
     ) -> None:
         self.path = os.fspath(path)
         self._map, status = map_file(self.path, handle)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from io import FileIO
 from typing import Final
 
 from wids.storage import locks
@@ -16,33 +17,35 @@ from wids.storage import locks
 _NUM_TRIES: Final = 20
 
 
-def lease(path: str) -> int | None:
+def lease(path: str) -> FileIO | None:
     """Open a file so that it is not evicted while it is open; return None if it is gone.
+
+    It is an object, which the garbage collector closes: Ctrl-C may come before its owner has it,
+    and a descriptor without an owner would be a lease as long as the process runs.
 
     Raises:
         OSError: It cannot be read.
     """
-    handle = None
     try:
-        handle = os.open(path, locks.READ_FLAGS)
+        file = FileIO(path)
+    except FileNotFoundError:
+        return None
+    try:
         # Bounded, and used without a lease after that: no process waits long for another (CACHE-6).
         for _ in range(_NUM_TRIES):
-            if locks.acquire_shared(handle) is not False:
+            if locks.acquire_shared(file.fileno()) is not False:
                 break
             time.sleep(0.001)  # another process is trying to evict it, which is quick
-        status = os.fstat(handle)
+        status = os.fstat(file.fileno())
         if status.st_nlink > 0:
             # The modification time stays, because it binds the copy to its index (INDEX-1).
             with suppress(OSError):  # the time of last use: most mounts do not update it on a read
-                os.utime(handle, ns=(time.time_ns(), status.st_mtime_ns))
-            return handle
-    except FileNotFoundError:
-        return None
-    except BaseException:  # Ctrl-C: a lease without an owner would last as long as the process
-        if handle is not None:
-            os.close(handle)
+                os.utime(file.fileno(), ns=(time.time_ns(), status.st_mtime_ns))
+            return file
+    except BaseException:  # explicitly, since the traceback keeps this frame
+        file.close()
         raise
-    os.close(handle)  # it was evicted between open and lock
+    file.close()  # it was evicted between open and lock
     return None
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Container
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from io import FileIO
 from typing import IO, Final, NamedTuple, TypeAlias
 
 from wids.errors import FetchError, MismatchError, ShardFormatError
@@ -51,15 +52,15 @@ class CachedCopy(NamedTuple):
 
     Attributes:
         path: Its path.
-        handle: A descriptor of it, which the caller closes. While it, or a memory map made from it,
-            is open, the file is not evicted.
+        file: The file itself, which the caller closes. While it, or a memory map made from it, is
+            open, it is not evicted.
         index_path: The path of its index.
         is_own: Whether the cache fetched it, and so may fetch it again if it is damaged.
         inode: Inode number; a copy that is fetched again has another one.
     """
 
     path: str
-    handle: int
+    file: FileIO
     index_path: str
     is_own: bool
     inode: int
@@ -182,23 +183,24 @@ class Cache:
                 path = self._download(remote_file, prepare, make_room)
             else:
                 stages.count(stages.HITS)
-            handle = None
+            file = None
             try:
-                handle = None if path is None else self._lease(remote_file, path)
-                if path is not None and handle is not None:
+                file = None if path is None else self._lease(remote_file, path)
+                if path is not None and file is not None:
                     is_own = path == cache_names.copy_path(self.folder, remote_file)
                     index_path = self.index_path(remote_file, path)
-                    return CachedCopy(path, handle, index_path, is_own, os.fstat(handle).st_ino)
+                    inode = os.fstat(file.fileno()).st_ino
+                    return CachedCopy(path, file, index_path, is_own, inode)
             except BaseException:  # Ctrl-C
-                if handle is not None:
-                    os.close(handle)
+                if file is not None:
+                    file.close()
                 raise
         raise FetchError(
             f"{urls.redact(remote_file.url)}: other processes evicted it from {self.folder} each "
             "time before it could be opened; make cache_size larger"
         )
 
-    def _lease(self, remote_file: RemoteFile, path: str) -> int | None:
+    def _lease(self, remote_file: RemoteFile, path: str) -> FileIO | None:
         """Open a copy; return None if it is gone, or cannot be read and was therefore deleted."""
         try:
             return lease(path)

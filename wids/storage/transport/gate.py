@@ -61,6 +61,8 @@ class Turn:
         request: What the log says of the request: its method, and its URL.
     """
 
+    is_counted = False  # also of one that Ctrl-C interrupted while it was made
+
     def __init__(self, gate: Gate, server: _Server, nbytes: int, request: tuple[str, str]) -> None:
         self._gate = gate
         self._server = server
@@ -73,7 +75,6 @@ class Turn:
         self.status: int | None = None
         self.thread = _this_thread()
         self.passed = threading.Lock()
-        self.is_counted = False
         self.generation = 0
         self.since_s = 0.0
         self._has_answered = False
