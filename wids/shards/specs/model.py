@@ -10,20 +10,24 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from typing import IO, Any, Final
 
 from wids.errors import FetchError, WidsError
 from wids.shards.specs.parsing import LARGE_NBYTES
 from wids.shards.tars.member_names import KeySplit
+from wids.storage.lazy_sequence import LazySequence
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
 
 VERSION: Final = 1
-_NUM_PIECES: Final = 10_000
+_NUM_PIECES: Final = 1000
 """Pieces of JSON text that are written at once."""
+_NUM_ENTRIES: Final = 20
+"""Entries of a shardlist in one of these pieces."""
 KIND: Final = "wids-shard-index-v1"
 _logger = logging.getLogger(__name__)
 
@@ -261,6 +265,13 @@ class DatasetSpec:
 
     def document(self, folder: str | None = None) -> dict[str, Any]:
         """Return the JSON document; files inside ``folder`` are named relative to it."""
+        document = self.lazy_document(folder)
+        if "shardlist" in document:
+            document["shardlist"] = list(document["shardlist"])
+        return document
+
+    def lazy_document(self, folder: str | None) -> dict[str, Any]:
+        """Return the same document, for `save_document`: its shardlist makes entries on demand."""
         index = self.index and _relative(self.index, folder)
         table = self.table and self.table.entry(folder)
         known = {"name": self.name, "index": index, "table": table, "weights": dict(self.weights)}
@@ -274,9 +285,10 @@ class DatasetSpec:
 
     def _shard_entries(self, folder: str | None) -> dict[str, Any]:
         """Return the shards as one list, or as datasets with one pack each."""
-        entries = [shard.entry(folder) for shard in self.shards]
+        lazy = LazySequence(partial(ShardSpec.entry, folder=folder), self.shards)
         if self.index is not None or not self.packs:
-            return {"shardlist": entries}
+            return {"shardlist": lazy}
+        entries = list(lazy)
         parts: list[dict[str, Any]] = []
         start = 0
         for pack in self.packs:
@@ -307,17 +319,17 @@ class DatasetSpec:
         from wids.storage import upload
 
         target = upload.absolute(path)
-        document = self.document(urls.parent(target))
-        packs = [pack.url for pack in self.all_packs()]
-        check_references(target, [shard.url for shard in self.shards], packs)
+        document = self.lazy_document(urls.parent(target))
+        packs = (pack.url for pack in self.all_packs())
+        check_references(target, chain((shard.url for shard in self.shards), packs))
         save_document(target, document, storage_options=storage_options)
 
 
-def check_references(target: str, shards: Iterable[str], packs: Iterable[str]) -> None:
+def check_references(target: str, references: Iterable[str]) -> None:
     """Raise ValueError if a remote document would name local files, which no reader would open."""
     if urls.is_local(target):
         return
-    for url in (*shards, *packs):
+    for url in references:
         if urls.is_local(url):
             raise ValueError(
                 f"{urls.redact(target)}: expected remote shards and a remote pack, found {url}, "
@@ -360,15 +372,33 @@ def save_document(
 
 def _write_json(file: IO[bytes], document: Mapping[str, Any], encoding: str) -> bytes:
     """Write a document, whose text may be too long for memory; return its SHA-256."""
-    pieces = json.JSONEncoder(indent=1, ensure_ascii=encoding == "ascii").iterencode(document)
+    pieces = _json_pieces(document, json.JSONEncoder(indent=1, ensure_ascii=encoding == "ascii"))
     digest = hashlib.sha256()
     while text := "".join(islice(pieces, _NUM_PIECES)):
         data = text.encode(encoding)
         digest.update(data)
         file.write(data)
-    file.write(b"\n")
-    digest.update(b"\n")
     return digest.digest()
+
+
+def _json_pieces(document: Mapping[str, Any], encoder: json.JSONEncoder) -> Iterator[str]:
+    start = "{"
+    for key, value in document.items():
+        yield f"{start}\n {encoder.encode(str(key))}: "
+        start = ","
+        is_lazy = isinstance(value, LazySequence)
+        pieces = _list_pieces(value, encoder) if is_lazy else encoder.iterencode(value)
+        yield from (piece.replace("\n", "\n ") for piece in pieces)
+    yield "\n}\n"
+
+
+def _list_pieces(entries: Sequence[Any], encoder: json.JSONEncoder) -> Iterator[str]:
+    start = "["
+    for at in range(0, len(entries), _NUM_ENTRIES):
+        # Without the brackets of this part of the list.
+        yield start + encoder.encode([*entries[at : at + _NUM_ENTRIES]])[1:-2]
+        start = ","
+    yield "\n]" if entries else "[]"
 
 
 def _relative(url: str, folder: str | None) -> str:

@@ -149,7 +149,7 @@ class TableFile:
     pickle may reach another machine, it has the bytes.
 
     Args:
-        path: The file.
+        path: The file; "" for one without a name.
         data: Its bytes.
 
     Attributes:
@@ -307,13 +307,15 @@ class TableFile:
             raise self._damaged("the bytes that it had when it was opened")
 
     def _damaged(self, what: str) -> SpecError:
+        if not self.path:
+            return SpecError(f"a temporary file: expected {what}, found it damaged; run again")
         return SpecError(
             f"{self.path}: expected {what}, found a damaged table of shards; move it away: the "
             "JSON document has the same shards, and a new table is made when it is opened"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if passes_to_process():
+        if self.path and passes_to_process():
             return _reopened, (self.id,)
         return TableFile, (self.path, bytes(self._data))
 
