@@ -101,6 +101,12 @@ class DamagedTableError(ValueError):
     """The file is not an intact table of shards of this version."""
 
 
+def start_nbytes(data: FileBytes) -> int:
+    """Return the length of the header and the facts of a table, by its first bytes."""
+    known = HEADER.unpack_from(data, 0)[6] if len(data) >= HEADER.size else 0
+    return HEADER.size + min(known, MAX_FACTS_NBYTES)
+
+
 def parse_start(data: bytes) -> tuple[TableHeader, dict[str, Any]]:
     """Return the header and the facts of a table from its first bytes, which have both.
 
@@ -168,8 +174,7 @@ class TableFile:
 
     def __init__(self, path: str, data: FileBytes) -> None:
         self.path, self._data = path, data
-        known = HEADER.unpack_from(data, 0)[6] if len(data) >= HEADER.size else 0
-        start = data[: HEADER.size + min(known, MAX_FACTS_NBYTES)]
+        start = data[: start_nbytes(data)]
         self.header, self.facts = parse_start(start)
         header, sections = self.header, self.header.sections
         if not header.nbytes == len(data) == sections[-1]:
