@@ -36,9 +36,9 @@ from wids.shards.specs.model import (
     DatasetSpec,
     ShardSpec,
     check_references,
-    save_document,
 )
 from wids.shards.specs.naming import dataset_name, is_document, tar_urls
+from wids.shards.specs.saved_document import save_document
 from wids.shards.specs.unsaved_shards import unsaved_shards
 from wids.shards.tars.index import Repeated
 from wids.shards.tars.member_names import KeySplit

@@ -6,30 +6,20 @@ specified in specs/shard-spec.md.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, islice
-from typing import IO, Any, Final
+from itertools import chain
+from typing import Any, Final
 
-from wids.errors import FetchError, WidsError
-from wids.shards.specs.parsing import LARGE_NBYTES
+from wids.errors import FetchError
 from wids.shards.tars.member_names import KeySplit
-from wids.storage.lazy_sequence import LazySequence
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
 
 VERSION: Final = 1
-_NUM_PIECES: Final = 1000
-"""Pieces of JSON text that are written at once."""
-_NUM_ENTRIES: Final = 20
-"""Entries of a shardlist in one of these pieces."""
 KIND: Final = "wids-shard-index-v1"
-_logger = logging.getLogger(__name__)
 
 COUNTS_FROM: Final = "counts_from"
 """Key of an entry for the file of another program that states its number of samples (SPEC-50)."""
@@ -215,18 +205,25 @@ class DatasetSpec:
     weights: Mapping[str, float] = field(default_factory=dict)
     table: SavedTable | None = None
     packs: tuple[PackedShards, ...] = ()
+    _classes: list[str] | None = field(default=None, init=False, compare=False, repr=False)
 
     @property
     def classes(self) -> list[str]:
         """Names of the classes whose numbers are in the fields ``.cls``; empty if none are stated.
+
+        It is the same list each time: copy it to change it.
 
         Example:
             >>> import wids
             >>> wids.DatasetSpec((), extras={"classes": ["cat", "dog"]}).classes
             ['cat', 'dog']
         """
-        names = self.extras.get("classes")
-        return list(map(str, names)) if isinstance(names, list | tuple) else []
+        found = self._classes
+        if found is None:
+            names = self.extras.get("classes")
+            found = list(map(str, names)) if isinstance(names, list | tuple) else []
+            object.__setattr__(self, "_classes", found)
+        return found
 
     def __repr__(self) -> str:
         """Return its name and only the first and last of its shards, since there may be many."""
@@ -285,6 +282,8 @@ class DatasetSpec:
 
     def _shard_entries(self, folder: str | None) -> dict[str, Any]:
         """Return the shards as one list, or as datasets with one pack each."""
+        from wids.storage.lazy_sequence import LazySequence
+
         lazy = LazySequence(partial(ShardSpec.entry, folder=folder), self.shards)
         if self.index is not None or not self.packs:
             return {"shardlist": lazy}
@@ -316,6 +315,7 @@ class DatasetSpec:
             ValueError: The URL cannot be written, or the spec names local files.
             UploadError: The upload failed.
         """
+        from wids.shards.specs.saved_document import save_document
         from wids.storage import upload
 
         target = upload.absolute(path)
@@ -336,69 +336,6 @@ def check_references(target: str, references: Iterable[str]) -> None:
                 "which readers of a remote spec do not have; upload the shards first, or state "
                 "where they will be with `--base`"
             )
-
-
-def save_document(
-    path: str | os.PathLike[str],
-    document: Mapping[str, Any],
-    mode: int = 0o666,
-    *,
-    replaces: str | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> None:
-    """Write a JSON document atomically, to a path or URL; see `upload.publishing`.
-
-    A large one gets a table of its shards beside it, for readers with little memory.
-    """
-    from wids.storage import upload  # most programs only read specs
-
-    with upload.publishing(path, mode, replaces=replaces, storage_options=storage_options) as file:
-        try:
-            sha256 = _write_json(file, document, "utf-8")
-        except UnicodeEncodeError:  # file names need not be UTF-8
-            file.seek(0)
-            file.truncate()
-            sha256 = _write_json(file, document, "ascii")
-        nbytes = file.tell()
-    if nbytes > LARGE_NBYTES and document.get("shardlist"):
-        from wids.shards.specs.shard_table_writer import publish_table
-
-        try:  # it only saves work: the document is published
-            publish_table(os.fspath(path), document, nbytes, sha256, mode, storage_options)
-        except (OSError, ValueError, WidsError) as error:
-            name = urls.redact(os.fspath(path))
-            _logger.warning("%s: its table of shards is not published: %s", name, str(error))
-
-
-def _write_json(file: IO[bytes], document: Mapping[str, Any], encoding: str) -> bytes:
-    """Write a document, whose text may be too long for memory; return its SHA-256."""
-    pieces = _json_pieces(document, json.JSONEncoder(indent=1, ensure_ascii=encoding == "ascii"))
-    digest = hashlib.sha256()
-    while text := "".join(islice(pieces, _NUM_PIECES)):
-        data = text.encode(encoding)
-        digest.update(data)
-        file.write(data)
-    return digest.digest()
-
-
-def _json_pieces(document: Mapping[str, Any], encoder: json.JSONEncoder) -> Iterator[str]:
-    start = "{"
-    for key, value in document.items():
-        yield f"{start}\n {encoder.encode(str(key))}: "
-        start = ","
-        is_lazy = isinstance(value, LazySequence)
-        pieces = _list_pieces(value, encoder) if is_lazy else encoder.iterencode(value)
-        yield from (piece.replace("\n", "\n ") for piece in pieces)
-    yield "\n}\n"
-
-
-def _list_pieces(entries: Sequence[Any], encoder: json.JSONEncoder) -> Iterator[str]:
-    start = "["
-    for at in range(0, len(entries), _NUM_ENTRIES):
-        # Without the brackets of this part of the list.
-        yield start + encoder.encode([*entries[at : at + _NUM_ENTRIES]])[1:-2]
-        start = ","
-    yield "\n]" if entries else "[]"
 
 
 def _relative(url: str, folder: str | None) -> str:
