@@ -18,7 +18,7 @@ from wids.storage.fetch import Fetcher
 @pytest.fixture
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A spec of three shards with a table beside it."""
-    monkeypatch.setattr("wids.shards.specs.model.LARGE_NBYTES", 0)
+    monkeypatch.setattr("wids.shards.specs.saved_document.LARGE_NBYTES", 0)
     write_shards(tmp_path, [8, 5, 7])
     path = tmp_path / "train.json"
     tars = sorted(map(str, tmp_path.glob("*.tar")))

@@ -73,20 +73,20 @@ def test_a_bar_of_parts(
 ) -> None:
     """It has the bytes of all parts, those of the one in progress, and the time left (SPEC-26)."""
     monkeypatch.setattr(progress, "DELAY_S", 0)
-    with PartsBar("reading", {"a": 1_000_000, "b": 3_000_000}, "shard", wanted=True) as bar:
+    with PartsBar("reading", 2, 4_000_000, "shard", wanted=True) as bar:
         bar.move(500_000)
         bar._bar._bar.mininterval = 0  # show each step
         bar._bar._bar.start_t -= 10
-        bar.finish("a")
+        bar.finish(1_000_000)
         bar.move(1_000_000, 3_000_000)
     shown = capsys.readouterr().err
     assert "500k/4.00M" in shown
     assert "1.00M/4.00M" in shown
     assert "1 of 2 shards" in shown
     assert "2.00M/4.00M [00:10<00:" in shown
-    with PartsBar("reading", {"a": 1_000_000, "b": None}, "shard", wanted=True) as bar:
+    with PartsBar("reading", 2, None, "shard", wanted=True) as bar:
         bar.move(500_000)
-        bar.finish("a")
+        bar.finish(1_000_000)
     assert "0/2 [" in capsys.readouterr().err
 
 

@@ -16,7 +16,6 @@ from wids.storage.sizes import count_text
 
 if TYPE_CHECKING:
     from wids.publish.by_headers import IndexingCost
-    from wids.publish.describe import ShardRecord
     from wids.shards.download_cost import DownloadCost
     from wids.shards.specs.model import ShardSpec
 
@@ -167,7 +166,7 @@ def _names(names: list[str]) -> list[str]:
 
 def _report(
     options: argparse.Namespace,
-    shards: Sequence[ShardSpec | ShardRecord],
+    shards: Sequence[ShardSpec],
     problems: list[Problem],
 ) -> int:
     """Print how many shards and samples were described, and return the exit status."""

@@ -16,7 +16,6 @@ from wids.storage.sizes import count_text
 from wids.storage.transport import urls
 
 if TYPE_CHECKING:
-    from wids.publish.describe import ShardRecord
     from wids.publish.journal_parts import Part
     from wids.publish.problems import Problem
     from wids.shards.specs.model import ShardSpec
@@ -60,9 +59,7 @@ def print_problem(problem: Problem) -> None:
     print_note(f"note: {problem}" if problem.severity == "remark" else problem)
 
 
-def print_counts(
-    output: str, shards: Sequence[ShardSpec | ShardRecord], part: Part | None = None
-) -> None:
+def print_counts(output: str, shards: Sequence[ShardSpec], part: Part | None = None) -> None:
     """Print how many shards and samples were written or described."""
     samples = count_text(sum(shard.num_samples or 0 for shard in shards), "sample")
     label = "" if part is None else f"part {part}: "

@@ -24,7 +24,6 @@ from wids.cli.options import (
 from wids.storage.transport import urls
 
 if TYPE_CHECKING:
-    from wids.publish.describe import ShardRecord
     from wids.publish.shard_job import ShardJob
     from wids.shards.specs.model import ShardSpec
 
@@ -166,7 +165,7 @@ def _pattern(output: str) -> str:
     return Output.for_prefix(output, "rewriting").prefix + "-%06d.tar"
 
 
-def _written(job: ShardJob, options: argparse.Namespace) -> Sequence[ShardSpec | ShardRecord]:
+def _written(job: ShardJob, options: argparse.Namespace) -> Sequence[ShardSpec]:
     """Write all shards, or a part of them, or merge all parts; return what was written."""
     from wids.publish.processes import process_pool
 
@@ -176,5 +175,4 @@ def _written(job: ShardJob, options: argparse.Namespace) -> Sequence[ShardSpec |
     with printed(logging.INFO), process_pool(options.jobs, len(job.tasks)) as executor:
         if options.part is None:
             return job.run(executor=executor).shards
-        found = job.run_part(options.part, executor=executor)
-        return [shard for shard in found if shard.num_samples]
+        return job.run_part(options.part, executor=executor)

@@ -26,7 +26,8 @@ from wids.publish.problems import Problem, log_problem
 from wids.publish.published import Published, check_rules, entries, num_fitting, published
 from wids.shards.indexes.pack import LocalPack, load_pack
 from wids.shards.specs.loader import Shards, load_spec
-from wids.shards.specs.model import DatasetSpec, ShardSpec, save_document
+from wids.shards.specs.model import DatasetSpec, ShardSpec
+from wids.shards.specs.saved_document import save_document
 from wids.shards.tars.index import Repeated
 from wids.shards.tars.member_names import KeySplit
 from wids.storage import complete_files, locks, upload

@@ -18,6 +18,7 @@ from dataclasses import asdict, replace
 from typing import IO, Any, Final
 
 from wids.publish.describe import ShardRecord
+from wids.publish.record_places import RecordPlaces
 from wids.shards.indexes import index_file
 from wids.shards.tars.index import ShardIndex, TarIdentity
 from wids.shards.tars.member_names import KeySplit
@@ -27,6 +28,7 @@ from wids.storage.transport import urls
 
 _RECORD: Final = struct.Struct("<QQI")
 _MAX_ATTEMPTS: Final = 10
+_NUM_KEYS: Final = 1 << 63
 _MAGIC: Final = b"wids journal 2\n"
 
 Task = tuple[str, KeySplit]
@@ -64,8 +66,8 @@ class Journal:
     ) -> None:
         self.plan: str | None = None
         self._path = None if path is None else os.path.abspath(os.fspath(path))
-        # Where the record of each shard begins, by a digest of the task.
-        self._places: dict[bytes, int] = {}
+        # Where the record of each shard begins, by a hash of the task.
+        self._places = RecordPlaces()
         self._stack = ExitStack()
         try:
             self._file = self._stack.enter_context(_opened(self._path, folder, mode))
@@ -94,6 +96,7 @@ class Journal:
                 break
             place, end = end, self._file.tell()
             self._note(json.loads(body[:head_nbytes]), place)
+            self._file.seek(end)
         self._file.seek(end)
         self._file.truncate()
 
@@ -105,16 +108,16 @@ class Journal:
             return
         record = _record_of(fields)
         if record.identity is None or _is_unchanged(record, record.identity):
-            self._places[_digest(record.url, record.key_split)] = place
+            self._places[self._find((record.url, record.key_split))[0]] = place
 
     def __contains__(self, task: Task) -> bool:
-        return _digest(*task) in self._places
+        return self._find(task)[1] is not None
 
     def __len__(self) -> int:
         return len(self._places)
 
     def __iter__(self) -> Iterator[Task]:
-        for place in list(self._places.values()):
+        for place in self._places:
             record, _ = self._read(place)
             yield record.url, record.key_split
 
@@ -149,16 +152,33 @@ class Journal:
 
     def record(self, task: Task) -> ShardRecord:
         """Return the description of a shard, with an empty ``blob``."""
-        return self._read(self._places[_digest(*task)])[0]
+        return self._existing(task)[0]
 
     def get(self, task: Task) -> ShardRecord | None:
         """Return the description of a shard, or None."""
-        return self.record(task) if task in self else None
+        found = self._find(task)[1]
+        return None if found is None else found[0]
 
     def with_blob(self, task: Task) -> ShardRecord:
         """Return the description of a shard with its index."""
-        record, blob_nbytes = self._read(self._places[_digest(*task)])
+        record, blob_nbytes = self._existing(task)
         return replace(record, blob=self._file.read(blob_nbytes))
+
+    def _existing(self, task: Task) -> tuple[ShardRecord, int]:
+        found = self._find(task)[1]
+        if found is None:
+            raise KeyError(task)
+        return found
+
+    def _find(self, task: Task) -> tuple[int, tuple[ShardRecord, int] | None]:
+        """Return the key of a task, and what `_read` returns of its record if there is one."""
+        key = _hash(*task)
+        while (place := self._places.get(key)) is not None:
+            found = self._read(place)
+            if (found[0].url, found[0].key_split) == task:
+                return key, found
+            key = (key + 1) % _NUM_KEYS  # another task has this hash
+        return key, None
 
     def _read(self, place: int) -> tuple[ShardRecord, int]:
         """Return the description at a place, and the length of the index that follows it."""
@@ -171,7 +191,8 @@ class Journal:
         facts = replace(record, blob=b"")
         fields = asdict(facts)
         del fields["blob"]
-        self._places[_digest(record.url, record.key_split)] = self._append(fields, record.blob)
+        key, _ = self._find((record.url, record.key_split))
+        self._places[key] = self._append(fields, record.blob)
 
     def _append(self, fields: dict[str, Any], blob: bytes) -> int:
         head = json.dumps(fields).encode("ascii")
@@ -226,9 +247,9 @@ class Journal:
         self.close()
 
 
-def _digest(url: str, key_split: str) -> bytes:
+def _hash(url: str, key_split: str) -> int:
     text = f"{key_split}\0{url}".encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(text, digest_size=16).digest()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") % _NUM_KEYS
 
 
 def _record_of(fields: dict[str, Any]) -> ShardRecord:

@@ -13,25 +13,33 @@ from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from wids.errors import ShardFormatError, printable
 from wids.publish.by_headers import IndexingCost, can_have_ranges, describe_by_headers
 from wids.publish.dataset_problems import dataset_problems
 from wids.publish.describe import ShardRecord, describe_shard
+from wids.publish.distinct import first_places
 from wids.publish.journal import Journal, Task
 from wids.publish.new_packs import new_pack
 from wids.publish.problems import Problem, log_problem
 from wids.publish.results import results_of
 from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.model import COUNTS_FROM, DatasetSpec, ShardSpec
+from wids.shards.specs.unsaved_shards import unsaved_shards
 from wids.shards.tars.index import Repeated
 from wids.shards.tars.member_names import KeySplit
 from wids.storage import fetch, upload
 from wids.storage.download import Report
+from wids.storage.lazy_sequence import LazySequence, chosen
 from wids.storage.progress import PartsBar
-from wids.storage.remote_lengths import known_lengths
+from wids.storage.remote_lengths import known_lengths, known_sum
 from wids.storage.transport import urls
+
+_ASKED_TOGETHER: Final = 100_000
+"""Shards whose lengths are in memory at a time; an error for missing files names those of them."""
 
 _logger = logging.getLogger(__name__)
 
@@ -117,11 +125,11 @@ def build_spec(
     tasks = tasks_of(spec.shards, key_split)
     with Journal(journal) as log:
         describe_all(
-            *(tasks, spec.shards, log, fetcher, executor, progress, on_cost),
+            *(spec.shards, key_split, log, fetcher, executor, progress, on_cost),
             digests=digests,
             repeated=repeated,
         )
-        described = tuple(
+        described = unsaved_shards(
             _with_facts(shard, log.record(task), key_split, has_pack=pack is not None)
             for shard, task in zip(spec.shards, tasks, strict=True)
         )
@@ -138,14 +146,22 @@ def build_spec(
     )
 
 
-def tasks_of(shards: Sequence[ShardSpec], key_split: KeySplit | None) -> list[Task]:
+def tasks_of(shards: Sequence[ShardSpec], key_split: KeySplit | None) -> Sequence[Task]:
     """Return the tasks of describing shards."""
-    return [(shard.url, key_split or shard.key_split or "first") for shard in shards]
+    return LazySequence(lambda shard: (shard.url, key_split or shard.key_split or "first"), shards)
+
+
+def distinct_shards(shards: Sequence[ShardSpec], key_split: KeySplit | None) -> Sequence[ShardSpec]:
+    """Return the shards whose tasks differ."""
+    places = first_places(tasks_of(shards, key_split))
+    if len(places) == len(shards):
+        return shards
+    return chosen(shards, places)
 
 
 def describe_all(
-    tasks: Sequence[Task],
     shards: Sequence[ShardSpec],
+    key_split: KeySplit | None,
     log: Journal,
     fetcher: fetch.Fetcher,
     executor: Executor | None,
@@ -156,42 +172,61 @@ def describe_all(
     repeated: Repeated,
 ) -> None:
     """Describe the shards that the journal does not have yet."""
-    missing = _missing(tasks, log, digests=digests)
-    stated = {shard.url: shard.nbytes for shard in shards}
-    sizes = known_lengths(fetcher, {url: stated[url] for url, _ in missing})
-    with PartsBar("reading shards", sizes, "shard", wanted=progress) as bar:
-        with_ranges = [] if digests else [task for task in missing if can_have_ranges(task[0])]
+    missing = _missing(distinct_shards(shards, key_split), key_split, log, digests=digests)
+    nbytes = _known_nbytes(fetcher, missing)
+    with PartsBar("reading shards", len(missing), nbytes, "shard", wanted=progress) as bar:
+        wanted = () if digests else (n for n, s in enumerate(missing) if can_have_ranges(s.url))
+        with_ranges = tasks_of(chosen(missing, np.fromiter(wanted, np.int64)), key_split)
         costs = []
         with closing(describe_by_headers(fetcher, with_ranges, repeated)) as attempts:
             for record, cost in attempts:
                 costs.append(cost)
                 if record is not None:
                     log.add(record)
-                    bar.finish(record.url)
+                    bar.finish(record.nbytes)
         if costs:
             on_cost(IndexingCost(tuple(costs)))
-        missing = _missing(missing, log, digests=digests)
+            missing = _missing(missing, key_split, log, digests=digests)
         # Workers report finished shards; this thread also reports progress within a shard.
         report = None if executor else bar.move
         describe = partial(described, fetcher, report=report, repeated=repeated)
         results = results_of(
-            *(executor, describe, missing),
+            *(executor, describe, tasks_of(missing, key_split)),
             lambda task: urls.redact(task[0]),
             advice="run it again; what is complete is in the journal, if there is one",
         )
         with closing(results):
             for _, record in results:
                 log.add(record)
-                bar.finish(record.url)
+                bar.finish(record.nbytes)
 
 
-def _missing(tasks: Sequence[Task], log: Journal, *, digests: bool) -> list[Task]:
+def _missing(
+    shards: Sequence[ShardSpec], key_split: KeySplit | None, log: Journal, *, digests: bool
+) -> Sequence[ShardSpec]:
     """Return the shards that the journal does not describe, or not as fully as needed."""
-    return [
-        task
-        for task in dict.fromkeys(tasks)
+    if not len(log):
+        return shards
+    numbers = (
+        number
+        for number, task in enumerate(tasks_of(shards, key_split))
         if (found := log.get(task)) is None or (digests and found.sha256 is None)
-    ]
+    )
+    return chosen(shards, np.fromiter(numbers, np.int64))
+
+
+def _known_nbytes(fetcher: fetch.Fetcher, shards: Sequence[ShardSpec]) -> int | None:
+    """Return the length of all shards, None if it is not known, after asking for unstated ones.
+
+    Raises:
+        NotFoundError: One does not exist.
+    """
+    total: int | None = 0
+    for start in range(0, len(shards), _ASKED_TOGETHER):
+        some = shards[start : start + _ASKED_TOGETHER]
+        found = known_sum(known_lengths(fetcher, {s.url: s.nbytes for s in some}).values())
+        total = None if total is None or found is None else total + found
+    return total
 
 
 def described(

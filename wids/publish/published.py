@@ -147,7 +147,7 @@ def entries(
         known.add(url)
         rule = None if is_default else old.key_split
         found.append(replace(shard, key_split=rule, index=None).entry() | {"url": reference})
-    check_references(old.target, [urls.join(old.base, entry["url"]) for entry in found], ())
+    check_references(old.target, [urls.join(old.base, entry["url"]) for entry in found])
     return found
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from wids.errors import printable
 from wids.shards.indexes.pack import LocalPack
 from wids.shards.specs.model import ShardSpec
+from wids.shards.specs.shard_sequences import dataset_names
 from wids.storage.array_types import IntArray, WordArray
 from wids.storage.transport import urls
 
@@ -60,8 +61,9 @@ def find_repeated_keys(pack: LocalPack, shards: Sequence[ShardSpec]) -> Repeated
         shards: The shards that were packed, in order.
     """
     ends = np.cumsum(pack.num_samples.astype(np.int64))
-    datasets = _numbered(shard.dataset for shard in shards)
-    tars = _numbered(shard.url for shard in shards)
+    _, datasets = dataset_names(shards, None)
+    # Where two tars have one hash, a key of both is not found: one pair of shards in 2**64.
+    tars = np.fromiter((hash(shard.url) for shard in shards), np.int64, len(shards))
 
     def samples(positions: IntArray) -> Iterator[tuple[str, ShardSpec]]:
         numbers = np.searchsorted(ends, positions, side="right")
@@ -85,12 +87,6 @@ def find_repeated_keys(pack: LocalPack, shards: Sequence[ShardSpec]) -> Repeated
         first = islice(((at, pair) for at, pair in found if pair is not None), _MAX_NAMED)
         named = sorted([*named, *first], key=itemgetter(0))[:_MAX_NAMED]
     return RepeatedKeys(num_keys, tuple(pair for _, pair in named)) if named else None
-
-
-def _numbered(items: Iterable[str | None]) -> IntArray:
-    """Return a number for each item, equal for equal items."""
-    numbers: dict[str | None, int] = {}
-    return np.array([numbers.setdefault(item, len(numbers)) for item in items], np.int64)
 
 
 def _groups_with_two(hashes: WordArray, datasets: IntArray, tars: IntArray) -> IntArray:

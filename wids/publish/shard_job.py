@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
+
+import numpy as np
 
 from wids.errors import PackError
 from wids.publish.describe import ShardRecord
@@ -27,9 +29,11 @@ from wids.publish.results import results_of
 from wids.publish.threaded_tar import Publishing
 from wids.publish.unfinished_run import unfinished_run
 from wids.shards.indexes.pack_writer import write_pack
-from wids.shards.specs.model import DatasetSpec
+from wids.shards.specs.model import DatasetSpec, ShardSpec
+from wids.shards.specs.unsaved_shards import unsaved_shards
 from wids.storage import abandoned, upload
 from wids.storage.complete_files import STEM_LENGTH
+from wids.storage.lazy_sequence import LazySequence, chosen
 from wids.storage.progress import Bar
 from wids.storage.transport import urls
 
@@ -73,8 +77,10 @@ class ShardJob:
     @property
     def plan(self) -> str:
         """Digest of what all shards are made from."""
-        text = "".join(task.source for task in self.tasks)
-        return hashlib.sha256(text.encode("ascii")).hexdigest()
+        digest = hashlib.sha256()
+        for task in self.tasks:
+            digest.update(task.source.encode("ascii"))
+        return digest.hexdigest()
 
     def run(self, *, executor: Executor | None, progress: bool | None = None) -> DatasetSpec:
         """Write the shards that are missing, then the pack and the spec.
@@ -104,8 +110,8 @@ class ShardJob:
 
     def run_part(
         self, part: Part, *, executor: Executor | None, progress: bool | None = None
-    ) -> list[ShardRecord]:
-        """Write the shards of a part that are missing, and return the descriptions of its shards.
+    ) -> Sequence[ShardSpec]:
+        """Write the shards of a part that are missing, and return all of its shards.
 
         Raises:
             FileExistsError: The output exists, or the journal of the part is of other tasks.
@@ -118,7 +124,7 @@ class ShardJob:
             missing = _missing(own, log, output)
             self._write(own, missing, log, output, executor, progress)
             _sweep(own, output)
-            return [log.record(_place(task)) for task in own]
+            return unsaved_shards(_shards(own, log))
 
     def merge(self) -> DatasetSpec:
         """Publish the pack and the spec of the shards that all parts have written.
@@ -136,7 +142,7 @@ class ShardJob:
             if spec is not None:
                 _logger.warning(_MERGED, urls.redact(output.spec_path))
                 return spec
-        places = [_place(task) for task in self.tasks]
+        places: Sequence[Task] = LazySequence(_place, self.tasks)
         collect_parts(output.journal_path, self.plan, places, output.journal_mode)
         # As after an interruption: nothing is left to write.
         return self.run(executor=None)
@@ -191,13 +197,10 @@ class ShardJob:
             bar.reach(done)
 
     def _publish(self, log: Journal, output: Output) -> DatasetSpec:
-        found = [log.record(_place(task)) for task in self.tasks]
-        records = [record for record in found if record.num_samples]
-        if not records:
+        shards = unsaved_shards(_shards(self.tasks, log))
+        if not shards:
             raise no_sample_error(output)
-        spec = DatasetSpec(
-            tuple(record.spec() for record in records), output.name, output.pack_path, self.extras
-        )
+        spec = DatasetSpec(shards, output.name, output.pack_path, self.extras)
         options = output.storage_options
         if output.if_exists == "error" and upload.exists(output.spec_path, options):
             # Only the spec that an earlier run saved may be there.
@@ -205,7 +208,7 @@ class ShardJob:
             if there is None or (there.name, there.shards) != (spec.name, spec.shards):
                 raise output.already_exists(output.spec_path)
         with upload.publishing(output.pack_path, storage_options=options) as file:
-            write_pack(file, log.indexes((record.url, record.key_split) for record in records))
+            write_pack(file, log.indexes((shard.url, "first") for shard in shards))
         spec.save(output.spec_path, storage_options=options)
         return spec
 
@@ -238,19 +241,29 @@ def _place(task: ShardTask) -> Task:
     return task.path, "first"
 
 
-def _missing(tasks: Sequence[ShardTask], log: Journal, output: Output) -> list[ShardTask]:
+def _shards(tasks: Sequence[ShardTask], log: Journal) -> Iterator[ShardSpec]:
+    """Yield the shards that have samples."""
+    for task in tasks:
+        record = log.record(_place(task))
+        if record.num_samples:
+            yield record.spec()
+
+
+def _missing(tasks: Sequence[ShardTask], log: Journal, output: Output) -> Sequence[ShardTask]:
     """Return the shards that are not in the journal, or were made from something else."""
+    if not len(log):
+        return tasks
     # The journal compares the times of local shards only.
     existing = None if output.is_local else set(output.existing_shards())
-    missing = []
-    for task in tasks:
-        record = log.get(_place(task))
-        is_there = record is not None and (
-            not record.num_samples or existing is None or task.path in existing
-        )
-        if record is None or record.source != task.source or not is_there:
-            missing.append(task)
-    return missing
+    numbers = (number for number, task in enumerate(tasks) if not _is_complete(task, log, existing))
+    return chosen(tasks, np.fromiter(numbers, np.int64))
+
+
+def _is_complete(task: ShardTask, log: Journal, existing: Collection[str] | None) -> bool:
+    record = log.get(_place(task))
+    if record is None or record.source != task.source:
+        return False
+    return not record.num_samples or existing is None or task.path in existing
 
 
 def _unfinished_nbytes(path: str) -> int:

@@ -13,15 +13,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import attrgetter
 from typing import Any
+
+import numpy as np
 
 from wids.errors import SpecError
 from wids.publish.appending import append_shards
 from wids.publish.by_headers import IndexingCost, first_look
-from wids.publish.describe import ShardRecord
-from wids.publish.journal import Journal, Task
+from wids.publish.distinct import first_places
+from wids.publish.journal import Journal
 from wids.publish.journal_parts import Part, collect_parts, part_journal, path_of_part
-from wids.publish.new_spec import build_spec, describe_all, tasks_of
+from wids.publish.new_spec import build_spec, describe_all, distinct_shards, tasks_of
 from wids.publish.problems import Problem
 from wids.shards.download_cost import DownloadCost, download_cost
 from wids.shards.foreign.written_beside import with_stated_counts
@@ -32,13 +36,15 @@ from wids.shards.specs.model import (
     DatasetSpec,
     ShardSpec,
     check_references,
-    save_document,
 )
 from wids.shards.specs.naming import dataset_name, is_document, tar_urls
+from wids.shards.specs.saved_document import save_document
+from wids.shards.specs.unsaved_shards import unsaved_shards
 from wids.shards.tars.index import Repeated
 from wids.shards.tars.member_names import KeySplit
 from wids.storage import abandoned, upload
 from wids.storage.fetch import Fetcher
+from wids.storage.lazy_sequence import LazySequence
 from wids.storage.remote_lengths import known_lengths
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
@@ -78,10 +84,7 @@ class SpecJob:
 
     def shards(self, part: Part | None = None) -> Sequence[ShardSpec]:
         """Return the shards of a part; None for all."""
-        if part is None:
-            return self.named.shards
-        own = {url for url, _ in part.of(self._tasks)}
-        return tuple(shard for shard in self.named.shards if shard.url in own)
+        return self.named.shards if part is None else part.of(self._distinct)
 
     def measured(self, ask: Callable[[DownloadCost], None], part: Part | None = None) -> SpecJob:
         """Return the same job with the lengths of its shards, after servers were asked for them.
@@ -96,12 +99,14 @@ class SpecJob:
             return self
         journal = self.journal if part is None else path_of_part(self.journal, part)
         remote = [ShardSpec(shard.url) for shard in shards if not urls.is_local(shard.url)]
-        found = download_cost(remote, self._fetcher).nbytes_of
+        found = download_cost(remote, self._fetcher).nbytes_of if remote else {}
         known = self._known_to(journal, shards) if remote else set()
         left = DownloadCost({url: nbytes for url, nbytes in found.items() if url not in known})
         ask(left if self.digests else first_look(left))
+        if not found:
+            return self
         measured = (replace(s, nbytes=found.get(s.url, s.nbytes)) for s in self.named.shards)
-        return replace(self, named=replace(self.named, shards=tuple(measured)))
+        return replace(self, named=replace(self.named, shards=unsaved_shards(measured)))
 
     def _known_to(self, journal: str, shards: Sequence[ShardSpec]) -> set[str]:
         """Return the shards that a journal describes as fully as needed."""
@@ -171,14 +176,14 @@ class SpecJob:
             )
         sizes = known_lengths(fetcher, {shard.url: shard.nbytes for shard in shards})
         default = self.named.name or dataset_name(shards[0].url)
-        stated = tuple(_as_published(shard, sizes[shard.url]) for shard in shards)
+        stated = unsaved_shards(_as_published(shard, sizes[shard.url]) for shard in shards)
         spec = replace(self.named, shards=stated, name=default if name is None else name)
         self._save(spec, info, "")
         return spec
 
     def _save(self, spec: DatasetSpec, info: str | None, pack: str) -> None:
         """Save a spec with a description, and where its shards will be published."""
-        document = spec.document(urls.parent(self.output))
+        document = spec.lazy_document(urls.parent(self.output))
         if info is not None:
             document["info"] = info
         if self.base is not None:
@@ -215,8 +220,7 @@ class SpecJob:
 
     def _set_base(self, document: dict[str, Any], base: str, pack: str) -> None:
         """State in a document where its shards will be published."""
-        for shard in document["shardlist"]:
-            shard["url"] = name_with_query(shard["url"])
+        document["shardlist"] = LazySequence(_without_folder, document["shardlist"])
         document["base"] = base
         is_local = urls.is_local(self.output)
         if "index" in document and (urls.is_local(base) or not is_local):
@@ -224,21 +228,21 @@ class SpecJob:
             # where the pack will be published.
             document["index"] = pack if is_local else urls.relative(pack, base)
 
-    def run_part(self, part: Part, executor: Executor | None) -> list[ShardRecord]:
+    def run_part(self, part: Part, executor: Executor | None) -> Sequence[ShardSpec]:
         """Describe a part of the shards, and return what was found.
 
         Raises:
             FileExistsError: There is a journal of this part for other shards or options.
             WidsError: A shard cannot be read.
         """
-        own, fetcher = part.of(self._tasks), self._fetcher
+        own, rule = part.of(self._distinct), self.key_split
         with part_journal(self.journal, part, self._plan) as log:
             describe_all(
-                *(own, self.named.shards, log, fetcher, executor, None, self.on_cost),
+                *(own, rule, log, self._fetcher, executor, None, self.on_cost),
                 digests=self.digests,
                 repeated=self.repeated,
             )
-            return [log.record(task) for task in own]
+            return unsaved_shards(log.record(task).spec() for task in tasks_of(own, rule))
 
     def merge(self) -> None:
         """Take over the descriptions of all parts, so that `run` describes nothing again.
@@ -248,16 +252,23 @@ class SpecJob:
             FileExistsError: A part is of other shards or options.
             ValueError: A shard has changed since its part was made.
         """
-        collect_parts(self.journal, self._plan, self._tasks)
+        tasks = tasks_of(self._distinct, self.key_split)
+        collect_parts(self.journal, self._plan, tasks)
 
-    @property
-    def _tasks(self) -> list[Task]:
-        return list(dict.fromkeys(tasks_of(self.named.shards, self.key_split)))
+    @cached_property
+    def _distinct(self) -> Sequence[ShardSpec]:
+        """The shards, each once."""
+        return distinct_shards(self.named.shards, self.key_split)
 
     @property
     def _plan(self) -> str:
-        """Digest of what all parts are made from."""
-        return hashlib.sha256(json.dumps([self._tasks, self.digests]).encode("ascii")).hexdigest()
+        """Digest of what all parts are made from: of a JSON list of the tasks and `digests`."""
+        digest, start = hashlib.sha256(), "[["
+        for task in tasks_of(self._distinct, self.key_split):
+            digest.update((start + json.dumps(task)).encode("ascii"))
+            start = ", "
+        digest.update(f"], {json.dumps(self.digests)}]".encode("ascii"))
+        return digest.hexdigest()
 
     @property
     def _fetcher(self) -> Fetcher:
@@ -300,11 +311,11 @@ def prepare_spec(
             references of the spec.
     """
     named = _named_shards(names, Fetcher(storage_options), split)
-    files = [shard.url for shard in named.shards]
+    files: Sequence[str] = LazySequence(attrgetter("url"), named.shards)
     _check_output(output, files, base)
     target = upload.absolute(output)
     if is_new:
-        check_references(target, files if base is None else [base], ())
+        check_references(target, files if base is None else [base])
     return SpecJob(named, target, base, key_split, repeated, digests, on_cost, storage_options)
 
 
@@ -315,7 +326,7 @@ def _named_shards(names: Sequence[str], fetcher: Fetcher, split: str | None) -> 
         raise ValueError(f"--split: expected one dataset, found {len(names)} names")
     # Sorted, because folders list their files in any order, and the order of shards is the order of
     # samples.
-    return DatasetSpec(tuple(ShardSpec(url) for url in tar_urls(names, fetcher)))
+    return DatasetSpec(unsaved_shards(map(ShardSpec, tar_urls(names, fetcher))))
 
 
 def _check_output(output: str, files: Sequence[str], base: str | None) -> None:
@@ -327,14 +338,18 @@ def _check_output(output: str, files: Sequence[str], base: str | None) -> None:
         raise FileNotFoundError(f"{folder}: no such folder, for --output")
     if base is None:
         return
-    names = set()
-    for name in map(name_with_query, files):
-        if name in names:
-            raise ValueError(
-                f"--base: expected shards with different names for one folder, found {name} more "
-                "than once"
-            )
-        names.add(name)
+    names: Sequence[str] = LazySequence(name_with_query, files)
+    places = first_places(names)
+    if len(places) < len(names):
+        repeated = names[int(np.setdiff1d(np.arange(len(names)), places)[0])]
+        raise ValueError(
+            f"--base: expected shards with different names for one folder, found {repeated} more "
+            "than once"
+        )
+
+
+def _without_folder(entry: dict[str, Any]) -> dict[str, Any]:
+    return {**entry, "url": name_with_query(entry["url"])}
 
 
 def _as_published(shard: ShardSpec, nbytes: int | None) -> ShardSpec:

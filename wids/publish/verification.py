@@ -37,7 +37,7 @@ from wids.storage import fetch
 from wids.storage.digests import file_digest
 from wids.storage.download import Report
 from wids.storage.progress import PartsBar
-from wids.storage.remote_lengths import lengths_as_known
+from wids.storage.remote_lengths import known_sum, lengths_as_known
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
 
@@ -132,7 +132,9 @@ def verify_spec(
         stated = {shard.url: shard.nbytes for shard in spec.shards}
         # Those that `locate` finds are local, and some are left out.
         sizes = dict.fromkeys(stated) if locate else lengths_as_known(fetcher, stated)
-        bar = stack.enter_context(PartsBar("verifying", sizes, "shard", wanted=progress))
+        bar = stack.enter_context(
+            PartsBar("verifying", len(sizes), known_sum(sizes.values()), "shard", wanted=progress)
+        )
         packs: dict[int, tuple[PackedShards, LocalPack]] = {}
         for shared in spec.all_packs() if locate is None else ():
             opened, found = _opened_pack(stack, fetcher, shared, on_remark)
@@ -164,7 +166,7 @@ def verify_spec(
             if fingerprint is not None and fingerprint.record is not None:
                 log.add(fingerprint.record)
                 packed.append(spec.shards[number])
-            bar.finish(spec.shards[number].url)
+            bar.finish(sizes[spec.shards[number].url])
         if pack is None:
             tasks = [(shard.url, shard.key_split or "first") for shard in packed]
             pack = stack.enter_context(new_pack(None, log.indexes(tasks)))

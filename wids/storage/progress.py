@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from wids.errors import printable
@@ -86,7 +85,8 @@ class PartsBar:
 
     Args:
         description: What is in progress.
-        nbytes_of: The length of each part by its name, or None if it is not known.
+        num_parts: How many parts there are.
+        nbytes: Length of all of them; None if it is not known.
         noun: What a part is.
         wanted: As for `Bar`.
     """
@@ -94,26 +94,25 @@ class PartsBar:
     def __init__(
         self,
         description: str,
-        nbytes_of: Mapping[str, int | None],
+        num_parts: int,
+        nbytes: int | None,
         noun: str,
         *,
         wanted: bool | None = None,
     ) -> None:
-        self._is_known = None not in nbytes_of.values()
-        self._nbytes_of = nbytes_of
-        self._num_parts, self._noun = len(nbytes_of), noun
+        self._is_known = nbytes is not None
+        self._num_parts, self._noun = num_parts, noun
         self._num_done = self._done_nbytes = 0
-        total = sum(nbytes or 0 for nbytes in nbytes_of.values())
         self._bar = (
-            Bar(description, total, "B", wanted=wanted)
+            Bar(description, nbytes, "B", wanted=wanted)
             if self._is_known
-            else Bar(description, len(nbytes_of), noun, wanted=wanted)
+            else Bar(description, num_parts, noun, wanted=wanted)
         )
 
-    def finish(self, name: str) -> None:
-        """Show that a part is finished."""
+    def finish(self, nbytes: int | None) -> None:
+        """Show that a part of this length is finished."""
         self._num_done += 1
-        self._done_nbytes += self._nbytes_of.get(name) or 0
+        self._done_nbytes += nbytes or 0
         self.move(0)
 
     def move(self, nbytes: int, _: int | None = None) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Final, TypeAlias
 
@@ -39,6 +39,16 @@ def known_lengths(fetcher: Fetcher, stated: Mapping[str, int | None]) -> dict[st
         url: None if isinstance(answer, NotFoundError) else answer
         for url, answer in answers.items()
     }
+
+
+def known_sum(lengths: Iterable[int | None]) -> int | None:
+    """Return the sum of lengths; None if one is not known."""
+    total = 0
+    for nbytes in lengths:
+        if nbytes is None:
+            return None
+        total += nbytes
+    return total
 
 
 def lengths_as_known(fetcher: Fetcher, stated: Mapping[str, int | None]) -> dict[str, int | None]:

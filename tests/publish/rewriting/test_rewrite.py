@@ -26,7 +26,7 @@ import wids
 from wids import RewriteError, ShardListDataset, TransformError
 from wids.publish import rewriting
 from wids.publish.rewriting import rewrite as module
-from wids.publish.rewriting.orders import Order
+from wids.publish.rewriting.orders import Order, SomeSamples
 from wids.publish.rewriting.rewritten_shard import RewriteTask, rewrite_shard
 from wids.publish.threaded_tar import Publishing
 
@@ -535,7 +535,7 @@ def test_errors_hide_passwords(tmp_path: Path) -> None:
         for found in (3, {".txt": "x"}):
             task = RewriteTask(
                 "s3://me:secret@host/x.tar",
-                Order(dataset.map(lambda _, found=found: found)).samples(0, 1),
+                SomeSamples(Order(dataset.map(lambda _, found=found: found)), 0, 1),
                 None,
                 10,
                 "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import json
 import os
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -85,3 +86,15 @@ def test_a_spec_without_counts() -> None:
         spec, shards=(replace(shard, num_samples=None), ShardSpec("/b.tar"))
     )
     assert spec.shards[0].num_samples == 3
+
+
+def test_classes_are_made_once() -> None:
+    """A loop may ask for the names of classes, of which there may be thousands, for each sample."""
+    spec = DatasetSpec((), extras={"classes": ["cat", 7]})
+    assert spec.classes is spec.classes
+    assert spec.classes == ["cat", "7"]
+    assert replace(spec, extras={"classes": ["dog"]}).classes == ["dog"]
+    copy = pickle.loads(pickle.dumps(spec))  # noqa: S301 - made here
+    assert copy == spec
+    assert copy.classes == ["cat", "7"]
+    assert DatasetSpec(()).classes == []

@@ -99,7 +99,7 @@ def settled(path: Path, text: str) -> Path:
 @pytest.fixture(autouse=True)
 def _tables_of_short_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents from 100 kB on have a table here, which keeps the tests fast."""
-    monkeypatch.setattr("wids.shards.specs.model.LARGE_NBYTES", 100_000)
+    monkeypatch.setattr("wids.shards.specs.saved_document.LARGE_NBYTES", 100_000)
     for module in ("loader", "spec_tables"):
         monkeypatch.setattr(f"wids.shards.specs.{module}.SHORT_NBYTES", 100_000)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import raises
@@ -15,10 +17,13 @@ from loopback import Server
 
 import wids
 from wids.errors import NotFoundError
+from wids.shards.specs import spec_tables, streamed_json
 from wids.shards.specs.shard_sequences import ShardTable
 from wids.shards.specs.shard_table import State
 from wids.shards.specs.shard_table_writer import write_table
 from wids.shards.specs.spec_tables import LARGE_NBYTES
+from wids.storage import abandoned
+from wids.storage.cache import turns
 from wids.storage.digests import file_digest
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
@@ -72,6 +77,45 @@ def test_another_version_is_read(server: Server, tmp_path: Path) -> None:
     server.page("/train.json", document("later"))
     assert opened(url, tmp_path)[0] == "later"
     assert opened(url, tmp_path)[0] == "later"
+
+
+def test_others_see_that_a_table_is_made(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits for a table sees each part of the document that its writer has read (SHARDS-4)."""
+    watched: list[str] = []
+    seen: list[object] = []
+
+    def turn(lock_path: str, path: str, *, waits: bool) -> AbstractContextManager[bool]:
+        watched.append(path)
+        return turns.turn(lock_path, path, waits=waits)
+
+    def checked(entries: Iterable[Any], label: str) -> Iterator[Any]:
+        for number, entry in enumerate(real(entries, label)):
+            yield entry
+            found = None if number % 500 else abandoned.temporary_files(watched[0])
+            seen.extend([found] if found and found not in seen else ())
+
+    real = spec_tables._checked
+    monkeypatch.setattr(spec_tables, "turn", turn)
+    monkeypatch.setattr(spec_tables, "_checked", checked)
+    monkeypatch.setattr(spec_tables, "_SHOWN_NBYTES", 1 << 18)
+    monkeypatch.setattr(streamed_json, "_PIECE_NBYTES", 1 << 18)
+    opened(server.page("/train.json", document()), tmp_path)
+    assert len(seen) >= len(document()) >> 18
+    assert not abandoned.temporary_files(watched[0])
+
+
+def test_a_published_table_with_long_facts_is_used(server: Server, tmp_path: Path) -> None:
+    """A document with a long description is not read if its table is beside it."""
+    url = server.page("/train.json", document())
+    path, facts = tmp_path / "train.shards", {"name": "train", "info": "i" * 200_000}
+    state = State(len(document()), server.pages["/train.json"].tag)
+    with path.open("w+b") as file:
+        write_table(file, json.loads(document())["shardlist"], facts, bytes(32), state)
+    server.page("/train.shards", path.read_bytes())
+    opened(url, tmp_path / "cache")
+    assert len([r for r in server.log if r.path == "/train.json"]) == 1
 
 
 @pytest.mark.parametrize("has_tag", [True, False])

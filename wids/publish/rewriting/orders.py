@@ -41,12 +41,6 @@ class Order:
             return np.arange(start, stop)
         return Shuffle(len(self.view), self.seed).between(start, stop)
 
-    def samples(self, start: int, stop: int) -> SomeSamples:
-        """Return some samples, in a form with a small pickle."""
-        if self.seed is None:
-            return SomeSamples(Order(self.view[start:stop]), 0, stop - start)
-        return SomeSamples(self, start, stop)
-
 
 def order_of(view: Any, seed: int | None) -> Order:
     """Return the order of a view, or a random one."""
@@ -70,3 +64,8 @@ class SomeSamples:
         if order.seed is None:
             return order.view[self.start : self.stop]
         return order.view[order.indices(self.start, self.stop)]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.order.seed is None:  # without the positions of other samples
+            return SomeSamples, (Order(self.view()), 0, self.stop - self.start)
+        return SomeSamples, (self.order, self.start, self.stop)

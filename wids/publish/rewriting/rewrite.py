@@ -10,7 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from wids.errors import PackError
 from wids.order.arguments import at_least
 from wids.publish.output import Output
 from wids.publish.rewriting.mapped import CheckedMap
-from wids.publish.rewriting.orders import order_of
+from wids.publish.rewriting.orders import SomeSamples, order_of
 from wids.publish.rewriting.rewrite_plan import Rename, plan_shards
 from wids.publish.rewriting.rewritten_shard import RewriteTask, rewrite_shard
 from wids.publish.shard_job import ShardJob, no_sample_error
@@ -28,8 +28,13 @@ from wids.shards.reader import ShardReader
 from wids.shards.sample_access import required_access
 from wids.shards.specs.model import DatasetSpec
 from wids.storage.array_types import IntArray
+from wids.storage.lazy_sequence import LazySequence
 from wids.storage.sizes import parse_nbytes
 from wids.storage.transport import urls
+
+_DIGEST_NBYTES: Final = 16
+_MAX_FACTS: Final = 1 << 16
+"""Shards of the input whose facts are kept: a plan in their order needs each of them once."""
 
 Map: TypeAlias = Callable[[Any], Any]
 """Takes a sample; returns a sample, None or several samples."""
@@ -177,17 +182,22 @@ def prepare_rewrite(
     has_functions = map is not None or rename is not None
     settings = (map is not None, rename is not None, version, access.dataset_name)
     sources = _Sources(access.reader, settings)
-    tasks = [
-        RewriteTask(
+    digests = bytearray()
+    for cut in cuts:
+        digests += sources.digest(order.positions(cut.start, cut.stop))
+
+    def task(number: int) -> RewriteTask:
+        cut = cuts[number]
+        return RewriteTask(
             output.names.path(number),
-            order.samples(cut.start, cut.stop),
+            SomeSamples(order, cut.start, cut.stop),
             rename,
             cut.nbytes,
-            sources.digest(order.positions(cut.start, cut.stop)),
+            digests[number * _DIGEST_NBYTES : (number + 1) * _DIGEST_NBYTES].hex(),
             map is not None,
         )
-        for number, cut in enumerate(cuts)
-    ]
+
+    tasks = LazySequence(task, range(len(cuts)))
     extras = {name: value for name, value in dataset.spec.extras.items() if name != "__kind__"}
     is_comparable = version is not None or not has_functions
     return ShardJob(tasks, output, rewrite_shard, extras, resume, is_comparable)
@@ -250,21 +260,23 @@ class _Sources:
     def __init__(self, reader: ShardReader, settings: tuple[str | bool | None, ...]) -> None:
         self._reader = reader
         facts = (*settings, *sorted(reader.fields or ()))
-        self._base = hashlib.blake2b(_encoded(facts), digest_size=16)
+        self._base = hashlib.blake2b(_encoded(facts), digest_size=_DIGEST_NBYTES)
         self._facts: dict[int, bytes] = {}
 
-    def digest(self, positions: IntArray) -> str:
+    def digest(self, positions: IntArray) -> bytes:
         """Return the digest of what a shard of these samples is made from."""
         digest, reader = self._base.copy(), self._reader
         numbers = np.unique(np.searchsorted(reader.edges[1:], positions, side="right"))
         for number in numbers.tolist():
             if number not in self._facts:
+                if len(self._facts) >= _MAX_FACTS:
+                    self._facts.clear()
                 shard = reader.shards[number]
                 facts = (number, shard.url, shard.num_samples, shard.nbytes)
                 self._facts[number] = _encoded((*facts, reader.content(number)))
             digest.update(self._facts[number])
         digest.update(np.ascontiguousarray(positions, np.int64).tobytes())
-        return digest.hexdigest()
+        return digest.digest()
 
 
 def _encoded(facts: tuple[Any, ...]) -> bytes:

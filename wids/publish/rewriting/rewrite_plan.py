@@ -6,7 +6,8 @@ read. Samples are planned in windows, so that memory does not grow with their nu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
@@ -23,6 +24,7 @@ from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.member_names import to_bytes
 from wids.shards.tars.raw_samples import label
 from wids.storage.array_types import IntArray, WordArray
+from wids.storage.lazy_sequence import LazySequence
 from wids.storage.transport import urls
 
 Rename: TypeAlias = Callable[[dict[str, Any]], str]
@@ -71,7 +73,7 @@ def plan_shards(
     rename: Rename | None,
     dataset_name: str = "",
     checks_keys: bool = True,
-) -> list[Cut]:
+) -> LazySequence[Cut]:
     """Return the output shards, in order.
 
     Args:
@@ -87,26 +89,30 @@ def plan_shards(
         PackError: Two samples of one output shard have the same key, and would become one.
         FetchError: A shard has no index, and cannot be fetched.
     """
-    cuts: list[Cut] = []
+    stops, lengths = array("q"), array("q")
     start, width = 0, _WINDOW
     while start < len(order):
         stop = min(start + width, len(order))
         positions = order.positions(start, stop)
         nbytes, hashes = _columns(reader, positions)
-        found = list(_cuts(nbytes, maxcount, maxsize))
+        edges = _edges(nbytes, maxcount, maxsize)
         if stop < len(order):  # the last one may continue
-            if len(found) == 1:
+            if len(edges) == 2:
                 width *= 2
                 continue
-            found.pop()
+            edges.pop()
         if checks_keys and rename is not None:
             hashes = _renamed_hashes(reader, positions, rename, dataset_name)
-        for cut in found if checks_keys else ():
-            places = slice(cut.start, cut.stop)
+        for places in map(slice, edges, edges[1:]) if checks_keys else ():
             _check_distinct(reader, positions[places], hashes[places], rename, dataset_name)
-        cuts += [Cut(start + cut.start, start + cut.stop, cut.nbytes) for cut in found]
-        start, width = cuts[-1].stop, _WINDOW
-    return cuts
+        totals = np.add.reduceat(nbytes[: edges[-1]], edges[:-1])
+        lengths.extend(map(finished_nbytes, totals.tolist()))
+        stops.extend(start + edge for edge in edges[1:])
+        start, width = stops[-1], _WINDOW
+    return LazySequence(
+        lambda number: Cut(stops[number - 1] if number else 0, stops[number], lengths[number]),
+        range(len(stops)),
+    )
 
 
 def labels_of(reader: ShardReader, position: int, dataset_name: str) -> dict[str, Any]:
@@ -212,18 +218,20 @@ def _name_headers(index: ShardIndex) -> IntArray:
     return headers
 
 
-def _cuts(nbytes: IntArray, maxcount: int, maxsize: int | None) -> Iterator[Cut]:
+def _edges(nbytes: IntArray, maxcount: int, maxsize: int | None) -> array[int]:
+    """Return where shards begin, and the end of the last one."""
     sums = np.concatenate(([0], np.cumsum(nbytes)))
     # What the end of a tar adds to its members.
     limit = None if maxsize is None else maxsize - finished_nbytes(0)
-    start, length = 0, len(nbytes)
-    while start < length:
+    edges, length = array("q", [0]), len(nbytes)
+    while edges[-1] < length:
+        start = edges[-1]
         stop = min(start + maxcount, length)
         if limit is not None:
             fitting = int(np.searchsorted(sums, sums[start] + limit, side="right")) - 1
             stop = max(start + 1, min(stop, fitting))
-        yield Cut(start, stop, finished_nbytes(int(sums[stop] - sums[start])))
-        start = stop
+        edges.append(stop)
+    return edges
 
 
 def _renamed_hashes(

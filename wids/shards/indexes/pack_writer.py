@@ -8,8 +8,12 @@ samples.
 from __future__ import annotations
 
 import os
+import shutil
+import struct
+import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import IO, Final
 
 import numpy as np
@@ -30,7 +34,10 @@ from wids.shards.tars.index import ShardIndex, TarIdentity
 from wids.shards.tars.member_names import to_bytes
 from wids.storage.array_types import WordArray
 
+_ENTRY: Final = struct.Struct("<4Q")
 _PIECE_NBYTES: Final = 1 << 20
+_SPOOLED_NBYTES: Final = 4 << 20
+"""Bytes of a directory that need no file: about 100,000 shards."""
 
 
 def write_pack(file: IO[bytes], shards: Iterable[tuple[str, int, ShardIndex]]) -> None:
@@ -42,8 +49,7 @@ def write_pack(file: IO[bytes], shards: Iterable[tuple[str, int, ShardIndex]]) -
         file: The file.
         shards: The base name, length of the tar, and index with checksums of each shard, in order.
     """
-    parts = _Parts(file)
-    with KeyTable(_folder_of(file)) as table:
+    with _Parts(file) as parts, KeyTable(_folder_of(file)) as table:
         for name, tar_nbytes, shard_index in shards:
             blob = index_file.dump(shard_index, TarIdentity(tar_nbytes))
             parts.add(to_bytes(name), tar_nbytes, len(shard_index), blob)
@@ -63,18 +69,18 @@ def join_packs(file: IO[bytes], packs: Sequence[tuple[LocalPack, int]]) -> None:
     Raises:
         ValueError: The tables of keys of a pack are damaged.
     """
-    parts = _Parts(file)
     runs: list[Iterator[Entries]] = []
     num_before = 0
-    for pack, num_shards in packs:
-        for number in range(num_shards):
-            num_samples = int(pack.num_samples[number])
-            tar_nbytes, blob = pack.tar_nbytes(number), pack.blob(number)
-            parts.add(pack.stored_name(number), tar_nbytes, num_samples, blob)
-            pack.release()
-        runs.append(_moved(pack.keys_of(num_shards, chunk_length(len(packs))), num_before))
-        num_before += int(pack.num_samples[:num_shards].sum())
-    parts.finish(merged(runs))
+    with _Parts(file) as parts:
+        for pack, num_shards in packs:
+            for number in range(num_shards):
+                num_samples = int(pack.num_samples[number])
+                tar_nbytes, blob = pack.tar_nbytes(number), pack.blob(number)
+                parts.add(pack.stored_name(number), tar_nbytes, num_samples, blob)
+                pack.release()
+            runs.append(_moved(pack.keys_of(num_shards, chunk_length(len(packs))), num_before))
+            num_before += int(pack.num_samples[:num_shards].sum())
+        parts.finish(merged(runs))
 
 
 def _moved(entries: Iterator[Entries], num_before: int) -> Iterator[Entries]:
@@ -89,29 +95,48 @@ def _folder_of(file: IO[bytes]) -> str | None:
 
 
 class _Parts:
-    """A pack being written: the indexes are in the file, the rest is in memory."""
+    """A pack being written; use it as a context manager.
+
+    The indexes are in the file; the directory is beside it, where it takes no memory.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._entries: list[tuple[int, int, int, int]] = []
-        self._names: list[bytes] = []
+        self._num_shards = self._total = 0
+        self._stack = ExitStack()
+        self._entries, self._names = (
+            self._stack.enter_context(
+                tempfile.SpooledTemporaryFile(_SPOOLED_NBYTES, dir=_folder_of(file))  # noqa: SIM115
+            )
+            for _ in range(2)
+        )
         file.write(bytes(HEADER_NBYTES))  # the header is known only at the end
+
+    def __enter__(self) -> _Parts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
     def add(self, name: bytes, tar_nbytes: int, num_samples: int, blob: bytes) -> None:
         """Write the index of the next shard."""
-        self._entries.append((self._align(), len(blob), tar_nbytes, num_samples))
-        self._names.append(name)
+        self._entries.write(_ENTRY.pack(self._align(), len(blob), tar_nbytes, num_samples))
+        self._names.write(b"\0" + name if self._num_shards else name)
         self._file.write(blob)
+        self._num_shards, self._total = self._num_shards + 1, self._total + num_samples
 
     def finish(self, keys: Iterable[Entries]) -> None:
         """Write the directory, the tables and the header."""
-        file = self._file
+        file, total = self._file, self._total
         directory = self._align()
-        entries = np.array(self._entries, "<u8").reshape(-1, 4)
-        columns = entries.T.tobytes()
-        joined_names = b"\0".join(self._names)
-        file.write(columns + joined_names)
-        total = int(entries[:, 3].sum())
+        for column in range(4):
+            self._entries.seek(0)
+            while piece := self._entries.read(_PIECE_NBYTES):
+                file.write(np.frombuffer(piece, "<u8").reshape(-1, 4)[:, column].tobytes())
+        names = file.tell()
+        self._names.seek(0)
+        shutil.copyfileobj(self._names, file, _PIECE_NBYTES)
+        names_nbytes = file.tell() - names
         width = 4 if total < 1 << 32 else 8
         hashes = self._align()
         positions = hashes + 8 * total  # also aligned
@@ -121,17 +146,18 @@ class _Parts:
             version=VERSION,
             crc=0,
             nbytes=end,
-            num_shards=len(self._names),
+            num_shards=self._num_shards,
             total=total,
             directory=directory,
-            names=directory + len(columns),
-            names_nbytes=len(joined_names),
+            names=names,
+            names_nbytes=names_nbytes,
             hashes=hashes,
             positions=positions,
             keys_crc=self._crc(hashes, end),
             width=width,
         )
-        crc = zlib.crc32(columns + joined_names, zlib.crc32(HEADER.pack(*header)[CRC_START:]))
+        start = zlib.crc32(HEADER.pack(*header)[CRC_START:])
+        crc = self._crc(directory, names + names_nbytes, start)
         file.seek(0)
         file.write(HEADER.pack(*header._replace(crc=crc)))
 
@@ -149,9 +175,8 @@ class _Parts:
             raise ValueError("expected a key for each sample of the packs, found other tables")
         return positions
 
-    def _crc(self, start: int, stop: int) -> int:
-        """Return the checksum of written bytes."""
-        crc = 0
+    def _crc(self, start: int, stop: int, crc: int = 0) -> int:
+        """Return the checksum of written bytes, continued from that of others."""
         self._file.seek(start)
         for at in range(start, stop, _PIECE_NBYTES):
             crc = zlib.crc32(self._file.read(min(_PIECE_NBYTES, stop - at)), crc)

@@ -14,7 +14,8 @@ from typing import Any
 
 from wids.errors import SpecError
 from wids.shards.specs.loader import load_spec
-from wids.shards.specs.model import SavedTable, save_document
+from wids.shards.specs.model import SavedTable
+from wids.shards.specs.saved_document import save_document
 from wids.storage.transport import urls
 
 

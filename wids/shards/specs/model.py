@@ -6,26 +6,20 @@ specified in specs/shard-spec.md.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
-from typing import IO, Any, Final
+from functools import partial
+from itertools import chain
+from typing import Any, Final
 
-from wids.errors import FetchError, WidsError
-from wids.shards.specs.parsing import LARGE_NBYTES
+from wids.errors import FetchError
 from wids.shards.tars.member_names import KeySplit
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
 
 VERSION: Final = 1
-_NUM_PIECES: Final = 10_000
-"""Pieces of JSON text that are written at once."""
 KIND: Final = "wids-shard-index-v1"
-_logger = logging.getLogger(__name__)
 
 COUNTS_FROM: Final = "counts_from"
 """Key of an entry for the file of another program that states its number of samples (SPEC-50)."""
@@ -211,18 +205,25 @@ class DatasetSpec:
     weights: Mapping[str, float] = field(default_factory=dict)
     table: SavedTable | None = None
     packs: tuple[PackedShards, ...] = ()
+    _classes: list[str] | None = field(default=None, init=False, compare=False, repr=False)
 
     @property
     def classes(self) -> list[str]:
         """Names of the classes whose numbers are in the fields ``.cls``; empty if none are stated.
+
+        It is the same list each time: copy it to change it.
 
         Example:
             >>> import wids
             >>> wids.DatasetSpec((), extras={"classes": ["cat", "dog"]}).classes
             ['cat', 'dog']
         """
-        names = self.extras.get("classes")
-        return list(map(str, names)) if isinstance(names, list | tuple) else []
+        found = self._classes
+        if found is None:
+            names = self.extras.get("classes")
+            found = list(map(str, names)) if isinstance(names, list | tuple) else []
+            object.__setattr__(self, "_classes", found)
+        return found
 
     def __repr__(self) -> str:
         """Return its name and only the first and last of its shards, since there may be many."""
@@ -261,6 +262,13 @@ class DatasetSpec:
 
     def document(self, folder: str | None = None) -> dict[str, Any]:
         """Return the JSON document; files inside ``folder`` are named relative to it."""
+        document = self.lazy_document(folder)
+        if "shardlist" in document:
+            document["shardlist"] = list(document["shardlist"])
+        return document
+
+    def lazy_document(self, folder: str | None) -> dict[str, Any]:
+        """Return the same document, for `save_document`: its shardlist makes entries on demand."""
         index = self.index and _relative(self.index, folder)
         table = self.table and self.table.entry(folder)
         known = {"name": self.name, "index": index, "table": table, "weights": dict(self.weights)}
@@ -274,9 +282,12 @@ class DatasetSpec:
 
     def _shard_entries(self, folder: str | None) -> dict[str, Any]:
         """Return the shards as one list, or as datasets with one pack each."""
-        entries = [shard.entry(folder) for shard in self.shards]
+        from wids.storage.lazy_sequence import LazySequence
+
+        lazy = LazySequence(partial(ShardSpec.entry, folder=folder), self.shards)
         if self.index is not None or not self.packs:
-            return {"shardlist": entries}
+            return {"shardlist": lazy}
+        entries = list(lazy)
         parts: list[dict[str, Any]] = []
         start = 0
         for pack in self.packs:
@@ -304,71 +315,27 @@ class DatasetSpec:
             ValueError: The URL cannot be written, or the spec names local files.
             UploadError: The upload failed.
         """
+        from wids.shards.specs.saved_document import save_document
         from wids.storage import upload
 
         target = upload.absolute(path)
-        document = self.document(urls.parent(target))
-        packs = [pack.url for pack in self.all_packs()]
-        check_references(target, [shard.url for shard in self.shards], packs)
+        document = self.lazy_document(urls.parent(target))
+        packs = (pack.url for pack in self.all_packs())
+        check_references(target, chain((shard.url for shard in self.shards), packs))
         save_document(target, document, storage_options=storage_options)
 
 
-def check_references(target: str, shards: Iterable[str], packs: Iterable[str]) -> None:
+def check_references(target: str, references: Iterable[str]) -> None:
     """Raise ValueError if a remote document would name local files, which no reader would open."""
     if urls.is_local(target):
         return
-    for url in (*shards, *packs):
+    for url in references:
         if urls.is_local(url):
             raise ValueError(
                 f"{urls.redact(target)}: expected remote shards and a remote pack, found {url}, "
                 "which readers of a remote spec do not have; upload the shards first, or state "
                 "where they will be with `--base`"
             )
-
-
-def save_document(
-    path: str | os.PathLike[str],
-    document: Mapping[str, Any],
-    mode: int = 0o666,
-    *,
-    replaces: str | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> None:
-    """Write a JSON document atomically, to a path or URL; see `upload.publishing`.
-
-    A large one gets a table of its shards beside it, for readers with little memory.
-    """
-    from wids.storage import upload  # most programs only read specs
-
-    with upload.publishing(path, mode, replaces=replaces, storage_options=storage_options) as file:
-        try:
-            sha256 = _write_json(file, document, "utf-8")
-        except UnicodeEncodeError:  # file names need not be UTF-8
-            file.seek(0)
-            file.truncate()
-            sha256 = _write_json(file, document, "ascii")
-        nbytes = file.tell()
-    if nbytes > LARGE_NBYTES and document.get("shardlist"):
-        from wids.shards.specs.shard_table_writer import publish_table
-
-        try:  # it only saves work: the document is published
-            publish_table(os.fspath(path), document, nbytes, sha256, mode, storage_options)
-        except (OSError, ValueError, WidsError) as error:
-            name = urls.redact(os.fspath(path))
-            _logger.warning("%s: its table of shards is not published: %s", name, str(error))
-
-
-def _write_json(file: IO[bytes], document: Mapping[str, Any], encoding: str) -> bytes:
-    """Write a document, whose text may be too long for memory; return its SHA-256."""
-    pieces = json.JSONEncoder(indent=1, ensure_ascii=encoding == "ascii").iterencode(document)
-    digest = hashlib.sha256()
-    while text := "".join(islice(pieces, _NUM_PIECES)):
-        data = text.encode(encoding)
-        digest.update(data)
-        file.write(data)
-    file.write(b"\n")
-    digest.update(b"\n")
-    return digest.digest()
 
 
 def _relative(url: str, folder: str | None) -> str:

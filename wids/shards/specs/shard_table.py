@@ -101,6 +101,12 @@ class DamagedTableError(ValueError):
     """The file is not an intact table of shards of this version."""
 
 
+def start_nbytes(data: FileBytes) -> int:
+    """Return the length of the header and the facts of a table, by its first bytes."""
+    known = HEADER.unpack_from(data, 0)[6] if len(data) >= HEADER.size else 0
+    return HEADER.size + min(known, MAX_FACTS_NBYTES)
+
+
 def parse_start(data: bytes) -> tuple[TableHeader, dict[str, Any]]:
     """Return the header and the facts of a table from its first bytes, which have both.
 
@@ -149,7 +155,7 @@ class TableFile:
     pickle may reach another machine, it has the bytes.
 
     Args:
-        path: The file.
+        path: The file; "" for one without a name.
         data: Its bytes.
 
     Attributes:
@@ -168,8 +174,7 @@ class TableFile:
 
     def __init__(self, path: str, data: FileBytes) -> None:
         self.path, self._data = path, data
-        known = HEADER.unpack_from(data, 0)[6] if len(data) >= HEADER.size else 0
-        start = data[: HEADER.size + min(known, MAX_FACTS_NBYTES)]
+        start = data[: start_nbytes(data)]
         self.header, self.facts = parse_start(start)
         header, sections = self.header, self.header.sections
         if not header.nbytes == len(data) == sections[-1]:
@@ -307,13 +312,15 @@ class TableFile:
             raise self._damaged("the bytes that it had when it was opened")
 
     def _damaged(self, what: str) -> SpecError:
+        if not self.path:
+            return SpecError(f"a temporary file: expected {what}, found it damaged; run again")
         return SpecError(
             f"{self.path}: expected {what}, found a damaged table of shards; move it away: the "
             "JSON document has the same shards, and a new table is made when it is opened"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if passes_to_process():
+        if self.path and passes_to_process():
             return _reopened, (self.id,)
         return TableFile, (self.path, bytes(self._data))
 

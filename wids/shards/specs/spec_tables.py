@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import IO, Any, Final, NamedTuple
@@ -32,6 +32,7 @@ from wids.shards.specs.shard_table import (
     TableHeader,
     open_table,
     parse_start,
+    start_nbytes,
     table_url,
 )
 from wids.shards.specs.shard_table_writer import write_table
@@ -47,6 +48,8 @@ from wids.storage.transport.url_rewrite import rewritten
 
 MAX_TABLED_NBYTES: Final = 8 << 30
 _START_NBYTES: Final = 64 << 10
+_SHOWN_NBYTES: Final = 1 << 20
+"""Bytes after which other processes see progress."""
 _LEAST_VALUE_NBYTES: Final = 8
 """Bytes of text for each value in a document of many shards: ``{"url":"0.tar"},`` has two."""
 
@@ -134,6 +137,7 @@ class _Document:
         self._noted_state = state if self._path is None else _identity(self._path, state)
         self._note_path = cache_names.document_note_path(folder, url)
         self._beside = table_url(self._path or url)
+        self._progress = _Progress(self._note_path)
 
     def known(self) -> TableFile | None:
         """Return the table of the document, if its state is known: in the cache or published."""
@@ -153,9 +157,8 @@ class _Document:
         None if the document has another form than an object with a shardlist, or if the table
         cannot be stored.
         """
-        # The note appears at the end, and the table grows: others see that its writer is alive.
         lock_path = cache_names.lock_path(self._folder, self._note_path)
-        with turn(lock_path, self._table_path(b""), waits=True):
+        with turn(lock_path, self._note_path, waits=True), self._progress:
             table = self.known() or self._published(self._state) or self._read()
             if table is not None:
                 note = json.dumps([*self._noted_state, table.header.document_sha256.hex()])
@@ -164,16 +167,32 @@ class _Document:
 
     def _read(self) -> TableFile | None:
         """Read the document, and return its table: one that has its digest, or a new one."""
-        with downloaded(self._fetcher, self._path or self._url) as path:
-            if _is_dense(path):
+        report = self._progress.reach
+        with (
+            downloaded(self._fetcher, self._path or self._url, report) as path,
+            open(path, "rb") as file,  # once: it may be replaced meanwhile
+        ):
+            sha256 = self._digest(file)
+            if sha256 is None:
                 return None
-            with open(path, "rb") as file:  # once: it may be replaced meanwhile
-                sha256 = _digest(file)
-                table = self._of_digest(sha256) or self._published(None, sha256)
-                if table is None:
-                    file.seek(0)
-                    table = self._written(file, sha256)
+            table = self._of_digest(sha256) or self._published(None, sha256)
+            if table is None:
+                file.seek(0)
+                table = self._written(file, sha256)
         return table
+
+    def _digest(self, file: IO[bytes]) -> bytes | None:
+        """Return the SHA-256 of a document.
+
+        None if it has more and shorter values than one of many shards (SEC-39).
+        """
+        digest, count = hashlib.sha256(), 0
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+            count += num_values(piece)
+            self._progress.reach(file.tell())
+        is_dense = count > MAX_VALUES and file.tell() < _LEAST_VALUE_NBYTES * count
+        return None if is_dense else digest.digest()
 
     def _of_digest(self, sha256: bytes) -> TableFile | None:
         """Return the table of a document with a digest: that of the cache, or the one beside it."""
@@ -217,7 +236,7 @@ class _Document:
         path = self._fetched_path(header.document_sha256)
         try:
             with _new_file(path) as file:
-                self._fetcher.save(self._beside, file)
+                self._fetcher.save(self._beside, file, report=self._progress.reach)
         except OSError as error:  # of the server, too
             _logger.warning("%s: not used: %s", urls.redact(self._beside), str(error))
             return None
@@ -227,14 +246,17 @@ class _Document:
     def _start_beside(self) -> tuple[TableHeader, dict[str, Any]] | None:
         """The start of the table beside a remote document; None if there is none."""
         try:
-            return parse_start(self._fetcher.read_start(self._beside, _START_NBYTES).data)
+            start = self._fetcher.read_start(self._beside, _START_NBYTES).data
+            if start_nbytes(start) > len(start):
+                start = self._fetcher.read_start(self._beside, start_nbytes(start)).data
+            return parse_start(start)
         except (FetchError, DamagedTableError) as error:  # nearly always: it was not published
             _logger.info("%s: not used: %s", urls.redact(self._beside), str(error))
             return None
 
     def _written(self, file: IO[bytes], sha256: bytes) -> TableFile | None:
         """Write the table of the document into the cache."""
-        path, streamed = self._table_path(sha256), StreamedDocument(file.read)
+        path, streamed = self._table_path(sha256), StreamedDocument(self._progress.reading(file))
         name = urls.redact(self._url)
         try:
             with _new_file(path) as new:
@@ -259,6 +281,42 @@ class _Document:
         return cache_names.table_path(self._folder, found.hexdigest())
 
 
+class _Progress:
+    """Shows those who wait for a note that its writer makes progress; use it in a ``with`` block.
+
+    They watch the temporary files for the note. The table grows in files without a name, and under
+    a name that is known when the document has been read.
+    """
+
+    def __init__(self, path: str) -> None:
+        folder, name = os.path.split(path)
+        self._path = os.path.join(folder, complete_files.temporary_name(name))
+        self._shown = 0
+
+    def reach(self, nbytes: int, _: int | None = None) -> None:
+        """Show how many bytes of a file are read; any change counts."""
+        if nbytes // _SHOWN_NBYTES != self._shown:
+            self._shown = nbytes // _SHOWN_NBYTES
+            with suppress(OSError), open(self._path, "ab") as file:
+                file.write(b".")
+
+    def reading(self, file: IO[bytes]) -> Callable[[int], bytes]:
+        """Return the function that reads a file, and shows how far."""
+
+        def read(nbytes: int) -> bytes:
+            data = file.read(nbytes)
+            self.reach(file.tell())
+            return data
+
+        return read
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            os.unlink(self._path)
+
+
 def _checked(entries: Iterable[Any], label: str) -> Iterator[Any]:
     """Yield the entries of a shardlist, unless one is malformed."""
     for number, entry in enumerate(entries):
@@ -273,22 +331,6 @@ def _checked(entries: Iterable[Any], label: str) -> Iterator[Any]:
         ):  # the usual entry is checked in half the time
             shard_of(entry, f"{label}: shardlist[{number}]", str)
         yield entry
-
-
-def _is_dense(path: str) -> bool:
-    """Whether a document has more and shorter values than one of many shards (SEC-39)."""
-    count = nbytes = 0
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
-            count, nbytes = count + num_values(piece), nbytes + len(piece)
-    return count > MAX_VALUES and nbytes < _LEAST_VALUE_NBYTES * count
-
-
-def _digest(file: IO[bytes]) -> bytes:
-    digest = hashlib.sha256()
-    while piece := file.read(1 << 20):
-        digest.update(piece)
-    return digest.digest()
 
 
 def _identity(path: str, state: State) -> State:

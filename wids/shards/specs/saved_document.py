@@ -1,0 +1,84 @@
+"""Write a JSON document, however many shards it has, and the table of a large one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import IO, Any, Final
+
+from wids.errors import WidsError
+from wids.shards.specs.parsing import LARGE_NBYTES
+from wids.shards.specs.shard_table_writer import publish_table
+from wids.storage import upload
+from wids.storage.lazy_sequence import LazySequence
+from wids.storage.transport import urls
+
+_NUM_PIECES: Final = 1000
+"""Pieces of JSON text that are written at once."""
+_NUM_ENTRIES: Final = 20
+"""Entries of a shardlist in one of these pieces."""
+
+_logger = logging.getLogger(__name__)
+
+
+def save_document(
+    path: str | os.PathLike[str],
+    document: Mapping[str, Any],
+    mode: int = 0o666,
+    *,
+    replaces: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a JSON document atomically, to a path or URL; see `upload.publishing`.
+
+    A large one gets a table of its shards beside it, for readers with little memory.
+    """
+    with upload.publishing(path, mode, replaces=replaces, storage_options=storage_options) as file:
+        try:
+            sha256 = _write_json(file, document, "utf-8")
+        except UnicodeEncodeError:  # file names need not be UTF-8
+            file.seek(0)
+            file.truncate()
+            sha256 = _write_json(file, document, "ascii")
+        nbytes = file.tell()
+    if nbytes > LARGE_NBYTES and document.get("shardlist"):
+        try:  # it only saves work: the document is published
+            publish_table(os.fspath(path), document, nbytes, sha256, mode, storage_options)
+        except (OSError, ValueError, WidsError) as error:
+            name = urls.redact(os.fspath(path))
+            _logger.warning("%s: its table of shards is not published: %s", name, str(error))
+
+
+def _write_json(file: IO[bytes], document: Mapping[str, Any], encoding: str) -> bytes:
+    """Write a document, whose text may be too long for memory; return its SHA-256."""
+    pieces = _json_pieces(document, json.JSONEncoder(indent=1, ensure_ascii=encoding == "ascii"))
+    digest = hashlib.sha256()
+    while text := "".join(islice(pieces, _NUM_PIECES)):
+        data = text.encode(encoding)
+        digest.update(data)
+        file.write(data)
+    return digest.digest()
+
+
+def _json_pieces(document: Mapping[str, Any], encoder: json.JSONEncoder) -> Iterator[str]:
+    start = "{"
+    for key, value in document.items():
+        yield f"{start}\n {encoder.encode(str(key))}: "
+        start = ","
+        is_lazy = isinstance(value, LazySequence)
+        pieces = _list_pieces(value, encoder) if is_lazy else encoder.iterencode(value)
+        yield from (piece.replace("\n", "\n ") for piece in pieces)
+    yield "\n}\n"
+
+
+def _list_pieces(entries: Sequence[Any], encoder: json.JSONEncoder) -> Iterator[str]:
+    start = "["
+    for at in range(0, len(entries), _NUM_ENTRIES):
+        # Without the brackets of this part of the list.
+        yield start + encoder.encode([*entries[at : at + _NUM_ENTRIES]])[1:-2]
+        start = ","
+    yield "\n]" if entries else "[]"

@@ -1,0 +1,35 @@
+"""Keep the shards of a spec that is not saved yet: many of them in a table without a name."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
+from typing import Final
+
+from wids.shards.specs.model import ShardSpec
+from wids.shards.specs.shard_sequences import Place, ShardTable
+from wids.shards.specs.shard_table import SHA256_NBYTES, State, TableFile
+from wids.shards.specs.shard_table_writer import TableWriter
+from wids.shards.specs.trust import Context
+
+_MAX_LISTED: Final = 10_000
+
+
+def unsaved_shards(shards: Iterable[ShardSpec]) -> Sequence[ShardSpec]:
+    """Return shards as a tuple, or as a table in a temporary file if there are many."""
+    left = iter(shards)
+    first = tuple(islice(left, _MAX_LISTED))
+    shard = next(left, None)
+    if shard is None:
+        return first
+    with tempfile.TemporaryFile() as file, TableWriter(file) as writer:
+        for each in chain(first, (shard,), left):
+            writer.add(each.entry())
+        writer.finish({}, bytes(SHA256_NBYTES), State(0, ""))
+        file.flush()
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    context = Context.at("the described shards", os.getcwd(), None)
+    return ShardTable(TableFile("", data), Place(context.base, context, allow_pipe=True))

@@ -1,0 +1,40 @@
+"""Provide a sequence whose items are made when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+if TYPE_CHECKING:
+    from wids.storage.array_types import IntArray
+
+T = TypeVar("T")
+
+
+class LazySequence(Sequence[T]):
+    """A sequence that keeps no item.
+
+    Args:
+        make: Takes an item of the source; returns the item of the sequence.
+        source: What the items are made from, such as a range.
+    """
+
+    def __init__(self, make: Callable[[Any], T], source: Sequence[Any] | IntArray) -> None:
+        self._make, self._source = make, source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> LazySequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | LazySequence[T]:
+        if isinstance(index, slice):
+            return LazySequence(self._make, self._source[index])
+        return self._make(self._source[index])
+
+
+def chosen(items: Sequence[T], numbers: IntArray) -> LazySequence[T]:
+    """Return some items of a sequence."""
+    return LazySequence(items.__getitem__, numbers)
