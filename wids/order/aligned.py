@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.order.buckets import Buckets, Groups, full_batches, windows
+from wids.order.chunks import interleaved
 from wids.order.rounds import Rounds, nearest
 from wids.storage.array_types import IntArray
 
@@ -44,7 +45,7 @@ class AlignedRounds(Rounds):
         sizes = self._buckets.sizes
         counts = np.zeros((self._num_runs, len(sizes)), np.int64)
         runs = [self._counted(run, counts[run]) for run in range(self._num_runs)]
-        rounds, seen = full_batches(_together(runs), sizes * self._num_runs)
+        rounds, seen = full_batches(interleaved(runs), sizes * self._num_runs)
         if not self._drop_last:
             incomplete = np.flatnonzero(seen % (sizes * self._num_runs))
             rounds = np.concatenate((rounds, incomplete.astype(rounds.dtype)))
@@ -206,17 +207,6 @@ class _Stock:
         batch: list[int] = self._held[bucket][:size].tolist()
         self._held[bucket] = self._held[bucket][size:]
         return batch
-
-
-def _together(runs: list[Iterator[npt.NDArray[Any]]]) -> Iterator[npt.NDArray[Any]]:
-    """Yield the first item of each run, then the second of each, and so on."""
-    pending = [(next(run, None), run) for run in runs]
-    while left := [(block, run) for block, run in pending if block is not None]:
-        width = min(len(block) for block, _ in left)
-        yield np.stack([block[:width] for block, _ in left], axis=1).ravel()
-        pending = [
-            (block[width:] if len(block) > width else next(run, None), run) for block, run in left
-        ]
 
 
 def _lent(bucket: int, counts: IntArray, quotas: IntArray) -> list[list[_Piece]]:
