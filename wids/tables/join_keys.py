@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, pairwise
-from typing import Any, ClassVar, Final, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -44,33 +44,6 @@ class KeyTexts(NamedTuple):
     text: npt.NDArray[np.uint8]
     starts: npt.NDArray[np.integer]
     rows: IntArray | slice
-
-
-class Keyed(Protocol):
-    """One side of a join: entries with keys.
-
-    An *entry* is a position in a dataset, or the number of a row.
-    """
-
-    @property
-    def entries(self) -> IntArray | None:
-        """The entries, ascending; None for 0, 1, 2, …."""
-
-    def digest(self) -> bytes:
-        """Return a digest that changes whenever a key or its entry does."""
-
-    def texts(self) -> Iterator[KeyTexts]:
-        """Yield the keys of all entries in order, many at a time."""
-
-    def key(self, entry: int) -> str:
-        """Return the key of an entry."""
-
-    def place(self, entry: int) -> str:
-        """Return the place of an entry, for messages."""
-
-    @property
-    def fields(self) -> Sequence[str]:
-        """The fields that shards of the entries store, of those that `texts` has seen."""
 
 
 class _EqualHashesError(Exception):
@@ -210,6 +183,10 @@ class RowKeys:
 
     def __str__(self) -> str:
         return self.name
+
+
+Keyed: TypeAlias = DatasetKeys | RowKeys
+"""The keys of one side of a join, by the entries of that side."""
 
 
 def digest_of(*parts: Any) -> bytes:
