@@ -24,9 +24,9 @@ from wids.storage.array_types import IntArray
 from wids.storage.range_reader import RangeError
 from wids.storage.transport import urls
 from wids.tables.column_parts import ColumnPart, Errors, Example, joined
-from wids.tables.column_paths import ColumnPath
+from wids.tables.column_paths import ColumnPath, path_text
 from wids.tables.column_types import layers_of
-from wids.tables.column_values import DecodeMany, Parts, decoder_of, parts_of
+from wids.tables.column_values import DecodeMany, decoder_of, parts_of
 from wids.tables.shard_rows import Rows
 
 if TYPE_CHECKING:
@@ -175,7 +175,8 @@ class _FieldReader:
             if array.null_count < len(array)
         }
         examples = {kind: self._example(array, placed, start) for kind, array in layers.items()}
-        return ColumnPart(stop - start, layers, examples, found.exists, _names(path, found))
+        names = tuple(path_text(path.field, steps) for steps in found.names)
+        return ColumnPart(stop - start, layers, examples, found.exists, names)
 
     def _example(self, array: pa.Array, values: list[Any], start: int) -> Example:
         place = array.is_valid().index(True).as_py()
@@ -197,14 +198,6 @@ class _FieldReader:
         if isinstance(error, ShardFormatError):
             return ShardFormatError(text)
         return TableError(f'column "{path.name}": {text}; pass errors="null" to have null for it')
-
-
-def _names(path: ColumnPath, found: Parts) -> tuple[str, ...]:
-    escaped = (
-        "/".join(step.replace("~", "~0").replace("/", "~1") for step in steps)
-        for steps in found.names
-    )
-    return tuple(f"{path.field}/{text}" for text in escaped)
 
 
 @runtime_checkable
