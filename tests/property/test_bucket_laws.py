@@ -18,7 +18,7 @@ from laws import REPEATS, law
 from test_sampler_laws import Data, divisors
 
 from wids import BucketBatchSampler, DistributedChunkedSampler
-from wids.order import aligned, buckets
+from wids.order import buckets
 
 GOLDEN = json.loads(
     (Path(__file__).parents[2] / "specs" / "bucket-batches.golden.json").read_text("utf-8")
@@ -34,7 +34,6 @@ def small_windows() -> Iterator[None]:
     """Make windows so short that even these datasets have several."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(buckets, "_WINDOW", 4)
-        patch.setattr(aligned, "_LOOK_AHEAD", 3)
         yield
 
 

@@ -22,7 +22,7 @@ from wids.errors import ShardFormatError
 from wids.shards.range_shard import RemoteShard
 from wids.shards.tars.archive import BLOCK_NBYTES
 from wids.shards.tars.index import index_tar
-from wids.shards.tars.readable_shard import ReadableShard
+from wids.shards.tars.readable_shard import PooledShard
 from wids.shards.tars.shard import Shard
 from wids.storage.fetch import Fetcher
 
@@ -58,7 +58,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tar(tmp_path_factory.mktemp("contract") / "a.tar", MEMBERS)
 
 
-Make = Callable[..., ReadableShard]
+Make = Callable[..., PooledShard]
 
 
 @pytest.fixture(params=["local", "bytes", "server"])

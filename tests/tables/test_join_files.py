@@ -198,7 +198,11 @@ def test_missing_keys_and_files(train: Path, caplog: pytest.LogCaptureFixture) -
         ("{shard}.json", "[3]", ["expected objects with the text '__key__', found 3 as item 0"]),
         ("{shard}.jsonl", '{"__key__": 3}', ["found {'__key__': 3} as item 0"]),
         ("{shard}.json", '{"a": 1, "b": {"x": 1, "x": 2}, "a": 2}', ["found 'a' twice"]),
-        ("{shard}.jsonl", '{"__key__": "a"}\n{"__key__": "a"}', ["'a' twice, in item 1"]),
+        (
+            "{shard}.jsonl",
+            '{"__key__": "a"}\n{"__key__": "a"}',
+            ["'a' twice", "jsonl, row 0", "row 1"],
+        ),
         ("{shard}.json", "[" * 100_000, ["expected JSON"]),
         (
             "{shard}.npy",
@@ -207,7 +211,7 @@ def test_missing_keys_and_files(train: Path, caplog: pytest.LogCaptureFixture) -
         ),
         ("{shard}.parquet", "{}", ["train-000000.parquet: expected Parquet, found"]),
         ("{shard}.jsonl.gz", "{}", ["train-000000.jsonl.gz: expected gzip data, found"]),
-        ("{shard}.csv", "__key__,a\nx,1\nx,2", ["found 'x' twice, in item 1"]),
+        ("{shard}.csv", "__key__,a\nx,1\nx,2", ["found 'x' twice", "csv, row 1"]),
         ("{shard}.csv", "__key__,a\nx", ["csv, line 2: expected 2 values", "found 1"]),
         ("{shard}.csv", "key,a\nx,2", ["one column named '__key__', found the columns 'key', 'a'"]),
     ],

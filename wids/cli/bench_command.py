@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 from wids.cli.named_objects import is_name, named_object
-from wids.cli.options import add_reading, not_negative, opened, positive
+from wids.cli.options import add_reading, not_negative, opened, positive, refuse
 
 if TYPE_CHECKING:
     from wids.dataset.shard_list import ShardListDataset
@@ -74,12 +74,8 @@ def _subject(options: argparse.Namespace, stack: ExitStack) -> Any:
     """Return what to read: a program's own dataset or loader, or that of a spec."""
     names = ("transformations", "access", "fields", "where", "join", "cache_dir", "cache_size")
     if is_name(options.spec):
-        for name in names:
-            if getattr(options, name) is not None:
-                raise ValueError(
-                    f"--{name.replace('_', '-')}: expected a spec, found {options.spec}, which has "
-                    "settings of its own; change them there"
-                )
+        text = f"expected a spec, found {options.spec}, which has settings of its own"
+        refuse(options, names, f"{text}; change them there")
         return named_object(options.spec, "spec", "dataset")
     from wids.tables.conditions import met_in
 

@@ -9,7 +9,7 @@ import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
-from wids.cli.options import add_reading, add_spec, spec_and_peek, storage_options
+from wids.cli.options import add_reading, add_spec, opened, spec_and_peek
 from wids.storage.transport import urls
 
 if TYPE_CHECKING:
@@ -41,16 +41,13 @@ def _port(text: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Serve the page until Ctrl-C."""
-    from wids.dataset.shard_list import ShardListDataset
     from wids.look.page.peek_pages import PeekPages
     from wids.look.page.server import Browser
 
     spec, shards = spec_and_peek(options)
     with ExitStack() as stack:
         if shards is None:
-            dataset = ShardListDataset(
-                spec, access="range", storage_options=storage_options(options)
-            )
+            dataset = opened(spec, options, access="range")
             python = f"wids.ShardListDataset({_python_name(options.spec)})"
             browser = Browser(stack.enter_context(dataset), options.port, python)
         else:

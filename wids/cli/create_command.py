@@ -6,11 +6,19 @@ import argparse
 import sys
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from wids.cli.consent import add_yes, ask_consent
 from wids.cli.messages import print_counts, print_note, print_problem
-from wids.cli.options import add_parts, add_processes, add_storage, storage_options
+from wids.cli.options import (
+    add_flag,
+    add_parts,
+    add_processes,
+    add_storage,
+    refuse,
+    storage_options,
+)
 from wids.publish.problems import Problem
 from wids.storage.sizes import count_text
 
@@ -57,22 +65,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="error",
         help="what members of one name are (error); last describes the last of them",
     )
-    parser.add_argument("--no-index", action="store_true", help="write the spec only")
-    parser.add_argument(
-        "--append",
-        action="store_true",
-        help="add the shards to the end of the dataset that the output describes",
+    add_flag(parser, "--no-index", "write the spec only")
+    add_flag(
+        parser, "--append", "add the shards to the end of the dataset that the output describes"
     )
-    parser.add_argument(
+    add_flag(
+        parser,
         "--digests",
-        action="store_true",
-        help="read all bytes of remote shards, for digests and checksums; otherwise only headers "
-        "are read where members are large",
+        "read all bytes of remote shards, for digests and checksums; otherwise only headers are "
+        "read where members are large",
     )
-    parser.add_argument(
+    add_flag(
+        parser,
         "--as-stated",
-        action="store_true",
-        help="read no shard: state what a document, or files beside the shards, say (sizes.json, "
+        "read no shard: state what a document, or files beside the shards, say (sizes.json, "
         "_info.json, manifest.jsonl, _stats.json, .nv-meta, .idx)",
     )
     parser.add_argument("--split", help="the only split to describe, as Energon or timm named it")
@@ -99,7 +105,8 @@ def run(options: argparse.Namespace) -> int:
         storage_options=storage_options(options),
         split=options.split,
     )
-    info = _text_of(options.info)  # an error now, not after all shards were read
+    # An error now, not after all shards were read.
+    info = None if options.info is None else Path(options.info).read_text("utf-8")
     _check_options(options)
     if options.as_stated:
         spec = job.run_as_stated(name=options.name, info=info)
@@ -125,21 +132,12 @@ def run(options: argparse.Namespace) -> int:
 def _check_options(options: argparse.Namespace) -> None:
     """Refuse options that do not go together."""
     if options.as_stated:
-        for name in ("append", "merge", "part", "digests", "key_split"):
-            if getattr(options, name):
-                option = name.replace("_", "-")
-                raise ValueError(
-                    f"--{option}: expected it without --as-stated, which reads nothing"
-                )
-    if not options.append:
-        return
-    if options.merge or options.part is not None:
-        name = "merge" if options.part is None else "part"
-        raise ValueError(f"--{name}: expected it without --append; create a dataset of the parts")
-    for name in ("name", "info", "no_index"):
-        if getattr(options, name):
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option}: expected it without --append, which keeps what is there")
+        names = ["append", "merge", "part", "digests", "key_split"]
+        refuse(options, names, "expected it without --as-stated, which reads nothing")
+    if options.append:
+        text = "expected it without --append"
+        refuse(options, ["merge", "part"], f"{text}; create a dataset of the parts")
+        refuse(options, ["name", "info", "no_index"], f"{text}, which keeps what is there")
 
 
 def _note_unknown(shards: Sequence[ShardSpec]) -> None:
@@ -172,13 +170,6 @@ def _report(
     """Print how many shards and samples were described, and return the exit status."""
     print_counts(options.output, shards, options.part)
     return 1 if any(problem.severity == "error" for problem in problems) else 0
-
-
-def _text_of(path: str | None) -> str | None:
-    if path is None:
-        return None
-    with open(path, encoding="utf-8") as file:
-        return file.read()
 
 
 def _ask_consent(options: argparse.Namespace, cost: DownloadCost) -> None:

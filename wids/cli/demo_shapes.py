@@ -15,6 +15,7 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
 from wids.dataset.shard_list import ShardListDataset
@@ -159,11 +160,10 @@ def run_epoch(spec_path: str, sampler: str = DEFAULT_SAMPLER) -> EpochReport:
         subprocess.TimeoutExpired: They took longer than five minutes.
     """
     with tempfile.TemporaryDirectory() as folder:
-        report_path = os.path.join(folder, "epoch.json")
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
             *("--local-addr", "127.0.0.1", "--nproc-per-node", str(NUM_REPLICAS)),
-            *("-m", "wids.cli.demo_shapes", os.path.abspath(spec_path), sampler, report_path),
+            *("-m", "wids.cli.demo_shapes", os.path.abspath(spec_path), sampler, folder),
         ]
         # One thread each, as torchrun would choose with a warning.
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
@@ -178,13 +178,13 @@ def run_epoch(spec_path: str, sampler: str = DEFAULT_SAMPLER) -> EpochReport:
         if result.returncode:
             # The end of the output, where Python puts the error.
             raise RuntimeError(f"the epoch's processes failed:\n{result.stderr[-4000:]}")
-        with open(report_path, encoding="utf-8") as file:
-            report = json.load(file)
-    return EpochReport(report["num_samples"], report["batches"])
+        texts = [Path(folder, str(rank)).read_text("utf-8") for rank in range(NUM_REPLICAS)]
+    with ShardListDataset(spec_path) as dataset:
+        return EpochReport(len(dataset), list(map(json.loads, texts)))
 
 
-def _run_rank(spec_path: str, sampler: str, report_path: str) -> None:
-    """Read one rank's share of the epoch; rank 0 writes the report of all ranks."""
+def _run_rank(spec_path: str, sampler: str, folder: str) -> None:
+    """Read one rank's share of the epoch, and write it into a file of the rank."""
     import torch.distributed as dist
     from torch.utils.data import DataLoader
 
@@ -200,12 +200,7 @@ def _run_rank(spec_path: str, sampler: str, report_path: str) -> None:
     )
     # What the loader returned, not what the sampler says, so that a lost batch is noticed.
     batches = [batch["__index__"].tolist() for batch in loader]
-    is_first = dist.get_rank() == 0
-    gathered: list[Any] | None = [None] * dist.get_world_size() if is_first else None
-    dist.gather_object(batches, gathered)
-    if is_first:
-        with open(report_path, "w", encoding="utf-8") as file:
-            json.dump({"num_samples": len(dataset), "batches": gathered}, file)
+    Path(folder, str(dist.get_rank())).write_text(json.dumps(batches), "utf-8")
     dist.barrier()
     # Not by `destroy_process_group`: with torch 2.2 a rank whose peer has left already may hang in
     # it, and without it gloo may abort at the end of Python.

@@ -128,16 +128,11 @@ def _fields_text(spec: DatasetSpec, options: argparse.Namespace) -> str:
     """Return the fields of a dataset as a table if it has a pack, else ``""``."""
     if not spec.all_packs():
         return ""
-    from wids.dataset.shard_list import ShardListDataset
     from wids.look import preview
 
     try:
-        with ShardListDataset(
-            spec,
-            access="range",
-            storage_options=_impatient(options),
-            allow_pipe=options.allow_pipe,
-            progress=False,
+        with opened(
+            spec, options, access="range", storage_options=_impatient(options), progress=False
         ) as dataset:
             stats = preview.field_stats(dataset)
             facts = _media_text(dataset, stats)

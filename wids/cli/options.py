@@ -6,7 +6,7 @@ Imported by every command, so it imports little itself.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -25,6 +25,18 @@ def add_spec(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "spec", help="a JSON spec or its URL, a .tar, a pattern of tars, or a folder"
     )
+
+
+def add_flag(parser: argparse.ArgumentParser, name: str, text: str) -> None:
+    """Add an option without a value."""
+    parser.add_argument(name, action="store_true", help=text)
+
+
+def refuse(options: argparse.Namespace, names: Iterable[str], text: str) -> None:
+    """Raise `ValueError` with a text if one of some options was passed."""
+    for name in names:
+        if getattr(options, name) not in (None, False):
+            raise ValueError(f"--{name.replace('_', '-')}: {text}")
 
 
 def add_reading(parser: argparse.ArgumentParser) -> None:

@@ -65,12 +65,17 @@ def card_fields(sizes: Mapping[str, int], order: Sequence[str], picture: str = "
         order: All fields of the dataset, those to prefer first.
         picture: The picture to prefer to all others, if the sample has it.
     """
-    ranks = {field: rank for rank, field in enumerate(order)}
     small = [field for field, nbytes in sizes.items() if is_small(field, nbytes)]
-    small.sort(key=lambda field: (field != picture, ranks.get(field, len(ranks))))
+    small = preferred(small, order, picture)
     pictures = [field for field in small if extension(field) in IMAGE_EXTENSIONS]
     texts = [field for field in small if field not in pictures]
     return [*pictures[:1], *texts[:_MAX_TEXTS]]
+
+
+def preferred(fields: Iterable[str], order: Sequence[str], picture: str) -> list[str]:
+    """Return fields in an order: first a picture, and last those that are not in the order."""
+    ranks = {field: rank for rank, field in enumerate(order)}
+    return sorted(fields, key=lambda field: (field != picture, ranks.get(field, len(ranks))))
 
 
 def is_small(field: str, nbytes: int) -> bool:

@@ -113,8 +113,8 @@ def card_html(
         # Requested by the browser when it comes into sight.
         picture = f'<img alt="" loading="lazy" src="{escaped(poster)}">'
     names = ", ".join(f"{name} {nbytes_text(size)}" for name, size in others_by_name.items())
-    others = f'<p class="line"><small>{escaped(names)}</small></p>' if names else ""
-    bad = f'<p class="bad">{escaped(problem)}</p>' if problem else ""
+    others = paragraph_html("line", names)
+    bad = paragraph_html("bad", problem)
     # A shard without an index has positions, but no indices in its dataset.
     number = sample.get("__index__", sample.get("__shardindex__", ""))
     label = escaped(f"{number} · {sample.get('__key__', '')}")
@@ -147,8 +147,8 @@ def _larger_picture(fields: Mapping[str, int]) -> str:
 
 def gallery_html(cards: Iterable[str], note: str = "", problems: Iterable[str] = ()) -> str:
     """Return cards as a grid, below problems that several of them have, and above a note."""
-    bad = "".join(f'<p class="bad">{escaped(problem)}</p>' for problem in problems)
-    text = f'<p class="note"><small>{escaped(note)}</small></p>' if note else ""
+    bad = "".join(paragraph_html("bad", problem) for problem in problems)
+    text = paragraph_html("note", note)
     grid = f'<div class="grid">{"".join(cards)}</div>'
     return f'{style()}<div class="wids">{bad}{grid}{text}</div>'
 
@@ -187,13 +187,19 @@ def dataset_html(
         if rows
         else ""
     )
-    text = f'<p class="note"><small>{escaped(note)}</small></p>' if note else ""
+    text = paragraph_html("note", note)
     text += f"<pre>{escaped(distributions)}</pre>" if distributions else ""
     return (
         f'{style()}<div class="wids"><h3>{escaped(title)}</h3>'
         f'<div class="facts" role="list">{items}</div>{table_}{text}</div>'
         f"{gallery}"
     )
+
+
+def paragraph_html(kind: str, text: str) -> str:
+    """Return text as a paragraph, small unless it is ``"bad"``; ``""`` for none."""
+    shown = escaped(text) if kind == "bad" else f"<small>{escaped(text)}</small>"
+    return f'<p class="{kind}">{shown}</p>' if text else ""
 
 
 def escaped(text: Any) -> str:

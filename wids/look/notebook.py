@@ -13,6 +13,7 @@ from typing import Any, Final
 from wids.errors import WidsError
 from wids.look.field_stats import FieldStats
 from wids.look.html import dataset_html, gallery_html
+from wids.look.page.selection import Selection
 from wids.look.preview import (
     MAX_SHARDS,
     Browsable,
@@ -24,7 +25,6 @@ from wids.look.preview import (
 )
 from wids.look.text import class_names, classes_text, total_of
 from wids.order.arguments import at_least
-from wids.order.shuffle import Shuffle
 from wids.storage.sizes import count_text, nbytes_text
 from wids.storage.transport import urls
 
@@ -40,6 +40,7 @@ _WITHOUT_INDEX: Final = (
 )
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Gallery:
     """Samples to look at. A notebook shows them as cards, a terminal lists their indices.
 
@@ -47,13 +48,10 @@ class Gallery:
         indices: The samples, as indices of the dataset or view whose `show` was called.
     """
 
-    def __init__(
-        self, page: _Page, indices: list[int], html: str, previous: Gallery | None = None
-    ) -> None:
-        self.indices = indices
-        self._page = page
-        self._html = html
-        self._previous = previous
+    indices: list[int]
+    _page: _Page
+    _html: str
+    _previous: Gallery | None
 
     def next(self) -> Gallery:
         """Return the gallery of the next samples; it is empty after the last one.
@@ -98,23 +96,17 @@ class _Page:
     where: Callable[[Any], Any] | None
     stop: int = 0
 
-    def candidates(self, start: int, count: int) -> Sequence[int]:
-        """Return samples from a position on."""
-        positions = range(start, min(start + count, len(self.dataset)))
-        if self.seed is None:
-            return positions
-        return Shuffle(len(self.dataset), self.seed).indices(positions)
-
     def gallery(self, start: int, previous: Gallery | None = None) -> Gallery:
         """Return the gallery of the candidates from a position on."""
         dataset, total = self.dataset, len(self.dataset)
+        candidates = Selection(None, total, self.seed)
         if self.where is None:
-            indices = list(self.candidates(start, self.num_samples))
+            indices = candidates.page(start, self.num_samples)
             stop, note = start + len(indices), ""
             if indices and total > len(indices):
                 note = self._range_text(start, stop)
         else:
-            tested = self.candidates(start, _MAX_TESTED)
+            tested = candidates.page(start, _MAX_TESTED)
             indices, num_tested = _accepted(dataset, tested, self.num_samples, self.where)
             stop = start + num_tested
             note = f"{len(indices)} of {count_text(num_tested, 'sample')} tested"
@@ -129,7 +121,7 @@ class _Page:
             missing = f"{unread} not shown: no index of the shard is available; {_WITHOUT_INDEX}"
             note = f"{note}; {missing}" if self.where is not None else missing
         html = _gallery(dataset, shown, field_stats(dataset), note)
-        return Gallery(replace(self, stop=stop), shown, html, previous)
+        return Gallery(shown, replace(self, stop=stop), html, previous)
 
     def _range_text(self, start: int, stop: int) -> str:
         """Return which candidates are shown; of a random order, how many and not their indices."""

@@ -83,7 +83,8 @@ def value_text(field: str, value: Any, *, is_brief: bool = False) -> str:
     except Exception as error:  # noqa: BLE001 - Pillow raises many types for a corrupt picture
         return printable(f"{size} that cannot be decoded: {type(error).__name__}: {error}")
     brief = _first_values(decoded) if is_brief and isinstance(decoded, Mapping) else ""
-    return printable(brief or plain_text(decoded) + _size_suffix(decoded, size))
+    is_plain = isinstance(decoded, str | int | float | bool | None)
+    return printable(brief or plain_text(decoded) + ("" if is_plain else f", {size}"))
 
 
 def _first_values(value: Mapping[Any, Any]) -> str:
@@ -121,7 +122,9 @@ def plain_text(value: Any) -> str:
     if isinstance(value, str | bytes):
         return value if isinstance(value, str) else repr(value[:60])
     if hasattr(value, "dtype"):
-        return _array_text(value)
+        if getattr(value, "shape", None):
+            return f"{type(value).__name__} {tuple(value.shape)} {value.dtype}"
+        return str(value.item() if hasattr(value, "item") else value)
     if isinstance(value, Mapping) and any(hasattr(item, "dtype") for item in value.values()):
         return ", ".join(f"{name}: {plain_text(item)}" for name, item in value.items())
     if isinstance(value, list | tuple) and any(hasattr(item, "dtype") for item in value):
@@ -131,16 +134,6 @@ def plain_text(value: Any) -> str:
     except (TypeError, ValueError):  # keys that are not strings, or a circular reference
         text = repr(value)
     return text
-
-
-def _array_text(value: Any) -> str:
-    if not getattr(value, "shape", None):
-        return str(value.item() if hasattr(value, "item") else value)
-    return f"{type(value).__name__} {tuple(value.shape)} {value.dtype}"
-
-
-def _size_suffix(decoded: Any, size: str) -> str:
-    return "" if isinstance(decoded, str | int | float | bool | None) else f", {size}"
 
 
 def spec_rows(spec: DatasetSpec) -> dict[str, Any]:

@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from wids.order.buckets import Buckets, Groups, full_batches, windows
+from wids.order.chunks import interleaved
 from wids.order.rounds import Rounds, nearest
 from wids.storage.array_types import IntArray
-
-_LOOK_AHEAD: Final = 4096
-"""Rounds that are tested at a time for having all their indices."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class AlignedRounds(Rounds):
         sizes = self._buckets.sizes
         counts = np.zeros((self._num_runs, len(sizes)), np.int64)
         runs = [self._counted(run, counts[run]) for run in range(self._num_runs)]
-        rounds, seen = full_batches(_together(runs), sizes * self._num_runs)
+        rounds, seen = full_batches(interleaved(runs), sizes * self._num_runs)
         if not self._drop_last:
             incomplete = np.flatnonzero(seen % (sizes * self._num_runs))
             rounds = np.concatenate((rounds, incomplete.astype(rounds.dtype)))
@@ -96,17 +95,9 @@ class AlignedRounds(Rounds):
         return len(self._plan[0])
 
     @cached_property
-    def num_repeated(self) -> int:  # noqa: D102 - inherited
-        total = 0
-        for shares in self._shares.T:
-            filled = np.flatnonzero(shares)
-            for run in np.flatnonzero(shares == 0) if len(filled) else ():
-                total += int(shares[nearest(int(run), filled)])
-        return total
-
-    @cached_property
-    def num_left_out(self) -> int:  # noqa: D102 - inherited
-        return int(self._left.sum()) if self._drop_last else 0
+    def _surplus(self) -> int:
+        pieces = (piece for of_bucket in self._pieces for of_run in of_bucket for piece in of_run)
+        return sum(map(len, pieces)) - int(self._plan[1].sum())
 
     def own(self, run: int) -> tuple[IntArray, IntArray, IntArray]:  # noqa: D102 - inherited
         rounds = self._plan[0].astype(np.int64)
@@ -124,22 +115,19 @@ class AlignedRounds(Rounds):
 
     def batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
         rounds, sizes = self._plan[0], self._buckets.sizes
-        groups = Groups.of(rounds, len(sizes))
-        turns = np.empty(len(rounds), np.int64)
-        turns[groups.places] = np.arange(len(rounds)) - np.repeat(groups.firsts, groups.counts)
         num_taken = np.bincount(rounds[:start], minlength=len(sizes)) * sizes
         pieces = [of_bucket[run] for of_bucket in self._pieces]
-        stock = _Stock(pieces, self._buckets, num_taken, self._read)
-        needed = np.minimum((turns + 1) * sizes[rounds], stock.num_own[rounds])
-        at = start
-        for window in windows(self._run_blocks(run)):
+        stock = _Stock(pieces, self._buckets, num_taken.tolist(), self._read)
+        waiting = iter(rounds[start:].tolist())
+        bucket = next(waiting, None)
+        for window in chain(windows(self._run_blocks(run)), [np.empty(0, np.int64)]):
             stock.add(window)
-            stop = _first_waiting(needed, stock.num_arrived, rounds, at)
-            if stop > at:
-                yield stock.take(rounds[at:stop].tolist(), turns[at:stop].tolist())
-                at = stop
-        if at < len(rounds):  # all its indices have arrived: a run without any, or borrowed ones
-            yield stock.take(rounds[at:].tolist(), turns[at:].tolist())
+            made = []
+            while bucket is not None and stock.is_ready(bucket):
+                made.append(stock.take(bucket))
+                bucket = next(waiting, None)
+            if made:
+                yield made
 
     def _read(self, pieces: list[_Piece]) -> list[IntArray]:
         """Return the indices of pieces, from the orders of their runs."""
@@ -173,17 +161,16 @@ class _Stock:
         self,
         pieces: list[list[_Piece]],
         buckets: Buckets,
-        num_taken: IntArray,
+        num_taken: list[int],
         read: Callable[[list[_Piece]], list[IntArray]],
     ) -> None:
         self._others = [piece for of_bucket in pieces for piece in of_bucket[1:]]
         self._buckets = buckets
-        self._num_taken: list[int] = num_taken.tolist()
+        self._sizes: list[int] = buckets.sizes.tolist()
+        self._num_dropped = num_taken
         self._read = read
-        self.num_own = np.array([len(of_bucket[0]) for of_bucket in pieces], np.int64)
-        self.num_arrived = np.zeros(len(pieces), np.int64)
+        self._num_coming = np.array([len(of_bucket[0]) for of_bucket in pieces], np.int64)
         self._held = [np.empty(0, np.int64)] * len(pieces)
-        self._num_dropped = [0] * len(pieces)
 
     @cached_property
     def _borrowed(self) -> dict[int, IntArray]:
@@ -196,43 +183,30 @@ class _Stock:
     def add(self, window: IntArray) -> None:
         """Put the next indices of the run into stock, except those that it lends."""
         groups = Groups.of(self._buckets.numbers[window], len(self._held))
-        counts = np.minimum(groups.counts, self.num_own - self.num_arrived)
-        self.num_arrived += counts
+        counts = np.minimum(groups.counts, self._num_coming)
+        self._num_coming -= counts
         for bucket in np.flatnonzero(counts).tolist():
             first = groups.firsts[bucket]
             self._hold(bucket, window[groups.places[first : first + counts[bucket]]])
 
     def _hold(self, bucket: int, indices: IntArray) -> None:
-        held = np.concatenate((self._held[bucket], indices))
-        # A resumed pass also drops here what earlier batches had.
-        drop = min(self._num_taken[bucket] - self._num_dropped[bucket], len(held))
-        self._held[bucket] = held[drop:]
-        self._num_dropped[bucket] += drop
+        # A resumed pass leaves out what earlier batches had.
+        drop = min(self._num_dropped[bucket], len(indices))
+        self._num_dropped[bucket] -= drop
+        self._held[bucket] = np.concatenate((self._held[bucket], indices[drop:]))
 
-    def take(self, buckets: list[int], turns: list[int]) -> list[list[int]]:
-        """Return the batches of some rounds, by the bucket of each and its number within that."""
-        sizes, num_own = self._buckets.sizes.tolist(), self.num_own.tolist()
-        made = []
-        for bucket, turn in zip(buckets, turns, strict=True):
-            size = sizes[bucket]
-            # All its own indices have arrived by then, and the borrowed ones follow them.
-            if (turn + 1) * size > num_own[bucket] and bucket in self._borrowed:
-                self._hold(bucket, self._borrowed.pop(bucket))
-            start = turn * size - self._num_dropped[bucket]
-            made.append(self._held[bucket][start : start + size].tolist())
-            self._num_taken[bucket] = (turn + 1) * size
-        return made
+    def is_ready(self, bucket: int) -> bool:
+        """Return whether the next batch of a bucket needs no more of the run's own indices."""
+        return len(self._held[bucket]) >= self._sizes[bucket] or not self._num_coming[bucket]
 
-
-def _together(runs: list[Iterator[npt.NDArray[Any]]]) -> Iterator[npt.NDArray[Any]]:
-    """Yield the first item of each run, then the second of each, and so on."""
-    pending = [(next(run, None), run) for run in runs]
-    while left := [(block, run) for block, run in pending if block is not None]:
-        width = min(len(block) for block, _ in left)
-        yield np.stack([block[:width] for block, _ in left], axis=1).ravel()
-        pending = [
-            (block[width:] if len(block) > width else next(run, None), run) for block, run in left
-        ]
+    def take(self, bucket: int) -> list[int]:
+        """Return the next batch of a bucket, which is ready."""
+        size = self._sizes[bucket]
+        if len(self._held[bucket]) < size and bucket in self._borrowed:
+            self._hold(bucket, self._borrowed.pop(bucket))
+        batch: list[int] = self._held[bucket][:size].tolist()
+        self._held[bucket] = self._held[bucket][size:]
+        return batch
 
 
 def _lent(bucket: int, counts: IntArray, quotas: IntArray) -> list[list[_Piece]]:
@@ -263,14 +237,3 @@ def _from(start: int, pieces: list[_Piece]) -> list[_Piece]:
         if first < len(piece):
             kept.append(_Piece(piece.run, piece.bucket, piece.start + first, piece.stop))
     return kept
-
-
-def _first_waiting(needed: IntArray, arrived: IntArray, rounds: npt.NDArray[Any], at: int) -> int:
-    """Return the first round, from ``at`` on, whose own indices have not all arrived."""
-    while at < len(rounds):
-        part = slice(at, at + _LOOK_AHEAD)
-        waiting = np.flatnonzero(needed[part] > arrived[rounds[part]])
-        if len(waiting):
-            return at + int(waiting[0])
-        at = min(at + _LOOK_AHEAD, len(rounds))
-    return at

@@ -8,44 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from wids.order.aligned import AlignedRounds
 from wids.order.buckets import checked_buckets
+from wids.order.chunked import ChunkedSampler
 from wids.order.dealt_again import RoundsAgain
 from wids.order.history import History, Place
-from wids.order.passes import Epochs, EpochSampler
+from wids.order.passes import EpochSampler
 from wids.order.rounds import Rounds, SeparateRounds, in_turn
-from wids.storage.array_types import IntArray
 
 _MOST_COUNTED: Final = 1_000_000
 """Samples for which ``repr`` counts batches: a tenth of a second."""
-
-
-class RunSampler(Protocol):
-    """What a `BucketBatchSampler` asks of a sampler: the order of any run of any epoch."""
-
-    epochs: Epochs
-    dataset_length: int
-    shuffle: bool
-    num_canonical: int | None
-    is_elastic: bool
-
-    @property
-    def num_runs(self) -> int:
-        """Number of runs that an epoch is cut into."""
-
-    def replica(self) -> tuple[int, int]:
-        """Return the rank and the number of ranks, which divides the number of runs."""
-
-    def run_blocks(self, epoch: int, run: int, num_runs: int) -> Iterator[IntArray]:
-        """Yield the indices of a run of an epoch that is cut into so many, in arrays."""
-
-    def most_items(self, num_runs: int) -> int:
-        """Return a number that the indices of so many runs in an epoch do not exceed."""
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Return what the order depends on besides epoch, position and ranks; JSON-able."""
 
 
 class BucketBatchSampler(EpochSampler[list[int]]):
@@ -101,15 +75,14 @@ class BucketBatchSampler(EpochSampler[list[int]]):
 
     def __init__(
         self,
-        sampler: RunSampler,
+        sampler: ChunkedSampler,
         buckets: Any,
         batch_size: int | Callable[[int], int],
         *,
         aligned: bool = False,
         drop_last: bool = False,
     ) -> None:
-        # Ask the class: a Prefetcher passes on the attributes of the sampler inside.
-        if not hasattr(type(sampler), "run_blocks"):
+        if not isinstance(sampler, ChunkedSampler):
             raise TypeError(
                 "sampler: expected one of wids' samplers, whose order is known for all ranks, "
                 f"found {type(sampler).__name__}; wids.ChunkedSampler(dataset) is one, and a "
@@ -120,7 +93,7 @@ class BucketBatchSampler(EpochSampler[list[int]]):
         self.aligned = bool(aligned)
         self.drop_last = bool(drop_last)
         self.shuffle = sampler.shuffle
-        self.tell_epoch = getattr(sampler, "tell_epoch", None)
+        self.tell_epoch = sampler.tell_epoch
         self._buckets = checked_buckets(buckets, batch_size, sampler.dataset_length)
         self._bucket_fingerprint = self._buckets.fingerprint()
         self.num_canonical = sampler.num_canonical

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from wids.storage.array_types import BoolArray, IntArray, WordArray
 
@@ -118,6 +119,18 @@ class Chunks:
                 indices = self.starts[at] + np.arange(length)
             yield indices[start - chunk_start : stop - chunk_start]
             start, at = chunk_stop, at + 1
+
+
+def interleaved(runs: list[Iterator[npt.NDArray[Any]]]) -> Iterator[npt.NDArray[Any]]:
+    """Yield the first item of each run, then the second of each that has one, and so on."""
+    pending = [(next(run, None), run) for run in runs]
+    while left := [(block, run) for block, run in pending if block is not None]:
+        # Blocks of runs end at different positions, so the shortest decides how much is complete.
+        width = min(len(block) for block, _ in left)
+        yield np.stack([block[:width] for block, _ in left]).T.ravel()
+        pending = [
+            (block[width:] if len(block) > width else next(run, None), run) for block, run in left
+        ]
 
 
 def _with_short_joined(edges: IntArray, is_uncut: BoolArray, chunksize: int) -> IntArray:

@@ -67,12 +67,8 @@ class RoundsAgain(Rounds):
         return len(self._rounds)
 
     @cached_property
-    def num_repeated(self) -> int:  # noqa: D102 - inherited
-        return max(int(self._length[self._rounds].sum()) - self._num_left, 0)
-
-    @cached_property
-    def num_left_out(self) -> int:  # noqa: D102 - inherited
-        return max(self._num_left - int(self._length[self._rounds].sum()), 0)
+    def _surplus(self) -> int:
+        return int(self._length[self._rounds].sum()) - self._num_left
 
     def batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
         dealt = self._rounds[start:, run]

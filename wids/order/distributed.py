@@ -140,20 +140,12 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
     @property
     def num_replicas(self) -> int:  # type: ignore[override]  # torch has a plain attribute
         """Number of ranks."""
-        if self._num_replicas is not None:
-            return self._num_replicas
-        if dist.is_available() and dist.is_initialized():
-            return dist.get_world_size()
-        return _from_environment("WORLD_SIZE", 1, 1)
+        return _of_process(self._num_replicas, "get_world_size", "WORLD_SIZE", 1)
 
     @property
     def rank(self) -> int:  # type: ignore[override]  # torch has a plain attribute
         """Rank of this process."""
-        if self._rank is not None:
-            return self._rank
-        if dist.is_available() and dist.is_initialized():
-            return dist.get_rank()
-        return _from_environment("RANK", 0, 0)
+        return _of_process(self._rank, "get_rank", "RANK", 0)
 
     @property
     def num_samples(self) -> int:  # type: ignore[override]  # torch has a plain attribute
@@ -169,7 +161,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
 
 def _is_rank_of_group(rank: int, num_replicas: int) -> bool:
     """Whether a rank is that of this process in the process group."""
-    if not (dist.is_available() and dist.is_initialized()) or get_worker_info() is not None:
+    if not _has_group() or get_worker_info() is not None:
         return False
     return (rank, num_replicas) == (dist.get_rank(), dist.get_world_size()) and num_replicas > 1
 
@@ -193,6 +185,15 @@ def _compare(name: str, length: int, digest: str) -> None:
         )
 
 
-def _from_environment(name: str, least: int, default: int) -> int:
-    text = os.environ.get(name, str(default))
+def _has_group() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _of_process(chosen: int | None, ask: str, name: str, least: int) -> int:
+    """Return a number that the caller chose, or else that of the process group or environment."""
+    if chosen is not None:
+        return chosen
+    if _has_group():
+        return int(getattr(dist, ask)())  # which torch has not, where it has no groups
+    text = os.environ.get(name, str(least))
     return at_least(least, int(text) if text.isdecimal() else text, f"${name}")

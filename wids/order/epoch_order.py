@@ -16,7 +16,7 @@ from typing import Final, Literal, Protocol
 
 import numpy as np
 
-from wids.order.chunks import Chunks, chunk_edges, permutation, touched
+from wids.order.chunks import Chunks, chunk_edges, interleaved, permutation, touched
 from wids.storage.array_types import IntArray
 
 Ending = Literal["pad", "drop", "uneven"]
@@ -175,7 +175,7 @@ def rank_blocks(
     numbers = _numbers_of(settings, rank, num_replicas)
     round_, turn = divmod(position, len(numbers))
     blocks = [run.blocks(round_) for run in settings.runs(seed, epoch, numbers)]
-    for block in blocks[0] if len(blocks) == 1 else _interleaved(blocks):
+    for block in blocks[0] if len(blocks) == 1 else interleaved(blocks):
         if turn:  # the position is inside a round; the first block has at least this round
             yield block[turn:]
             turn = 0
@@ -329,22 +329,3 @@ def _nearest_run(settings: Settings, run: int) -> int:
     later = -(-(here + 1) * num_runs // n) - 1
     earlier = -(-here * num_runs // n) - 1
     return earlier if here and run - earlier < later - run else later
-
-
-def _interleaved(runs: list[Iterator[IntArray]]) -> Iterator[IntArray]:
-    """Yield one index of each run in turn; lengths of runs differ by at most one."""
-    empty = np.empty(0, np.int64)
-    pending = [next(run, empty) for run in runs]
-    while True:
-        width = min(map(len, pending))
-        if not width:
-            break
-        # Blocks of runs end at different positions, so the shortest decides how much is complete.
-        yield np.stack([block[:width] for block in pending]).T.ravel()
-        pending = [
-            block[width:] if len(block) > width else next(run, empty)
-            for block, run in zip(pending, runs, strict=True)
-        ]
-    # Only the last round can be incomplete: with ending "uneven", some runs are one index longer.
-    if any(map(len, pending)):
-        yield np.concatenate(pending)

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from wids.order.epoch_order import Order, Settings
+from wids.order.history import run_edges
 from wids.shards.capacity import Capacity
 from wids.storage.array_types import FloatArray, IntArray
 from wids.storage.sizes import count_text, nbytes_text
@@ -218,9 +219,7 @@ def uneven_source(
     n = settings.num_indices
     if settings.redeal or len(sources) < 2 or n < num_replicas:
         return None
-    edges = settings.start + np.array(
-        [n * rank // num_replicas for rank in range(num_replicas + 1)]
-    )
+    edges = settings.start + run_edges(n, num_replicas)
     for name, ranges in sources.items():
         starts, stops = np.asarray(ranges, np.int64).reshape(-1, 2).T
         # Samples of the source that precede each edge.

@@ -150,10 +150,6 @@ class Ranges:
         """Return all positions below ``length``."""
         return cls(np.zeros(min(length, 1), np.int64), np.full(min(length, 1), length, np.int64))
 
-    @property
-    def _ends(self) -> IntArray:
-        return np.cumsum(self.stops - self.starts)
-
     def __len__(self) -> int:
         return int((self.stops - self.starts).sum())
 
@@ -161,7 +157,7 @@ class Ranges:
         """Return what lies in some slices of the sequence, which ascend and do not overlap."""
         filled = starts < stops
         starts, stops = starts[filled], stops[filled]
-        ends = self._ends
+        ends = np.cumsum(self.stops - self.starts)
         # Cut at each boundary of both, so that each piece is in one range, and in one slice or
         # none.
         edges = np.unique(np.concatenate(([0], ends, starts, stops)))

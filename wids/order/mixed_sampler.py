@@ -116,13 +116,8 @@ class MixedSampler(DistributedChunkedSampler):
         if chunksize == "auto":
             self.chunksize = self._fitting_chunksize(self.settings_of(1))
 
-    @property
-    def settings(self) -> mixing.Mix:  # type: ignore[override]  # another kind of order
-        """What the order depends on, besides seed, epoch and rank."""
-        return self.settings_of(self.num_runs)
-
     def settings_of(self, num_runs: int) -> mixing.Mix:  # type: ignore[override]  # the same
-        """Return the settings of an epoch that is cut into so many runs."""
+        """Return what the order depends on, of an epoch that is cut into so many runs."""
         return mixing.Mix(
             self._lengths,
             self._sources,

@@ -234,12 +234,13 @@ class EpochSampler(Sampler[T]):
         """Warn at the end of a second full pass over an epoch that was set once (ORDER-14)."""
         # At its end, since looking at a few samples of a finished epoch is no mistake.
         self.epochs.num_full_passes += 1
-        if self.epochs.num_full_passes == 2:
-            self._warn_once(
-                "repeated",
+        # Unshuffled passes are repeated on purpose: evaluation does so.
+        if self.shuffle and self.epochs.num_full_passes == 2:
+            self._warn(
                 f"a second full pass in the order of epoch {self.epoch}, which set_epoch fixed; "
                 "call sampler.set_epoch(epoch) before each pass, or never, for another order in "
                 "each epoch",
+                once="repeated",
             )
 
     def _note_left_pass(self, latest: _Pass[T] | None, this: _Pass[T]) -> None:
@@ -251,40 +252,38 @@ class EpochSampler(Sampler[T]):
         if latest.has_ended or latest.num_read < self.num_noticed:
             return
         self._num_left_passes += 1
-        if self._num_left_passes == 2:
-            self._warn_once(
-                "left",
+        if self.shuffle and self._num_left_passes == 2:
+            self._warn(
                 f"two passes of epoch {this.epoch} ended early, the latest after "
                 f"{latest.num_read} of {self.num_left(this.start)}, and a third begins at "
                 "the same place, so that the rest is never read; call "
                 "sampler.set_epoch(epoch) before each pass for another order, or "
                 "sampler.load_state_dict(sampler.state_dict(num_consumed)) to continue",
+                once="left",
             )
 
     def note_skipping(self) -> None:
         """Warn if a loader that restores a state skips batches of an epoch that was set."""
         if skipped := callers.skipped_by_torchdata():
-            warnings.warn(
-                f"{type(self).__name__}: the state is that of a step before the end of an epoch, "
-                f"and epoch {self.epoch} was set; torchdata now leaves out {skipped} of it "
-                "(ORDER-62). Save states of the last batch after the loop over the epoch; to "
-                "resume from this one, read one pass before set_epoch",
-                stacklevel=3,
+            self._warn(
+                "the state is that of a step before the end of an epoch, and epoch "
+                f"{self.epoch} was set; torchdata now leaves out {skipped} of it (ORDER-62). Save "
+                "states of the last batch after the loop over the epoch; to resume from this one, "
+                "read one pass before set_epoch"
             )
 
     def note_second_dealing(self) -> None:
         """Warn if a caller deals the items of a pass out among ranks (ORDER-60, ORDER-61)."""
         _, num_replicas = self.replica()
         remark = callers.second_dealing(num_replicas, shuffle=self.shuffle)
-        if remark and "dealt" not in self._warned:
-            self._warned.add("dealt")
-            warnings.warn(f"{type(self).__name__}: {remark}", stacklevel=3)
+        if remark:
+            self._warn(remark, once="dealt")
 
-    def _warn_once(self, what: str, text: str) -> None:
-        # Unshuffled passes are repeated on purpose: evaluation does so.
-        if self.shuffle and what not in self._warned:
-            self._warned.add(what)
-            warnings.warn(f"{type(self).__name__}: {text}", stacklevel=3)
+    def _warn(self, text: str, once: str = "") -> None:
+        """Warn the caller of the caller; of a kind that is named, only once."""
+        if not once or once not in self._warned:
+            self._warned.add(once)
+            warnings.warn(f"{type(self).__name__}: {text}", stacklevel=4)
 
     def set_epoch(self, epoch: int) -> None:
         """Fix the epoch of the next passes. A restored position counts only in its own epoch.
@@ -356,27 +355,26 @@ class EpochSampler(Sampler[T]):
             raise ValueError(
                 f"num_consumed: expected at most the {left} {what} that the latest pass has on "
                 f"this rank, found {number}; pass what training has used since this pass began: "
-                + ("num_batches * batch_size" if self.yields_indices else "num_batches")
-                + ", where num_batches is 0 at the start of each pass"
+                f"{self._counted}, where num_batches is 0 at the start of each pass"
             )
         return number
 
+    @property
+    def _counted(self) -> str:
+        """What a program passes as ``num_consumed``."""
+        return "num_batches * batch_size" if self.yields_indices else "num_batches"
+
     def _note_ahead(self, latest: _Pass[T]) -> None:
         """Warn if a state counts what workers were sent, and training has not used (ORDER-63)."""
-        if (
-            "ahead" not in self._warned
-            and latest.has_begun
-            and latest.reader.is_ahead(has_ended=latest.has_ended)
-            and not callers.is_torchdata()
-        ):
-            self._warned.add("ahead")
-            example = "num_batches * batch_size" if self.yields_indices else "num_batches"
-            warnings.warn(
-                f"{type(self).__name__}: the workers of a DataLoader run ahead of training, and "
-                "state_dict() counts what they were sent, so that a resumed job would leave it "
-                f"out; pass state_dict(num_consumed={example}), or use torchdata's "
+        reader = latest.reader
+        is_ahead = latest.has_begun and reader.is_ahead(has_ended=latest.has_ended)
+        if is_ahead and not callers.is_torchdata():
+            self._warn(
+                "the workers of a DataLoader run ahead of training, and state_dict() counts what "
+                f"they were sent, so that a resumed job would leave it out; pass "
+                f"state_dict(num_consumed={self._counted}), or use torchdata's "
                 "StatefulDataLoader and its state_dict()",
-                stacklevel=3,
+                once="ahead",
             )
 
     def state_at(self, place: Place) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from wids.order.chunks import Chunks
 from wids.order.epoch_order import Settings, Slice, bounds_of, shuffled_chunks
 from wids.order.history import History, Ranges, run_edges
 from wids.storage.array_types import IntArray
@@ -80,23 +79,17 @@ class _Remaining:
     def blocks(self, start: int, stop: int) -> Iterator[IntArray]:
         """Yield the indices at positions ``start`` to ``stop`` of the rest, chunk by chunk."""
         left = self.ranges.between(np.array([start]), np.array([stop]))
-        edges = run_edges(self.settings.num_indices, self._num_sequences)
+        settings = self.settings
+        edges = run_edges(settings.num_indices, 1 if settings.redeal else settings.num_runs)
         latest, chunks = -1, None
         for first, last in zip(left.starts.tolist(), left.stops.tolist(), strict=True):
             at = first
             while at < last:
                 number = int(np.searchsorted(edges, at, side="right")) - 1
                 if chunks is None or number != latest:
-                    latest, chunks = number, self._chunks(number, edges)
+                    bounds = (settings.start + int(edge) for edge in edges[number : number + 2])
+                    chunks = shuffled_chunks(settings, self.seed, self.epoch, number, *bounds)
+                    latest = number
                 end, offset = min(last, int(edges[number + 1])), int(edges[number])
                 yield from chunks.blocks(at - offset, end - offset)
                 at = end
-
-    @property
-    def _num_sequences(self) -> int:
-        """Number of runs that are ordered separately (ORDER-1)."""
-        return 1 if self.settings.redeal else self.settings.num_runs
-
-    def _chunks(self, number: int, edges: IntArray) -> Chunks:
-        start, stop = (self.settings.start + int(edge) for edge in edges[number : number + 2])
-        return shuffled_chunks(self.settings, self.seed, self.epoch, number, start, stop)

@@ -6,6 +6,7 @@ a round have the same one. Both compute the orders of all runs.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
@@ -44,14 +45,19 @@ class Rounds:
         raise NotImplementedError
 
     @property
+    def _surplus(self) -> int:
+        """Number of indices in batches that repeat others; minus that of those in no batch."""
+        raise NotImplementedError
+
+    @property
     def num_repeated(self) -> int:
         """Number of indices in batches that repeat others (ORDER-45)."""
-        raise NotImplementedError
+        return max(self._surplus, 0)
 
     @property
     def num_left_out(self) -> int:
         """Number of indices that are in no batch (ORDER-45)."""
-        raise NotImplementedError
+        return max(-self._surplus, 0)
 
     def batches(self, run: int, start: int) -> Iterator[list[list[int]]]:
         """Yield the batches of a run from a round on, many at a time."""
@@ -102,21 +108,8 @@ class SeparateRounds(Rounds):
         return int(self._num_batches.min() if self._drop_last else self._num_batches.max())
 
     @cached_property
-    def num_repeated(self) -> int:  # noqa: D102 - inherited
-        if self._drop_last:
-            return 0
-        return self._num_yielded - int(self._counts.sum())
-
-    @cached_property
-    def num_left_out(self) -> int:  # noqa: D102 - inherited
-        if not self._drop_last:
-            return 0
-        return int(self._counts.sum()) - self._num_yielded
-
-    @cached_property
-    def _num_yielded(self) -> int:
-        """Number of indices in all rounds."""
-        total = 0
+    def _surplus(self) -> int:
+        total = -int(self._counts.sum())
         for run in range(self._num_runs) if self.num_rounds else ():
             _, _, lengths = self.own(self._source(run))
             again, first = divmod(self.num_rounds, len(lengths))
@@ -142,15 +135,14 @@ class SeparateRounds(Rounds):
     def batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
         # A run has all its own batches, unless others have fewer and `drop_last`. So the first
         # batch does not wait until those of the other runs are counted.
-        stop = self.num_rounds if self._drop_last and self._num_runs > 1 else None
+        stop = self.num_rounds if self._drop_last and self._num_runs > 1 else sys.maxsize
         at = 0
-        while stop is None or at < stop:
+        while at < stop:
             for part in batches(self._run_blocks(run), self._buckets, partial=not self._drop_last):
-                end = len(part) if stop is None else min(len(part), stop - at)
-                if start - at < end:
+                if start - at < (end := min(len(part), stop - at)):
                     yield part.between(max(start - at, 0), end)
                 at += len(part)
-                if stop is not None and at >= stop:
+                if at >= stop:
                     return
             # The run is read to its end; what follows repeats it, if another run has more.
             stop = self.num_rounds

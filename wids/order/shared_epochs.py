@@ -10,11 +10,13 @@ from dataclasses import astuple
 from multiprocessing.sharedctypes import RawArray
 from typing import Any, Final
 
+import numpy as np
 from torch.utils.data import get_worker_info
 
 from wids.errors import StateError
 from wids.order.history import History, Part, Place
 from wids.order.passes import Epochs
+from wids.storage.array_types import IntArray
 from wids.storage.shared_number import passes_to_process
 
 _NUM_SLOTS: Final = 1024
@@ -23,15 +25,11 @@ _NUM_SLOTS: Final = 1024
 _MOST_PARTS: Final = 1024
 """Maximum number of times that the ranks of a stream may change in an epoch."""
 
-# Where the parts of the shared array begin: single numbers, one number for each worker, and three
-# for each part of the history of the restored epoch.
-_FIXED, _BEGUN, _START, _IS_REST, _RESTORED, _POSITION, _PARTS, _AFTER, _PASSES = range(9)
-_EPOCHS = _PASSES + _NUM_SLOTS
-_OF_STATE = _EPOCHS + _NUM_SLOTS
-_COMPLETE = _OF_STATE + _NUM_SLOTS
-_SHARES = _COMPLETE + _NUM_SLOTS
-_HISTORY = _SHARES + _NUM_SLOTS
-_LENGTH = _HISTORY + 3 * _MOST_PARTS
+# The parts of the shared array: single numbers, three for each part of the history of the restored
+# epoch, and rows that have a number for each worker.
+_FIXED, _BEGUN, _START, _IS_REST, _RESTORED, _POSITION, _PARTS, _AFTER, _HISTORY = range(9)
+_SLOTS = _HISTORY + 3 * _MOST_PARTS
+_PASSES, _EPOCHS, _OF_STATE, _COMPLETE, _SHARES, _NUM_ROWS = range(6)
 
 
 class SharedEpochs(Epochs):
@@ -46,7 +44,7 @@ class SharedEpochs(Epochs):
     """
 
     def __init__(self, epochs: Epochs, place: Place) -> None:
-        self._shared = RawArray("q", _LENGTH)
+        self._shared = RawArray("q", _SLOTS + _NUM_ROWS * _NUM_SLOTS)
         vars(self).update(
             {k: v for k, v in vars(epochs).items() if k not in ("number", "is_fixed")}
         )
@@ -86,15 +84,26 @@ class SharedEpochs(Epochs):
         return tuple(Part(*numbers[at : at + 3]) for at in range(0, len(numbers), 3))
 
     @property
+    def _slots(self) -> IntArray:
+        """A row for each number that workers note, with a column for each of them."""
+        slots = np.frombuffer(self._shared, np.int64, offset=8 * _SLOTS)
+        return slots.reshape(_NUM_ROWS, _NUM_SLOTS)
+
+    @property
+    def _own(self) -> IntArray:
+        """The columns of this worker; workers divide those that are left over."""
+        number, num_workers = worker()
+        return self._slots[:, number::num_workers]
+
+    @property
     def number(self) -> int:
         """The epoch of the next pass."""
-        return int(min(self._shared[_EPOCHS:_OF_STATE]))
+        return int(self._slots[_EPOCHS].min())
 
     @number.setter
     def number(self, number: int) -> None:
         # A worker sets only its own slots: when workers are restored, some may have ended theirs.
-        for slot in _slots():
-            self._shared[_EPOCHS + slot] = number
+        self._own[_EPOCHS] = number
 
     @property
     def is_fixed(self) -> bool:
@@ -108,12 +117,12 @@ class SharedEpochs(Epochs):
     @property
     def num_passes(self) -> int:
         """Number of passes that all workers have completed."""
-        return int(min(self._shared[_PASSES:_EPOCHS]))
+        return int(self._slots[_PASSES].min())
 
     @property
     def own_number(self) -> int:
         """The epoch of the next pass of this worker, which may have completed its share."""
-        return int(self._shared[_EPOCHS + worker()[0]])
+        return int(self._own[_EPOCHS, 0])
 
     @property
     def begun(self) -> Place:
@@ -128,10 +137,9 @@ class SharedEpochs(Epochs):
 
     def complete(self, number: int) -> None:
         """Note that this worker has read its share of an epoch to the end."""
-        for slot in _slots():
-            self._shared[_PASSES + slot] += 1
-            if not self.is_fixed:
-                self._shared[_EPOCHS + slot] = number + 1
+        self._own[_PASSES] += 1
+        if not self.is_fixed:
+            self._own[_EPOCHS] = number + 1
 
     def note_restored(
         self, number: int, next_number: int, next_share: int, *, is_complete: bool
@@ -144,16 +152,14 @@ class SharedEpochs(Epochs):
             next_share: Its share of the pass after that of its state.
             is_complete: Whether nothing is left of its share.
         """
-        for slot in _slots():
-            self._shared[_OF_STATE + slot] = number
-            self._shared[_EPOCHS + slot] = next_number
-            self._shared[_SHARES + slot] = next_share
-            self._shared[_COMPLETE + slot] = is_complete
+        own = self._own
+        own[_OF_STATE], own[_EPOCHS] = number, next_number
+        own[_SHARES], own[_COMPLETE] = next_share, is_complete
 
     @property
     def latest_restored(self) -> int:
         """The latest epoch of the states that workers were restored from."""
-        return int(max(self._shared[_OF_STATE:_COMPLETE]))
+        return int(self._slots[_OF_STATE].max())
 
     def were_restored_complete(self, num_batches: int) -> bool:
         """Return whether nothing was left of the latest of these epochs for any worker.
@@ -162,14 +168,9 @@ class SharedEpochs(Epochs):
             num_batches: Number of batches in it. Workers whose state is that of an earlier epoch
                 have read none of theirs.
         """
-        latest = self.latest_restored
-        slots = range(_NUM_SLOTS)
-        return all(
-            self._shared[_COMPLETE + slot]
-            if self._shared[_OF_STATE + slot] == latest
-            else self._shared[_SHARES + slot] >= num_batches
-            for slot in slots
-        )
+        slots = self._slots
+        is_latest = slots[_OF_STATE] == self.latest_restored
+        return bool(np.where(is_latest, slots[_COMPLETE], slots[_SHARES] >= num_batches).all())
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(vars(self))
@@ -199,9 +200,3 @@ def worker() -> tuple[int, int]:
             f"{info.num_workers:,}; pass the dataset and the sampler to the loader instead"
         )
     return info.id, info.num_workers
-
-
-def _slots() -> range:
-    """Return the slots of this worker; workers divide those that are left over."""
-    number, num_workers = worker()
-    return range(number, _NUM_SLOTS, num_workers)

@@ -15,7 +15,7 @@ from typing import Final
 
 from wids.errors import WidsError
 from wids.shards.opener import ShardOpener
-from wids.shards.tars.readable_shard import ReadableShard
+from wids.shards.tars.readable_shard import PooledShard
 
 _LOOK_S: Final = 2.0
 """How long to look for a field in the indexes of other shards. The indexes of a thousand shards are
@@ -42,7 +42,7 @@ class FieldCheck:
         self._wanted = fields
         self._is_done = False
 
-    def __call__(self, number: int, *, local: bool, make_room: Callable[[], None]) -> ReadableShard:
+    def __call__(self, number: int, *, local: bool, make_room: Callable[[], None]) -> PooledShard:
         """Open a shard; see `shard_pool.OpenShard`.
 
         Raises:

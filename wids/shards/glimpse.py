@@ -25,7 +25,7 @@ from wids.shards.tars.header_scan import HeaderScan
 from wids.shards.tars.index import ShardIndex, TarIdentity
 from wids.shards.tars.member_names import KeySplit, split_name
 from wids.shards.tars.raw_samples import Raw
-from wids.shards.tars.readable_shard import ReadableShard
+from wids.shards.tars.readable_shard import PooledShard
 from wids.storage.cache.small_files import save_quietly
 from wids.storage.cache.store import BackgroundFetch, Cache
 from wids.storage.fetch import Fetcher
@@ -275,7 +275,7 @@ class ShardLook:
         *,
         local: bool = False,  # noqa: ARG002 - never by fetching it
         fields: Collection[str] | None = None,
-    ) -> ReadableShard:
+    ) -> PooledShard:
         """Open the shard to read the samples known so far."""
         glimpse = self.glimpse
         if glimpse is not None:

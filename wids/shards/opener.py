@@ -26,7 +26,7 @@ from wids.shards.specs.model import DatasetSpec, is_foreign
 from wids.shards.specs.shard_sequences import Shards, counts_of, has_remote
 from wids.shards.tars.index import ShardIndex, TarIdentity
 from wids.shards.tars.member_names import KeySplit
-from wids.shards.tars.readable_shard import ReadableShard
+from wids.shards.tars.readable_shard import PooledShard
 from wids.shards.tars.shard import Shard
 from wids.storage import stages
 from wids.storage.cache.store import BackgroundFetch, Cache
@@ -72,7 +72,7 @@ class ShardOpener:
 
     def __call__(
         self, number: int, *, local: bool = True, make_room: Callable[[], None] = lambda: None
-    ) -> ReadableShard:
+    ) -> PooledShard:
         """Open a shard and compare it with its spec; see `shard_pool.OpenShard`.
 
         Raises:
@@ -83,7 +83,7 @@ class ShardOpener:
         with self.broken.watch(number), stages.nested(stages.OPEN):
             return self._opened(number, local, make_room)
 
-    def _opened(self, number: int, local: bool, make_room: Callable[[], None]) -> ReadableShard:
+    def _opened(self, number: int, local: bool, make_room: Callable[[], None]) -> PooledShard:
         path = self._local.path(number)
         if path is not None:
             return self._local.open(number, path)

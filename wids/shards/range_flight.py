@@ -14,7 +14,7 @@ from wids.errors import WidsError
 from wids.shards.opener import ShardOpener
 from wids.shards.range_shard import RemoteShard
 from wids.shards.shard_pool import ShardPool
-from wids.shards.tars.readable_shard import ReadableShard
+from wids.shards.tars.readable_shard import PooledShard
 from wids.storage.joined_ranges import Span
 from wids.storage.reading_threads import in_threads
 
@@ -59,10 +59,10 @@ def fly(pool: ShardPool, opener: ShardOpener, wanted: Mapping[int, Sequence[int]
 
 def _opened(
     pool: ShardPool, opener: ShardOpener, numbers: Sequence[int]
-) -> dict[int, ReadableShard | WidsError | None]:
+) -> dict[int, PooledShard | WidsError | None]:
     """Return the open shards, the error of each that cannot be opened, or None for one to fetch."""
 
-    def open_by_range(number: int) -> ReadableShard | None:
+    def open_by_range(number: int) -> PooledShard | None:
         # Without an index, it would be fetched.
         is_known = opener.must_read_ranges or opener.has_index(number)
         return pool.get(number, local=False) if is_known else None

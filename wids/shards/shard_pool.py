@@ -6,7 +6,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, Final, Protocol
 
-from wids.shards.tars.readable_shard import ReadableShard
+from wids.shards.tars.readable_shard import PooledShard
 from wids.shards.tars.shard import Shard
 from wids.storage import stages
 from wids.storage.shared_number import SharedRows
@@ -30,7 +30,7 @@ def default_size() -> int:
 class OpenShard(Protocol):
     """A callable that opens a shard by its number."""
 
-    def __call__(self, number: int, *, local: bool, make_room: Callable[[], None]) -> ReadableShard:
+    def __call__(self, number: int, *, local: bool, make_room: Callable[[], None]) -> PooledShard:
         """Open a shard.
 
         Args:
@@ -77,7 +77,7 @@ class ShardPool:
         if entry is not None and isinstance(entry.shard, Shard):
             entry.shard.announce(local_indices)
 
-    def get(self, number: int, local: bool = True) -> ReadableShard:
+    def get(self, number: int, local: bool = True) -> PooledShard:
         """Return a shard by its number, and open it if necessary; see `OpenShard`."""
         # Two threads may read the same count here. A count or an age is then off by one, which
         # changes what is evicted first but never what is read (decision 0004).
@@ -108,7 +108,7 @@ class ShardPool:
                 self._entries.pop(oldest.number, None)
         return shard
 
-    def peek(self, number: int) -> ReadableShard | None:
+    def peek(self, number: int) -> PooledShard | None:
         """Return a shard if it is open, without counting as a use."""
         entry = self._entries.get(number)
         return None if entry is None else entry.shard
@@ -118,7 +118,7 @@ class ShardPool:
         entry = self._entries.get(number)
         return entry is not None and entry.is_local
 
-    def drop(self, number: int, shard: ReadableShard) -> None:
+    def drop(self, number: int, shard: PooledShard) -> None:
         """Release a shard, unless another one has taken its place."""
         entry = self._entries.get(number)
         if entry is not None and entry.shard is shard:
@@ -150,7 +150,7 @@ class _Entry:
 
     __slots__ = ("is_local", "last_used", "number", "shard")
 
-    def __init__(self, number: int, shard: ReadableShard, last_used: int) -> None:
+    def __init__(self, number: int, shard: PooledShard, last_used: int) -> None:
         self.number = number
         self.shard = shard
         self.is_local = shard.is_local  # read at each hit, and faster than a property

@@ -79,6 +79,11 @@ def _parsed(name: str, text: str) -> ColumnPath:
     return ColumnPath(name, text, field, tuple(map(_unescaped, steps)))
 
 
+def path_text(field: str, steps: Iterable[str]) -> str:
+    """Return a field and the keys that lead into it as a path."""
+    return "/".join((field, *(step.replace("~", "~0").replace("/", "~1") for step in steps)))
+
+
 def _unescaped(step: str) -> str:
     return step.replace("~1", "/").replace("~0", "~")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -24,9 +24,9 @@ from wids.storage.array_types import IntArray
 from wids.storage.range_reader import RangeError
 from wids.storage.transport import urls
 from wids.tables.column_parts import ColumnPart, Errors, Example, joined
-from wids.tables.column_paths import ColumnPath
+from wids.tables.column_paths import ColumnPath, path_text
 from wids.tables.column_types import layers_of
-from wids.tables.column_values import DecodeMany, Parts, decoder_of, parts_of
+from wids.tables.column_values import DecodeMany, decoder_of, parts_of
 from wids.tables.shard_rows import Rows
 
 if TYPE_CHECKING:
@@ -116,49 +116,43 @@ class _ReplacedError(Exception):
     """A damaged copy of a remote shard was released; another one can be opened."""
 
 
+@dataclass(frozen=True)
 class _FieldReader:
     """Reads one field of some samples of one shard, and the columns that are made of it."""
 
-    def __init__(
-        self, columns: ColumnReader, shard: ReadableShard, number: int, rows: Rows, name: str
-    ) -> None:
-        self._reader = columns.shards
-        self._errors = columns.errors
-        self._shard = shard
-        self._number = number
-        self._rows = rows
-        self._name = name
-        self._decode = decoder_of(name)
+    columns: ColumnReader
+    shard: ReadableShard
+    number: int
+    rows: Rows
+    name: str
 
     def parts(self, paths: Sequence[ColumnPath]) -> list[ColumnPart]:
         """Return a part for each path into the field."""
-        at, members = members_in(self._shard.index, self._name, self._rows)
+        at, members = members_in(self.shard.index, self.name, self.rows)
         batches: list[list[ColumnPart]] = []
-        start = 0
-        for first, last in _batches(self._shard.index, members):
+        read, start = partial(self._read, decoder_of(self.name)), 0
+        for first, last in _batches(self.shard.index, members):
             # Samples without the field belong to the previous batch.
-            stop = len(self._rows) if last == len(members) else int(at[last])
-            values = self._values(members[first:last])
+            stop = len(self.rows) if last == len(members) else int(at[last])
+            some = members[first:last]
+            # The decoded values, or the error of each that cannot be read.
+            values = read_or_errors(read, some, ShardFormatError, self._on_damage)
             places = at[first:last] - start
             batches.append([self._part(values, places, path, start, stop) for path in paths])
             start = stop
         if not batches:
-            names = self._shard.index.fields
-            return [ColumnPart(len(self._rows), names=names) for _ in paths]
+            names = self.shard.index.fields
+            return [ColumnPart(len(self.rows), names=names) for _ in paths]
         return [joined(parts) for parts in zip(*batches, strict=True)]
 
-    def _values(self, members: IntArray) -> list[Any]:
-        """Return the decoded values of members, or the error of each that cannot be read."""
-        return read_or_errors(self._read, members, ShardFormatError, self._on_damage)
-
-    def _read(self, members: IntArray) -> list[Any]:
-        verify = self._reader.verifies_decoded
-        return values_in(self._shard, members, self._decode, verify=verify)
+    def _read(self, decode: DecodeMany, members: IntArray) -> list[Any]:
+        verify = self.columns.shards.verifies_decoded
+        return values_in(self.shard, members, decode, verify=verify)
 
     def _on_damage(self, error: ShardFormatError) -> None:
-        if self._reader.replaces(self._number, self._shard, error):
+        if self.columns.shards.replaces(self.number, self.shard, error):
             raise _ReplacedError from error
-        self._shard.check()  # a shard that has changed has no values at all
+        self.shard.check()  # a shard that has changed has no values at all
 
     def _part(
         self, values: list[Any], places: IntArray, path: ColumnPath, start: int, stop: int
@@ -172,7 +166,7 @@ class _FieldReader:
                 placed[place] = value
 
         def on_problem(place: int, error: Exception) -> None:
-            if self._errors == "raise":
+            if self.columns.errors == "raise":
                 raise self._located(start + place, path, error) from error
 
         layers = {
@@ -181,7 +175,8 @@ class _FieldReader:
             if array.null_count < len(array)
         }
         examples = {kind: self._example(array, placed, start) for kind, array in layers.items()}
-        return ColumnPart(stop - start, layers, examples, found.exists, _names(path, found))
+        names = tuple(path_text(path.field, steps) for steps in found.names)
+        return ColumnPart(stop - start, layers, examples, found.exists, names)
 
     def _example(self, array: pa.Array, values: list[Any], start: int) -> Example:
         place = array.is_valid().index(True).as_py()
@@ -190,27 +185,19 @@ class _FieldReader:
 
     def _place(self, place: int) -> tuple[str, int, str]:
         """Return the key of a sample, its position in the dataset, and its shard."""
-        row = int(self._rows[place])
-        url = urls.redact(self._reader.shards[self._number].url)
-        return self._shard.index.key(row), self._reader.starts[self._number] + row, url
+        row = int(self.rows[place])
+        url = urls.redact(self.columns.shards.shards[self.number].url)
+        return self.shard.index.key(row), self.columns.shards.starts[self.number] + row, url
 
     def _located(self, place: int, path: ColumnPath, error: Exception) -> Exception:
         """Return the error of a value, with its sample."""
         key, index, shard = self._place(place)
         text = f'{shard}: sample "{key}" (index {index}): {error}'
         if isinstance(error, DecodeError):
-            return DecodeError(text, shard=shard, key=key, field=self._name, index=index)
+            return DecodeError(text, shard=shard, key=key, field=self.name, index=index)
         if isinstance(error, ShardFormatError):
             return ShardFormatError(text)
         return TableError(f'column "{path.name}": {text}; pass errors="null" to have null for it')
-
-
-def _names(path: ColumnPath, found: Parts) -> tuple[str, ...]:
-    escaped = (
-        "/".join(step.replace("~", "~0").replace("/", "~1") for step in steps)
-        for steps in found.names
-    )
-    return tuple(f"{path.field}/{text}" for text in escaped)
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import takewhile
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from wids.storage.transport import urls
 from wids.tables.join_names import Fields, Names, Wanted
 from wids.tables.join_rows import RowSide, entry_rows
 from wids.tables.join_sides import OtherSide
-from wids.tables.row_files import FileRows, file_rows
+from wids.tables.row_files import file_rows
 
 _PLACES: Final = re.compile(r"\{(shard|number|relative)\}")
 _NUMBER: Final = re.compile(r"(\d+)(?:-of-\d+)?\D*$")  # not the total of `train-00000-of-00010`
@@ -57,7 +57,7 @@ def whole_file(first: ShardReader, name: str, names: Names, wanted: Wanted) -> R
     url = _whole_url(first, name)
     try:
         with first.open_file(url) as file:
-            return file_rows(file, url, names, wanted).side
+            return file_rows(file, url, names, wanted)
     except NotFoundError as error:
         raise NotFoundError(
             f"{urls.redact(url)}: expected a file with the keys of all shards, found none, nor "
@@ -80,14 +80,6 @@ def _whole_url(first: ShardReader, name: str) -> str:
             "the shards; pass the absolute path of one"
         )
     return here
-
-
-class _ShardFile(NamedTuple):
-    """The file of a shard: its rows, the row of each key, and the bytes that they take."""
-
-    side: RowSide
-    rows: dict[str, int]
-    nbytes: int
 
 
 class FileSide(OtherSide):
@@ -122,7 +114,7 @@ class FileSide(OtherSide):
         self._names = names
         self._wanted = wanted
         self._is_optional = is_optional
-        self._stored: dict[int, _ShardFile] = {}
+        self._stored: dict[int, RowSide] = {}
         self._fetched: set[int] = set()
 
     def url(self, number: int) -> str:
@@ -169,26 +161,26 @@ class FileSide(OtherSide):
             FetchError: The file cannot be read.
             JoinError: It is not what a join expects.
         """
-        return self._file(number).rows
+        return self._file(number).keys.rows
 
-    def _file(self, number: int) -> _ShardFile:
+    def _file(self, number: int) -> RowSide:
         try:
             return self._stored[number]
         except KeyError:
             pass
-        side, nbytes = self._read(number)
+        found = self._read(number)
         self._fetched.add(number)
-        found = _ShardFile(side, side.keys.rows(), nbytes)
+        found.keys.rows  # noqa: B018 - a key that occurs twice is an error here
         # Each step is one operation on the dict, since other threads may use it.
         self._stored[number] = found
         for old in list(self._stored):
-            stored_nbytes = sum(file.nbytes for file in list(self._stored.values()))
+            stored_nbytes = sum(file.held_nbytes for file in list(self._stored.values()))
             if stored_nbytes <= _MAX_STORED_NBYTES or old == number:
                 break
             self._stored.pop(old, None)
         return found
 
-    def _read(self, number: int) -> FileRows:
+    def _read(self, number: int) -> RowSide:
         url = self.url(number)
         try:
             with self._first.open_file(url) as file:
@@ -201,7 +193,7 @@ class FileSide(OtherSide):
                     'missing="none" or missing="skip"'
                 ) from error
             _logger.warning("%s: no such file, so all its keys are missing", urls.redact(url))
-            return FileRows(entry_rows({}, self._names, url), 0)
+            return entry_rows([], self._names, url)
 
     def read(self, entries: IntArray) -> list[Fields | None]:
         """Return the values that the files have for the keys of samples."""
@@ -216,18 +208,18 @@ class FileSide(OtherSide):
         """Return the values for one sample."""
         number, local_index = self._first.locate(entry)
         file = self._file(number)
-        row = file.rows.get(self._first.key_index(number).key(local_index))
-        return None if row is None else self._selected([file.side.read_one(row, local=True)])[0]
+        row = file.keys.rows.get(self._first.key_index(number).key(local_index))
+        return None if row is None else self._selected([file.read_one(row, local=True)])[0]
 
     def _values(self, number: int, local_indices: Sequence[int]) -> list[Fields | None]:
         file, index = self._file(number), self._first.key_index(number)
-        rows = [file.rows.get(index.key(local_index), -1) for local_index in local_indices]
-        found = iter(file.side.read(np.array([row for row in rows if row >= 0], np.int64)))
+        rows = [file.keys.rows.get(index.key(local_index), -1) for local_index in local_indices]
+        found = iter(file.read(np.array([row for row in rows if row >= 0], np.int64)))
         return [next(found) if row >= 0 else None for row in rows]
 
     def fields(self, number: int | None) -> Sequence[str]:
         """Return all fields that one shard's file has; none without a number."""
-        return [] if number is None else self._file(number).side.fields(None)
+        return [] if number is None else self._file(number).fields(None)
 
     def is_local(self, number: int) -> bool:
         """Whether the file of a shard is on this machine, or was read."""

@@ -7,9 +7,10 @@ compare their keys again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, pairwise
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -45,76 +46,47 @@ class KeyTexts(NamedTuple):
     rows: IntArray | slice
 
 
-class Keyed(Protocol):
-    """One side of a join: entries with keys.
-
-    An *entry* is a position in a dataset, or the number of a row.
-    """
-
-    @property
-    def entries(self) -> IntArray | None:
-        """The entries, ascending; None for 0, 1, 2, …."""
-
-    def digest(self) -> bytes:
-        """Return a digest that changes whenever a key or its entry does."""
-
-    def texts(self) -> Iterator[KeyTexts]:
-        """Yield the keys of all entries in order, many at a time."""
-
-    def key(self, entry: int) -> str:
-        """Return the key of an entry."""
-
-    def place(self, entry: int) -> str:
-        """Return the place of an entry, for messages."""
-
-    @property
-    def fields(self) -> Sequence[str]:
-        """The fields that shards of the entries store, of those that `texts` has seen."""
-
-
 class _EqualHashesError(Exception):
     """Two different keys have one hash."""
 
 
+@dataclass(frozen=True, eq=False)
 class DatasetKeys:
     """The keys of a dataset or view, from the indexes of the shards that it touches.
 
-    Args:
+    Attributes:
         reader: The shards.
         positions: The samples of the view, in any order and repeated in any way.
         name: The name of the dataset, for messages.
     """
 
-    def __init__(self, reader: ShardReader, positions: Positions, name: str) -> None:
-        self._reader = reader
-        self._positions = positions
-        self._name = name
-        self._fields: dict[str, None] = {}
+    reader: ShardReader
+    positions: Positions
+    name: str
+    _fields: dict[str, None] = field(default_factory=dict, init=False)
 
     @cached_property
     def entries(self) -> IntArray | None:
         """The positions in ascending order, each once; None for all of the dataset."""
-        ascending = in_ascending_order(self._positions)
-        is_whole = isinstance(ascending, range) and ascending == range(len(self._reader))
+        ascending = in_ascending_order(self.positions)
+        is_whole = isinstance(ascending, range) and ascending == range(len(self.reader))
         return None if is_whole else np.asarray(ascending, np.int64)
 
     def _shards(self) -> list[tuple[int, Rows]]:
         """Return the shards that the view touches, each with its samples there."""
-        return list(rows_of_shards(in_ascending_order(self._positions), self._reader.edges))
+        return list(rows_of_shards(in_ascending_order(self.positions), self.reader.edges))
 
     def digest(self) -> bytes:
         """Return a digest of the shards that the view touches, and of its positions."""
-        shards = [(number, self._reader.identity(number)) for number, _ in self._shards()]
+        shards = [(number, self.reader.identity(number)) for number, _ in self._shards()]
         entries = self.entries
-        text = repr((shards, len(self._reader), entries is None)).encode(
-            "utf-8", "backslashreplace"
-        )
-        return digest_of(text, self._reader.edges.tobytes(), b"" if entries is None else entries)
+        text = repr((shards, len(self.reader), entries is None)).encode("utf-8", "backslashreplace")
+        return digest_of(text, self.reader.edges.tobytes(), b"" if entries is None else entries)
 
     def texts(self) -> Iterator[KeyTexts]:
         """Yield the keys of each shard; see `Keyed`."""
         for number, rows in self._shards():
-            index = self._reader.key_index(number)
+            index = self.reader.key_index(number)
             self._fields.update(dict.fromkeys(index.fields))
             nbytes = index.text_stop - index.text_start
             text = np.frombuffer(index.text, np.uint8, nbytes, index.text_start)
@@ -123,13 +95,13 @@ class DatasetKeys:
 
     def key(self, entry: int) -> str:
         """Return the key of a sample."""
-        number, local_index = self._reader.locate(entry)
-        return self._reader.key_index(number).key(local_index)
+        number, local_index = self.reader.locate(entry)
+        return self.reader.key_index(number).key(local_index)
 
     def place(self, entry: int) -> str:
         """Return the shard of a sample and its position there."""
-        number, local_index = self._reader.locate(entry)
-        return f"{urls.redact(self._reader.shards[number].url)}, position {local_index}"
+        number, local_index = self.reader.locate(entry)
+        return f"{urls.redact(self.reader.shards[number].url)}, position {local_index}"
 
     @property
     def fields(self) -> list[str]:
@@ -137,27 +109,26 @@ class DatasetKeys:
         return list(self._fields)
 
     def __str__(self) -> str:
-        return self._name
+        return self.name
 
 
+@dataclass(frozen=True, eq=False)
 class RowKeys:
     """The keys of rows.
 
-    Args:
-        keys: Returns the keys in the order of the rows.
+    Attributes:
+        listed: Returns the keys in the order of the rows.
         name: What the rows are in, for messages.
     """
 
-    fields: Sequence[str] = ()
-    entries: IntArray | None = None
-
-    def __init__(self, keys: Callable[[], Iterator[Any]], name: str) -> None:
-        self._keys = keys
-        self._name = name
+    listed: Callable[[], Iterator[Any]]
+    name: str
+    fields: ClassVar[Sequence[str]] = ()
+    entries: ClassVar[IntArray | None] = None
 
     def _blocks(self) -> Iterator[bytes]:
         """Yield the keys as text, each followed by a NUL."""
-        keys, start = self._keys(), 0
+        keys, start = self.listed(), 0
         while block := list(islice(keys, _BLOCK)):
             try:
                 text = "\0".join([*block, ""])
@@ -172,17 +143,18 @@ class RowKeys:
         for row, key in enumerate(block, start):
             if not isinstance(key, str) or "\0" in key:
                 raise JoinError(
-                    f"{self._name}: expected keys that are text, such as '000017', found "
+                    f"{self.name}: expected keys that are text, such as '000017', found "
                     f"{type(key).__name__} {key!r:.80} in row {row}; convert them first"
                 )
 
+    @cached_property
     def rows(self) -> dict[str, int]:
-        """Return the row of each key.
+        """The row of each key.
 
         Raises:
             JoinError: A key is not text, or occurs twice.
         """
-        keys = list(self._keys())
+        keys = list(self.listed())
         self._refuse(keys, 0)
         found = {key: row for row, key in reversed([*enumerate(keys)])}
         if len(found) < len(keys):
@@ -202,15 +174,19 @@ class RowKeys:
 
     def key(self, entry: int) -> str:
         """Return the key of a row."""
-        found: str = next(islice(self._keys(), entry, None))
+        found: str = next(islice(self.listed(), entry, None))
         return found
 
     def place(self, entry: int) -> str:
         """Return the number of a row."""
-        return f"{self._name}, row {entry}"
+        return f"{self.name}, row {entry}"
 
     def __str__(self) -> str:
-        return self._name
+        return self.name
+
+
+Keyed: TypeAlias = DatasetKeys | RowKeys
+"""The keys of one side of a join, by the entries of that side."""
 
 
 def digest_of(*parts: Any) -> bytes:

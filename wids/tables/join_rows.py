@@ -28,7 +28,12 @@ class RowSide(OtherSide):
         fields: The fields that a row can have.
         keys: Returns the keys, in order.
         take: Returns the fields of rows, in new dicts, each with its key as ``__key__``.
+
+    Attributes:
+        held_nbytes: About how many bytes of memory they take, if it is known.
     """
+
+    held_nbytes = 0
 
     def __init__(
         self,
@@ -153,11 +158,12 @@ def _take_of_mapping(
     return [{**value_fields(mapping[key], names), KEY: key} for key in keys]
 
 
-def entry_rows(entries: Mapping[str, Any], names: Names, what: str) -> RowSide:
+def entry_rows(entries: Sequence[tuple[str, Any]], names: Names, what: str) -> RowSide:
     """Return the values of a file by their keys. Their fields are made once, unlike a mapping's."""
-    rows = [{**value_fields(value, names, what), KEY: key} for key, value in entries.items()]
+    rows = [{**value_fields(value, names, what), KEY: key} for key, value in entries]
     fields = dict.fromkeys(field for row in rows for field in row if field != KEY)
-    return RowSide(what, fields, partial(iter, list(entries)), partial(_take_of_entries, rows))
+    keys = partial(iter, [key for key, _ in entries])
+    return RowSide(what, fields, keys, partial(_take_of_entries, rows))
 
 
 def _take_of_entries(entries: Sequence[Fields], rows: Sequence[int]) -> list[Fields]:

@@ -6,15 +6,15 @@ read as from any other shard. It holds nothing open: the readers of both sides d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from wids.errors import JoinError
 from wids.shards.reader import ShardReader
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.raw_samples import Labels, RawSample, label, missing_field_error, position
+from wids.shards.tars.raw_samples import Labels, RawSample, label, missing_field_error
 from wids.storage.array_types import IntArray
 from wids.storage.transport import urls
 from wids.tables.column_values import DecodeMany
@@ -33,8 +33,6 @@ class JoinedShard:
         local: As for `ShardPool.get`.
         batch: The samples that will be read, if they were read together with those of others.
     """
-
-    is_spent: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -71,26 +69,6 @@ class JoinedShard:
         if index is None:
             raise JoinError(f"{self.name}: a shard that is joined to it has no index")
         return index
-
-    @property
-    def nbytes(self) -> int:
-        """Length of the dataset's own shard in bytes."""
-        return self._own.open(self._number, local=self._local).nbytes
-
-    @property
-    def is_local(self) -> bool:
-        """Whether all that its samples need is on this machine."""
-        return self._reader.is_local(self._number)
-
-    def __len__(self) -> int:
-        edges = self._reader.edges
-        return int(edges[self._number + 1] - edges[self._number])
-
-    def __getitem__(self, local_index: int) -> RawSample:
-        return self.read(position(local_index, len(self), self.name))
-
-    def __iter__(self) -> Iterator[RawSample]:
-        return map(self.read, range(len(self)))
 
     def read(
         self,
@@ -183,18 +161,5 @@ class JoinedShard:
             )
         ]
 
-    def find(self, key: str) -> int:
-        """Return the local index of a key, or -1."""
-        return self._own.key_index(self._number).find(key)
-
     def check(self) -> None:
         """Do nothing: what is open is checked when it is read."""
-
-    def close(self) -> None:
-        """Do nothing: nothing is held."""
-
-    def __enter__(self) -> JoinedShard:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

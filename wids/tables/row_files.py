@@ -10,7 +10,7 @@ import json
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, TypeAlias
 
 from wids.errors import JoinError, PackError
 from wids.publish.packing.metadata import csv_rows
@@ -23,21 +23,10 @@ from wids.tables.join_rows import RowSide, entry_rows, import_arrow, table_rows
 
 _LINES: Final = (".jsonl", ".ndjson")
 _DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
+_Entries: TypeAlias = list[tuple[str, Any]]
 
 
-class FileRows(NamedTuple):
-    """What a file has.
-
-    Attributes:
-        side: Its rows.
-        nbytes: About how many bytes of memory they take.
-    """
-
-    side: RowSide
-    nbytes: int
-
-
-def file_rows(file: BinaryIO, url: str, names: Names, wanted: Wanted) -> FileRows:
+def file_rows(file: BinaryIO, url: str, names: Names, wanted: Wanted) -> RowSide:
     """Return the rows of a file.
 
     Args:
@@ -53,7 +42,9 @@ def file_rows(file: BinaryIO, url: str, names: Names, wanted: Wanted) -> FileRow
     name, path = urls.redact(url), urls.path_of(url).lower()
     if path.endswith(".parquet"):
         table = _parquet(file, name, wanted)
-        return FileRows(table_rows(table, names, wanted, name), table.nbytes)
+        side = table_rows(table, names, wanted, name)
+        side.held_nbytes = table.nbytes
+        return side
     data = file.read()
     if path.endswith(".gz"):
         path = path.removesuffix(".gz")
@@ -70,8 +61,10 @@ def file_rows(file: BinaryIO, url: str, names: Names, wanted: Wanted) -> FileRow
     else:
         entries = _csv_entries(data, name, wanted, delimiter)
     if wanted != Wanted():
-        entries = {k: wanted.of(v) if isinstance(v, Mapping) else v for k, v in entries.items()}
-    return FileRows(entry_rows(entries, names, name), len(data))
+        entries = [(k, wanted.of(v) if isinstance(v, Mapping) else v) for k, v in entries]
+    side = entry_rows(entries, names, name)
+    side.held_nbytes = len(data)
+    return side
 
 
 def _parquet(file: BinaryIO, name: str, wanted: Wanted) -> Any:
@@ -88,45 +81,51 @@ def _parquet(file: BinaryIO, name: str, wanted: Wanted) -> Any:
         raise JoinError(f"{name}: expected Parquet, found: {error}") from error
 
 
-def _csv_entries(data: bytes, name: str, wanted: Wanted, delimiter: str) -> dict[str, Any]:
+def _csv_entries(data: bytes, name: str, wanted: Wanted, delimiter: str) -> _Entries:
     try:
         header, rows = csv_rows(
             name, data.decode("utf-8-sig"), wanted.key.__eq__, delimiter=delimiter
         )
-    except (PackError, UnicodeDecodeError) as error:
-        raise JoinError(
-            str(error) if isinstance(error, PackError) else f"{name}: {error}"
-        ) from error
+    except PackError as error:
+        raise JoinError(str(error)) from error
+    except UnicodeDecodeError as error:
+        raise JoinError(f"{name}: {error}") from error
     wanted.check(name, header)
     return _listed((row for _, row in rows), name, wanted)
 
 
-def _json_entries(data: bytes, name: str, wanted: Wanted, kind: str) -> dict[str, Any]:
+def _json_entries(data: bytes, name: str, wanted: Wanted, kind: str) -> _Entries:
+    latest: list[_Entries] = [[]]
+
+    def kept(pairs: _Entries) -> dict[str, Any]:
+        latest[0] = pairs
+        return dict(pairs)
+
     try:
         if kind == "JSON lines":
             content: Any = decode_json_lines(data.removeprefix(BOM_UTF8))
         else:
-            content = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_object)
+            content = json.loads(data.decode("utf-8-sig"), object_pairs_hook=kept)
     except (ValueError, RecursionError) as error:
         raise JoinError(f"{name}: expected {kind}, found: {error}") from error
-    if isinstance(content, _Repeated):
-        raise JoinError(f"{name}: expected each key once, found {content.key!r} twice")
     if isinstance(content, list):
-        content = _listed(content, name, wanted)
-    if not isinstance(content, dict):
+        entries = _listed(content, name, wanted)
+    elif isinstance(content, dict):
+        entries = latest[0]  # the outermost object is the last one; its keys may be repeated
+    else:
         raise JoinError(
             f"{name}: expected an object from keys to values, or a list of objects with "
             f"{wanted.key!r}, found {type(content).__name__}"
         )
-    if wanted.columns is not None and content:
-        rows = (value for value in content.values() if isinstance(value, Mapping))
+    if wanted.columns is not None and entries:
+        rows = (value for _, value in entries if isinstance(value, Mapping))
         named = dict.fromkeys(column for row in rows for column in row)
         wanted.check(name, list({wanted.key: None, **named}))
-    return content
+    return entries
 
 
-def _listed(content: Iterable[Any], name: str, wanted: Wanted) -> dict[str, Any]:
-    entries: dict[str, Any] = {}
+def _listed(content: Iterable[Any], name: str, wanted: Wanted) -> _Entries:
+    entries = []
     for row, item in enumerate(content):
         key = item.get(wanted.key) if isinstance(item, Mapping) else None
         if not isinstance(key, str):
@@ -134,23 +133,5 @@ def _listed(content: Iterable[Any], name: str, wanted: Wanted) -> dict[str, Any]
                 f"{name}: expected objects with the text {wanted.key!r}, found {item!r:.80} as "
                 f"item {row}; pass the name of the one that has the keys, as in on={KEY!r}"
             )
-        if key in entries:
-            raise JoinError(f"{name}: expected each key once, found {key!r} twice, in item {row}")
-        entries[key] = item
+        entries.append((key, item))
     return entries
-
-
-class _Repeated(dict[str, Any]):
-    """An object of JSON with a key that occurs twice."""
-
-    key: str
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) == len(pairs):
-        return found
-    repeated, seen = _Repeated(found), set[str]()
-    # Marked, and no error yet, since nested objects may repeat keys.
-    repeated.key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-    return repeated

@@ -11,6 +11,7 @@ import re
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -139,29 +140,18 @@ def _matching(
         rows = rows[shard.members(conditions.field, rows)[0]]
     rows = _accepted(conditions, KEY, rows, map(shard.key, rows.tolist()))
     for path in paths:
-        filters = _filters_of(conditions, path.name)
-        is_wanted: list[bool] = []
-        for values in shard.values(path, rows):
-            is_wanted += [all(each.accepts(value) for each in filters) for value in values]
-            del values  # or they would stay in memory while the next ones are decoded
-        rows = _chosen(rows, is_wanted)
+        # A few values are in memory at a time.
+        values = chain.from_iterable(shard.values(path, rows))
+        rows = _accepted(conditions, path.name, rows, values)
     return _with_words(conditions.words, shard, rows) if conditions.words else rows
-
-
-def _filters_of(conditions: Conditions, column: str) -> list[Comparison]:
-    return [each for each in conditions.filters if each.column == column]
 
 
 def _accepted(conditions: Conditions, column: str, rows: Rows, values: Iterable[Any]) -> Rows:
     """Return the samples whose values in a column satisfy the conditions."""
-    filters = _filters_of(conditions, column)
+    filters = [each for each in conditions.filters if each.column == column]
     if not filters:
         return rows
     is_wanted = [all(each.accepts(value) for each in filters) for value in values]
-    return _chosen(rows, is_wanted)
-
-
-def _chosen(rows: Rows, is_wanted: Sequence[bool]) -> Rows:
     chosen: Rows = rows[np.array(is_wanted, bool)]
     return chosen
 

@@ -17,7 +17,7 @@ from wids.look.page.rows import MAX_VALUE_NBYTES
 from wids.look.preview import Browsable, sample_sizes
 from wids.shards.fields.codecs import extension
 from wids.storage.transport import urls
-from wids.tables.column_paths import ColumnPath, codec_of, parse_columns
+from wids.tables.column_paths import ColumnPath, codec_of, parse_columns, path_text
 from wids.tables.column_values import decoder_of
 from wids.tables.table_file import Tabular, load_table, saved_columns
 
@@ -138,5 +138,4 @@ def _paths(field: str, value: Any, steps: Sequence[str]) -> Iterator[str]:
             if isinstance(name, str) and name:
                 yield from _paths(field, item, (*steps, name))
     elif not isinstance(value, dict | list | DecodeError | None):
-        escaped = (step.replace("~", "~0").replace("/", "~1") for step in steps)
-        yield "/".join((field, *escaped))
+        yield path_text(field, steps)

@@ -14,7 +14,8 @@ from typing import Any, Final
 from wids.errors import printable
 from wids.look import preview
 from wids.look.damage import damage_text, damaged_fields
-from wids.look.field_stats import FieldStats, field_sizes
+from wids.look.field_stats import FieldStats, field_sizes, preferred
+from wids.look.html import paragraph_html
 from wids.look.page.answers import (
     Answer,
     FieldBytes,
@@ -25,7 +26,7 @@ from wids.look.page.answers import (
     parsed_number,
 )
 from wids.look.page.questions import Questions
-from wids.look.page.sample_rows import field_row, link_of, picture_entry, problem_html
+from wids.look.page.sample_rows import field_row, link_of, picture_entry
 from wids.look.pictures import THUMBNAIL_PIXELS, poster, thumbnail
 from wids.look.preview import Browsable
 from wids.look.text import class_names, share_text, total_of
@@ -74,7 +75,7 @@ class Pages(Site):
             "about": self._about,
             "samples": lambda _, query: self.samples(query),
             "sample": self.sample,
-            "find": self._find,
+            "find": lambda _, query: {"index": dataset.find_key(query.get("key", ""))},
             "field": self._field,
             "picture": self._picture,
             "poster": self._poster,
@@ -156,6 +157,8 @@ class Pages(Site):
         key = printable(shard_index.key(local_index))
         stem = key.rpartition("/")[2]
         classes = class_names(self._dataset.spec)
+        images = [field for field in sizes if extension(field) in IMAGE_EXTENSIONS]
+        order = [each.field for each in self.stats]
         rows = "".join(
             field_row(
                 field,
@@ -169,15 +172,15 @@ class Pages(Site):
             )
             for field, nbytes in sizes.items()
         )
-        damage = problem_html(damage_text(damaged_fields(shard_index, local_index, sample)))
+        damage = damage_text(damaged_fields(shard_index, local_index, sample))
         place = self._questions.selection(query).place(index)
         return {
             "index": index,
             "key": key,
-            "html": f'{damage}<table class="fields">{rows}</table>',
+            "html": f'{paragraph_html("bad", damage)}<table class="fields">{rows}</table>',
             "pictures": [
                 picture_entry(field, sample.get(field), sizes[field], self._zoom_link(index, field))
-                for field in self._pictures_first(sizes, query.get("picture", ""))
+                for field in preferred(images, order, query.get("picture", ""))
             ],
             "shard": printable(urls.redact(self._dataset.spec.shards[number].url)),
             "local_index": local_index,
@@ -186,11 +189,6 @@ class Pages(Site):
 
     def _zoom_link(self, index: int, field: str) -> str:
         return f"{link_of(self._prefix, 'picture', index, field)}?pixels={_MAX_ZOOM_PIXELS}"
-
-    def _pictures_first(self, sizes: Iterable[str], picture: str) -> list[str]:
-        ranks = {each.field: rank for rank, each in enumerate(self.stats)}
-        pictures = [field for field in sizes if extension(field) in IMAGE_EXTENSIONS]
-        return sorted(pictures, key=lambda f: (f != picture, ranks.get(f, len(ranks))))
 
     def _picture(self, rest: str, query: Query) -> Answer:
         """Answer with a picture, encoded again, larger than on a card."""
@@ -223,10 +221,6 @@ class Pages(Site):
             except ValueError:  # the browser asked for a picture: an empty one, and no error
                 return 200, "image/gif", _NO_PICTURE
         return 200, picture.media_type, picture.data
-
-    def _find(self, _: str, query: Query) -> dict[str, Any]:
-        """Answer with the index of a key."""
-        return {"index": self._dataset.find_key(query.get("key", ""))}
 
     def _field(self, rest: str, query: Query) -> Answer:
         """Answer with the bytes of a field: audio and video to play, all others to save."""

@@ -85,7 +85,9 @@ class Questions:
         """Look for samples, or continue to; return what `hits` does."""
         conditions = self._conditions(query)
         if conditions:
-            self._scans.searches.start((self, conditions), partial(self._new_hits, conditions))
+            self._scans.searches.start(
+                (self, conditions), lambda: Scan(self._dataset, Hits(conditions, self._columns))
+            )
         return self.hits(query)
 
     def hits(self, query: dict[str, str]) -> dict[str, Any]:
@@ -119,9 +121,6 @@ class Questions:
         texts = [f"{name}{value!r}" for name, value in arguments.items() if value]
         texts += [f"seed={query['seed']}"] if query.get("seed") else []
         return f"dataset.search({', '.join(texts)})" if texts else ""
-
-    def _new_hits(self, conditions: Conditions) -> Scan[Hits]:
-        return Scan(self._dataset, Hits(conditions, self._columns))
 
     def stop(self, kind: str) -> dict[str, Any]:
         """Stop the scans of a kind: ``"hits"`` or ``"column"``."""

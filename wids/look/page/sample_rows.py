@@ -80,11 +80,6 @@ def _body(field: str, data: bytes | None, link: str, classes: Sequence[str], pos
         return f'<span class="bad">{escaped(text)}</span>'
 
 
-def problem_html(text: str) -> str:
-    """Return what is wrong with a sample as a paragraph; ``""`` if nothing is."""
-    return f'<p class="bad">{escaped(text)}</p>' if text else ""
-
-
 def picture_entry(field: str, data: bytes | None, nbytes: int, larger: str) -> dict[str, Any]:
     """Return a picture of a sample as the page shows it, or the reason why it cannot be shown.
 

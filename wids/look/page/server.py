@@ -11,10 +11,11 @@ from __future__ import annotations
 import io
 import logging
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import starmap
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote
 
@@ -206,7 +207,8 @@ class _Handler(BaseHTTPRequestHandler):
             status = HTTPStatus.PARTIAL_CONTENT
             headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{body.nbytes}"
         span = range(body.nbytes) if span is None else span
-        pieces = _pieces(body, span)
+        ends = ((at, min(at + _PIECE_NBYTES, span.stop)) for at in span[::_PIECE_NBYTES])
+        pieces = starmap(body.read, ends)
         try:
             # Read before the status is sent, because after it an error can only break the
             # connection.
@@ -247,8 +249,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """Log nothing, because the path contains the token."""
-
-
-def _pieces(body: FieldBytes, span: range) -> Iterator[bytes]:
-    for start in span[::_PIECE_NBYTES]:
-        yield body.read(start, min(start + _PIECE_NBYTES, span.stop))

@@ -32,6 +32,8 @@ _MAX_LISTED: Final = 60
 _MAX_CHIPS_OF_NUMBERS: Final = 24
 """More different numbers than this are shown as a histogram."""
 _NUM_BINS: Final = 32
+_MAX_FLOAT: Final = sys.float_info.max
+"""An integer may exceed it, which `isfinite` refuses."""
 MAX_TALLIED: Final = 2_000_000
 """Samples whose values are counted by a scan."""
 
@@ -88,8 +90,8 @@ class Tally:
         numbers: list[float] | None = []
         for values in parts:
             counts.update(map(label_of, values))
-            if numbers is not None and all(map(_is_number_or_none, values)):
-                numbers += [value for value in values if value is not None and _is_finite(value)]
+            if numbers is not None and all(v is None or is_number(v) for v in values):
+                numbers += [v for v in values if v is not None and abs(v) <= _MAX_FLOAT]
             else:
                 numbers = None
             del values  # or they would stay in memory while the next ones are decoded
@@ -164,11 +166,3 @@ def _number(label: str) -> float:
     """Return the number that a label states; one that is cut exceeds any float."""
     digits, is_cut, _ = label.partition("…")
     return math.copysign(math.inf, float(digits)) if is_cut else float(label)
-
-
-def _is_number_or_none(value: Any) -> bool:
-    return value is None or is_number(value)
-
-
-def _is_finite(number: float) -> bool:
-    return abs(number) <= sys.float_info.max  # an integer may exceed it, which isfinite refuses

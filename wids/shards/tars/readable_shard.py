@@ -1,7 +1,7 @@
 """Define what an open shard offers, whether it is a local file or a tar read by range.
 
-`wids.shards.tars.shard.Shard` and `wids.shards.range_shard.RemoteShard` both satisfy this protocol;
-the pool, the dataset and the page are typed on it.
+`wids.shards.tars.shard.Shard` and `wids.shards.range_shard.RemoteShard` both satisfy `PooledShard`,
+on which the pool is typed. What reads samples needs less of them: a `ReadableShard`.
 """
 
 from __future__ import annotations
@@ -16,32 +16,11 @@ from wids.storage.array_types import IntArray
 
 
 class ReadableShard(Protocol):
-    """An open shard: a sequence of raw samples, safe to read from any number of threads."""
+    """A shard whose samples can be read from any number of threads: a tar, or a joined one."""
 
     @property
     def index(self) -> ShardIndex:
         """Where the samples are."""
-
-    @property
-    def nbytes(self) -> int:
-        """Length of the tar in bytes."""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the whole tar is a file on this machine; the same for all objects of a class."""
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether to open the local file from now on instead of this shard."""
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-
-    def __getitem__(self, local_index: int) -> RawSample:
-        """Return one sample; negative indices count from the end."""
-
-    def __iter__(self) -> Iterator[RawSample]:
-        """Iterate over all samples in order."""
 
     def read(
         self, local_index: int, verify: bool = False, labels: Labels | None = None
@@ -85,16 +64,41 @@ class ReadableShard(Protocol):
     def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
         """Return the bytes of one field from a start to a stop, or to its end."""
 
-    def find(self, key: str) -> int:
-        """Return the local index of a key, or -1."""
-
     def check(self) -> None:
         """Raise `ShardFormatError` if a mapped file has changed its length since it was opened."""
+
+
+class PooledShard(ReadableShard, Protocol):
+    """An open tar: what a pool keeps, which is a sequence of raw samples."""
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the tar in bytes."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the whole tar is a file on this machine; the same for all objects of a class."""
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether to open the local file from now on instead of this shard."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def __getitem__(self, local_index: int) -> RawSample:
+        """Return one sample; negative indices count from the end."""
+
+    def __iter__(self) -> Iterator[RawSample]:
+        """Iterate over all samples in order."""
+
+    def find(self, key: str) -> int:
+        """Return the local index of a key, or -1."""
 
     def close(self) -> None:
         """Release what the shard holds; memoryviews that were handed out stay valid."""
 
-    def __enter__(self) -> ReadableShard:
+    def __enter__(self) -> PooledShard:
         """Return the shard."""
 
     def __exit__(self, *_: object) -> None:
