@@ -34,7 +34,8 @@ def lease(path: str) -> int | None:
         if status.st_nlink > 0:
             # The modification time stays, because it binds the copy to its index (INDEX-1).
             with suppress(OSError):  # the time of last use: most mounts do not update it on a read
-                os.utime(handle, ns=(time.time_ns(), status.st_mtime_ns))
+                file = handle if os.utime in os.supports_fd else path  # Windows takes only paths
+                os.utime(file, ns=(time.time_ns(), status.st_mtime_ns))
             return handle
     except FileNotFoundError:
         return None
