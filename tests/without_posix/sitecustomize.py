@@ -139,8 +139,8 @@ class _Entries:
     def __enter__(self) -> _Entries:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._entries.close()
+    def __exit__(self, *arguments: object) -> None:
+        self._entries.__exit__(*arguments)
 
     def __iter__(self) -> Iterator[_Entry]:
         return map(_Entry, self._entries)
@@ -217,6 +217,7 @@ def _import_without_posix(
     if default is not None and len(context._concrete_contexts) > 1:  # type: ignore[union-attr]
         spawn = context._concrete_contexts["spawn"]  # type: ignore[union-attr]
         context._concrete_contexts = {"spawn": spawn}  # type: ignore[union-attr]
+        type(default).get_all_start_methods = lambda _: ["spawn"]
         default._default_context = spawn
     return module
 
