@@ -13,12 +13,13 @@ from conftest import raises
 import wids
 from wids.publish import shard_names
 from wids.publish.output import Output
+from wids.publish.packing import folder_listing
 from wids.publish.rewriting import rewrite
 from wids.publish.shard_names import ShardNames
 from wids.shards.specs import edit
 from wids.shards.specs.model import DatasetSpec, ShardSpec
 from wids.storage import upload
-from wids.storage.transport import listing, urls
+from wids.storage.transport import listing, pipe, urls
 from wids.storage.transport.stream import Entry
 
 
@@ -34,7 +35,7 @@ class _Windows(ModuleType):
 @pytest.fixture(autouse=True)
 def windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """These modules join, split and compare paths as on Windows."""
-    for module in (urls, listing, upload, shard_names, rewrite, edit):
+    for module in (urls, listing, pipe, upload, shard_names, rewrite, edit, folder_listing):
         monkeypatch.setattr(module, "os", _Windows("os"))
 
 
@@ -121,3 +122,16 @@ def test_documents_of_windows() -> None:
     assert edit._common_base("train.json", {"base": "s3://b/"}, ["x/a.tar"]) == {
         "base": "s3://b/x/"
     }
+
+
+def test_links_to_other_drives() -> None:
+    """A link to another drive leads out of a folder; one to the folder itself does not."""
+    assert folder_listing.is_inside(r"C:\data\sub", r"C:\data")
+    assert folder_listing.is_inside(r"C:\data", r"C:\data")
+    assert not folder_listing.is_inside(r"D:\data", r"C:\data")
+    assert not folder_listing.is_inside(r"C:\data2", r"C:\data")
+
+
+def test_the_path_of_a_command() -> None:
+    """The shell of Windows knows only double quotes."""
+    assert pipe._quoted(r"C:\a b\shard.tar") == r'"C:\a b\shard.tar"'
