@@ -14,6 +14,7 @@ import io
 import itertools
 import json
 import os
+import re
 import sys
 import tarfile
 import threading
@@ -161,13 +162,15 @@ def settle(path: Path) -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is about locks, forks or signals where POSIX was taken away from wids."""
+    """Skip what is about forks, locks or signals on Windows, and where POSIX was taken away."""
     listed = Path(__file__).with_name("without_posix") / "needs_posix.txt"
-    if str(listed.parent) not in sys.path:
+    if os.name != "nt" and str(listed.parent) not in sys.path:
         return
-    names = set(listed.read_text(encoding="utf-8").splitlines())
+    names = set(listed.read_text(encoding="utf-8").splitlines())  # and comments
     for item in items:
-        if names & {item.nodeid, item.nodeid.partition("[")[0]}:
+        test, _, parameters = item.nodeid.partition("[")
+        forks = {"fork", "forkserver"} & set(re.split(r"\W", parameters))
+        if forks or names & {item.nodeid, test, test.partition("::")[0]}:
             item.add_marker(pytest.mark.skip(reason="needs POSIX"))
 
 

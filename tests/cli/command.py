@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import pty
 import subprocess
 import sys
 import warnings
@@ -75,7 +74,7 @@ def run_in_terminal(arguments: list[str], answer: str) -> tuple[int, str]:
 
     The command is one that asks.
     """
-    master, slave = pty.openpty()
+    master, slave = pytest.importorskip("pty").openpty()
     with (
         pytest.MonkeyPatch.context() as patch,
         open(slave, encoding="utf-8", closefd=False) as stdin,

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
 import re
 import struct
 import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import pytest
@@ -43,6 +40,7 @@ def test_info(shards: Path) -> None:
 
 def test_tables_fit_the_window(shards: Path) -> None:
     """On a real terminal of 40 columns no line is longer."""
+    fcntl, pty, termios = (pytest.importorskip(name) for name in ("fcntl", "pty", "termios"))
     spec = shards / "train.json"
     run("create", shards, "-o", spec)
     for arguments in (["info", spec], ["info", "-t", spec], ["sample", spec, "3"]):

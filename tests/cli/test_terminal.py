@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import signal
 import socket
@@ -187,7 +186,7 @@ def test_json_stays_json(spec: Path) -> None:
 )
 def test_colours(variables: dict[str, str], has_colour: bool, spec: Path) -> None:
     """A terminal has colours if it can show them and NO_COLOR is not set; pipes have none."""
-    reader, terminal = pty.openpty()
+    reader, terminal = pytest.importorskip("pty").openpty()
     env = {name: v for name, v in os.environ.items() if name not in ("TERM", "NO_COLOR")}
     for arguments in (["sample", spec, "3"], ["sample", spec, "none"]):
         command = [sys.executable, "-m", "wids", *map(str, arguments)]

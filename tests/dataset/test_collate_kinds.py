@@ -31,7 +31,8 @@ import wids
 NUM_BATCHES: Final = int(os.environ.get("WIDS_NUM_BATCHES", "120"))
 NUM_SAMPLES: Final = 64
 Collate = Callable[[list[Any]], Any]
-forking = torch.multiprocessing.get_context("fork")
+METHODS = torch.multiprocessing.get_all_start_methods()
+forking = torch.multiprocessing.get_context("fork" if "fork" in METHODS else "spawn")
 elsewhere = forking.Queue()
 
 

@@ -9,7 +9,6 @@ import json
 import os
 import pickle
 import random
-import resource
 import subprocess
 import sys
 import threading
@@ -352,6 +351,7 @@ def test_local_shards_are_read_in_place(tmp_path: Path, has_cache: bool) -> None
 
 def test_many_shards_stay_within_the_descriptors(tmp_path: Path) -> None:
     """A dataset can have more shards than the process may open files."""
+    resource = pytest.importorskip("resource")
     spec = write_shards(tmp_path, [1] * 150)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))

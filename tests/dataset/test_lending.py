@@ -7,12 +7,10 @@ Workers are those of torch's DataLoader, forked or spawned; a tensor of picture 
 from __future__ import annotations
 
 import copy
-import fcntl
 import gc
 import os
 import pickle
 import random
-import resource
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -27,9 +25,9 @@ from torch.utils.data import DataLoader
 import wids
 from wids.dataset import lending
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(os, "memfd_create"), reason="the system has no memory without a name"
-)
+fcntl, resource = (pytest.importorskip(name) for name in ("fcntl", "resource"))
+if "fork" not in torch.multiprocessing.get_all_start_methods() or not hasattr(os, "memfd_create"):
+    pytest.skip("no processes that fork, or no memory without a name", allow_module_level=True)
 SHAPE = (3, 100, 90)
 forking = torch.multiprocessing.get_context("fork")
 

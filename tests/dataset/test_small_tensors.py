@@ -22,7 +22,8 @@ from torch.utils.data import DataLoader
 import wids
 from wids.dataset import small_tensors
 
-forking = torch.multiprocessing.get_context("fork")
+METHODS = torch.multiprocessing.get_all_start_methods()
+forking = torch.multiprocessing.get_context("fork" if "fork" in METHODS else "spawn")
 
 
 class Numbers:

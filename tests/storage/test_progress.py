@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import multiprocessing
 import os
 import struct
 import subprocess
 import sys
-import termios
 import types
 
 import pytest
@@ -106,6 +104,7 @@ def test_short_work_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_real_terminal() -> None:
     """A pseudo-terminal shows the bar; a pipe does not."""
+    fcntl, termios = (pytest.importorskip(name) for name in ("fcntl", "termios"))
     code = (
         "from wids.storage import progress\nprogress.DELAY_S = 0\n"
         "with progress.Bar('fetching', 10, 'B') as bar:\n    bar.reach(5)\n"

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from wids.cli.options import add_reading, add_spec, opened, spec_and_peek
@@ -59,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
                 import webbrowser
 
                 redirect = _redirect_page(browser.url)
-                webbrowser.open(f"file://{redirect}")
+                webbrowser.open(Path(redirect).as_uri())
             browser.serve()
         except KeyboardInterrupt:
             print(file=sys.stderr)  # below the ^C

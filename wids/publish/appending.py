@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -126,14 +126,15 @@ def append_shards(
             progress=progress,
             **options,
         )
-        return publish_appended(
-            target,
-            new.shards,
-            _loaded(path, len(new.shards)),
-            base=base,
-            on_problem=on_problem,
-            storage_options=storage_options,
-        )
+        with closing(_loaded(path, len(new.shards))) as pack_of_new:
+            return publish_appended(
+                target,
+                new.shards,
+                pack_of_new,
+                base=base,
+                on_problem=on_problem,
+                storage_options=storage_options,
+            )
 
 
 def publish_appended(
@@ -183,10 +184,10 @@ def _publish(
 ) -> None:
     """Write pack and spec, unless the spec was replaced since it was read."""
     if old.pack is not None:
-        with (
-            _old_packs(old, storage_options) as packs,
-            joined_pack(old.pack, [*packs, (new, len(new))], storage_options) as joined,
-        ):
+        with ExitStack() as stack:
+            with _old_packs(old, storage_options) as packs:  # closed when they were read
+                joining = joined_pack(old.pack, [*packs, (new, len(new))], storage_options)
+                joined = stack.enter_context(joining)
             for problem in dataset_problems(joined, spec.shards, spec.name):
                 on_problem(problem)
             if upload.read(old.target, storage_options)[0] != old.data:
@@ -231,7 +232,8 @@ def _old_packs(
         try:
             yield packs
         finally:
-            packs.clear()
+            for each, _ in packs:
+                each.close()
 
 
 @contextmanager

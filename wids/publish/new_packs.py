@@ -31,7 +31,8 @@ def new_pack(
     """
     with _file(target, storage_options) as file:
         write_pack(file, shards)
-        yield _loaded(file, target)
+        with _loaded(file, target) as pack:
+            yield pack
 
 
 @contextmanager
@@ -52,7 +53,8 @@ def joined_pack(
     """
     with _file(target, storage_options) as file:
         join_packs(file, packs)
-        yield _loaded(file, target)
+        with _loaded(file, target) as pack:
+            yield pack
 
 
 def _file(target: str | None, storage_options: upload.Options) -> AbstractContextManager[IO[bytes]]:
@@ -61,8 +63,14 @@ def _file(target: str | None, storage_options: upload.Options) -> AbstractContex
     return upload.publishing(target, storage_options=storage_options)
 
 
-def _loaded(file: IO[bytes], target: str | None) -> LocalPack | None:
+@contextmanager
+def _loaded(file: IO[bytes], target: str | None) -> Iterator[LocalPack | None]:
     file.flush()
     file.seek(0)
     name = "a temporary pack" if target is None else urls.redact(target)
-    return load_pack(name, FileIO(os.dup(file.fileno())))
+    pack = load_pack(name, FileIO(os.dup(file.fileno())))
+    try:
+        yield pack
+    finally:
+        if pack is not None:  # before the file gets its name
+            pack.close()

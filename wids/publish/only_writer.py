@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from wids.publish.shard_names import ShardNames
 from wids.storage import abandoned, locks
@@ -30,22 +30,27 @@ def only_writer(names: ShardNames, *others: str) -> Iterator[None]:
         yield
         return
     lock_path = names.lock_path()
-    with locks.lock_file(lock_path, mode=0o600) as is_held:
+    with ExitStack() as stack:
+        if locks.REFUSES_DELETION:  # when nobody has it open
+            stack.callback(_delete, lock_path)
+        is_held = stack.enter_context(locks.lock_file(lock_path, mode=0o600))
         if is_held is False:
             raise OSError(
                 f"{os.path.join(names.folder, names.file_name)}: expected to be the only writer of "
                 "these shards, found another one that is open; close it, or give each process a "
                 "pattern of its own"
             )
+        if is_held:
+            stack.callback(_delete, lock_path)
         _sweep(names, others, 0 if is_held else None)
-        try:
-            yield
-            if is_held:  # after an error, a task on an executor may still be writing
-                _sweep(names, others, 0)
-        finally:
-            if is_held:
-                with suppress(OSError):
-                    os.unlink(lock_path)
+        yield
+        if is_held:  # after an error, a task on an executor may still be writing
+            _sweep(names, others, 0)
+
+
+def _delete(path: str) -> None:
+    with suppress(OSError):
+        os.unlink(path)
 
 
 def _sweep(names: ShardNames, others: Sequence[str], min_age_s: float | None) -> None:

@@ -6,6 +6,7 @@ Lists folders; opens no shard.
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 from dataclasses import dataclass
 from typing import Final
@@ -41,7 +42,7 @@ class ShardNames:
 
     def path(self, number: int) -> str:
         """Return the path of a shard."""
-        return os.path.join(self.folder, self.file_name % number)
+        return posixpath.join(self.folder, self.file_name % number)
 
     def lock_path(self) -> str:
         """Return the path of the file that a writer of these shards locks."""
@@ -65,7 +66,7 @@ class ShardNames:
             return ""
         if spec is True:
             stem = re.sub(rf"[-_.]?{_NUMBER}", "", os.path.splitext(self.file_name)[0])
-            return os.path.join(self.folder, (stem or "shards") + ".json")
+            return posixpath.join(self.folder, (stem or "shards") + ".json")
         path = upload.absolute(spec)
         if urls.is_local(self.folder) and not urls.is_local(path):
             raise ValueError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import filecmp
 import os
 from contextlib import ExitStack
-from tempfile import NamedTemporaryFile
 
 from wids.errors import FetchError
 from wids.publish.problems import Problem
@@ -15,6 +14,7 @@ from wids.shards.specs.streamed_json import StreamedDocument
 from wids.storage.digests import file_digest
 from wids.storage.fetch import Fetcher, downloaded
 from wids.storage.transport import urls
+from wids.storage.unnamed_files import unnamed_file
 
 
 def table_problems(fetcher: Fetcher, document: str) -> list[Problem]:
@@ -48,12 +48,12 @@ def table_problems(fetcher: Fetcher, document: str) -> list[Problem]:
 
 
 def _is_made_from(table: TableFile, path: str, source: str) -> bool:
-    with open(source, "rb") as file, NamedTemporaryFile() as made:
+    with open(source, "rb") as file, unnamed_file() as (made, made_path):
         streamed = StreamedDocument(file.read)
         sha256 = table.header.document_sha256
         write_table(made, streamed.entries(), streamed.rest, sha256, table.state)
         made.flush()
-        return filecmp.cmp(path, made.name, shallow=False)
+        return filecmp.cmp(path, made_path, shallow=False)
 
 
 def _problem(url: str, text: str) -> Problem:

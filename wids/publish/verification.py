@@ -323,6 +323,7 @@ def _opened_pack(
     if pack is None:
         found = "another or a damaged file" if os.path.exists(path) else "no file"
         return None, [Problem(name, f"expected a pack of indexes, found {found}")]
+    stack.callback(pack.close)
     if len(pack) > num_shards:
         # As for readers: an append may be between its two steps (SPEC-36).
         text = _APPENDING.format(count_text(len(pack), "shard"), f"{num_shards:,}")

@@ -19,11 +19,13 @@ from weakref import WeakSet
 fcntl: Any
 try:
     import fcntl
-except ImportError:  # Windows: as on a file system without locks
+except ImportError:  # Windows, where lock files work, and open files need no locks
     fcntl = None
 
 READ_FLAGS: Final = os.O_RDONLY | getattr(os, "O_BINARY", 0)
 """For `os.open`: without the second one, Windows would translate the ends of lines."""
+REFUSES_DELETION: Final = os.name == "nt"
+"""Whether the system does not rename or delete a file that a process has open, as Windows."""
 _POLL_S: Final = 0.05
 
 
@@ -46,7 +48,7 @@ def lock_file(
     Yields:
         True if the lock is held, False if another process holds it, None where locks fail.
     """
-    if fcntl is None:
+    if fcntl is None and not REFUSES_DELETION:  # filelock would make a marker file
         yield None
         return
     from filelock import FileLock, Timeout
@@ -87,7 +89,7 @@ def holding(path: str) -> Iterator[bool | None]:
     Raises:
         OSError: The file cannot be opened.
     """
-    if fcntl is None:  # Windows does not rename or delete a file that is open
+    if fcntl is None:
         yield None
         return
     with _no_fork:
@@ -180,7 +182,12 @@ def open_to_lock(path: str) -> FileIO:
 
 
 def probe(path: str) -> bool:
-    """Return whether this file is unlocked, and a lock on it would exclude other processes."""
+    """Return whether this file may be deleted: if a process has it in use, that is noticed.
+
+    It is unlocked, and a lock on it would exclude other processes; or the system sees to it.
+    """
+    if REFUSES_DELETION:
+        return os.path.exists(path)
     try:
         # Two openings, because some network file systems grant every lock (CACHE-6).
         with open_to_lock(path) as one, open_to_lock(path) as other:

@@ -24,5 +24,9 @@ def unnamed_file(folder: str | None = None) -> Iterator[tuple[IO[bytes], str]]:
         if os.path.exists(path):
             yield file, path
             return
-    with tempfile.NamedTemporaryFile(prefix="wids-", dir=folder) as named:
-        yield named, named.name
+    # Not a named temporary file, which on Windows cannot be opened once more by its name, nor
+    # deleted while it is mapped: then it stays.
+    with tempfile.TemporaryDirectory("", "wids-", folder, ignore_cleanup_errors=True) as own:
+        path = os.path.join(own, "file")
+        with open(path, "x+b") as file:
+            yield file, path

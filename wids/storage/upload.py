@@ -99,7 +99,7 @@ def absolute(target: str | os.PathLike[str]) -> str:
     """
     name = os.fspath(target)
     check_writable(name)
-    return os.path.abspath(name) if is_local(name) else name
+    return urls.with_slashes(os.path.abspath(name)) if is_local(name) else name
 
 
 def check_writable(url: str) -> None:

@@ -150,7 +150,8 @@ def _list_entry(
         found.leave_out(path, "named as metadata, __…__")
         return
     try:
-        status = entry.stat()
+        # What Windows lists has no inode numbers.
+        status = os.stat(entry.path) if entry.is_dir() else entry.stat()
     except OSError:
         reason = "linked to nothing" if entry.is_symlink() else UNREADABLE
         found.leave_out(path, reason)
@@ -176,8 +177,8 @@ def _list_entry(
 
 def is_inside(path: str, folder: str) -> bool:
     """Whether a path leads into a folder, or to it, directly or through links."""
-    folder = os.path.realpath(folder)
-    return os.path.commonpath([folder, os.path.realpath(path)]) == folder
+    path, folder = os.path.realpath(path), os.path.realpath(folder)
+    return path == folder or urls.is_within(path, folder)
 
 
 def _not_a_folder(name: str, root: str) -> Exception:

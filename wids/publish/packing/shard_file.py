@@ -24,6 +24,15 @@ from wids.storage.locks import READ_FLAGS
 _ZEROS: Final = bytes(BLOCK_NBYTES)
 
 
+def _read_into(handle: int, buffer: memoryview) -> int:
+    """Read bytes of a file into a buffer, and return how many."""
+    if hasattr(os, "readv"):
+        return os.readv(handle, [buffer])
+    data = os.read(handle, len(buffer))  # Windows
+    buffer[: len(data)] = data
+    return len(data)
+
+
 def write_shard(task: PackTask, *, how: Publishing) -> ShardRecord:
     """Write a shard and return its description. Runs on the workers of an executor.
 
@@ -71,7 +80,7 @@ class _TarOfFiles(ThreadedTar):
                     if self._end and self._end + left >= len(self._buffer):
                         self._send()
                     # One byte more, if there is space, so that a longer file is noticed.
-                    count = os.readv(handle, [self._buffer[self._end : self._end + left + 1]])
+                    count = _read_into(handle, self._buffer[self._end : self._end + left + 1])
                     if not 0 < count <= left:
                         break
                     end = self._end + count

@@ -13,6 +13,7 @@ import mmap
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from io import FileIO
 from typing import Any, Final, NamedTuple, Protocol
@@ -355,6 +356,14 @@ class LocalPack(PackDirectory):
         """
         if isinstance(self._data, mmap.mmap):
             advise(self._data, "DONTNEED")
+
+    def close(self) -> None:
+        """Unmap the file now: a file that is mapped has a name that Windows does not change."""
+        data = self._data
+        vars(self).clear()
+        if isinstance(data, mmap.mmap):
+            with suppress(BufferError):  # a caller has a part of it
+                data.close()
 
     def is_intact(self) -> bool:
         """Whether the file still has its length: touching mapped bytes beyond its end is fatal."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import posixpath
 import shutil
 from dataclasses import replace
 from typing import Any
@@ -60,7 +61,7 @@ def edit_spec(
         if len(set(names)) < len(names):
             raise ValueError(f"{path}: expected shards with different names, found some repeated")
         for entry, shard_name in zip(entries, names, strict=True):
-            entry["url"] = os.path.join(folder or "", shard_name)
+            entry["url"] = posixpath.join(folder or "", shard_name)
         document["shardlist"] = sorted(entries, key=lambda entry: str(entry["url"]))
     document.setdefault("name", os.path.splitext(os.path.basename(path))[0])
     # Before the file is touched, so that a rejected change leaves the document unchanged.
@@ -107,7 +108,13 @@ def _replace(path: str, document: dict[str, Any]) -> None:
 def name_with_query(url: str) -> str:
     """Return the last part of a path or URL, with the query of a URL."""
     path, mark, query = url.partition("?")
-    return path.rpartition("/")[2] + mark + query
+    return _folder_and_name(path)[1] + mark + query
+
+
+def _folder_and_name(path: str) -> tuple[str, str]:
+    """Split a path, or a URL without its query, before its last part."""
+    folder, _, name = (urls.with_slashes(path) if urls.is_local(path) else path).rpartition("/")
+    return folder, name
 
 
 def _loaded(path: str, keys: tuple[str, ...] = ("shardlist",)) -> dict[str, Any]:
@@ -126,7 +133,7 @@ def _loaded(path: str, keys: tuple[str, ...] = ("shardlist",)) -> dict[str, Any]
 
 def _common_base(path: str, document: dict[str, Any], shard_urls: list[str]) -> dict[str, str]:
     """Return the change of a document that makes the folder of all shards its base."""
-    folders = {url.partition("?")[0].rpartition("/")[0] for url in shard_urls}
+    folders = {_folder_and_name(url.partition("?")[0])[0] for url in shard_urls}
     if len(folders) != 1:
         raise ValueError(
             f"{path}: expected all shards in one folder to rebase to, found {len(folders)}: "
@@ -135,7 +142,7 @@ def _common_base(path: str, document: dict[str, Any], shard_urls: list[str]) -> 
     folder = folders.pop() + "/"
     if folder == "/":  # the shards are named without a folder
         return {}
-    if urls.scheme(folder) or folder.startswith("/"):
+    if urls.scheme(folder) or os.path.isabs(folder):
         return {"base": folder}
     previous = document.get("base") or document.get("base_path") or ""
-    return {"base": os.path.join(previous, folder)}
+    return {"base": posixpath.join(previous, folder)}

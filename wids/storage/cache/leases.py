@@ -40,7 +40,9 @@ def lease(path: str) -> FileIO | None:
         if status.st_nlink > 0:
             # The modification time stays, because it binds the copy to its index (INDEX-1).
             with suppress(OSError):  # the time of last use: most mounts do not update it on a read
-                os.utime(file.fileno(), ns=(time.time_ns(), status.st_mtime_ns))
+                # Windows takes only paths.
+                used = file.fileno() if os.utime in os.supports_fd else path
+                os.utime(used, ns=(time.time_ns(), status.st_mtime_ns))
             return file
     except BaseException:  # explicitly, since the traceback keeps this frame
         file.close()

@@ -80,7 +80,7 @@ def matching(list_folder: List, pattern: str) -> list[Named]:
         FetchError: A folder cannot be listed.
     """
     if urls.is_local(pattern):
-        pattern = os.path.abspath(urls.local_path(pattern))
+        pattern = urls.with_slashes(os.path.abspath(urls.local_path(pattern)))
     folder, parts, query = _split(pattern)
     list_once = cache(list_folder)
     found = sorted(set(_walk(list_once, folder, parts)))  # `**/**` finds a file in several ways
@@ -92,7 +92,7 @@ def matching(list_folder: List, pattern: str) -> list[Named]:
 def folder_of(url: str) -> str:
     """Return the URL, or for a local folder its absolute path, with a slash at its end."""
     if urls.is_local(url):
-        return os.path.join(os.path.abspath(urls.local_path(url)), "")
+        return urls.with_slashes(os.path.join(os.path.abspath(urls.local_path(url)), ""))
     return url if url.endswith("/") else url + "/"
 
 
@@ -177,8 +177,8 @@ def _leads_back(folder: str, name: str) -> bool:
     path = os.path.join(folder, name)
     if not urls.is_local(folder) or not os.path.islink(path):
         return False
-    target = os.path.realpath(path)
-    return os.path.commonpath([target, os.path.realpath(folder)]) == target
+    target, folder = os.path.realpath(path), os.path.realpath(folder)
+    return target == folder or urls.is_within(folder, target)
 
 
 def _nothing_found(pattern: str, folder: str, entries: Sequence[Entry], part: str) -> NotFoundError:

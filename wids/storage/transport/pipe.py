@@ -65,13 +65,18 @@ def _output_to_file(url: str, command: str, scratch: str | None) -> Generator[by
         os.makedirs(scratch, mode=0o700, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".pipe-", suffix=".tmp", dir=scratch) as folder:
         path = os.path.join(folder, "shard.tar")
-        process = _start(command.replace("{local}", shlex.quote(path)), subprocess.DEVNULL)
+        process = _start(command.replace("{local}", _quoted(path)), subprocess.DEVNULL)
         try:
             _check_exit_status(url, process.wait())
         finally:
             _kill(process)
         with open_local(path, 0, None, None) as stream:
             yield from stream.chunks
+
+
+def _quoted(path: str) -> str:
+    """Return a path as one word for the system's shell."""
+    return subprocess.list2cmdline([path]) if os.name == "nt" else shlex.quote(path)
 
 
 def _start(command: str, stdout: int) -> subprocess.Popen[bytes]:

@@ -54,7 +54,15 @@ def local_path(url: str) -> str:
         if host not in ("", "localhost"):
             raise SpecError(f"{redact(url)}: expected a local file, found the host {host!r}")
         rest = slash + rest
-    return os.path.expanduser(unquote(rest))
+    rest = unquote(rest)
+    if os.path.splitdrive(rest[1:])[0]:  # on Windows, `file:///C:/data`
+        rest = rest[1:]
+    return os.path.expanduser(rest)
+
+
+def with_slashes(path: str) -> str:
+    """Return a local path with slashes between its parts, also on Windows, as URLs have them."""
+    return path.replace(os.sep, "/")
 
 
 def path_of(url: str) -> str:
@@ -113,12 +121,12 @@ def joiner(base: str, check: Callable[[str, str], object] | None = None) -> Call
         raise SpecError(f"{redact(base)}: expected a folder as base, found a pipe")
     if kind in ("", "file"):
         folder = os.path.abspath(local_path(base))
-        prefix = folder + os.sep
+        prefix = with_slashes(folder).rstrip("/") + "/"
 
         def from_local(reference: str) -> str:
             if scheme(reference) not in ("", "file"):
                 return reference
-            return os.path.normpath(os.path.join(folder, local_path(reference)))
+            return with_slashes(os.path.normpath(os.path.join(folder, local_path(reference))))
 
         return _joined(prefix, "", from_local, check)
 
@@ -190,7 +198,7 @@ def relative(url: str, folder: str) -> str:
         return name if _PLAIN.fullmatch(name) and "?" not in folder else url
     if not (is_local(url) and is_within(local_path(url), folder)):
         return url
-    name = os.path.relpath(local_path(url), folder)
+    name = with_slashes(os.path.relpath(local_path(url), folder))
     # Without the "./" the name would be read back as a URL, a command or a home folder.
     return "./" + name if scheme(name) or name.startswith("~") else name
 
