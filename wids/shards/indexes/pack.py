@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from wids.shards.indexes import index_file
 from wids.shards.indexes.index_file import VERSION
-from wids.shards.indexes.key_tables import Entries
+from wids.shards.indexes.key_tables import Entries, Run
 from wids.shards.indexes.pack_names import PackNames
 from wids.shards.tars.index import Column, ShardIndex, TarIdentity
 from wids.shards.tars.mapped_file import FileBytes, advise, read_or_map
@@ -327,12 +327,12 @@ class LocalPack(PackDirectory):
         start = int(self._starts[number])
         return self._data[start : start + int(self._lengths[number])]
 
-    def keys_of(self, num_shards: int, length: int) -> Iterator[Entries]:
-        """Yield the hashes of the keys of the first shards, ascending, with their samples.
+    def keys_of(self, num_shards: int, first: int) -> Run:
+        """Return the hashes of the keys of the first shards, with their samples.
 
         Args:
             num_shards: Number of shards.
-            length: Number of entries of the tables to read at a time.
+            first: The position that the first sample gets.
 
         Raises:
             ValueError: The tables of keys are damaged.
@@ -340,11 +340,7 @@ class LocalPack(PackDirectory):
         if not (self.is_intact() and self._has_sound_keys):
             raise ValueError(f"{self.path}: expected tables of keys, found them damaged")
         limit = int(self.num_samples[:num_shards].sum())
-        for start in range(0, len(self._hashes), length):
-            positions = self._positions[start : start + length].astype(np.int64)
-            is_in = positions < limit
-            yield Entries(self._hashes[start : start + length][is_in], positions[is_in])
-            self.release()
+        return Run(self._hashes, self._positions, limit, first)
 
     def release(self) -> None:
         """Release the memory of a mapped file; the bytes are read again on demand.
