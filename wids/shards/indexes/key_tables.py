@@ -114,8 +114,8 @@ class KeyTable:
         """Write the hashes in memory to the files as a sorted run."""
         if len(self._starts) == 1:
             for _ in _TYPES:
-                file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
-                self._files.append(self._stack.enter_context(file))
+                new = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
+                self._files.append(self._stack.enter_context(new))
         for file, column, dtype in zip(self._files, self._sorted(), _TYPES, strict=True):
             file.write(column.astype(dtype).data)
             file.flush()
