@@ -7,7 +7,6 @@ and a pass is complete when each of them has read its share.
 from __future__ import annotations
 
 from dataclasses import astuple
-from multiprocessing.sharedctypes import RawArray
 from typing import Any, Final
 
 from torch.utils.data import get_worker_info
@@ -15,7 +14,7 @@ from torch.utils.data import get_worker_info
 from wids.errors import StateError
 from wids.order.history import History, Part, Place
 from wids.order.passes import Epochs
-from wids.storage.shared_number import passes_to_process
+from wids.storage.shared_number import SharedArray
 
 _NUM_SLOTS: Final = 1024
 """Maximum number of workers of one loader. The array is made before their number is known."""
@@ -46,7 +45,7 @@ class SharedEpochs(Epochs):
     """
 
     def __init__(self, epochs: Epochs, place: Place) -> None:
-        self._shared = RawArray("q", _LENGTH)
+        self._array = SharedArray("q", _LENGTH)
         vars(self).update(
             {k: v for k, v in vars(epochs).items() if k not in ("number", "is_fixed")}
         )
@@ -171,17 +170,9 @@ class SharedEpochs(Epochs):
             for slot in slots
         )
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(vars(self))
-        if not passes_to_process():
-            state["_shared"] = list(self._shared)
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        shared = state["_shared"]
-        if isinstance(shared, list):  # an independent copy
-            state = {**state, "_shared": RawArray("q", shared)}
-        vars(self).update(state)
+    @property
+    def _shared(self) -> Any:
+        return self._array.values
 
 
 def worker() -> tuple[int, int]:
