@@ -30,7 +30,6 @@ from wids.shards.tars.raw_samples import (
     changed_index_error,
     changed_payload_error,
     label,
-    missing_field_error,
     position,
 )
 from wids.storage.array_types import IntArray
@@ -139,10 +138,7 @@ class RemoteShard:
         local_indices = list(map(operator.index, local_indices))  # numpy integers may be narrow
         members = {i: self._members_of(i) for i in local_indices}
         spans = self._spans_of(members.values())
-        starts, views = (
-            [start for start, _ in spans],
-            self._read_spans(spans),
-        )
+        starts, views = [start for start, _ in spans], self._read_spans(spans)
         samples = [self._sample(i, members[i], starts, views) for i in local_indices]
         if labels is not None:
             for local_index, sample in zip(local_indices, samples, strict=True):
@@ -174,10 +170,7 @@ class RemoteShard:
         """
         self.check()
         spans = joined(sorted(map(self._span, members.tolist())))
-        starts, views = (
-            [start for start, _ in spans],
-            self._read_spans(spans),
-        )
+        starts, views = [start for start, _ in spans], self._read_spans(spans)
         return [bytes(self._value(member, starts, views)) for member in members.tolist()]
 
     def request_nbytes(self, members: IntArray) -> int:
@@ -201,9 +194,7 @@ class RemoteShard:
             FetchError: The tar cannot be read.
         """
         self.check()
-        member = self.index.member(local_index, field)
-        if member is None:
-            raise missing_field_error(self.name, self.index.key(local_index), field)
+        member = self.index.member(local_index, field, self.name)
         head, end = self._span(member)
         body = int(self.index.blocks[member]) * BLOCK_NBYTES
         part = min(body + start, end), min(body + stop, end)
@@ -252,9 +243,8 @@ class RemoteShard:
 
     def _members_of(self, local_index: int) -> list[int]:
         """Return the members of a sample to read."""
-        index, wanted = self.index, self._fields
-        members = range(*map(int, index.member_starts[local_index : local_index + 2]))
-        return [m for m in members if wanted is None or index.fields[index.field_ids[m]] in wanted]
+        members, wanted = self.index.members(local_index), self._fields
+        return [members[field] for field in members if wanted is None or field in wanted]
 
     def _spans_of(self, members: Iterable[Sequence[int]]) -> list[Span]:
         """Return the ranges to read for the members of samples."""

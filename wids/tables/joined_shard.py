@@ -129,7 +129,7 @@ class JoinedShard:
         index, place = self._own.index(self._number), self._start + local_index
         if index is None:
             raise missing_field_error(self.name, f"number {local_index}", field)
-        if index.member(local_index, field) is not None:
+        if field in index.members(local_index):
             shard = self._own.open(self._number, local=self._local)
             return shard.read_part(local_index, field, start, stop)
         key, entry = index.key(local_index), self._joint.entries.one(place)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import mmap
 import os
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -31,7 +30,6 @@ from wids.shards.tars.raw_samples import (
     changed_index_error,
     changed_payload_error,
     check_raw,
-    missing_field_error,
     position,
 )
 from wids.shards.tars.sample_reader import LARGE_NBYTES, Readers, sample_reader, uniform_reader
@@ -237,16 +235,22 @@ class Shard:
         self.check()  # the bytes are complete if the file still has its length
         if len(index.head_crcs):
             lengths = (bodies - starts).tolist()
-            crcs = [zlib.crc32(v[:n]) for v, n in zip(values, lengths, strict=True)]
-            for at in np.flatnonzero(index.head_crcs[members] != crcs)[:1]:
-                field = index.fields[index.field_ids[members[at]]]
-                raise changed_header_error(self.path, int(starts[at]), field)
+            self._check_heads(members, [v[:n] for v, n in zip(values, lengths, strict=True)])
             values = [value[n:] for value, n in zip(values, lengths, strict=True)]
         if verify and len(index.payload_crcs):
             crcs = list(map(fastest_crc32(), values))
             for at in np.flatnonzero(index.payload_crcs[members] != crcs)[:1]:
                 raise changed_payload_error(self.path, index.member_name(int(members[at])))
         return values
+
+    def _check_heads(self, members: IntArray, heads: Sequence[bytes | memoryview]) -> None:
+        """Compare the headers of members with the checksums in the index."""
+        index = self.index
+        crcs = np.array(list(map(fastest_crc32(), heads)), np.uint32)
+        for at in np.flatnonzero(index.head_crcs[members] != crcs)[:1]:
+            body = int(index.blocks[members[at]]) * BLOCK_NBYTES
+            field = index.fields[index.field_ids[members[at]]]
+            raise changed_header_error(self.path, body - len(heads[at]), field)
 
     def views(self, members: IntArray, local_indices: Sequence[int]) -> list[memoryview]:
         """Return views of members in the file itself; they stay valid, and keep it mapped.
@@ -269,10 +273,7 @@ class Shard:
         if len(index.head_crcs):
             heads = (bodies - index.head_blocks[members].astype(np.int64) * BLOCK_NBYTES).tolist()
             headers = [view[start:stop] for start, stop in zip(heads, bodies.tolist(), strict=True)]
-            crcs = list(map(fastest_crc32(), headers))
-            for at in np.flatnonzero(index.head_crcs[members] != np.array(crcs))[:1]:
-                field = index.fields[index.field_ids[members[at]]]
-                raise changed_header_error(self.path, heads[at], field)
+            self._check_heads(members, headers)
         stops = (bodies + index.sizes[members].astype(np.int64)).tolist()
         return [view[start:stop] for start, stop in zip(bodies.tolist(), stops, strict=True)]
 
@@ -285,14 +286,11 @@ class Shard:
         """
         self.check()
         index = self.index
-        member = index.member(local_index, field)
-        if member is None:
-            raise missing_field_error(self.path, index.key(local_index), field)
+        member = index.member(local_index, field, self.path)
         offset, size = int(index.blocks[member]) * BLOCK_NBYTES, int(index.sizes[member])
         if len(index.head_crcs):
             head = self._view[offset - int(index.head_blocks[member]) * BLOCK_NBYTES : offset]
-            if zlib.crc32(head) != index.head_crcs[member]:
-                raise changed_header_error(self.path, offset - len(head), field)
+            self._check_heads(np.array([member]), [head])
         return self._map[offset + min(start, size) : offset + min(stop, size)]
 
     def member(self, local_index: int, field: str) -> tuple[int, int]:
