@@ -9,10 +9,10 @@ from __future__ import annotations
 import operator
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import copy
 from functools import partial
-from typing import ClassVar, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -27,11 +27,10 @@ from wids.shards.tars.raw_samples import (
     RawSample,
     ReadRange,
     changed_header_error,
-    changed_index_error,
     changed_payload_error,
     label,
-    position,
 )
+from wids.shards.tars.readable_shard import ReadableShard
 from wids.storage.array_types import IntArray
 from wids.storage.checksums import fastest_crc32
 from wids.storage.joined_ranges import GAP_NBYTES, Span, frugal_gap_nbytes, joined
@@ -47,7 +46,7 @@ class SpentError(RangeError):
     """A shard of which enough was read by range, so that it should be fetched."""
 
 
-class RemoteShard:
+class RemoteShard(ReadableShard):
     """One remote tar as a sequence of raw samples.
 
     Safe to read from any number of threads and after a fork; holds nothing that must be closed.
@@ -69,7 +68,7 @@ class RemoteShard:
         ValueError: The index has no checksums, and is not one of these.
     """
 
-    is_local: ClassVar[bool] = False
+    is_local = False
 
     def __init__(
         self,
@@ -101,24 +100,6 @@ class RemoteShard:
     def is_spent(self) -> bool:
         """Whether to open the whole tar from now on: enough of it was read, or a copy exists."""
         return not self.takes(0) or self._has_copy()
-
-    def __repr__(self) -> str:
-        return f"RemoteShard({self.name!r}: {len(self)} samples, {self.nbytes} bytes)"
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    def __getitem__(self, local_index: int) -> RawSample:
-        return self.read(position(local_index, len(self), self.name))
-
-    def __iter__(self) -> Iterator[RawSample]:
-        return map(self.read, range(len(self)))
-
-    def read(
-        self, local_index: int, verify: bool = True, labels: Labels | None = None
-    ) -> RawSample:
-        """Return one sample by its index, which must be 0 or more."""
-        return self.read_many([local_index], verify=verify, labels=labels)[0]
 
     def read_many(
         self,
@@ -222,24 +203,6 @@ class RemoteShard:
             )
         tasks = [partial(self._read_range, *span) for span in spans]
         return [memoryview(data) for data in in_threads(tasks, "wids-ranges")]
-
-    def find(self, key: str) -> int:
-        """Return the local index of a key, or -1."""
-        return self.index.find(key)
-
-    def check(self) -> None:
-        """Raise `ShardFormatError` if a mapped index has changed its length."""
-        if not self.index.is_intact():
-            raise changed_index_error(self.name)
-
-    def close(self) -> None:
-        """Do nothing: no resource is held."""
-
-    def __enter__(self) -> RemoteShard:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _members_of(self, local_index: int) -> list[int]:
         """Return the members of a sample to read."""

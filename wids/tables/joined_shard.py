@@ -6,22 +6,23 @@ read as from any other shard. It holds nothing open: the readers of both sides d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from wids.errors import JoinError
 from wids.shards.reader import ShardReader
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.raw_samples import Labels, RawSample, label, missing_field_error, position
+from wids.shards.tars.raw_samples import Labels, RawSample, label, missing_field_error
+from wids.shards.tars.readable_shard import ReadableShard
 from wids.storage.array_types import IntArray
 from wids.storage.transport import urls
 from wids.tables.column_values import DecodeMany
 from wids.tables.joint import Joint
 
 
-class JoinedShard:
+class JoinedShard(ReadableShard):
     """One shard of a joined dataset; see `wids.shards.tars.readable_shard.ReadableShard`.
 
     Safe to use from any number of threads.
@@ -33,8 +34,6 @@ class JoinedShard:
         local: As for `ShardPool.get`.
         batch: The samples that will be read, if they were read together with those of others.
     """
-
-    is_spent: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -52,8 +51,10 @@ class JoinedShard:
         self._local = local
         self._batch = batch
 
+    # Found when they are asked for: such a shard is made for each batch.
+
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         """The shard, for messages."""
         return urls.redact(self._reader.shards[self._number].url)
 
@@ -61,7 +62,7 @@ class JoinedShard:
         return f"<JoinedShard: {self.name}, and what is joined to its samples>"
 
     @property
-    def index(self) -> ShardIndex:
+    def index(self) -> ShardIndex:  # type: ignore[override]
         """The index of the joined samples.
 
         Raises:
@@ -73,24 +74,18 @@ class JoinedShard:
         return index
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self) -> int:  # type: ignore[override]
         """Length of the dataset's own shard in bytes."""
         return self._own.open(self._number, local=self._local).nbytes
 
     @property
-    def is_local(self) -> bool:
+    def is_local(self) -> bool:  # type: ignore[override]
         """Whether all that its samples need is on this machine."""
         return self._reader.is_local(self._number)
 
     def __len__(self) -> int:
         edges = self._reader.edges
         return int(edges[self._number + 1] - edges[self._number])
-
-    def __getitem__(self, local_index: int) -> RawSample:
-        return self.read(position(local_index, len(self), self.name))
-
-    def __iter__(self) -> Iterator[RawSample]:
-        return map(self.read, range(len(self)))
 
     def read(
         self,
@@ -189,12 +184,3 @@ class JoinedShard:
 
     def check(self) -> None:
         """Do nothing: what is open is checked when it is read."""
-
-    def close(self) -> None:
-        """Do nothing: nothing is held."""
-
-    def __enter__(self) -> JoinedShard:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
-from typing import ClassVar, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -27,11 +27,11 @@ from wids.shards.tars.raw_samples import (
     Raw,
     RawSample,
     changed_header_error,
-    changed_index_error,
     changed_payload_error,
     check_raw,
     position,
 )
+from wids.shards.tars.readable_shard import ReadableShard
 from wids.shards.tars.sample_reader import LARGE_NBYTES, Readers, sample_reader, uniform_reader
 from wids.storage.array_types import IntArray
 from wids.storage.checksums import fastest_crc32
@@ -52,7 +52,7 @@ _CHECK_EVERY_S: Final = 0.005
 """How long reads rely on the last check of the file's size, which costs a microsecond."""
 
 
-class Shard:
+class Shard(ReadableShard):
     """One local tar file as a sequence of raw samples.
 
     A raw sample is a dict: each field's bytes under its name with the leading dot, and the key of
@@ -86,7 +86,6 @@ class Shard:
         identity: What distinguished it from other files when it was opened.
         index: Where its samples are.
         is_local: True, as the whole tar is available locally, unlike that of a `RemoteShard`.
-        is_spent: False, as there is nothing better to open.
 
     Raises:
         FetchError: The file cannot be opened.
@@ -94,8 +93,7 @@ class Shard:
             was opened, or is not the tar that its published index was made from.
     """
 
-    is_local: ClassVar[bool] = True
-    is_spent: ClassVar[bool] = False
+    is_local = True
 
     def __init__(
         self,
@@ -108,9 +106,10 @@ class Shard:
         find_index: FindIndex | None = None,
         handle: int | None = None,
     ) -> None:
-        self.path = os.fspath(path)
+        self.path = self.name = os.fspath(path)
         self._map, status = map_file(self.path, handle)
         self.identity = TarIdentity.of_file(status)
+        self.nbytes = self.identity.nbytes
         try:
             check_raw(raw)
             self._fields = None if fields is None else frozenset(fields)
@@ -134,20 +133,6 @@ class Shard:
         self._is_large = self.nbytes > len(self.index) * LARGE_NBYTES
         self._is_fresh = True
         self._check_after_s = monotonic() + _CHECK_EVERY_S
-
-    @property
-    def nbytes(self) -> int:
-        """Length of the tar in bytes."""
-        return self.identity.nbytes
-
-    def __repr__(self) -> str:
-        return f"Shard({self.path!r}: {len(self)} samples, {self.nbytes} bytes)"
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    def __getitem__(self, local_index: int) -> RawSample:
-        return self.read(position(local_index, len(self), self.path))
 
     def __iter__(self) -> Iterator[RawSample]:
         advise(self._map, "SEQUENTIAL")
@@ -313,10 +298,6 @@ class Shard:
         local_index = position(local_index, len(self), self.path)
         return self.index.place(local_index, field, self.path)
 
-    def find(self, key: str) -> int:
-        """Return the local index of a key, or -1."""
-        return self.index.find(key)
-
     @property
     def has_changed(self) -> bool:
         """Whether the file has changed its length since it was opened."""
@@ -334,8 +315,7 @@ class Shard:
                 f"{self.path}: expected {self.nbytes} bytes as when it was opened, found {nbytes}; "
                 "it was changed in place: open the dataset again, and replace shards by renaming"
             )
-        if not self.index.is_intact():
-            raise changed_index_error(self.path)
+        super().check()
         if self._is_fresh:
             self._is_fresh = False
             self._read_faster()
@@ -361,9 +341,3 @@ class Shard:
         self._view.release()
         with suppress(BufferError):  # views are in use; the last of them closes the map
             self._map.close()
-
-    def __enter__(self) -> Shard:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
