@@ -47,7 +47,8 @@ def count_samples(
     """
     unstated = [number for number, count in enumerate(counts) if count is None]
     for number in unstated:
-        counts[number] = opener.known_count(number)
+        index = opener.known_index(number)
+        counts[number] = None if index is None else len(index)
     missing = [number for number in unstated if counts[number] is None]
     # Others split names at the first dot. A copy is counted without its server.
     beside = [

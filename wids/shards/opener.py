@@ -163,23 +163,6 @@ class ShardOpener:
             return rule, shard_spec.url, shard_spec.nbytes, self.packs.digest(number)
         return None
 
-    def packs_key(self, number: int, local_index: int, key: str, num_samples: int) -> bool:
-        """Whether a sample has a key, by a pack that states the same number of samples."""
-        rule = self.facts.key_split(number)
-        return self.packs.has_key(number, local_index, key, num_samples, rule)
-
-    def known_count(self, number: int) -> int | None:
-        """Return the number of samples of a shard from its index; None if it has to be opened."""
-        path = self.local.path(number)
-        known: ShardIndex | None = None
-        if path is None:
-            known = self.known_index(number)
-        else:
-            with suppress(OSError):
-                identity = TarIdentity.of_file(os.stat(path))
-                known = self.local.stored_index(number, path, identity)
-        return None if known is None else len(known)
-
     def take_stated(self, shards: Shards) -> None:
         """Take the indexes of the same shards that lie beside them."""
         self.shards = shards
@@ -190,9 +173,8 @@ class ShardOpener:
         """Return the index of a shard without opening the shard; None if it has to be opened."""
         path, found = self.local.path(number), None
         if path is not None:
-            rule = self.facts.key_split(number)
             with suppress(OSError):
-                found = self.packs.index(number, os.path.getsize(path), rule)
+                return self.local.stored_index(number, path, TarIdentity.of_file(os.stat(path)))
         elif not self.is_local(number):
             found = self._by_range().index(number)
         return None if found is None else found[0]

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
-from wids.shards.fields import arrays, images, values
+from wids.shards.fields import arrays, images, tenbin, values
 
 Decode = Callable[[bytes], Any]
 Encode = Callable[[Any], bytes]
@@ -67,7 +67,7 @@ CODECS: Final = (
     Codec(("jsonl",), values.decode_json_lines, values.encode_json_lines, is_structure=True),
     Codec(("npy",), arrays.decode_npy, arrays.encode_npy),
     Codec(("npz",), arrays.decode_npz, arrays.encode_npz, is_archive=True),
-    Codec(("ten", "tenbin", "tb"), arrays.decode_tenbin, arrays.encode_tenbin),
+    Codec(("ten", "tenbin", "tb"), tenbin.loads, arrays.encode_tenbin),
     Codec(
         ("mp", "msg", "msgpack"), values.decode_msgpack, values.encode_msgpack, is_structure=True
     ),
