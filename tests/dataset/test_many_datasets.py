@@ -37,7 +37,7 @@ def num_descriptors() -> int:
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
 def test_a_dataset_is_small(specs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen datasets take less than 5 MB and 10 descriptors each, and no spec is parsed."""
-    monkeypatch.setattr("wids.shards.specs.loader.parse", None)
+    monkeypatch.setattr("wids.shards.specs.parsing.parse", None)
     before = num_descriptors()
     tracemalloc.start()
     try:

@@ -176,7 +176,7 @@ def test_a_failed_look_can_be_repeated(server: Server, tmp_path: Path) -> None:
 def look_at(shards: Any, cache: Path) -> ShardLook:
     """Return a look at the first shard."""
     store, options = Cache(str(cache), Fetcher()), ReadOptions("range")
-    return ShardLook(ShardOpener(wids.load_spec(shards), store, options), store, options, 0)
+    return ShardLook(ShardOpener(wids.load_spec(shards), store, options), 0)
 
 
 def test_an_index_is_left_for_datasets(server: Server, tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ class Peek:
         self.create_command = create_command
         self._whole_spec = spec
         self._opener = ShardOpener(spec, store, options.only(None))
-        self._look_at = latest(partial(ShardLook, self._opener, store, options), _MAX_KEPT)
+        self._look_at = latest(partial(ShardLook, self._opener), _MAX_KEPT)
         self._fields: Sequence[str] | None = None
         self._turn_to(number)
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from wids.errors import printable
-from wids.look.field_stats import field_members
 from wids.shards.tars.index import ShardIndex
 from wids.storage.checksums import fastest_crc32
 
@@ -28,7 +27,7 @@ def damaged_fields(index: ShardIndex, local_index: int, sample: Mapping[str, Any
     crc32 = fastest_crc32()
     return [
         field
-        for field, member in field_members(index, local_index).items()
+        for field, member in index.members(local_index).items()
         if field in sample and -1 < index.payload_crcs[member] != crc32(sample[field])
     ]
 

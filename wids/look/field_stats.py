@@ -91,13 +91,7 @@ def is_text(field: str) -> bool:
     return extension(field) in _TEXT_EXTENSIONS
 
 
-def field_members(index: ShardIndex, local_index: int) -> dict[str, int]:
-    """Return the fields of one sample with their members in the index."""
-    start, stop = map(int, index.member_starts[local_index : local_index + 2])
-    return {index.fields[index.field_ids[member]]: member for member in range(start, stop)}
-
-
 def field_sizes(index: ShardIndex, local_index: int) -> dict[str, int]:
     """Return the fields of one sample with their lengths in bytes."""
-    members = field_members(index, local_index)
+    members = index.members(local_index)
     return {field: int(index.sizes[member]) for field, member in members.items()}

@@ -18,7 +18,6 @@ from wids.look.field_stats import (
     FieldStats,
     card_fields,
     compute_field_stats,
-    field_members,
     field_sizes,
 )
 from wids.look.html import card_html
@@ -156,7 +155,7 @@ def num_affordable(
     order = [each.field for each in compute_field_stats([index])]
     stop, nbytes = min(start + count, len(index)), 0
     for local_index in range(start, stop):
-        members = field_members(index, local_index)
+        members = index.members(local_index)
         for field in card_fields(field_sizes(index, local_index), order):
             size = int(index.sizes[members[field]])
             at = int(index.blocks[members[field]]) * BLOCK_NBYTES

@@ -7,7 +7,6 @@ and a pass is complete when each of them has read its share.
 from __future__ import annotations
 
 from dataclasses import astuple
-from multiprocessing.sharedctypes import RawArray
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +16,7 @@ from wids.errors import StateError
 from wids.order.history import History, Part, Place
 from wids.order.passes import Epochs
 from wids.storage.array_types import IntArray
-from wids.storage.shared_number import passes_to_process
+from wids.storage.shared_number import SharedArray
 
 _NUM_SLOTS: Final = 1024
 """Maximum number of workers of one loader. The array is made before their number is known."""
@@ -44,7 +43,7 @@ class SharedEpochs(Epochs):
     """
 
     def __init__(self, epochs: Epochs, place: Place) -> None:
-        self._shared = RawArray("q", _SLOTS + _NUM_ROWS * _NUM_SLOTS)
+        self._array = SharedArray("q", _SLOTS + _NUM_ROWS * _NUM_SLOTS)
         vars(self).update(
             {k: v for k, v in vars(epochs).items() if k not in ("number", "is_fixed")}
         )
@@ -172,17 +171,9 @@ class SharedEpochs(Epochs):
         is_latest = slots[_OF_STATE] == self.latest_restored
         return bool(np.where(is_latest, slots[_COMPLETE], slots[_SHARES] >= num_batches).all())
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(vars(self))
-        if not passes_to_process():
-            state["_shared"] = list(self._shared)
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        shared = state["_shared"]
-        if isinstance(shared, list):  # an independent copy
-            state = {**state, "_shared": RawArray("q", shared)}
-        vars(self).update(state)
+    @property
+    def _shared(self) -> Any:
+        return self._array.values
 
 
 def worker() -> tuple[int, int]:

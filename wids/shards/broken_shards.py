@@ -18,7 +18,7 @@ from wids.errors import MismatchError, NotFoundError, ShardFormatError, WidsErro
 from wids.shards.specs.model import ShardSpec
 from wids.shards.tars.raw_samples import ReadRange
 from wids.storage.array_types import IntArray
-from wids.storage.shared_number import passes_to_process
+from wids.storage.shared_number import SharedArray
 from wids.storage.transport import urls
 from wids.storage.transport.stream import PastEndError
 
@@ -35,7 +35,7 @@ class BrokenShards:
 
     def __init__(self, shards: Sequence[ShardSpec]) -> None:
         self._shards = shards
-        self._flags: Any = None
+        self._flags: SharedArray | None = None
         self._errors: dict[int, tuple[type[WidsError], str]] = {}
 
     @property
@@ -46,13 +46,13 @@ class BrokenShards:
     def begin(self) -> None:
         """Note broken shards from now on; call it before processes are started."""
         if self._flags is None:
-            self._flags = _shared(bytes(max(1, len(self._shards))))
+            self._flags = SharedArray("B", max(1, len(self._shards)))
 
     @property
     def numbers(self) -> IntArray:
         """The numbers of the shards that were noted."""
-        flags = np.frombuffer(self._flags or b"\0", np.uint8)
-        numbers: IntArray = np.flatnonzero(flags)
+        flags = b"" if self._flags is None else self._flags.values
+        numbers: IntArray = np.flatnonzero(np.frombuffer(flags, np.uint8))
         return numbers
 
     @contextmanager
@@ -65,12 +65,12 @@ class BrokenShards:
         if self._flags is None:
             yield
             return
-        if self._flags[number]:
+        if self._flags.values[number]:
             raise self.error(number)
         try:
             yield
         except (NotFoundError, PastEndError, ShardFormatError, MismatchError) as error:
-            self._note(number, error)
+            self._note(self._flags.values, number, error)
             raise
 
     def watched(self, number: int, read_range: ReadRange) -> ReadRange:
@@ -92,35 +92,15 @@ class BrokenShards:
         with self.watch(number):
             return read_range(start, stop)
 
-    def _note(self, number: int, error: WidsError) -> None:
+    def _note(self, flags: Any, number: int, error: WidsError) -> None:
         error.is_of_shard = True
         # Not the error itself, whose traceback keeps the frames of the reader.
         self._errors[number] = type(error), str(error)
-        if self._flags[number]:
+        if flags[number]:
             return
-        self._flags[number] = 1
+        flags[number] = 1
         warnings.warn(
             f"{error}; on_error passes over this shard, and dataset.num_failed_shards counts such "
             "shards",
             stacklevel=2,
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        flags = self._flags
-        if flags is not None and not passes_to_process():
-            flags = bytes(flags)
-        return {**self.__dict__, "_flags": flags}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if isinstance(self._flags, bytes):
-            self._flags = _shared(self._flags)
-
-
-def _shared(flags: bytes) -> Any:
-    """Return flags in memory that processes share."""
-    from multiprocessing.sharedctypes import RawArray  # 9 ms, and few datasets need it
-
-    shared = RawArray("B", len(flags))
-    memoryview(shared).cast("B")[:] = flags
-    return shared

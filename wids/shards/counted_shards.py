@@ -6,7 +6,7 @@ here, once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from wids.errors import SpecError
 from wids.shards.opener import ShardOpener
 from wids.shards.read_options import ReadOptions
 from wids.shards.shard_pool import OpenShard, ShardPool, default_size
-from wids.shards.specs.model import DatasetSpec, ShardSpec
+from wids.shards.specs.model import DatasetSpec
 from wids.shards.specs.shard_sequences import StatedCounts
 from wids.storage.array_types import IntArray
 from wids.storage.cache.store import Cache
@@ -27,27 +27,20 @@ class CountedShards:
     """The shards of a dataset, how they are opened, and how many samples each has.
 
     Attributes:
-        specs: Their specs.
-        store: Copies of remote files.
-        options: How shards are opened and samples are read.
-        opener: Opens the shards.
+        opener: Opens the shards, whose specs, options and cache it knows.
         pool: The open shards.
         edges: Where shards begin, and the end of the last one; shape ``(num_shards + 1,)``.
     """
 
-    specs: Sequence[ShardSpec]
-    store: Cache
-    options: ReadOptions
     opener: ShardOpener
     pool: ShardPool
     edges: IntArray
 
     def only(self, fields: Collection[str] | None) -> CountedShards:
         """Return the same shards with a new pool that never fetches; see `ReadOptions.only`."""
-        options = self.options.only(fields)
-        opener = self.opener.with_options(options)
+        opener = self.opener.with_options(self.opener.facts.options.only(fields))
         pool = ShardPool(opener, self.pool.size, self.pool.limit_nbytes)
-        return replace(self, options=options, opener=opener, pool=pool)
+        return replace(self, opener=opener, pool=pool)
 
     def __getstate__(self) -> dict[str, Any]:
         # The edges of a table are its mapped bytes, which another process maps itself.
@@ -96,7 +89,7 @@ def counted_shards(
         open_shard = FieldCheck(opener, options.fields)
     pool = ShardPool(open_shard, options.lru_size or default_size(), store.limits.share_nbytes)
     if isinstance(opener.counts, StatedCounts):
-        return CountedShards(spec.shards, store, options, opener, pool, opener.counts.edges)
+        return CountedShards(opener, pool, opener.counts.edges)
     counts = [count for count in opener.counts if count is not None]
     if len(counts) < len(spec.shards):
         from wids.shards.counting import count_samples  # 1 ms, with the modules that ask servers
@@ -106,11 +99,9 @@ def counted_shards(
             opener.counts,
             # Through the pool, so that the shards of a small dataset stay open.
             lambda number: len(pool.get(number, local=options.access != "range")),
-            store,
-            options,
             progress,
         )
     if sum(counts) >= 1 << 63:
         raise SpecError(f"{spec.name or 'the spec'}: its counts add up to 2**63 or more")
     edges: IntArray = np.concatenate(([0], np.cumsum(np.array(counts, np.int64))))
-    return CountedShards(opener.shards, store, options, opener, pool, edges)
+    return CountedShards(opener, pool, edges)

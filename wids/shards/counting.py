@@ -16,8 +16,7 @@ from wids.shards.download_cost import download_cost, too_large_error
 from wids.shards.fetch_all import fetch_all
 from wids.shards.foreign.written_beside import with_stated_counts
 from wids.shards.opener import ShardOpener
-from wids.shards.read_options import ReadOptions
-from wids.storage.cache.store import BackgroundFetch, Cache
+from wids.storage.cache.store import BackgroundFetch
 from wids.storage.progress import Bar
 from wids.storage.remote_lengths import ask_lengths, check_found
 
@@ -30,8 +29,6 @@ def count_samples(
     opener: ShardOpener,
     counts: list[int | None],
     open_length: Callable[[int], int],
-    store: Cache,
-    options: ReadOptions,
     progress: bool | None,
 ) -> list[int]:
     """Return the number of samples of each shard, after counting those that are not stated.
@@ -40,8 +37,6 @@ def count_samples(
         opener: Knows which shards have an index or a copy.
         counts: Its stated counts, in which new ones are stored.
         open_length: Opens a shard, and returns its number of samples.
-        store: Copies of remote shards.
-        options: With ``access="download"`` the caller consents to any download.
         progress: Whether to show a bar, as in `progress.Bar`.
 
     Raises:
@@ -52,24 +47,25 @@ def count_samples(
     """
     unstated = [number for number, count in enumerate(counts) if count is None]
     for number in unstated:
-        counts[number] = opener.known_count(number)
+        index = opener.known_index(number)
+        counts[number] = None if index is None else len(index)
     missing = [number for number in unstated if counts[number] is None]
     # Others split names at the first dot. A copy is counted without its server.
     beside = [
         number
         for number in missing
-        if opener.key_split(number) == "first"
-        and (opener.local_path(number) is not None or not opener.is_local(number))
+        if opener.facts.key_split(number) == "first"
+        and (opener.local.path(number) is not None or not opener.is_local(number))
     ]
     if beside:
-        stated = with_stated_counts(opener.shards, beside, store.fetcher)
+        stated = with_stated_counts(opener.shards, beside, opener.facts.store.fetcher)
         for number in beside:
             counts[number] = stated[number].num_samples
         opener.take_stated(stated)
         missing = [number for number in missing if counts[number] is None]
     if missing:
-        cost = _checked_cost(opener, missing, store, options)
-        _fetch(opener, counts, open_length, store, cost, progress)
+        cost = _checked_cost(opener, missing)
+        _fetch(opener, counts, open_length, cost, progress)
     with Bar("counting samples", len(missing), "shard", wanted=progress) as bar:
         for num_counted, number in enumerate(missing, start=1):
             if counts[number] is None:
@@ -93,22 +89,20 @@ def _passing_over(counts: list[int | None], number: int) -> Iterator[None]:
         counts[number] = 0
 
 
-def _checked_cost(
-    opener: ShardOpener, numbers: Sequence[int], store: Cache, options: ReadOptions
-) -> dict[int, int | None]:
+def _checked_cost(opener: ShardOpener, numbers: Sequence[int]) -> dict[int, int | None]:
     """Check that shards exist and consent is given; return the shards to download, with lengths."""
-    local = [path for number in numbers if (path := opener.local_path(number)) is not None]
+    local = [path for number in numbers if (path := opener.local.path(number)) is not None]
     passes_over = opener.broken.are_noted
     if len(numbers) > 1 and not passes_over:  # opening a single shard reports the same
-        check_found(local, ask_lengths(store.fetcher, local))
-    if options.access == "range":
+        check_found(local, ask_lengths(opener.facts.store.fetcher, local))
+    if opener.facts.options.access == "range":
         return {}
     remote = [number for number in numbers if not opener.is_local(number)]
-    named = [opener.shards[number] for number in numbers if opener.local_path(number) is None]
+    named = [opener.shards[number] for number in numbers if opener.local.path(number) is None]
     # Includes shards with copies, since an error names those that exist.
     copied = {shard.url for shard in named}.difference(opener.shards[n].url for n in remote)
-    cost = download_cost(named, store.fetcher, copied, is_tolerant=passes_over)
-    if cost.is_large and options.access != "download":
+    cost = download_cost(named, opener.facts.store.fetcher, copied, is_tolerant=passes_over)
+    if cost.is_large and opener.facts.options.access != "download":
         raise too_large_error(cost)
     if remote:
         _logger.info("counting samples: downloading %s", str(cost))
@@ -119,13 +113,12 @@ def _fetch(
     opener: ShardOpener,
     counts: list[int | None],
     open_length: Callable[[int], int],
-    store: Cache,
     nbytes_of: Mapping[int, int | None],
     progress: bool | None,
 ) -> None:
     """Download shards and count their samples."""
     largest_nbytes = max((nbytes or 0 for nbytes in nbytes_of.values()), default=0)
-    limit_nbytes = store.limits.share_nbytes
+    limit_nbytes = opener.facts.store.limits.share_nbytes
     # In a small cache, concurrent downloads would evict each other before they are counted.
     is_small = limit_nbytes is not None and limit_nbytes < _NUM_THREADS * largest_nbytes
 

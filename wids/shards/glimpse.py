@@ -18,7 +18,6 @@ from wids.shards.index_cost import Cost, estimate
 from wids.shards.indexes import index_file
 from wids.shards.opener import ShardOpener
 from wids.shards.range_shard import RemoteShard
-from wids.shards.read_options import ReadOptions
 from wids.shards.shard_facts import remote_file
 from wids.shards.tars.archive import BLOCK_NBYTES, TarMembers
 from wids.shards.tars.header_scan import HeaderScan
@@ -27,7 +26,7 @@ from wids.shards.tars.member_names import KeySplit, split_name
 from wids.shards.tars.raw_samples import Raw
 from wids.shards.tars.readable_shard import PooledShard
 from wids.storage.cache.small_files import save_quietly
-from wids.storage.cache.store import BackgroundFetch, Cache
+from wids.storage.cache.store import BackgroundFetch
 from wids.storage.fetch import Fetcher
 from wids.storage.range_reader import RangeError
 from wids.storage.sizes import nbytes_text
@@ -230,21 +229,15 @@ class ShardLook:
 
     Args:
         opener: Opens shards of the dataset that have an index.
-        store: Copies of remote files, and indexes.
-        options: How to read samples; whole shards are never downloaded to read them.
         number: The number of the shard.
 
     Attributes:
         cache_folder: The folder of copies and indexes.
     """
 
-    def __init__(
-        self, opener: ShardOpener, store: Cache, options: ReadOptions, number: int
-    ) -> None:
-        self.cache_folder = store.folder
+    def __init__(self, opener: ShardOpener, number: int) -> None:
+        self.cache_folder = opener.facts.store.folder
         self._opener = opener
-        self._store = store
-        self._options = options
         self._number = number
         self._known: ShardIndex | Glimpse | None = None
         self._lock = threading.Lock()
@@ -279,8 +272,10 @@ class ShardLook:
         """Open the shard to read the samples known so far."""
         glimpse = self.glimpse
         if glimpse is not None:
-            return glimpse.shard(fields=fields, raw=self._options.raw)
-        return self._opener.with_options(self._options.only(fields))(self._number, local=False)
+            return glimpse.shard(fields=fields, raw=self._opener.facts.options.raw)
+        return self._opener.with_options(self._opener.facts.options.only(fields))(
+            self._number, local=False
+        )
 
     def reach(self, num_samples: int) -> None:
         """Read more of a shard without an index; see `Glimpse.reach`."""
@@ -304,7 +299,9 @@ class ShardLook:
         known = self.glimpse
         if known is not None and known.nbytes is not None and known.is_complete:
             blob = index_file.dump(known.index, TarIdentity(known.nbytes))
-            path = self._store.index_path(remote_file(self._opener.shards[self._number]))
+            path = self._opener.facts.store.index_path(
+                remote_file(self._opener.shards[self._number])
+            )
             if not save_quietly(path, blob):
                 raise FetchError(
                     f"{self.cache_folder}: expected a cache folder to write the index to, found "
@@ -326,8 +323,8 @@ class ShardLook:
 
     def _new_glimpse(self) -> Glimpse:
         shard_spec = self._opener.shards[self._number]
-        key_split = self._options.key_split or shard_spec.key_split or "first"
-        glimpse = Glimpse(self._store.fetcher, shard_spec.url, key_split)
+        facts = self._opener.facts
+        glimpse = Glimpse(facts.store.fetcher, shard_spec.url, facts.key_split(self._number))
         stated_nbytes, nbytes = shard_spec.nbytes, glimpse.nbytes
         if stated_nbytes is not None and nbytes is not None and stated_nbytes != nbytes:
             raise MismatchError(

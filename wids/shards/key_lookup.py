@@ -152,7 +152,8 @@ class KeyLookup:
         if not opener.is_as_packed(number):
             return None
         num_samples = int(self._edges[number + 1] - self._edges[number])
-        if opener.packs_key(number, local_index, key, num_samples):
+        rule = opener.facts.key_split(number)
+        if opener.packs.has_key(number, local_index, key, num_samples, rule):
             return local_index
         # Another key with this hash, a damaged index, or other counts: search the shard itself.
         # Opening it compares it with its spec.
@@ -184,20 +185,16 @@ class KeyLookup:
         is_packed, unknown = np.zeros(num_shards, bool), []
         hashes: list[WordArray] = []
         for number in range(num_shards):
-            if self._edges[number] == self._edges[number + 1]:  # it may be broken, and not counted
-                hashes.append(np.empty(0, np.uint64))
-                continue
-            if self._believes_pack and opener.is_packed(number):
+            found = np.empty(0, np.uint64)
+            if self._edges[number] == self._edges[number + 1]:
+                pass  # it may be broken, and not counted
+            elif self._believes_pack and opener.is_packed(number):
                 is_packed[number] = True
-                hashes.append(np.empty(0, np.uint64))
-                continue
-            try:
-                found = key_hashes(self.index(number))
-            except WidsError:  # raised again when a search reaches the shard
-                found = None
-            if found is None:
-                unknown.append(number)
-                found = np.empty(0, np.uint64)
+            else:
+                try:
+                    found = key_hashes(self.index(number))
+                except WidsError:  # raised again when a search reaches the shard
+                    unknown.append(number)
             hashes.append(found)
         return _Known(is_packed, *_sorted(hashes, self._edges), unknown)
 

@@ -82,5 +82,5 @@ class LocalShards:
         key_split = facts.key_split(number)
         packed = facts.packs.index(number, identity.nbytes, key_split)
         if packed is not None:
-            return packed
+            return packed[0]
         return load_index(index_paths(facts.store.folder, path, key_split), identity, key_split)

@@ -55,23 +55,16 @@ class Packs:
             if is_short and urls.is_local(rewritten(shared.url)):
                 self._open(shared)  # now, so that processes forked later share the memory
 
-    def index(self, number: int, tar_nbytes: int, key_split: KeySplit) -> ShardIndex | None:
-        """Return the index of a shard; None if no pack has the index of a tar of this length."""
-        for pack, position in self._packs_of(number):
-            shard_index = pack.index(position, tar_nbytes, key_split)
-            if shard_index is not None:
-                return shard_index
-        return None
-
-    def index_and_nbytes(self, number: int, key_split: KeySplit) -> tuple[ShardIndex, int] | None:
+    def index(
+        self, number: int, tar_nbytes: int | None, key_split: KeySplit
+    ) -> tuple[ShardIndex, int] | None:
         """Return the index of a shard and the length of its tar, both from the same pack.
 
-        None if no pack has them, or if the spec states another length.
+        None if no pack has them for a tar of this length, or of any if ``tar_nbytes`` is None.
         """
-        stated_nbytes = self.shards[number].nbytes
         for pack, position in self._packs_of(number):
             nbytes = pack.tar_nbytes(position)
-            if stated_nbytes in (None, nbytes):
+            if tar_nbytes in (None, nbytes):
                 shard_index = pack.index(position, nbytes, key_split)
                 if shard_index is not None:
                     return shard_index, nbytes

@@ -8,9 +8,9 @@ of its pass, which are then fetched when they are first needed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
-from wids.storage.shared_number import passes_to_process
+from wids.storage.shared_number import SharedArray
 
 _ANNOUNCED: Final = 1 << 62
 """Stands for the bytes read of a shard that was announced."""
@@ -45,10 +45,8 @@ class RangeBudget:
     """
 
     def __init__(self, num_shards: int) -> None:
-        from multiprocessing.sharedctypes import RawArray  # 9 ms, which local datasets do not need
-
         # For each shard, and the bytes of `let_ahead`.
-        self._values: Any = RawArray("q", num_shards + 1)
+        self._shared = SharedArray("q", num_shards + 1)
 
     def takes(self, number: int, shard_nbytes: int, nbytes: int) -> bool:
         """Whether to read this many bytes of a shard by range, which are then counted.
@@ -58,7 +56,8 @@ class RangeBudget:
             shard_nbytes: Its length.
             nbytes: Bytes to read; 0 to ask whether anything more is read by range.
         """
-        values, read_nbytes = self._values, self._values[number]
+        values = self._shared.values
+        read_nbytes = values[number]
         if read_nbytes == _ANNOUNCED:
             free_nbytes = values[-1]
             if shard_nbytes <= _SMALL_NBYTES or free_nbytes < max(nbytes, 1):
@@ -73,39 +72,22 @@ class RangeBudget:
     def announce(self, numbers: Iterable[int]) -> None:
         """Note shards that a pass reads whole, or in large part."""
         for number in numbers:
-            self._values[number] = _ANNOUNCED
+            self._shared.values[number] = _ANNOUNCED
 
     def forget_announced(self) -> None:
         """Count all shards that were announced from zero again."""
-        for number in range(len(self._values) - 1):
-            if self._values[number] == _ANNOUNCED:
-                self._values[number] = 0
+        for number in range(len(self._shared.values) - 1):
+            if self._shared.values[number] == _ANNOUNCED:
+                self._shared.values[number] = 0
 
     def let_ahead(self, nbytes: int) -> None:
         """Let batches read this many bytes of announced shards while these are being fetched.
 
         Without them, each batch waits for its shards.
         """
-        self._values[-1] = nbytes
+        self._shared.values[-1] = nbytes
 
     def note_fetched(self, number: int) -> None:
         """Count from zero again: if the copy of the shard is evicted, the choice is a new one."""
-        if self._values[number] != _ANNOUNCED:
-            self._values[number] = 0
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if not passes_to_process():
-            return _copied, (list(self._values),)
-        return _shared, (self._values,)
-
-
-def _copied(values: list[int]) -> RangeBudget:
-    budget = RangeBudget(len(values) - 1)
-    budget._values[:] = values  # noqa: SLF001 - one of this class
-    return budget
-
-
-def _shared(values: Any) -> RangeBudget:
-    budget = RangeBudget.__new__(RangeBudget)
-    budget._values = values  # noqa: SLF001 - one of this class
-    return budget
+        if self._shared.values[number] != _ANNOUNCED:
+            self._shared.values[number] = 0

@@ -64,7 +64,7 @@ def _opened(
 
     def open_by_range(number: int) -> PooledShard | None:
         # Without an index, it would be fetched.
-        is_known = opener.must_read_ranges or opener.has_index(number)
+        is_known = opener.facts.options.access == "range" or opener.has_index(number)
         return pool.get(number, local=False) if is_known else None
 
     is_open = [pool.peek(number) is not None for number in numbers]

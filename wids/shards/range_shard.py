@@ -9,10 +9,10 @@ from __future__ import annotations
 import operator
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import copy
 from functools import partial
-from typing import ClassVar, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -27,12 +27,10 @@ from wids.shards.tars.raw_samples import (
     RawSample,
     ReadRange,
     changed_header_error,
-    changed_index_error,
     changed_payload_error,
     label,
-    missing_field_error,
-    position,
 )
+from wids.shards.tars.readable_shard import PooledShard
 from wids.storage.array_types import IntArray
 from wids.storage.checksums import fastest_crc32
 from wids.storage.joined_ranges import GAP_NBYTES, Span, frugal_gap_nbytes, joined
@@ -48,7 +46,7 @@ class SpentError(RangeError):
     """A shard of which enough was read by range, so that it should be fetched."""
 
 
-class RemoteShard:
+class RemoteShard(PooledShard):
     """One remote tar as a sequence of raw samples.
 
     Safe to read from any number of threads and after a fork; holds nothing that must be closed.
@@ -70,7 +68,7 @@ class RemoteShard:
         ValueError: The index has no checksums, and is not one of these.
     """
 
-    is_local: ClassVar[bool] = False
+    is_local = False
 
     def __init__(
         self,
@@ -103,24 +101,6 @@ class RemoteShard:
         """Whether to open the whole tar from now on: enough of it was read, or a copy exists."""
         return not self.takes(0) or self._has_copy()
 
-    def __repr__(self) -> str:
-        return f"RemoteShard({self.name!r}: {len(self)} samples, {self.nbytes} bytes)"
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    def __getitem__(self, local_index: int) -> RawSample:
-        return self.read(position(local_index, len(self), self.name))
-
-    def __iter__(self) -> Iterator[RawSample]:
-        return map(self.read, range(len(self)))
-
-    def read(
-        self, local_index: int, verify: bool = True, labels: Labels | None = None
-    ) -> RawSample:
-        """Return one sample by its index, which must be 0 or more."""
-        return self.read_many([local_index], verify=verify, labels=labels)[0]
-
     def read_many(
         self,
         local_indices: Sequence[int],
@@ -139,10 +119,7 @@ class RemoteShard:
         local_indices = list(map(operator.index, local_indices))  # numpy integers may be narrow
         members = {i: self._members_of(i) for i in local_indices}
         spans = self._spans_of(members.values())
-        starts, views = (
-            [start for start, _ in spans],
-            self._read_spans(spans),
-        )
+        starts, views = [start for start, _ in spans], self._read_spans(spans)
         samples = [self._sample(i, members[i], starts, views) for i in local_indices]
         if labels is not None:
             for local_index, sample in zip(local_indices, samples, strict=True):
@@ -174,10 +151,7 @@ class RemoteShard:
         """
         self.check()
         spans = joined(sorted(map(self._span, members.tolist())))
-        starts, views = (
-            [start for start, _ in spans],
-            self._read_spans(spans),
-        )
+        starts, views = [start for start, _ in spans], self._read_spans(spans)
         return [bytes(self._value(member, starts, views)) for member in members.tolist()]
 
     def request_nbytes(self, members: IntArray) -> int:
@@ -201,9 +175,7 @@ class RemoteShard:
             FetchError: The tar cannot be read.
         """
         self.check()
-        member = self.index.member(local_index, field)
-        if member is None:
-            raise missing_field_error(self.name, self.index.key(local_index), field)
+        member = self.index.member(local_index, field, self.name)
         head, end = self._span(member)
         body = int(self.index.blocks[member]) * BLOCK_NBYTES
         part = min(body + start, end), min(body + stop, end)
@@ -232,29 +204,10 @@ class RemoteShard:
         tasks = [partial(self._read_range, *span) for span in spans]
         return [memoryview(data) for data in in_threads(tasks, "wids-ranges")]
 
-    def find(self, key: str) -> int:
-        """Return the local index of a key, or -1."""
-        return self.index.find(key)
-
-    def check(self) -> None:
-        """Raise `ShardFormatError` if a mapped index has changed its length."""
-        if not self.index.is_intact():
-            raise changed_index_error(self.name)
-
-    def close(self) -> None:
-        """Do nothing: no resource is held."""
-
-    def __enter__(self) -> RemoteShard:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _members_of(self, local_index: int) -> list[int]:
         """Return the members of a sample to read."""
-        index, wanted = self.index, self._fields
-        members = range(*map(int, index.member_starts[local_index : local_index + 2]))
-        return [m for m in members if wanted is None or index.fields[index.field_ids[m]] in wanted]
+        members, wanted = self.index.members(local_index), self._fields
+        return [members[field] for field in members if wanted is None or field in wanted]
 
     def _spans_of(self, members: Iterable[Sequence[int]]) -> list[Span]:
         """Return the ranges to read for the members of samples."""

@@ -69,6 +69,7 @@ class ShardReader:
     Attributes:
         counted: As passed.
         shards: The specs of the shards.
+        options: How they are opened, and samples are read.
         pool: The open shards.
         open: Returns an open shard by its number: `ShardPool.get`.
         edges: Where shards begin, and the end of the last one; shape ``(num_shards + 1,)``.
@@ -81,8 +82,9 @@ class ShardReader:
 
     def __init__(self, counted: CountedShards) -> None:
         self.counted = counted
-        self.shards, self.pool, self.edges = counted.specs, counted.pool, counted.edges
-        access, verify = counted.options.access, counted.options.verify
+        self.pool, self.edges = counted.pool, counted.edges
+        self.shards, self.options = counted.opener.shards, counted.opener.facts.options
+        access, verify = self.options.access, self.options.verify
         self.fetches_for_one, self.fetches_for_many = access == "download", access != "range"
         self.verifies_raw, self.verifies_decoded = verify == "always", verify != "never"
         # Every read of a sample looks these up, so they are in the fastest form: bisecting a list
@@ -92,6 +94,7 @@ class ShardReader:
         # A wrapping method would cost one more call for each sample.
         self.open: OpenByNumber = self.pool.get
         self._keys: KeyLookup | None = None
+        self._budget = counted.opener.facts.budget
 
     def __repr__(self) -> str:
         samples = count_text(len(self), "sample")
@@ -182,7 +185,8 @@ class ShardReader:
 
     def announce_shards(self, numbers: Sequence[int]) -> None:
         """Note that a pass will read these shards; see `announce`."""
-        self.counted.opener.announce(numbers)
+        if self._budget is not None:
+            self._budget.announce(numbers)
 
     def let_ahead(self, part: float) -> None:
         """Let batches read shards by range while these are being fetched.
@@ -190,8 +194,9 @@ class ShardReader:
         Args:
             part: Part of the bytes of all shards that is read so; 0 for none.
         """
-        nbytes = int(np.nansum(nbytes_of(self.shards))) if part else 0
-        self.counted.opener.let_ahead(int(nbytes * part))
+        if self._budget is not None:
+            nbytes = int(np.nansum(nbytes_of(self.shards))) if part else 0
+            self._budget.let_ahead(int(nbytes * part))
 
     @contextmanager
     def reading(self, positions: IntArray | None = None) -> Iterator[None]:
@@ -285,7 +290,7 @@ class ShardReader:
 
     def field_names(self, stored: Sequence[str]) -> Sequence[str]:
         """Return the fields that samples have when read from shards that store these fields."""
-        wanted = self.counted.options.fields
+        wanted = self.options.fields
         return stored if wanted is None else [field for field in stored if field in wanted]
 
     def identity(self, number: int) -> tuple[Any, ...]:
@@ -318,7 +323,7 @@ class ShardReader:
         """Open a file beside the shards; see `side_files.open_file`."""
         from wids.shards.side_files import open_file
 
-        return open_file(self.counted.store, url)
+        return open_file(self.store, url)
 
     def set_epoch(self, epoch: int) -> None:
         """Do nothing: unlike a reader of joined samples, this one transforms no sample."""
@@ -362,7 +367,7 @@ class ShardReader:
     @property
     def fields(self) -> frozenset[str] | None:
         """The only fields that samples have; None for all."""
-        return self.counted.options.fields
+        return self.options.fields
 
     # Broken shards.
 
@@ -411,7 +416,7 @@ class ShardReader:
     @property
     def cache_nbytes(self) -> int | None:
         """Most bytes in the cache; None if it has no limit, or whole shards are never fetched."""
-        limits = self.counted.store.limits
+        limits = self.store.limits
         return limits.nbytes if self.fetches_for_many and not limits.keep else None
 
     @cached_property
@@ -442,17 +447,17 @@ class ShardReader:
     @property
     def store(self) -> Cache:
         """The copies of remote files."""
-        return self.counted.store
+        return self.counted.opener.facts.store
 
     @property
     def cache_folder(self) -> str:
         """The folder of copies and indexes."""
-        return self.counted.store.folder
+        return self.store.folder
 
     @property
     def cache_share_nbytes(self) -> int | None:
         """Most bytes of shards that may wait in the cache to be read; None for no limit."""
-        return self.counted.store.limits.share_nbytes
+        return self.store.limits.share_nbytes
 
     def only(self, fields: Collection[str] | None) -> ShardReader:
         """Return a reader of the same shards with its own pool, which fetches no shard.
@@ -465,7 +470,8 @@ class ShardReader:
     def close(self) -> None:
         """Release all open shards, and end what was announced; the next read opens them again."""
         self.pool.close()
-        self.counted.opener.forget_announced()
+        if self._budget is not None:
+            self._budget.forget_announced()
         self._keys = None
 
     def __reduce__(self) -> tuple[Any, ...]:

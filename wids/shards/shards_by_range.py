@@ -37,13 +37,12 @@ class ShardsByRange:
         """
         facts = self.facts
         shard_spec, key_split = facts.shards[number], facts.key_split(number)
-        packed = facts.packs.index_and_nbytes(number, key_split)
+        packed = facts.packs.index(number, shard_spec.nbytes, key_split)
         if packed is not None:
             return packed
-        left = index_file.load_for_ranges(
-            facts.store.index_path(remote_file(shard_spec)), key_split
-        )
-        if left is not None and shard_spec.nbytes in (None, left[1].nbytes):
+        left = index_file.load_recorded(facts.store.index_path(remote_file(shard_spec)))
+        is_same_rule = left is not None and left[0].key_split == key_split
+        if left is not None and is_same_rule and shard_spec.nbytes in (None, left[1].nbytes):
             return left[0], left[1].nbytes
         if is_foreign(shard_spec.index):
             from wids.shards.foreign.foreign_indexes import foreign_index  # with sqlite3: 3 ms

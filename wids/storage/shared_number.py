@@ -143,6 +143,37 @@ class SharedNumber(SharedRows):
             self.row[0] = value
 
 
+class SharedArray:
+    """Integers that processes share which are forked or spawned later; another pickle is a copy.
+
+    There is no lock: of two processes that add at the same moment, one may not be counted.
+
+    Args:
+        kind: The type of the integers, as for `array.array`.
+        values: The first values, or the number of zeros.
+
+    Attributes:
+        kind: As passed.
+        values: The integers.
+    """
+
+    def __init__(self, kind: str, values: int | list[int]) -> None:
+        from multiprocessing.sharedctypes import RawArray  # 9 ms, which many programs do not need
+
+        self.kind = kind
+        self.values: Any = RawArray(kind, values if isinstance(values, int) else len(values))
+        if not isinstance(values, int):
+            self.values[:] = values
+
+    def __getstate__(self) -> tuple[str, Any]:
+        return self.kind, self.values if passes_to_process() else list(self.values)
+
+    def __setstate__(self, state: tuple[str, Any]) -> None:
+        self.kind, self.values = state
+        if isinstance(self.values, list):
+            vars(self).update(vars(SharedArray(*state)))
+
+
 def passes_to_process() -> bool:
     """Return whether what is pickled now goes to a process that is being started.
 

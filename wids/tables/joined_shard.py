@@ -15,13 +15,14 @@ from wids.errors import JoinError
 from wids.shards.reader import ShardReader
 from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.raw_samples import Labels, RawSample, label, missing_field_error
+from wids.shards.tars.readable_shard import ReadableShard
 from wids.storage.array_types import IntArray
 from wids.storage.transport import urls
 from wids.tables.column_values import DecodeMany
 from wids.tables.joint import Joint
 
 
-class JoinedShard:
+class JoinedShard(ReadableShard):
     """One shard of a joined dataset; see `wids.shards.tars.readable_shard.ReadableShard`.
 
     Safe to use from any number of threads.
@@ -50,8 +51,10 @@ class JoinedShard:
         self._local = local
         self._batch = batch
 
+    # Found when they are asked for: such a shard is made for each batch.
+
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         """The shard, for messages."""
         return urls.redact(self._reader.shards[self._number].url)
 
@@ -59,7 +62,7 @@ class JoinedShard:
         return f"<JoinedShard: {self.name}, and what is joined to its samples>"
 
     @property
-    def index(self) -> ShardIndex:
+    def index(self) -> ShardIndex:  # type: ignore[override]
         """The index of the joined samples.
 
         Raises:
@@ -107,7 +110,7 @@ class JoinedShard:
         index, place = self._own.index(self._number), self._start + local_index
         if index is None:
             raise missing_field_error(self.name, f"number {local_index}", field)
-        if index.member(local_index, field) is not None:
+        if field in index.members(local_index):
             shard = self._own.open(self._number, local=self._local)
             return shard.read_part(local_index, field, start, stop)
         key, entry = index.key(local_index), self._joint.entries.one(place)

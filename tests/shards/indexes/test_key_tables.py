@@ -12,7 +12,7 @@ from conftest import write_tar
 
 from wids.publish.repeated_keys import find_repeated_keys
 from wids.shards.indexes import key_tables, pack
-from wids.shards.indexes.key_tables import Entries, KeyTable, merged
+from wids.shards.indexes.key_tables import Entries, KeyTable, Run, merged
 from wids.shards.indexes.pack import LocalPack, load_pack
 from wids.shards.indexes.pack_writer import join_packs, write_pack
 from wids.shards.specs.model import ShardSpec
@@ -24,7 +24,7 @@ from wids.storage.array_types import WordArray
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have runs of 64 entries, merged a few at a time."""
     monkeypatch.setattr(key_tables, "_RUN_LENGTH", 64)
-    monkeypatch.setattr(key_tables, "_MERGED_LENGTH", 40)
+    monkeypatch.setattr(key_tables, "_MERGED_LENGTH", 12)
     monkeypatch.setattr(key_tables, "_MIN_CHUNK", 3)
     monkeypatch.setattr(pack, "_PART_LENGTH", 50)
 
@@ -64,18 +64,19 @@ def test_sorted_runs_are_the_sorted_whole(kind: str, length: int, tmp_path: Path
     assert table.total == length
 
 
-def test_runs_of_any_chunks_are_merged() -> None:
-    """Empty runs, empty chunks and chunks that end inside equal hashes lose nothing."""
+@pytest.mark.usefixtures("little_memory")
+def test_runs_of_any_lengths_are_merged() -> None:
+    """Empty runs, and parts that end inside equal hashes, lose nothing; a limit leaves out some."""
 
-    def run(first: int, *chunks: list[int]) -> Iterator[Entries]:
-        for chunk in chunks:
-            positions = np.arange(first, first + len(chunk))
-            first += len(chunk)
-            yield Entries(np.array(chunk, np.uint64), positions)
+    def run(first: int, hashes: list[int], limit: int = 99) -> Run:
+        return Run(np.array(hashes, np.uint64), np.arange(len(hashes)), limit, first)
 
-    runs = [run(0), run(0, [1], [], [5, 5], [5], [9]), run(5, [], [5, 5, 5]), run(8, [0], [9])]
+    released: list[int] = []
+    runs = [run(0, []), run(0, [1, 5, 5, 5, 9]), run(5, [5] * 9, 3), run(8, [0, 9])]
+    found = joined(merged(runs, [lambda: released.append(1)]))
 
-    assert joined(merged(runs)) == ([0, 1, 5, 5, 5, 5, 5, 5, 9, 9], [8, 0, 1, 2, 3, 5, 6, 7, 4, 9])
+    assert found == ([0, 1, 5, 5, 5, 5, 5, 5, 9, 9], [8, 0, 1, 2, 3, 5, 6, 7, 4, 9])
+    assert len(released) > 1
 
 
 def indexes(folder: Path, repeated: int) -> list[ShardIndex]:

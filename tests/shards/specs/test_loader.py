@@ -416,7 +416,7 @@ def test_a_long_document_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert parsing.MAX_DOCUMENT_NBYTES == 256 << 20
     path = tmp_path / "long.json"
     path.write_text(json.dumps({"shardlist": ["a.tar"], "info": "x" * 1000}))
-    monkeypatch.setattr("wids.shards.specs.loader.MAX_DOCUMENT_NBYTES", 1000)
+    monkeypatch.setattr("wids.shards.specs.parsing.MAX_DOCUMENT_NBYTES", 1000)
 
     with raises(FetchError, "long.json: expected at most 1000 bytes"):
         load_spec(path)

@@ -100,7 +100,7 @@ def settled(path: Path, text: str) -> Path:
 def _tables_of_short_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents from 100 kB on have a table here, which keeps the tests fast."""
     monkeypatch.setattr("wids.shards.specs.saved_document.LARGE_NBYTES", 100_000)
-    for module in ("loader", "spec_tables"):
+    for module in ("parsing", "spec_tables"):
         monkeypatch.setattr(f"wids.shards.specs.{module}.SHORT_NBYTES", 100_000)
 
 
@@ -111,7 +111,7 @@ def no_eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def parse(*_: object) -> None:
         raise AssertionError("the document was parsed")
 
-    monkeypatch.setattr("wids.shards.specs.loader.parse", parse)
+    monkeypatch.setattr("wids.shards.specs.parsing.parse", parse)
     return None
 
 
@@ -126,9 +126,9 @@ def test_a_table_equals_the_shardlist(
     folder = tmp_path_factory.mktemp("law")
     path = settled(folder / "train.json", json.dumps(document, indent=indent))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("wids.shards.specs.loader.SHORT_NBYTES", 1 << 30)
+        patch.setattr("wids.shards.specs.parsing.SHORT_NBYTES", 1 << 30)
         wanted = wids.load_spec(path)
-        for module in ("loader", "spec_tables"):
+        for module in ("parsing", "spec_tables"):
             patch.setattr(f"wids.shards.specs.{module}.SHORT_NBYTES", 0)
         patch.setenv("WIDS_CACHE", str(folder / "cache"))
         if least:
@@ -307,7 +307,7 @@ def test_references_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     document = document_of(10)
     document["shardlist"][5]["url"] = "pipe:echo"
     path = settled(tmp_path / "train.json", json.dumps(document))
-    for module in ("loader", "spec_tables"):
+    for module in ("parsing", "spec_tables"):
         monkeypatch.setattr(f"wids.shards.specs.{module}.SHORT_NBYTES", 0)
     with raises(SpecError, "names the command pipe:echo"):
         wids.load_spec(path)

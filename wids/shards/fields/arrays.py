@@ -57,11 +57,6 @@ def encode_npz(arrays: Mapping[str, Any]) -> bytes:
     return stream.getvalue()
 
 
-def decode_tenbin(data: bytes) -> list[npt.NDArray[Any]]:
-    """Return a list of arrays from webdataset's tensor format."""
-    return tenbin.loads(data)
-
-
 def encode_tenbin(value: Any) -> bytes:
     """Return an array, or a list or tuple of arrays, in webdataset's tensor format."""
     return tenbin.dumps(value if isinstance(value, list | tuple) else [value])
@@ -99,11 +94,10 @@ def decode_safetensors(data: bytes) -> Any:
     return import_module("safetensors.torch").load(data)
 
 
-def encode_safetensors(tensors: Mapping[str, Any]) -> bytes:
+def encode_safetensors(tensors: Mapping[str, Any]) -> Any:
     """Return tensors or arrays by name as a safetensors file."""
     import torch
 
     # safetensors rejects tensors whose memory is not contiguous.
     values = {name: torch.as_tensor(tensor).contiguous() for name, tensor in tensors.items()}
-    data: bytes = import_module("safetensors.torch").save(values)
-    return data
+    return import_module("safetensors.torch").save(values)

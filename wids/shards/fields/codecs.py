@@ -4,9 +4,10 @@
 all code that asks whether a field is an image. To add a field type, write one function for each
 direction and add one entry. For ``.heic``, with a new module ``wids/shards/fields/heic.py``::
 
-    Codec(("heic",), heic.decode_heic, heic.encode_heic, package="pillow_heif", extra="heic")
+    Codec(("heic",), heic.decode_heic, heic.encode_heic)
 
-The functions import optional packages when they are called, never at the top of their module.
+The functions import optional packages when they are called, never at the top of their module;
+`_EXTRAS` has what installs them.
 They may raise any exception; the caller adds the name of the field. The caller also decompresses
 ``.gz``, but a format that is itself compressed must limit its decoded size (SEC-12).
 
@@ -23,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
-from wids.shards.fields import arrays, images, values
+from wids.shards.fields import arrays, images, tenbin, values
 
 Decode = Callable[[bytes], Any]
 Encode = Callable[[Any], bytes]
@@ -44,8 +45,6 @@ class Codec:
         is_structure: Whether the value consists of many small objects, which take many times the
             memory of the bytes; its ``.gz`` fields have a lower limit.
         is_archive: Whether `decode` takes ``max_nbytes``, a limit on the decompressed size.
-        package: Optional package that the functions import, by its import name.
-        extra: Extra of wids that installs the package.
     """
 
     extensions: tuple[str, ...]
@@ -54,8 +53,6 @@ class Codec:
     kind: Literal["plain", "image", "pickle"] = "plain"
     is_structure: bool = False
     is_archive: bool = False
-    package: str | None = None
-    extra: str | None = None
 
 
 def _image(*extensions: str, encode: Encode) -> Codec:
@@ -70,32 +67,13 @@ CODECS: Final = (
     Codec(("jsonl",), values.decode_json_lines, values.encode_json_lines, is_structure=True),
     Codec(("npy",), arrays.decode_npy, arrays.encode_npy),
     Codec(("npz",), arrays.decode_npz, arrays.encode_npz, is_archive=True),
-    Codec(("ten", "tenbin", "tb"), arrays.decode_tenbin, arrays.encode_tenbin),
+    Codec(("ten", "tenbin", "tb"), tenbin.loads, arrays.encode_tenbin),
     Codec(
-        ("mp", "msg", "msgpack"),
-        values.decode_msgpack,
-        values.encode_msgpack,
-        is_structure=True,
-        package="msgpack",
-        extra="msgpack",
+        ("mp", "msg", "msgpack"), values.decode_msgpack, values.encode_msgpack, is_structure=True
     ),
-    Codec(
-        ("cbor",),
-        values.decode_cbor,
-        values.encode_cbor,
-        is_structure=True,
-        package="cbor2",
-        extra="cbor",
-    ),
-    # torch is a dependency of wids, so no extra installs it.
+    Codec(("cbor",), values.decode_cbor, values.encode_cbor, is_structure=True),
     Codec(("pt", "pth"), arrays.decode_torch_weights, arrays.encode_torch_weights, is_archive=True),
-    Codec(
-        ("safetensors",),
-        arrays.decode_safetensors,
-        arrays.encode_safetensors,
-        package="safetensors",
-        extra="safetensors",
-    ),
+    Codec(("safetensors",), arrays.decode_safetensors, arrays.encode_safetensors),
     Codec(("pkl", "pickle", "pyd"), values.decode_pickle, values.encode_pickle, kind="pickle"),
     _image("jpg", "jpeg", encode=images.image_encoder("JPEG", quality=images.JPEG_QUALITY)),
     _image("png", encode=images.image_encoder("PNG")),
@@ -107,9 +85,15 @@ CODECS: Final = (
     _image("tif", "tiff", encode=images.image_encoder("TIFF")),
 )
 
-_MEDIA_EXTRAS: Final = {"soundfile": "audio", "soxr": "audio", "av": "video"}
-"""The extras that install the packages of audio and video, which have no codec: unless a caller
-asks for more, their fields stay bytes."""
+_EXTRAS: Final = {
+    "msgpack": "msgpack",
+    "cbor2": "cbor",
+    "safetensors": "safetensors",
+    "soundfile": "audio",
+    "soxr": "audio",
+    "av": "video",
+}
+"""The extras that install optional packages, by the import names of these."""
 
 BY_EXTENSION: Final[Mapping[str, Codec]] = {
     extension: codec for codec in CODECS for extension in codec.extensions
@@ -143,6 +127,5 @@ def find(name: str, table: Mapping[str, Entry]) -> Entry | None:
 
 def how_to_install(package: str) -> str:
     """Return the command that installs a missing package, given its import name."""
-    extras = {codec.package: codec.extra for codec in CODECS} | _MEDIA_EXTRAS
-    extra = extras.get(package)
+    extra = _EXTRAS.get(package)
     return f"pip install 'wids[{extra}]'" if extra else f"pip install {package}"

@@ -107,10 +107,9 @@ def decode_msgpack(data: bytes) -> Any:
     return import_module("msgpack").unpackb(data, strict_map_key=False)
 
 
-def encode_msgpack(value: Any) -> bytes:
+def encode_msgpack(value: Any) -> Any:
     """Encode a value as msgpack."""
-    data: bytes = import_module("msgpack").packb(value)
-    return data
+    return import_module("msgpack").packb(value)
 
 
 def decode_cbor(data: bytes) -> Any:
@@ -118,10 +117,9 @@ def decode_cbor(data: bytes) -> Any:
     return import_module("cbor2").loads(data)
 
 
-def encode_cbor(value: Any) -> bytes:
+def encode_cbor(value: Any) -> Any:
     """Encode a value as CBOR."""
-    data: bytes = import_module("cbor2").dumps(value)
-    return data
+    return import_module("cbor2").dumps(value)
 
 
 def decode_pickle(data: bytes) -> Any:

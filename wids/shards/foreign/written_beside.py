@@ -40,19 +40,6 @@ _NUM_ASKED: Final = 16
 _logger = logging.getLogger(__name__)
 
 
-@dataclass
-class _Found:
-    """What was found about some shards, by their numbers.
-
-    Attributes:
-        counts: The counts of each shard, by the file that states them.
-        indexes: The URL of an index.
-    """
-
-    counts: defaultdict[int, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
-    indexes: dict[int, str] = field(default_factory=dict)
-
-
 def with_stated_counts(
     shards: Sequence[ShardSpec], numbers: Iterable[int], fetcher: Fetcher
 ) -> tuple[ShardSpec, ...]:
@@ -71,21 +58,21 @@ def with_stated_counts(
     for number in numbers:
         if urls.scheme(shards[number].url) != "pipe":
             by_folder[urls.parent(shards[number].url)].append(number)
-    found, result = _Found(), list(shards)
-    sizes = _lengths(fetcher, _names(shards, by_folder, slice(_NUM_ASKED)))
-    if sizes:
-        sizes |= _lengths(fetcher, _names(shards, by_folder, slice(_NUM_ASKED, None)))
+    search, result = _Search(shards, fetcher), list(shards)
+    search.look(by_folder, slice(_NUM_ASKED))
+    if search.sizes:
+        search.look(by_folder, slice(_NUM_ASKED, None))
     for folder, own in by_folder.items():
-        _note_folder(found, shards, folder, own, sizes, fetcher)
-        _note_shards(found, shards, own, sizes, fetcher)
-    for number, counts in found.counts.items():
-        result[number] = _stated(shards[number], counts, found.indexes.get(number))
-    if found.counts:
-        sources = {source for counts in found.counts.values() for source in counts}
+        search.note_folder(folder, own)
+        search.note_shards(own)
+    for number, counts in search.counts.items():
+        result[number] = _stated(shards[number], counts, search.indexes.get(number))
+    if search.counts:
+        sources = {source for counts in search.counts.values() for source in counts}
         _logger.info(
             "%s: the counts of %d shards, from files beside them",
             urls.redact(min(sources)),
-            len(found.counts),
+            len(search.counts),
         )
     return tuple(result)
 
@@ -96,75 +83,76 @@ def energon_index(info: str, fetcher: Fetcher) -> str | None:
     return url if 0 < _lengths(fetcher, [url]).get(url, 0) <= LIMIT_NBYTES else None
 
 
-def _names(
-    shards: Sequence[ShardSpec], by_folder: Mapping[str, Sequence[int]], which: slice
-) -> set[str]:
-    """Return the files to look for: those of some folders, and those of their first shards."""
-    names = set()
-    for folder, own in list(by_folder.items())[which]:
-        names |= {urls.join(folder, name) for name in OF_FOLDER}
-        names |= {_beside(shards[own[0]].url, kind) for kind in OF_SHARD}
-    return names
-
-
 def _beside(url: str, kind: OfShard) -> str:
     """Return the URL of a file beside a shard."""
     stem, mark, query = (url, "", "") if urls.is_local(url) else url.partition("?")
     return kind.name(stem) + mark + query
 
 
-def _note_folder(
-    found: _Found,
-    shards: Sequence[ShardSpec],
-    folder: str,
-    numbers: Sequence[int],
-    sizes: Mapping[str, int],
-    fetcher: Fetcher,
-) -> None:
-    """Note the counts in the files of a folder, and Energon's index of all shards."""
-    by_path = {urls.path_of(shards[number].url): number for number in numbers}
-    for name, parse in OF_FOLDER.items():
-        url = urls.join(folder, name)
-        if not 0 < sizes.get(url, 0) <= _MAX_NBYTES:
-            continue
-        root = urls.join(folder, "..") if name.startswith("../") else folder
-        # By its length, and not by `Fetcher.read`, which would bind options to this server.
-        data = fetcher.read_start(url, sizes[url]).data
-        try:
-            counts = counts_in(data, url, parse)
-        except SpecError as error:  # a file of this name may be of another program
-            _logger.warning("%s; going on without it", str(error))
-            continue
-        join = urls.joiner(root)
-        paths = {urls.path_of(join(name)): count for name, count in counts.items()}
-        own = {by_path[path]: count for path, count in paths.items() if path in by_path}
-        index = energon_index(url, fetcher) if own and name.endswith(INFO) else None
-        for number, count in own.items():
-            found.counts[number][url] = count
-            if index is not None:
-                found.indexes[number] = index
+@dataclass
+class _Search:
+    """A search for files beside some shards, and what was found, by the numbers of the shards.
 
+    Attributes:
+        shards: All shards.
+        fetcher: Looks for files, and reads them.
+        sizes: The lengths of files that exist.
+        counts: The counts of each shard, by the file that states them.
+        indexes: The URL of an index.
+    """
 
-def _note_shards(
-    found: _Found,
-    shards: Sequence[ShardSpec],
-    numbers: Sequence[int],
-    sizes: Mapping[str, int],
-    fetcher: Fetcher,
-) -> None:
-    """Note the counts in files of single shards, unless a file of the folder states all of them."""
-    is_counted = all(number in found.counts for number in numbers)
-    for kind in OF_SHARD:
-        first = _beside(shards[numbers[0]].url, kind)
-        if first not in sizes:
-            continue
-        is_dali = kind is _DALI and has_names(fetcher.read_start(first, kind.head_nbytes).data)
-        files = {number: _beside(shards[number].url, kind) for number in numbers}
-        if not is_counted:
-            for number, count in _counts(kind, files, fetcher).items():
-                found.counts[number][files[number]] = count
-        if is_dali:
-            found.indexes |= files  # smaller than an index of the whole dataset
+    shards: Sequence[ShardSpec]
+    fetcher: Fetcher
+    sizes: dict[str, int] = field(default_factory=dict)
+    counts: defaultdict[int, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
+    indexes: dict[int, str] = field(default_factory=dict)
+
+    def look(self, by_folder: Mapping[str, Sequence[int]], which: slice) -> None:
+        """Look for the files of some folders, and for those of their first shards."""
+        names = set()
+        for folder, own in list(by_folder.items())[which]:
+            names |= {urls.join(folder, name) for name in OF_FOLDER}
+            names |= {_beside(self.shards[own[0]].url, kind) for kind in OF_SHARD}
+        self.sizes |= _lengths(self.fetcher, names)
+
+    def note_folder(self, folder: str, numbers: Sequence[int]) -> None:
+        """Note the counts in the files of a folder, and Energon's index of all shards."""
+        by_path = {urls.path_of(self.shards[number].url): number for number in numbers}
+        for name, parse in OF_FOLDER.items():
+            url = urls.join(folder, name)
+            if not 0 < self.sizes.get(url, 0) <= _MAX_NBYTES:
+                continue
+            root = urls.join(folder, "..") if name.startswith("../") else folder
+            # By its length, and not by `Fetcher.read`, which would bind options to this server.
+            data = self.fetcher.read_start(url, self.sizes[url]).data
+            try:
+                counts = counts_in(data, url, parse)
+            except SpecError as error:  # a file of this name may be of another program
+                _logger.warning("%s; going on without it", str(error))
+                continue
+            join = urls.joiner(root)
+            paths = {urls.path_of(join(name)): count for name, count in counts.items()}
+            own = {by_path[path]: count for path, count in paths.items() if path in by_path}
+            index = energon_index(url, self.fetcher) if own and name.endswith(INFO) else None
+            for number, count in own.items():
+                self.counts[number][url] = count
+                if index is not None:
+                    self.indexes[number] = index
+
+    def note_shards(self, numbers: Sequence[int]) -> None:
+        """Note the counts in files of single shards, unless a file of the folder states them."""
+        is_counted = all(number in self.counts for number in numbers)
+        for kind in OF_SHARD:
+            first = _beside(self.shards[numbers[0]].url, kind)
+            if first not in self.sizes:
+                continue
+            files = {number: _beside(self.shards[number].url, kind) for number in numbers}
+            if not is_counted:
+                for number, count in _counts(kind, files, self.fetcher).items():
+                    self.counts[number][files[number]] = count
+            head_nbytes = kind.head_nbytes
+            if kind is _DALI and has_names(self.fetcher.read_start(first, head_nbytes).data):
+                self.indexes |= files  # smaller than an index of the whole dataset
 
 
 def _counts(kind: OfShard, files: Mapping[int, str], fetcher: Fetcher) -> dict[int, int]:

@@ -140,12 +140,8 @@ def has_key(
     Only the bytes of this key are read, in microseconds. The result can be True for an index that
     is damaged elsewhere; it is False for another rule, or for damage in this key.
     """
-    if stop > len(data) or stop - start < _HEADER.size + _SECTIONS.size:
-        return False
-    header = _Header._make(_HEADER.unpack_from(data, start))
-    if header.magic != _MAGIC or KEY_SPLITS[header.key_split : header.key_split + 1] != (
-        key_split,
-    ):
+    header = _header_of(data, start, stop)
+    if header is None or KEY_SPLITS[header.key_split : header.key_split + 1] != (key_split,):
         return False
     text_at, _, _, _, at, nbytes = _SECTIONS.unpack_from(data, start + _HEADER.size)[:6]
     width = nbytes // (header.num_samples + 1)
@@ -161,10 +157,8 @@ def _checked_header(
     data: FileBytes, start: int, stop: int, identity: TarIdentity, key_split: KeySplit
 ) -> _Header | None:
     """Return the header of an undamaged index for this version, tar and rule, or None."""
-    if stop > len(data) or stop - start < _HEADER.size + _SECTIONS.size:
-        return None
-    header = _Header._make(_HEADER.unpack_from(data, start))
-    if (header.magic, header.version, header.nbytes) != (_MAGIC, VERSION, stop - start):
+    header = _header_of(data, start, stop)
+    if header is None or header.nbytes != stop - start:
         return None
     if not identity.fits(header.identity()):
         return None
@@ -172,6 +166,14 @@ def _checked_header(
         return None
     with memoryview(data) as view, view[start + _CRC_START : stop] as rest:
         return header if fastest_crc32()(rest) == header.crc else None
+
+
+def _header_of(data: FileBytes, start: int, stop: int) -> _Header | None:
+    """Return the header of an index of this version, or None."""
+    if stop > len(data) or stop - start < _HEADER.size + _SECTIONS.size:
+        return None
+    header = _Header._make(_HEADER.unpack_from(data, start))
+    return header if (header.magic, header.version) == (_MAGIC, VERSION) else None
 
 
 def _parse_columns(
@@ -258,23 +260,16 @@ def load(path: str, identity: TarIdentity, key_split: KeySplit) -> ShardIndex | 
     return replace(shard_index, head_crcs=np.empty(0, np.uint32))
 
 
-def load_for_ranges(path: str, key_split: KeySplit) -> tuple[ShardIndex, TarIdentity] | None:
-    """Return the index with checksums that this user stored at a path, and the indexed tar.
-
-    For use when that tar is not available locally: reads have to compare the checksums.
-    """
-    stored = load_recorded(path)
-    return None if stored is None or stored[0].key_split != key_split else stored
-
-
 def load_recorded(path: str) -> tuple[ShardIndex, TarIdentity] | None:
     """Return the index with checksums that this user stored at a path, by any key rule.
+
+    Where that tar is not available locally, reads have to compare the checksums.
 
     Returns:
         The index, and the identity of the indexed tar; None if there is no valid index.
     """
     data = read_or_map(path, is_own=True)
-    header = None if data is None else _parsed_header(data)
+    header = None if data is None else _header_of(data, 0, len(data))
     if data is None or header is None or header.key_split >= len(KEY_SPLITS):
         return None
     identity = header.identity()
@@ -292,10 +287,3 @@ def _own(stored: ShardIndex | None) -> ShardIndex | None:
     if stored is None or has_metadata(stored.text, stored.text_start, stored.text_stop):
         return None
     return stored
-
-
-def _parsed_header(data: FileBytes) -> _Header | None:
-    if len(data) < _HEADER.size:
-        return None
-    header = _Header._make(_HEADER.unpack_from(data, 0))
-    return header if (header.magic, header.version) == (_MAGIC, VERSION) else None

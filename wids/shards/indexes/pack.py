@@ -1,6 +1,6 @@
 """Read a pack, the indexes of all shards of a dataset in one local file.
 
-The protocol `Pack` says what a pack offers. `LocalPack` is a file that is mapped, or read if it is
+The class `Pack` says what a pack offers. `LocalPack` is a file that is mapped, or read if it is
 small, and `wids.shards.indexes.range_pack.RangePack` reads parts of a remote one.
 `wids.shards.indexes.pack_writer` writes packs; specs/shard-index.md describes them byte by byte.
 """
@@ -16,19 +16,18 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
 from io import FileIO
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from wids.shards.indexes import index_file
 from wids.shards.indexes.index_file import VERSION
-from wids.shards.indexes.key_tables import Entries
+from wids.shards.indexes.key_tables import Entries, Run
 from wids.shards.indexes.pack_names import PackNames
 from wids.shards.tars.index import Column, ShardIndex, TarIdentity
 from wids.shards.tars.mapped_file import FileBytes, advise, read_or_map
 from wids.shards.tars.member_names import KeySplit, to_bytes
-from wids.storage.array_types import IntArray
 
 MAGIC: Final = b"wids-pak"
 HEADER: Final = struct.Struct("<8sIIQQQQQQQQII")
@@ -51,43 +50,6 @@ _PART_LENGTH: Final = 1 << 20
 """Entries of the tables of keys to read at a time: 12 MB."""
 
 _logger = logging.getLogger(__name__)
-
-
-class Pack(Protocol):
-    """The indexes of all shards of a dataset; safe to use from any number of threads."""
-
-    @property
-    def num_samples(self) -> IntArray:
-        """Number of samples in each shard, shape ``(num_shards,)``."""
-
-    @property
-    def is_mapped(self) -> bool:
-        """Whether the pack holds a file descriptor."""
-
-    @property
-    def digest(self) -> tuple[int, int]:
-        """Checksums that change with the keys and with the lengths of the tars."""
-
-    def __len__(self) -> int:
-        """Return the number of shards."""
-
-    def is_named(self, number: int, name: str) -> bool:
-        """Whether a shard of this base name was packed under this number."""
-
-    def tar_nbytes(self, number: int) -> int:
-        """Return the length of the tar that was packed under a number."""
-
-    def index(self, number: int, tar_nbytes: int, key_split: KeySplit) -> ShardIndex | None:
-        """Return the index of a shard; None if the tar, or the rule, is another one."""
-
-    def samples_with(self, key: str) -> list[tuple[int, int]] | None:
-        """Return the samples that may have a key, each as shard number and index in the shard.
-
-        None if the tables of keys are damaged.
-        """
-
-    def has_key(self, number: int, local_index: int, key: str, key_split: KeySplit) -> bool:
-        """Whether a sample has a key by a rule, according to the index of its shard."""
 
 
 class PackHeader(NamedTuple):
@@ -138,15 +100,18 @@ class PackHeader(NamedTuple):
         )
 
 
-class PackDirectory:
-    """What a pack says about its shards, without their indexes; see `Pack`.
+class Pack:
+    """The indexes of all shards of a dataset; safe to use from any number of threads.
 
-    The base of both kinds of pack.
+    The base of both kinds of pack, with what a pack says about its shards.
 
     Attributes:
         num_samples: Number of samples in each shard, shape ``(num_shards,)``.
         digest: Checksums that change with the keys and with the lengths of the tars.
+        is_mapped: Whether the pack holds a file descriptor.
     """
+
+    is_mapped = False
 
     def __init__(self, header: PackHeader, data: bytes | memoryview) -> None:
         columns = np.frombuffer(data, "<u8", 4 * header.num_shards).reshape(4, -1)
@@ -174,6 +139,21 @@ class PackDirectory:
     def tar_nbytes(self, number: int) -> int:
         """Return the length of the tar that was packed under a number."""
         return int(self._tar_nbytes[number])
+
+    def index(self, number: int, tar_nbytes: int, key_split: KeySplit) -> ShardIndex | None:
+        """Return the index of a shard; None if the tar, or the rule, is another one."""
+        raise NotImplementedError
+
+    def samples_with(self, key: str) -> list[tuple[int, int]] | None:
+        """Return the samples that may have a key, each as shard number and index in the shard.
+
+        None if the tables of keys are damaged.
+        """
+        raise NotImplementedError
+
+    def has_key(self, number: int, local_index: int, key: str, key_split: KeySplit) -> bool:
+        """Whether a sample has a key by a rule, according to the index of its shard."""
+        raise NotImplementedError
 
     def _span(self, number: int, tar_nbytes: int) -> tuple[int, int] | None:
         """Return the span of a shard's index; None if the index cannot belong to this tar."""
@@ -244,7 +224,7 @@ def equal_range(hashes: Column, wanted: int) -> tuple[int, int]:
     return int(np.searchsorted(hashes, value, "left")), int(np.searchsorted(hashes, value, "right"))
 
 
-class LocalPack(PackDirectory):
+class LocalPack(Pack):
     """A pack in a local file, which is mapped unless it is small; see `Pack`.
 
     Safe to share between threads and forked processes; unpickling maps the file again.
@@ -261,6 +241,7 @@ class LocalPack(PackDirectory):
     def __init__(self, path: str, data: FileBytes, num_shards: int = 0) -> None:
         self.path = path
         self._data = data
+        self.is_mapped = isinstance(data, mmap.mmap)
         self._num_shards = num_shards
         start = data[:HEADER_NBYTES]
         header = parse_header(start, len(data), num_shards)
@@ -329,12 +310,12 @@ class LocalPack(PackDirectory):
         start = int(self._starts[number])
         return self._data[start : start + int(self._lengths[number])]
 
-    def keys_of(self, num_shards: int, length: int) -> Iterator[Entries]:
-        """Yield the hashes of the keys of the first shards, ascending, with their samples.
+    def keys_of(self, num_shards: int, first: int) -> Run:
+        """Return the hashes of the keys of the first shards, with their samples.
 
         Args:
             num_shards: Number of shards.
-            length: Number of entries of the tables to read at a time.
+            first: The position that the first sample gets.
 
         Raises:
             ValueError: The tables of keys are damaged.
@@ -342,11 +323,7 @@ class LocalPack(PackDirectory):
         if not (self.is_intact() and self._has_sound_keys):
             raise ValueError(f"{self.path}: expected tables of keys, found them damaged")
         limit = int(self.num_samples[:num_shards].sum())
-        for start in range(0, len(self._hashes), length):
-            positions = self._positions[start : start + length].astype(np.int64)
-            is_in = positions < limit
-            yield Entries(self._hashes[start : start + length][is_in], positions[is_in])
-            self.release()
+        return Run(self._hashes, self._positions, limit, first)
 
     def release(self) -> None:
         """Release the memory of a mapped file; the bytes are read again on demand.
@@ -368,11 +345,6 @@ class LocalPack(PackDirectory):
     def is_intact(self) -> bool:
         """Whether the file still has its length: touching mapped bytes beyond its end is fatal."""
         return not isinstance(self._data, mmap.mmap) or self._data.size() == len(self._data)
-
-    @property
-    def is_mapped(self) -> bool:
-        """Whether the pack holds a file descriptor."""
-        return isinstance(self._data, mmap.mmap)
 
     @cached_property
     def _has_sound_keys(self) -> bool:

@@ -12,7 +12,7 @@ import shutil
 import struct
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import IO, Final
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from wids.shards.indexes import index_file
 from wids.shards.indexes.index_file import ALIGNMENT, VERSION
-from wids.shards.indexes.key_tables import Entries, KeyTable, chunk_length, merged
+from wids.shards.indexes.key_tables import Entries, KeyTable, Run, merged
 from wids.shards.indexes.pack import (
     CRC_START,
     HEADER,
@@ -43,7 +43,7 @@ _SPOOLED_NBYTES: Final = 4 << 20
 def write_pack(file: IO[bytes], shards: Iterable[tuple[str, int, ShardIndex]]) -> None:
     """Write a pack into an empty file that is readable and seekable.
 
-    From a million samples on, a temporary file beside it has 12 bytes for each sample.
+    From a million samples on, temporary files beside it have 12 bytes for each sample.
 
     Args:
         file: The file.
@@ -69,7 +69,7 @@ def join_packs(file: IO[bytes], packs: Sequence[tuple[LocalPack, int]]) -> None:
     Raises:
         ValueError: The tables of keys of a pack are damaged.
     """
-    runs: list[Iterator[Entries]] = []
+    runs: list[Run] = []
     num_before = 0
     with _Parts(file) as parts:
         for pack, num_shards in packs:
@@ -78,15 +78,9 @@ def join_packs(file: IO[bytes], packs: Sequence[tuple[LocalPack, int]]) -> None:
                 tar_nbytes, blob = pack.tar_nbytes(number), pack.blob(number)
                 parts.add(pack.stored_name(number), tar_nbytes, num_samples, blob)
                 pack.release()
-            runs.append(_moved(pack.keys_of(num_shards, chunk_length(len(packs))), num_before))
-            num_before += int(pack.num_samples[:num_shards].sum())
-        parts.finish(merged(runs))
-
-
-def _moved(entries: Iterator[Entries], num_before: int) -> Iterator[Entries]:
-    """Yield entries with their positions moved behind earlier samples."""
-    for hashes, positions in entries:
-        yield Entries(hashes, positions + num_before)
+            runs.append(pack.keys_of(num_shards, num_before))
+            num_before += runs[-1].limit
+        parts.finish(merged(runs, [pack.release for pack, _ in packs]))
 
 
 def _folder_of(file: IO[bytes]) -> str | None:

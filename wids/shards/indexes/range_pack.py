@@ -17,7 +17,7 @@ from wids.shards.indexes import index_file
 from wids.shards.indexes.pack import (
     HEADER_NBYTES,
     MAX_OWN_NBYTES,
-    PackDirectory,
+    Pack,
     check_directory,
     equal_range,
     key_hash,
@@ -35,7 +35,7 @@ _MAX_STORED: Final = 64
 """Number of indexes to keep, so that reopening a shard costs no request."""
 
 
-class RangePack(PackDirectory):
+class RangePack(Pack):
     """A pack that is read by range; see `wids.shards.indexes.pack.Pack`.
 
     The tables of keys are never read in full, so they are not compared with their checksum; the
@@ -53,8 +53,6 @@ class RangePack(PackDirectory):
         ValueError: It is damaged, of another version, or not a pack.
         FetchError: It cannot be read.
     """
-
-    is_mapped: Final = False
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
 """Load a frozen `DatasetSpec` from a JSON document or any other form in which shards are named.
 
-`loader` resolves the forms of ``shards`` and nested documents, `parsing` and `braces` limit the
-size of documents and patterns, `entries` checks single values, `model` has `ShardSpec` and
-`DatasetSpec` and writes them, and `edit` changes a document on disk. This package opens no shard.
+`loader` resolves the forms of ``shards``, `documents` JSON documents and those inside them,
+`parsing` and `braces` limit the size of documents and patterns, `entries` checks single values,
+`model` has `ShardSpec` and `DatasetSpec` and writes them, and `edit` changes a document on disk.
+This package opens no shard.
 """

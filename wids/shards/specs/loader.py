@@ -8,65 +8,23 @@ specified in specs/shard-spec.md.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
+from typing import IO, Any, Final, TypeAlias
 
 from wids.errors import SpecError, WidsError
-from wids.shards.specs.entries import (
-    key_split_of,
-    kind_of,
-    list_of,
-    normal_form,
-    reference,
-    shard_of,
-    table_of,
-    text,
-)
-from wids.shards.specs.model import INFO, VERSION, DatasetSpec, PackedShards, ShardSpec
-from wids.shards.specs.named_parts import (
-    Part,
-    as_component,
-    combined,
-    packs_of,
-    weight_of,
-    weights_of,
-)
+from wids.shards.specs.documents import Documents, Read
+from wids.shards.specs.entries import shard_of
+from wids.shards.specs.model import INFO, DatasetSpec, PackedShards, ShardSpec
+from wids.shards.specs.named_parts import Part, as_component, assembled, combined
 from wids.shards.specs.naming import Folder, is_document, names_in, resolve
-from wids.shards.specs.parsing import (
-    MAX_DOCUMENT_NBYTES,
-    MAX_VALUES,
-    SHORT_NBYTES,
-    no_collections,
-    num_values,
-    parse,
-)
-from wids.shards.specs.shard_sequences import Place, ShardTable, joined
-from wids.shards.specs.trust import MAX_DEPTH, Context, base_of
-from wids.shards.tars.member_names import KeySplit
-from wids.storage.cache.cache_names import default_folder
+from wids.shards.specs.parsing import MAX_DOCUMENT_NBYTES, no_collections
+from wids.shards.specs.shard_sequences import joined
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import urls
 from wids.storage.transport.listing import Named, is_pattern
-from wids.storage.transport.url_rewrite import rewritten
-
-if TYPE_CHECKING:
-    from wids.shards.specs.shard_table import TableFile
-
-MAX_DOCUMENTS: Final = 10_000
-"""Most documents of one spec."""
-
-_DOCUMENT_KEYS: Final = frozenset(
-    (
-        *("wids_version", "name", "base", "base_path"),
-        *("shardlist", "datasets", "key_split", "index", "table", "weights"),
-    )
-)
 
 _WILD: Final = frozenset("{}*?[")
 """Characters of names that may stand for several files, as `::` between names does."""
@@ -78,8 +36,6 @@ Shards: TypeAlias = (
     "Path | IO[str] | IO[bytes] | Mapping[str, Any] | DatasetSpec"
     " | Iterable[Path | tuple[Path, int] | Mapping[str, Any] | ShardSpec | DatasetSpec]"
 )
-Read: TypeAlias = Callable[[str, int], bytes]
-"""``read(url, limit_nbytes)``: the bytes of a document."""
 Join: TypeAlias = Callable[[str], str]
 """Resolves a reference to an absolute path or URL, or raises `SpecError`."""
 
@@ -150,9 +106,10 @@ def load_with(
     then on, the fetcher sends options without a URL prefix only to the server that the first
     document came from, even if another fetcher read the document earlier (SEC-9).
     """
-    loader = _Loader(fetcher, allow_pipe, read or partial(_read, fetcher, folder))
+    documents = Documents(fetcher, read, folder, allow_pipe=allow_pipe)
+    loader = _Loader(fetcher, documents)
     if isinstance(shards, DatasetSpec):
-        loader.bind(shards)
+        documents.bind(shards)
         return loader.part(shards, split)
     try:
         with no_collections():
@@ -165,32 +122,29 @@ def load_with(
             "name shards under the key shardlist, or pass their paths"
         )
     spec = loader.part(spec, split)
-    return replace(spec, origin=loader.origin) if loader.origin else spec
+    return replace(spec, origin=documents.origin) if documents.origin else spec
 
 
 class _Loader:
-    """Reads one spec with all its nested documents."""
+    """Loads one spec by the form in which a caller names its shards."""
 
-    def __init__(
-        self, fetcher: Fetcher, allow_pipe: bool, read: Callable[[str, int], bytes | TableFile]
-    ) -> None:
+    def __init__(self, fetcher: Fetcher, documents: Documents) -> None:
         self.fetcher = fetcher
-        self.read = read
-        self.allow_pipe = allow_pipe
-        self.origin = ""
-        self.num_documents = 0
-        self.num_values = 0
-        self.infos: list[str] = []  # the documents of Energon
+        self.documents = documents
 
     def load(self, shards: Any, base: str | None) -> DatasetSpec:
         """Load ``shards`` by its form."""
         if isinstance(shards, Mapping):
-            return self.document(shards, Context.at("the document", os.getcwd(), base))
+            return self.documents.document(
+                shards, self.documents.context_at("the document", os.getcwd(), base)
+            )
         if hasattr(shards, "read"):
             return self.file(shards, base)
         if isinstance(shards, str | os.PathLike):
             url = os.fspath(shards)
-            return self.url(url, base) if _is_one_document(url) else self.items([url], base)
+            return (
+                self.documents.url(url, base) if _is_one_document(url) else self.items([url], base)
+            )
         if isinstance(shards, Iterable):
             return self.items(shards, base)
         raise SpecError(
@@ -204,7 +158,7 @@ class _Loader:
             return spec
         from wids.shards.foreign.named_splits import split_of  # few datasets have splits
 
-        return split_of(spec, split, self.infos, self.fetcher.read)
+        return split_of(spec, split, self.documents.infos, self.fetcher.read)
 
     def items(self, items: Iterable[Any], base: str | None) -> DatasetSpec:
         """Load a caller's list, which may name any file and any command."""
@@ -214,7 +168,7 @@ class _Loader:
                 # Keeps the name of its document; in a longer list, only its shards have it.
                 return self.named(os.fspath(path), join)
             case [DatasetSpec() as spec]:
-                self.bind(spec)
+                self.documents.bind(spec)
                 return spec
         shards: list[Sequence[ShardSpec]] = []
         num_shards = 0
@@ -230,19 +184,13 @@ class _Loader:
             num_shards += len(part)
         return DatasetSpec(joined(shards), weights=combined(parts), packs=tuple(packs))
 
-    def bind(self, spec: DatasetSpec) -> None:
-        """Send options without a prefix only to the server of the first document (SEC-9)."""
-        if spec.origin:
-            self.fetcher.bind_options(spec.origin)
-            self.origin = self.origin or spec.origin
-
     def item(self, item: Any, label: str, join: Join) -> DatasetSpec | Sequence[ShardSpec]:
         """Return the dataset, or the shards, that one item of a caller's list names."""
         match item:
             case ShardSpec():
                 return (item,)
             case DatasetSpec():
-                self.bind(item)
+                self.documents.bind(item)
                 return as_component(item, None)
             case str() | os.PathLike():
                 name = os.fspath(item)
@@ -275,21 +223,19 @@ class _Loader:
             is_part: Whether the result becomes a part of another dataset, so that it needs a name.
         """
         if _is_one_document(name):
-            specs = [self.url(join(name))]
+            specs = [self.documents.url(join(name))]
         else:
             specs = [self.found(item) for item in resolve(name, join, self.fetcher)]
         if len(specs) == 1 and not is_part:
             return specs[0]
-        parts = [Part(as_component(spec, None)) for spec in specs]
-        shards = joined(part.spec.shards for part in parts)
-        return DatasetSpec(shards, weights=combined(parts), packs=packs_of(parts))
+        return assembled([Part(as_component(spec, None)) for spec in specs])
 
     def found(self, item: Named | Folder) -> DatasetSpec:
         """Load a file or a folder that a caller's name stands for."""
         if isinstance(item, Folder):
             return self.folder(item)
         if is_document(item.url):
-            return self.url(item.url)
+            return self.documents.url(item.url)
         return DatasetSpec((ShardSpec(item.url, nbytes=item.nbytes),))
 
     def folder(self, folder: Folder) -> DatasetSpec:
@@ -299,7 +245,7 @@ class _Loader:
             return tars
         name = urls.redact(folder.document)
         try:
-            spec = self.url(folder.document)
+            spec = self.documents.url(folder.document)
         except WidsError as error:
             if not folder.tars:
                 raise
@@ -327,145 +273,14 @@ class _Loader:
         folder = os.getcwd()
         if isinstance(name, str) and os.path.exists(name):
             folder = os.path.dirname(os.path.abspath(name))
-        context = Context.at(str(name or "the open file"), folder, base)
-        return self.document(self.parsed(file.read(MAX_DOCUMENT_NBYTES + 1), context.name), context)
-
-    def url(self, url: str, base: str | None = None, chain: tuple[str, ...] = ()) -> DatasetSpec:
-        """Read and load the document at a URL that the documents in ``chain`` led to."""
-        if urls.is_local(url):
-            url = os.path.abspath(urls.local_path(url))
-        name = urls.redact(url)
-        # Only the chain, not all documents: two parts of a spec may refer to the same document.
-        if url in chain:
-            raise SpecError(f"{name}: refers to itself, through {_trail(chain)}")
-        if len(chain) >= MAX_DEPTH:
-            raise SpecError(
-                f"{name}: expected at most {MAX_DEPTH} documents that refer to one another, found "
-                f"more: {_trail(chain)}"
-            )
-        self.num_documents += 1
-        if self.num_documents > MAX_DOCUMENTS:
-            raise SpecError(f"{name}: expected at most {MAX_DOCUMENTS} documents, found more")
-        self.origin = self.origin or urls.origin(url)
-        context = replace(
-            Context.at(name, urls.parent(url), base),
-            # By its own URL, not by the document that led here: trust is not inherited (SPEC-12).
-            is_trusted=urls.is_local(url),
-            chain=(*chain, url),
-        )
-        found = self.read(url, MAX_DOCUMENT_NBYTES)
-        if not isinstance(found, bytes):
-            self.num_values += num_values(json.dumps(found.facts["document"]))
-            return self.document({**found.facts["document"], "shardlist": found}, context)
-        spec = self.document(self.parsed(found, name), context)
-        return self.energon(spec, url) if urls.path_of(url).endswith(f"/{INFO}") else spec
-
-    def energon(self, spec: DatasetSpec, url: str) -> DatasetSpec:
-        """Return a dataset of Energon with the index beside its document, if it is remote."""
-        from wids.shards.foreign.written_beside import energon_index
-
-        self.infos.append(url)
-        index = None if urls.is_local(url) else energon_index(url, self.fetcher)
-        if index is None:
-            return spec
-        return replace(spec, shards=tuple(replace(shard, index=index) for shard in spec.shards))
-
-    def parsed(self, document: str | bytes, name: str) -> Any:
-        """Parse a document, unless it and the previous ones exceed the limits of a spec."""
-        self.num_values += num_values(document)
-        if len(document) > MAX_DOCUMENT_NBYTES or self.num_values > MAX_VALUES:
-            raise SpecError(
-                f"{name}: expected at most {MAX_DOCUMENT_NBYTES} bytes in a document and "
-                f"{MAX_VALUES} values in a spec, found more"
-            )
-        return parse(document, name)
-
-    def document(self, document: Any, context: Context) -> DatasetSpec:
-        """Resolve a parsed document, or one of the inline datasets inside it."""
-        label = context.name
-        document = normal_form(document, label)
-        version = document.get("wids_version", VERSION)
-        if version != VERSION:
-            raise SpecError(
-                f"{label}: expected wids_version {VERSION}, found {version!r:.80}; "
-                "a newer version of wids may read it"
-            )
-        base = base_of(document, context)
-        name = text(document, "name", label) or ""
-        key_split = key_split_of(document, label)
-        place = Place(base, context, self.allow_pipe)
-        join = place.join
-        shards = self.shardlist(document, place, key_split)
-        parts = [
-            self.component(component, context.inside(number, base), join)
-            for number, component in enumerate(list_of(document, "datasets", label))
-        ]
-        index = reference(document, "index", label)
-        packs = packs_of(parts, len(shards)) if index is None else ()
-        weights = {**combined(parts), **weights_of(document, label)}
-        extras = {key: value for key, value in document.items() if key not in _DOCUMENT_KEYS}
-        return DatasetSpec(
-            joined((shards, *(part.spec.shards for part in parts))),
-            name,
-            index and join(index),
-            extras,
-            weights=weights,
-            table=table_of(document, label, join),
-            packs=packs,
-        )
-
-    def shardlist(
-        self, document: Mapping[str, Any], place: Place, key_split: KeySplit | None
-    ) -> Sequence[ShardSpec]:
-        """Return the shards that a document lists, or those of its table."""
-        listed = document.get("shardlist")
-        if not isinstance(listed, list):
-            from wids.shards.specs.shard_table import TableFile  # not for short documents
-
-            if isinstance(listed, TableFile):
-                table = ShardTable(listed, place, key_split)
-                table.check()
-                return table
-        label, join = place.context.name, place.join
-        return tuple(
-            shard_of(entry, f"{label}: shardlist[{number}]", join, key_split)
-            for number, entry in enumerate(list_of(document, "shardlist", label))
-        )
-
-    def component(self, component: Any, context: Context, join: Join) -> Part:
-        """Resolve one of a document's ``datasets``: a reference to a document, or one inline."""
-        label = context.name
-        if not isinstance(component, Mapping):
-            raise SpecError(f"{label}: expected an object, found {kind_of(component)}")
-        weight = weight_of(component, label)
-        name = text(component, "name", label)
-        source = reference(component, "source_url", label)
-        if source is None:
-            spec = self.document(component, context)
-        else:
-            spec = self.url(join(source), chain=context.chain)
-        return Part(as_component(spec, name, key_split_of(component, label)), weight, label)
-
-
-def _read(fetcher: Fetcher, folder: str | None, url: str, limit_nbytes: int) -> bytes | TableFile:
-    """Return the bytes of a document, or its table if it is large."""
-    place = rewritten(url)
-    with suppress(OSError, ValueError):
-        if urls.is_local(place) and os.path.getsize(urls.local_path(place)) <= SHORT_NBYTES:
-            return fetcher.read(url, limit_nbytes)
-    # Ten modules, which most programs do not need.
-    from wids.shards.specs.spec_tables import SpecTables
-
-    return SpecTables(folder or default_folder(), fetcher).read(url, limit_nbytes)
+        context = self.documents.context_at(str(name or "the open file"), folder, base)
+        data = file.read(MAX_DOCUMENT_NBYTES + 1)
+        return self.documents.document(self.documents.parsed(data, context.name), context)
 
 
 def _is_one_document(name: str) -> bool:
     is_one = "::" not in name or names_in(name) == [name]
     return is_document(name) and is_one and not is_pattern(name)
-
-
-def _trail(chain: tuple[str, ...]) -> str:
-    return " → ".join(map(urls.redact, chain))
 
 
 def _name_of(shards: Shards) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from wids.errors import SpecError
 from wids.shards.specs.model import DatasetSpec, PackedShards
-from wids.shards.specs.shard_sequences import dataset_names, with_defaults
+from wids.shards.specs.shard_sequences import dataset_names, joined, with_defaults
 from wids.shards.tars.member_names import KeySplit
 
 _logger = logging.getLogger(__name__)
@@ -70,6 +70,12 @@ def weights_of(document: Mapping[str, Any], label: str) -> dict[str, float]:
             f"found {weights!r:.80}"
         )
     return {name: _checked(value, f"{label}: weights[{name!r}]") for name, value in weights.items()}
+
+
+def assembled(parts: Sequence[Part]) -> DatasetSpec:
+    """Return a dataset that consists of parts."""
+    shards = joined(part.spec.shards for part in parts)
+    return DatasetSpec(shards, weights=combined(parts), packs=packs_of(parts))
 
 
 def packs_of(parts: Sequence[Part], start: int = 0) -> tuple[PackedShards, ...]:

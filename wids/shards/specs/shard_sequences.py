@@ -8,9 +8,8 @@ functions here, which read columns instead of making an object for each shard.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, overload
 
@@ -18,7 +17,7 @@ import numpy as np
 
 from wids.shards.specs.entries import shard_of
 from wids.shards.specs.model import ShardSpec
-from wids.shards.specs.trust import Context, check_reference
+from wids.shards.specs.trust import Context
 from wids.shards.tars.member_names import KeySplit
 from wids.storage.array_types import FloatArray, IntArray
 from wids.storage.transport import urls
@@ -32,29 +31,6 @@ _MAX_MADE: Final = 1024
 """Shards of a table to keep, for those that are read."""
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class Place:
-    """What the references of a document start from, and what they may name.
-
-    Attributes:
-        base: The folder.
-        context: The document.
-        allow_pipe: Whether it may name commands.
-    """
-
-    base: str
-    context: Context
-    allow_pipe: bool
-
-    @cached_property
-    def join(self) -> Callable[[str], str]:
-        """Resolves a reference, or raises `SpecError`."""
-        return urls.joiner(self.base, partial(check_reference, self.context, self.allow_pipe))
-
-    def __reduce__(self) -> tuple[Any, ...]:  # without the function
-        return Place, (self.base, self.context, self.allow_pipe)
 
 
 class _LazyShards(Sequence[ShardSpec]):
@@ -78,7 +54,7 @@ class ShardTable(_LazyShards):
 
     Args:
         file: The table.
-        place: What its references start from.
+        context: What its references start from, and may name.
         key_split: The rule of shards that state none.
         dataset: The dataset of shards that state none.
         rows: The shards of the table; None for all.
@@ -87,12 +63,12 @@ class ShardTable(_LazyShards):
     def __init__(
         self,
         file: TableFile,
-        place: Place,
+        context: Context,
         key_split: KeySplit | None = None,
         dataset: str | None = None,
         rows: range | None = None,
     ) -> None:
-        self.file, self.place = file, place
+        self.file, self.context = file, context
         self.key_split, self.dataset = key_split, dataset
         self.rows = range(len(file)) if rows is None else rows
         self._made: dict[int, ShardSpec] = {}
@@ -107,7 +83,7 @@ class ShardTable(_LazyShards):
     def __getitem__(self, index: int | slice) -> ShardSpec | ShardTable:
         rows = self.rows[index]
         if isinstance(rows, range):
-            return ShardTable(self.file, self.place, self.key_split, self.dataset, rows)
+            return ShardTable(self.file, self.context, self.key_split, self.dataset, rows)
         made = self._made.get(rows)  # each sample that is read asks for its shard
         if made is None:
             made = self._shard(rows)
@@ -120,14 +96,14 @@ class ShardTable(_LazyShards):
         return map(self._shard, self.rows)
 
     def _shard(self, rows: int) -> ShardSpec:
-        label = f"{self.place.context.name}: shardlist[{rows}]"
-        shard = shard_of(self.file.entry(rows), label, self.place.join, self.key_split)
+        label = f"{self.context.name}: shardlist[{rows}]"
+        shard = shard_of(self.file.entry(rows), label, self.context.join, self.key_split)
         if self.dataset is None or shard.dataset:
             return shard
         return replace(shard, dataset=self.dataset)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        arguments = (self.file, self.place, self.key_split, self.dataset, self.rows)
+        arguments = (self.file, self.context, self.key_split, self.dataset, self.rows)
         return ShardTable, arguments
 
     def has_key(self, key: str) -> bool:
@@ -145,7 +121,7 @@ class ShardTable(_LazyShards):
     def are_remote(self) -> frozenset[bool]:
         """Whether shards are remote, for each scheme that occurs."""
         names = map(str, self.file.facts["schemes"].values())
-        return frozenset(not urls.is_local(self.place.join(name)) for name in names)
+        return frozenset(not urls.is_local(self.context.join(name)) for name in names)
 
 
 class JoinedShards(_LazyShards):
@@ -202,7 +178,7 @@ def with_defaults(shards: Shards, dataset: str | None, key_split: KeySplit | Non
     """Return shards with a dataset and a rule for those that state none."""
     if isinstance(shards, ShardTable):
         dataset, key_split = shards.dataset or dataset, shards.key_split or key_split
-        return ShardTable(shards.file, shards.place, key_split, dataset, shards.rows)
+        return ShardTable(shards.file, shards.context, key_split, dataset, shards.rows)
     if isinstance(shards, JoinedShards):
         return joined(with_defaults(part, dataset, key_split) for part in shards.parts)
     # dataclasses.replace() is five times slower: it looks up every field, for 100,000 shards.

@@ -10,7 +10,7 @@ from itertools import chain, islice
 from typing import Final
 
 from wids.shards.specs.model import ShardSpec
-from wids.shards.specs.shard_sequences import Place, ShardTable
+from wids.shards.specs.shard_sequences import ShardTable
 from wids.shards.specs.shard_table import SHA256_NBYTES, State, TableFile
 from wids.shards.specs.shard_table_writer import TableWriter
 from wids.shards.specs.trust import Context
@@ -31,5 +31,5 @@ def unsaved_shards(shards: Iterable[ShardSpec]) -> Sequence[ShardSpec]:
         writer.finish({}, bytes(SHA256_NBYTES), State(0, ""))
         file.flush()
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    context = Context.at("the described shards", os.getcwd(), None)
-    return ShardTable(TableFile("", data), Place(context.base, context, allow_pipe=True))
+    context = Context("the described shards", os.getcwd(), allow_pipe=True)
+    return ShardTable(TableFile("", data), context)

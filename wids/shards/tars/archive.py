@@ -6,6 +6,7 @@ Both lanes of the scan read and extend this state.
 from __future__ import annotations
 
 import logging
+from array import array
 from collections import Counter
 from dataclasses import dataclass
 from mmap import mmap
@@ -62,40 +63,33 @@ class MemberColumns:
 
     def __init__(self) -> None:
         self.names: list[bytes] = []
-        self._offsets: list[IntArray] = []
-        self._sizes: list[IntArray] = []
-        self._heads: list[IntArray] = []
+        self._columns = array("q"), array("q"), array("q")  # offsets, sizes and heads
         self._by_name: dict[bytes, tuple[int, int, int]] = {}
         self._num_by_name = 0  # members that _by_name covers
 
     def append(self, name: bytes, offset: int, size: int, head: int) -> None:
         """Add one member."""
         self.names.append(name)
-        self._offsets.append(np.array([offset], np.int64))
-        self._sizes.append(np.array([size], np.int64))
-        self._heads.append(np.array([head], np.int64))
+        for column, value in zip(self._columns, (offset, size, head), strict=True):
+            column.append(value)
 
     def extend(
         self, names: list[bytes], offsets: IntArray, sizes: IntArray, heads: IntArray
     ) -> None:
         """Add a batch of members."""
         self.names += names
-        self._offsets.append(offsets)
-        self._sizes.append(sizes)
-        self._heads.append(heads)
+        for column, values in zip(self._columns, (offsets, sizes, heads), strict=True):
+            column.frombytes(values.tobytes())
 
     def columns(self) -> tuple[IntArray, IntArray, IntArray]:
         """Return offsets, sizes and heads, one array each."""
-        joined = tuple(map(_joined, (self._offsets, self._sizes, self._heads)))
-        # Stored joined, or a tar of many hard links would join the same arrays repeatedly.
-        self._offsets, self._sizes, self._heads = ([column] for column in joined)
-        offsets, sizes, heads = joined
+        offsets, sizes, heads = (np.array(column, np.int64) for column in self._columns)
         return offsets, sizes, heads
 
     def last(self) -> tuple[int, int, int]:
         """Return the offset, size and head of the last member added."""
-        offsets, sizes, heads = self._offsets[-1], self._sizes[-1], self._heads[-1]
-        return int(offsets[-1]), int(sizes[-1]), int(heads[-1])
+        offsets, sizes, heads = self._columns
+        return offsets[-1], sizes[-1], heads[-1]
 
     def find(self, name: bytes) -> tuple[int, int, int] | None:
         """Return the offset, size and head of the last member with a name, or None."""
@@ -103,7 +97,7 @@ class MemberColumns:
         # more than the scan.
         if self._num_by_name < len(self.names):
             new = slice(self._num_by_name, None)
-            places = zip(*(column[new].tolist() for column in self.columns()), strict=True)
+            places = zip(*(column[new] for column in self._columns), strict=True)
             self._by_name.update(zip(self.names[new], places, strict=True))
             self._num_by_name = len(self.names)
         return self._by_name.get(name)
@@ -167,11 +161,6 @@ class Archive:
     def result(self) -> TarMembers:
         """Return the members found so far."""
         return TarMembers(self.members.names, *self.members.columns(), tuple(self.remarks))
-
-
-def _joined(columns: list[IntArray]) -> IntArray:
-    # numpy refuses to join an empty list, which a tar without members has.
-    return np.concatenate([np.empty(0, np.int64), *columns])
 
 
 @overload

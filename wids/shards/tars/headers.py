@@ -34,13 +34,7 @@ _LOOKALIKES: Final = (
 
 
 class HeaderError(ValueError):
-    """A flaw in a header: what was expected, what was found, and what to do."""
-
-    def __init__(self, expected: str, found: str, remedy: str) -> None:
-        super().__init__(expected, found, remedy)
-        self.expected = expected
-        self.found = found
-        self.remedy = remedy
+    """A flaw in a header. Its arguments are what was expected and found, and what to do."""
 
 
 class Header(NamedTuple):

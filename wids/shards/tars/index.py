@@ -153,24 +153,31 @@ class ShardIndex:
         text = bytes(self.text[self.text_start : self.text_stop])
         return text.split(b"\0")[1:-1] if len(self) else []
 
-    def member(self, local_index: int, field: str) -> int | None:
-        """Return the member with a field of one sample, or None if the sample lacks the field."""
+    def members(self, local_index: int) -> dict[str, int]:
+        """Return the members of one sample by their fields, in the order of the archive."""
         local_index = operator.index(local_index)
         first, stop = map(int, self.member_starts[local_index : local_index + 2])
-        for member in range(first, stop):
-            if self.fields[self.field_ids[member]] == field:
-                return member
-        return None
+        fields = (self.fields[number] for number in self.field_ids[first:stop])
+        return dict(zip(fields, range(first, stop), strict=True))
+
+    def member(self, local_index: int, field: str, name: str) -> int:
+        """Return the member with a field of one sample.
+
+        Raises:
+            KeyError: The sample does not have the field; ``name`` is that of the tar.
+        """
+        member = self.members(local_index).get(field)
+        if member is None:
+            raise missing_field_error(name, self.key(local_index), field)
+        return member
 
     def place(self, local_index: int, field: str, name: str) -> tuple[int, int]:
         """Return where a field of one sample begins in the tar, and its length in bytes.
 
         Raises:
-            KeyError: The sample does not have the field; ``name`` is that of the tar.
+            KeyError: As for `member`.
         """
-        member = self.member(local_index, field)
-        if member is None:
-            raise missing_field_error(name, self.key(local_index), field)
+        member = self.member(local_index, field, name)
         return int(self.blocks[member]) * BLOCK_NBYTES, int(self.sizes[member])
 
     def member_name(self, member: int) -> str:

@@ -1,26 +1,33 @@
 """Define what an open shard offers, whether it is a local file or a tar read by range.
 
-`wids.shards.tars.shard.Shard` and `wids.shards.range_shard.RemoteShard` both satisfy `PooledShard`,
-on which the pool is typed. What reads samples needs less of them: a `ReadableShard`.
+What reads samples needs a `ReadableShard`. `wids.shards.tars.shard.Shard` and
+`wids.shards.range_shard.RemoteShard` are more: each is a `PooledShard`, which a pool keeps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from wids.errors import WidsError
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.raw_samples import Labels, RawSample
+from wids.shards.tars.raw_samples import Labels, RawSample, changed_index_error, position
 from wids.storage.array_types import IntArray
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-class ReadableShard(Protocol):
-    """A shard whose samples can be read from any number of threads: a tar, or a joined one."""
 
-    @property
-    def index(self) -> ShardIndex:
-        """Where the samples are."""
+class ReadableShard:
+    """A shard whose samples can be read from any number of threads: a tar, or a joined one.
+
+    Attributes:
+        name: The shard in messages.
+        index: Where the samples are.
+    """
+
+    name: str
+    index: ShardIndex
 
     def read(
         self, local_index: int, verify: bool = False, labels: Labels | None = None
@@ -36,6 +43,7 @@ class ReadableShard(Protocol):
         Raises:
             ShardFormatError: A member is damaged, or the tar or its index has changed.
         """
+        return self.read_many([local_index], verify=verify, labels=labels)[0]
 
     def read_many(
         self,
@@ -51,6 +59,7 @@ class ReadableShard(Protocol):
             verify: As for `read`.
             labels: As for `read`.
         """
+        raise NotImplementedError
 
     def read_members(self, members: IntArray, *, verify: bool = False) -> list[bytes]:
         """Return the bytes of members, given in ascending order.
@@ -60,49 +69,62 @@ class ReadableShard(Protocol):
         Raises:
             ShardFormatError: A member is damaged, or the tar or its index has changed.
         """
+        raise NotImplementedError
 
     def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
         """Return the bytes of one field from a start to a stop, or to its end."""
+        raise NotImplementedError
 
     def check(self) -> None:
         """Raise `ShardFormatError` if a mapped file has changed its length since it was opened."""
+        if not self.index.is_intact():
+            raise changed_index_error(self.name)
 
 
-class PooledShard(ReadableShard, Protocol):
-    """An open tar: what a pool keeps, which is a sequence of raw samples."""
+class PooledShard(ReadableShard):
+    """An open tar: what a pool keeps, which is a sequence of raw samples.
 
-    @property
-    def nbytes(self) -> int:
-        """Length of the tar in bytes."""
+    Attributes:
+        nbytes: Length of the tar in bytes.
+        is_local: Whether the whole tar is a file on this machine.
+    """
 
-    @property
-    def is_local(self) -> bool:
-        """Whether the whole tar is a file on this machine; the same for all objects of a class."""
+    nbytes: int
+    is_local: bool
 
     @property
     def is_spent(self) -> bool:
         """Whether to open the local file from now on instead of this shard."""
+        return False
+
+    def __repr__(self) -> str:
+        kind = type(self).__name__
+        return f"{kind}({self.name!r}: {len(self)} samples, {self.nbytes} bytes)"
 
     def __len__(self) -> int:
         """Return the number of samples."""
+        return len(self.index)
 
     def __getitem__(self, local_index: int) -> RawSample:
         """Return one sample; negative indices count from the end."""
+        return self.read(position(local_index, len(self), self.name))
 
     def __iter__(self) -> Iterator[RawSample]:
         """Iterate over all samples in order."""
+        return map(self.read, range(len(self)))
 
     def find(self, key: str) -> int:
         """Return the local index of a key, or -1."""
+        return self.index.find(key)
 
     def close(self) -> None:
         """Release what the shard holds; memoryviews that were handed out stay valid."""
 
-    def __enter__(self) -> PooledShard:
-        """Return the shard."""
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the shard."""
+        self.close()
 
 
 def read_or_errors(

@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 import mmap
 import os
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from io import FileIO
 from time import monotonic
-from typing import ClassVar, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -29,12 +28,11 @@ from wids.shards.tars.raw_samples import (
     Raw,
     RawSample,
     changed_header_error,
-    changed_index_error,
     changed_payload_error,
     check_raw,
-    missing_field_error,
     position,
 )
+from wids.shards.tars.readable_shard import PooledShard
 from wids.shards.tars.sample_reader import LARGE_NBYTES, Readers, sample_reader, uniform_reader
 from wids.storage.array_types import IntArray
 from wids.storage.checksums import fastest_crc32
@@ -55,7 +53,7 @@ _CHECK_EVERY_S: Final = 0.005
 """How long reads rely on the last check of the file's size, which costs a microsecond."""
 
 
-class Shard:
+class Shard(PooledShard):
     """One local tar file as a sequence of raw samples.
 
     A raw sample is a dict: each field's bytes under its name with the leading dot, and the key of
@@ -89,7 +87,6 @@ class Shard:
         identity: What distinguished it from other files when it was opened.
         index: Where its samples are.
         is_local: True, as the whole tar is available locally, unlike that of a `RemoteShard`.
-        is_spent: False, as there is nothing better to open.
 
     Raises:
         FetchError: The file cannot be opened.
@@ -97,8 +94,7 @@ class Shard:
             was opened, or is not the tar that its published index was made from.
     """
 
-    is_local: ClassVar[bool] = True
-    is_spent: ClassVar[bool] = False
+    is_local = True
 
     def __init__(
         self,
@@ -111,9 +107,10 @@ class Shard:
         find_index: FindIndex | None = None,
         handle: FileIO | int | None = None,
     ) -> None:
-        self.path = os.fspath(path)
+        self.path = self.name = os.fspath(path)
         self._map, status = map_file(self.path, handle)
         self.identity = TarIdentity.of_file(status)
+        self.nbytes = self.identity.nbytes
         try:
             check_raw(raw)
             self._fields = None if fields is None else frozenset(fields)
@@ -138,20 +135,6 @@ class Shard:
         self._is_fresh = True
         self._check_after_s = monotonic() + _CHECK_EVERY_S
 
-    @property
-    def nbytes(self) -> int:
-        """Length of the tar in bytes."""
-        return self.identity.nbytes
-
-    def __repr__(self) -> str:
-        return f"Shard({self.path!r}: {len(self)} samples, {self.nbytes} bytes)"
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    def __getitem__(self, local_index: int) -> RawSample:
-        return self.read(position(local_index, len(self), self.path))
-
     def __iter__(self) -> Iterator[RawSample]:
         advise(self._map, "SEQUENTIAL")
         try:
@@ -162,7 +145,7 @@ class Shard:
     def read(
         self, local_index: int, verify: bool = False, labels: Labels | None = None
     ) -> RawSample:
-        """Return one sample by its index; see `ReadableShard.read`."""
+        """Return one sample by its index; see `PooledShard.read`."""
         if local_index < 0:
             local_index = position(local_index, len(self), self.path)
         if monotonic() > self._check_after_s:
@@ -238,16 +221,22 @@ class Shard:
         self.check()  # the bytes are complete if the file still has its length
         if len(index.head_crcs):
             lengths = (bodies - starts).tolist()
-            crcs = [zlib.crc32(v[:n]) for v, n in zip(values, lengths, strict=True)]
-            for at in np.flatnonzero(index.head_crcs[members] != crcs)[:1]:
-                field = index.fields[index.field_ids[members[at]]]
-                raise changed_header_error(self.path, int(starts[at]), field)
+            self._check_heads(members, [v[:n] for v, n in zip(values, lengths, strict=True)])
             values = [value[n:] for value, n in zip(values, lengths, strict=True)]
         if verify and len(index.payload_crcs):
             crcs = list(map(fastest_crc32(), values))
             for at in np.flatnonzero(index.payload_crcs[members] != crcs)[:1]:
                 raise changed_payload_error(self.path, index.member_name(int(members[at])))
         return values
+
+    def _check_heads(self, members: IntArray, heads: Sequence[bytes | memoryview]) -> None:
+        """Compare the headers of members with the checksums in the index."""
+        index = self.index
+        crcs = np.array(list(map(fastest_crc32(), heads)), np.uint32)
+        for at in np.flatnonzero(index.head_crcs[members] != crcs)[:1]:
+            body = int(index.blocks[members[at]]) * BLOCK_NBYTES
+            field = index.fields[index.field_ids[members[at]]]
+            raise changed_header_error(self.path, body - len(heads[at]), field)
 
     def views(self, members: IntArray, local_indices: Sequence[int]) -> list[memoryview]:
         """Return views of members in the file itself; they stay valid, and keep it mapped.
@@ -270,10 +259,7 @@ class Shard:
         if len(index.head_crcs):
             heads = (bodies - index.head_blocks[members].astype(np.int64) * BLOCK_NBYTES).tolist()
             headers = [view[start:stop] for start, stop in zip(heads, bodies.tolist(), strict=True)]
-            crcs = list(map(fastest_crc32(), headers))
-            for at in np.flatnonzero(index.head_crcs[members] != np.array(crcs))[:1]:
-                field = index.fields[index.field_ids[members[at]]]
-                raise changed_header_error(self.path, heads[at], field)
+            self._check_heads(members, headers)
         stops = (bodies + index.sizes[members].astype(np.int64)).tolist()
         return [view[start:stop] for start, stop in zip(bodies.tolist(), stops, strict=True)]
 
@@ -286,14 +272,11 @@ class Shard:
         """
         self.check()
         index = self.index
-        member = index.member(local_index, field)
-        if member is None:
-            raise missing_field_error(self.path, index.key(local_index), field)
+        member = index.member(local_index, field, self.path)
         offset, size = int(index.blocks[member]) * BLOCK_NBYTES, int(index.sizes[member])
         if len(index.head_crcs):
             head = self._view[offset - int(index.head_blocks[member]) * BLOCK_NBYTES : offset]
-            if zlib.crc32(head) != index.head_crcs[member]:
-                raise changed_header_error(self.path, offset - len(head), field)
+            self._check_heads(np.array([member]), [head])
         return self._map[offset + min(start, size) : offset + min(stop, size)]
 
     def member(self, local_index: int, field: str) -> tuple[int, int]:
@@ -316,10 +299,6 @@ class Shard:
         local_index = position(local_index, len(self), self.path)
         return self.index.place(local_index, field, self.path)
 
-    def find(self, key: str) -> int:
-        """Return the local index of a key, or -1."""
-        return self.index.find(key)
-
     @property
     def has_changed(self) -> bool:
         """Whether the file has changed its length since it was opened."""
@@ -337,8 +316,7 @@ class Shard:
                 f"{self.path}: expected {self.nbytes} bytes as when it was opened, found {nbytes}; "
                 "it was changed in place: open the dataset again, and replace shards by renaming"
             )
-        if not self.index.is_intact():
-            raise changed_index_error(self.path)
+        super().check()
         if self._is_fresh:
             self._is_fresh = False
             self._read_faster()
@@ -364,9 +342,3 @@ class Shard:
         self._view.release()
         with suppress(BufferError):  # views are in use; the last of them closes the map
             self._map.close()
-
-    def __enter__(self) -> Shard:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -235,7 +235,7 @@ def _parsed(archive: Archive, position: int, parse: Callable[[], _T]) -> _T:
     try:
         return parse()
     except HeaderError as flaw:
-        raise archive.error(position, flaw.expected, flaw.found, flaw.remedy) from None
+        raise archive.error(position, *flaw.args) from None
 
 
 # The end marker, and what may follow it.

@@ -1,0 +1,210 @@
+"""Resolve JSON documents of shards, with all documents that they refer to.
+
+Each is read once, its references are made absolute and its values are checked. A large one is read
+by its table of shards.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from wids.errors import SpecError
+from wids.shards.specs import entries, named_parts, parsing
+from wids.shards.specs.model import INFO, VERSION, DatasetSpec, ShardSpec
+from wids.shards.specs.named_parts import Part
+from wids.shards.specs.shard_sequences import ShardTable, joined
+from wids.shards.specs.trust import MAX_DEPTH, Context
+from wids.shards.tars.member_names import KeySplit
+from wids.storage.cache.cache_names import default_folder
+from wids.storage.fetch import Fetcher
+from wids.storage.transport import urls
+from wids.storage.transport.url_rewrite import rewritten
+
+if TYPE_CHECKING:
+    from wids.shards.specs.shard_table import TableFile
+
+MAX_DOCUMENTS: Final = 10_000
+"""Most documents of one spec."""
+
+_DOCUMENT_KEYS: Final = frozenset(
+    (
+        *("wids_version", "name", "base", "base_path"),
+        *("shardlist", "datasets", "key_split", "index", "table", "weights"),
+    )
+)
+
+Read: TypeAlias = Callable[[str, int], bytes]
+"""``read(url, limit_nbytes)``: the bytes of a document."""
+
+
+class Documents:
+    """Reads the documents of one spec.
+
+    Args:
+        fetcher: Reads URLs.
+        read: Reads documents in its place.
+        folder: The cache folder, with the tables of large documents; None for the default one.
+        allow_pipe: Whether documents may name commands.
+
+    Attributes:
+        origin: The server of the first remote document, or ``""``.
+        infos: The documents of Energon.
+    """
+
+    def __init__(
+        self, fetcher: Fetcher, read: Read | None, folder: str | None, *, allow_pipe: bool
+    ) -> None:
+        self.origin = ""
+        self.infos: list[str] = []
+        self._fetcher = fetcher
+        self._read: Callable[[str, int], bytes | TableFile]
+        self._read = read or partial(_read, fetcher, folder)
+        self._num_documents = self._num_values = 0
+        self.context_at = partial(Context.at, allow_pipe=allow_pipe)
+
+    def bind(self, spec: DatasetSpec) -> None:
+        """Send options without a prefix only to the server of the first document (SEC-9)."""
+        if spec.origin:
+            self._fetcher.bind_options(spec.origin)
+            self.origin = self.origin or spec.origin
+
+    def url(self, url: str, base: str | None = None, chain: tuple[str, ...] = ()) -> DatasetSpec:
+        """Read and load the document at a URL that the documents in ``chain`` led to."""
+        if urls.is_local(url):
+            url = os.path.abspath(urls.local_path(url))
+        name = urls.redact(url)
+        # Only the chain, not all documents: two parts of a spec may refer to the same document.
+        if url in chain:
+            raise SpecError(f"{name}: refers to itself, through {_trail(chain)}")
+        if len(chain) >= MAX_DEPTH:
+            raise SpecError(
+                f"{name}: expected at most {MAX_DEPTH} documents that refer to one another, found "
+                f"more: {_trail(chain)}"
+            )
+        self._num_documents += 1
+        if self._num_documents > MAX_DOCUMENTS:
+            raise SpecError(f"{name}: expected at most {MAX_DOCUMENTS} documents, found more")
+        self.origin = self.origin or urls.origin(url)
+        context = replace(
+            self.context_at(name, urls.parent(url), base),
+            # By its own URL, not by the document that led here: trust is not inherited (SPEC-12).
+            is_trusted=urls.is_local(url),
+            chain=(*chain, url),
+        )
+        found = self._read(url, parsing.MAX_DOCUMENT_NBYTES)
+        if not isinstance(found, bytes):
+            self._num_values += parsing.num_values(json.dumps(found.facts["document"]))
+            return self.document({**found.facts["document"], "shardlist": found}, context)
+        spec = self.document(self.parsed(found, name), context)
+        return self._energon(spec, url) if urls.path_of(url).endswith(f"/{INFO}") else spec
+
+    def _energon(self, spec: DatasetSpec, url: str) -> DatasetSpec:
+        """Return a dataset of Energon with the index beside its document, if it is remote."""
+        from wids.shards.foreign.written_beside import energon_index
+
+        self.infos.append(url)
+        index = None if urls.is_local(url) else energon_index(url, self._fetcher)
+        if index is None:
+            return spec
+        return replace(spec, shards=tuple(replace(shard, index=index) for shard in spec.shards))
+
+    def parsed(self, document: str | bytes, name: str) -> Any:
+        """Parse a document, unless it and the previous ones exceed the limits of a spec."""
+        self._num_values += parsing.num_values(document)
+        if len(document) > parsing.MAX_DOCUMENT_NBYTES or self._num_values > parsing.MAX_VALUES:
+            raise SpecError(
+                f"{name}: expected at most {parsing.MAX_DOCUMENT_NBYTES} bytes in a document and "
+                f"{parsing.MAX_VALUES} values in a spec, found more"
+            )
+        return parsing.parse(document, name)
+
+    def document(self, document: Any, context: Context) -> DatasetSpec:
+        """Resolve a parsed document, or one of the inline datasets inside it."""
+        label = context.name
+        document = entries.normal_form(document, label)
+        version = document.get("wids_version", VERSION)
+        if version != VERSION:
+            raise SpecError(
+                f"{label}: expected wids_version {VERSION}, found {version!r:.80}; "
+                "a newer version of wids may read it"
+            )
+        context = context.of(document)
+        join = context.join
+        name = entries.text(document, "name", label) or ""
+        key_split = entries.key_split_of(document, label)
+        shards = self._shardlist(document, context, key_split)
+        parts = [
+            self._component(component, context.inside(number), join)
+            for number, component in enumerate(entries.list_of(document, "datasets", label))
+        ]
+        index = entries.reference(document, "index", label)
+        packs = named_parts.packs_of(parts, len(shards)) if index is None else ()
+        weights = {**named_parts.combined(parts), **named_parts.weights_of(document, label)}
+        extras = {key: value for key, value in document.items() if key not in _DOCUMENT_KEYS}
+        return DatasetSpec(
+            joined((shards, *(part.spec.shards for part in parts))),
+            name,
+            index and join(index),
+            extras,
+            weights=weights,
+            table=entries.table_of(document, label, join),
+            packs=packs,
+        )
+
+    def _shardlist(
+        self, document: Mapping[str, Any], context: Context, key_split: KeySplit | None
+    ) -> Sequence[ShardSpec]:
+        """Return the shards that a document lists, or those of its table."""
+        listed = document.get("shardlist")
+        if not isinstance(listed, list):
+            from wids.shards.specs.shard_table import TableFile  # not for short documents
+
+            if isinstance(listed, TableFile):
+                table = ShardTable(listed, context, key_split)
+                table.check()
+                return table
+        label, join = context.name, context.join
+        return tuple(
+            entries.shard_of(entry, f"{label}: shardlist[{number}]", join, key_split)
+            for number, entry in enumerate(entries.list_of(document, "shardlist", label))
+        )
+
+    def _component(self, component: Any, context: Context, join: Callable[[str], str]) -> Part:
+        """Resolve one of a document's ``datasets``: a reference to a document, or one inline."""
+        label = context.name
+        if not isinstance(component, Mapping):
+            raise SpecError(f"{label}: expected an object, found {entries.kind_of(component)}")
+        weight = named_parts.weight_of(component, label)
+        name = entries.text(component, "name", label)
+        source = entries.reference(component, "source_url", label)
+        if source is None:
+            spec = self.document(component, context)
+        else:
+            spec = self.url(join(source), chain=context.chain)
+        return Part(
+            named_parts.as_component(spec, name, entries.key_split_of(component, label)),
+            weight,
+            label,
+        )
+
+
+def _read(fetcher: Fetcher, folder: str | None, url: str, limit_nbytes: int) -> bytes | TableFile:
+    """Return the bytes of a document, or its table if it is large."""
+    place = rewritten(url)
+    with suppress(OSError, ValueError):
+        if urls.is_local(place) and os.path.getsize(urls.local_path(place)) <= parsing.SHORT_NBYTES:
+            return fetcher.read(url, limit_nbytes)
+    # Ten modules, which most programs do not need.
+    from wids.shards.specs.spec_tables import SpecTables
+
+    return SpecTables(folder or default_folder(), fetcher).read(url, limit_nbytes)
+
+
+def _trail(chain: tuple[str, ...]) -> str:
+    return " → ".join(map(urls.redact, chain))
