@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, Final
 
 import pytest
@@ -115,10 +115,13 @@ def interrupting(fault: Fault, *packages: str) -> Iterator[None]:
 def failing(fault: Fault, code: int = errno.ENOSPC) -> Iterator[None]:
     """Fail a call in the block that opens, writes, flushes, links or renames a file."""
 
+    def check(name: str) -> None:
+        if fault.is_at(name):
+            raise OSError(code, os.strerror(code))
+
     def checked(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def check_and_call(*arguments: Any, **options: Any) -> Any:
-            if fault.is_at(name):
-                raise OSError(code, os.strerror(code))
+            check(name)
             return call(*arguments, **options)
 
         return check_and_call
@@ -127,16 +130,30 @@ def failing(fault: Fault, code: int = errno.ENOSPC) -> Iterator[None]:
         write = checked("write", io.FileIO.write)
         truncate = checked("truncate", io.FileIO.truncate)
 
+        def __init__(self, file: Any, *arguments: Any, opener: Any = None, **options: Any) -> None:
+            if opener is None and not isinstance(file, int):  # an opener calls `os.open`
+                check("open")
+            super().__init__(file, *arguments, opener=opener, **options)
+
     plain_open = builtins.open
 
-    def open_file(path: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
-        if mode not in ("x+b", "w+b", "r+b"):
-            return plain_open(path, mode, *arguments, **options)
-        return io.BufferedRandom(RawFile(path, mode.replace("b", ""), opener=options.get("opener")))
+    def open_file(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        if "b" not in mode or mode == "rb":
+            return plain_open(file, mode, *arguments, **options)
+        raw = RawFile(file, mode.replace("b", ""), opener=options.get("opener"))
+        return io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
 
     with pytest.MonkeyPatch.context() as patches:
         for name in ("open", "fsync", "replace", "link"):
             patches.setattr(os, name, checked(name, getattr(os, name)))
         patches.setattr(builtins, "open", open_file)
         patches.setattr(tempfile._io, "open", open_file)
+        for module in _importers_of("FileIO"):
+            patches.setattr(module, "FileIO", RawFile)
         yield
+
+
+def _importers_of(name: str) -> list[ModuleType]:
+    """Return the modules of wids that have this name from elsewhere."""
+    modules = [module for key, module in sys.modules.items() if key.startswith("wids.")]
+    return [module for module in modules if hasattr(module, name)]
