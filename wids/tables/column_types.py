@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 _LEAVES: Final = {bool: "bool", int: "int64", float: "float64", str: "string", bytes: "binary"}
 _NUMBERS: Final = frozenset(("int64", "uint64", "float64"))
-_MAX_EXACT: Final = 1 << 53
-"""float64 does not have all integers from here on."""
 
 
 class Kind(NamedTuple):

@@ -84,8 +84,8 @@ class Comparison:
             return is_number(value) and bool(low <= value <= high)
         compare = _SIGNS[self.sign][1]
         if not isinstance(self.value, str):
-            is_kind = is_number if is_number(self.value) else _is_bool
-            return is_kind(value) and compare(value, self.value)
+            is_same_kind = is_number(value) if is_number(self.value) else isinstance(value, bool)
+            return is_same_kind and compare(value, self.value)
         if self.number is not None and is_number(value):
             return compare(value, self.number)
         return self._accepts_as_text(value, compare)
@@ -256,10 +256,6 @@ def label_of(value: Any) -> str | None:
 def is_number(value: Any) -> bool:
     """Return whether a value is a number; it may be infinite, or exceed any float."""
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool)
 
 
 def mask(

@@ -72,9 +72,6 @@ class EveryPosition(PositionMap):
         """Return the positions."""
         return positions.astype(np.int64, copy=False)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return EveryPosition, ()
-
 
 def map_path(cache_folder: str, digest: bytes) -> str:
     """Return the path of the file for two sides with a digest."""
