@@ -157,8 +157,9 @@ class Failures:
 
     def check_shards(self, reader: ShardReader) -> None:
         """Raise the error of a broken shard if all of them have more samples than is allowed."""
-        if self.max_failed is not None and (share := reader.broken_share()) > self.max_failed:
-            raise self._too_many(share, reader.first_broken_error())
+        share = 0 if self.max_failed is None else reader.broken.share(reader.edges)
+        if self.max_failed is not None and share > self.max_failed:
+            raise self._too_many(share, reader.broken.first_error())
 
     def count_read(self, number: int) -> None:
         """Count samples that are asked for, of which `max_failed` is a share."""

@@ -55,6 +55,22 @@ class BrokenShards:
         numbers: IntArray = np.flatnonzero(np.frombuffer(flags, np.uint8))
         return numbers
 
+    def share(self, edges: IntArray) -> float:
+        """Return the share of samples in broken shards; those not counted are as long as others.
+
+        Args:
+            edges: Where shards begin, and the end of the last one.
+        """
+        counts, numbers = np.diff(edges).astype(float), self.numbers
+        uncounted = numbers[counts[numbers] == 0]
+        if len(uncounted):
+            counts[uncounted] = counts.sum() / max(1, len(counts) - len(uncounted))
+        return float(counts[numbers].sum() / max(1.0, counts.sum()))
+
+    def first_error(self) -> WidsError:
+        """Return the error of the first broken shard."""
+        return self.error(int(self.numbers[0]))
+
     @contextmanager
     def watch(self, number: int) -> Iterator[None]:
         """Note the shard if the block raises an error that concerns all of it.

@@ -65,48 +65,38 @@ def url_digest(url: str) -> str:
     return hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def open_copy(store: Cache, remote_file: RemoteFile) -> CachedCopy:
+def open_copy(store: Cache, remote_file: RemoteFile, *, is_suspect: bool = False) -> CachedCopy:
     """Open the copy of a file, and fetch it again if it was changed in the cache; see `Cache.open`.
 
+    Args:
+        store: The cache.
+        remote_file: The file.
+        is_suspect: Whether to compare its bytes even if its time is the recorded one.
+
     Raises:
         FetchError: The file cannot be fetched or stored.
     """
-    copy = store.open(remote_file, partial(_dumped_record, remote_file.url))
-    if _is_as_recorded(copy, remote_file.url):
+    prepare = partial(_dumped_record, remote_file.url)
+    copy = store.open(remote_file, prepare)
+    if _is_as_recorded(copy, remote_file.url, is_suspect=is_suspect):
         return copy
     copy.file.close()
-    return _open_again(store, remote_file, copy.path)
-
-
-def reopen_damaged(store: Cache, remote_file: RemoteFile) -> CachedCopy | None:
-    """Fetch and open a file again; return None if its damaged copy is as it was fetched.
-
-    Raises:
-        FetchError: The file cannot be fetched or stored.
-    """
-    copy = store.open(remote_file, partial(_dumped_record, remote_file.url))
-    is_as_fetched = _is_as_recorded(copy, remote_file.url, is_suspect=True)
-    copy.file.close()
-    return None if is_as_fetched else _open_again(store, remote_file, copy.path)
-
-
-def _open_again(store: Cache, remote_file: RemoteFile, path: str) -> CachedCopy:
     _logger.warning(
         "%s: expected the bytes that were fetched, found others; it was changed in the cache; "
         "fetching it again",
-        path,
+        copy.path,
     )
     store.discard(remote_file)
-    return store.open(remote_file, partial(_dumped_record, remote_file.url))
+    return store.open(remote_file, prepare)
 
 
-def _is_as_recorded(copy: CachedCopy, url: str, *, is_suspect: bool = False) -> bool:
+def _is_as_recorded(copy: CachedCopy, url: str, *, is_suspect: bool) -> bool:
     """Whether a copy has the recorded bytes; if only its time differs, record the new time.
 
     Args:
         copy: The copy; it is closed after an error.
         url: Its URL.
-        is_suspect: Whether to compare the bytes even if the time is the recorded one.
+        is_suspect: As for `open_copy`.
     """
     try:
         status = os.fstat(copy.file.fileno())

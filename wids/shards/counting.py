@@ -72,9 +72,8 @@ def count_samples(
                 with _passing_over(counts, number):
                     counts[number] = open_length(number)
             bar.reach(num_counted)
-    broken = opener.broken.numbers
-    if len(broken) == len(counts):  # a dataset of nothing would be read without an error
-        raise opener.broken.error(int(broken[0]))
+    if len(opener.broken.numbers) == len(counts):  # it would be read as nothing, without an error
+        raise opener.broken.first_error()
     return [count or 0 for count in counts]
 
 

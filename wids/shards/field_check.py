@@ -65,9 +65,22 @@ class FieldCheck:
         if not missing:
             return
         has_none = missing == self._wanted
-        missing, existing, is_proven = self._look(number, missing, existing)
-        if not missing:
-            return
+        numbers = [other for other in range(len(self._opener.shards)) if other != number]
+        # In a concatenation, often only some datasets have a field, so neighbours say little.
+        random.Random(0).shuffle(numbers)  # noqa: S311 - any order will do
+        until_s, is_proven = time.monotonic() + _LOOK_S, True
+        for other in numbers:
+            if time.monotonic() > until_s:
+                is_proven = False  # the last shard may have a rare field
+                break
+            found = None
+            with suppress(WidsError):  # reported when the shard is read
+                found = self._fields(other)
+            is_proven = is_proven and found is not None
+            existing |= found or set()
+            if existing >= self._wanted:
+                return
+        missing -= existing
         names, known = _listed(sorted(missing)), _listed(_nearest_first(existing, missing))
         if is_proven:
             raise ValueError(
@@ -81,32 +94,6 @@ class FieldCheck:
                 stacklevel=2,
             )
 
-    def _look(
-        self, first: int, missing: frozenset[str], existing: frozenset[str]
-    ) -> tuple[frozenset[str], frozenset[str], bool]:
-        """Look for fields in the other shards.
-
-        Returns:
-            The fields that are still missing, those that exist, and whether all shards were seen.
-        """
-        numbers = list(range(len(self._opener.shards)))
-        # In a concatenation, often only some datasets have a field, so neighbours say little.
-        random.Random(0).shuffle(numbers)  # noqa: S311 - any order will do
-        until_s, is_proven = time.monotonic() + _LOOK_S, True
-        for number in numbers:
-            if not missing or time.monotonic() > until_s:
-                # A timeout proves nothing, so the caller at most warns: the last shard may have a
-                # rare field.
-                return missing, existing, False
-            if number == first:
-                continue
-            found = None
-            with suppress(WidsError):  # reported when the shard is read
-                found = self._fields(number)
-            is_proven = is_proven and found is not None
-            missing, existing = missing - (found or set()), existing | (found or set())
-        return missing, existing, is_proven
-
     def _fields(self, number: int) -> set[str] | None:
         """Return the fields of a shard; None if it would have to be fetched."""
         if not self._opener.has_index(number):
@@ -118,11 +105,9 @@ class FieldCheck:
 
 def _nearest_first(names: Iterable[str], wanted: Iterable[str]) -> list[str]:
     """Return names, those most similar to a wanted one first."""
-
-    def distance(name: str) -> float:
-        return -max(SequenceMatcher(None, name, other).ratio() for other in wanted)
-
-    return sorted(names, key=lambda name: (distance(name), name))
+    return sorted(
+        names, key=lambda name: (-max(SequenceMatcher(None, name, w).ratio() for w in wanted), name)
+    )
 
 
 def _listed(names: list[str]) -> str:

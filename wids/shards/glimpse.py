@@ -178,12 +178,10 @@ class Glimpse:
 
     def _scan_part(self) -> None:
         """Scan the next member, and all that follow whose headers were already read."""
-        self._scan.step()
-        while not self._scan.is_complete and self._is_at_hand():
-            self._scan.step()
-
-    def _is_at_hand(self) -> bool:
-        return self._parts.has(self._scan.position, self._scan.position + BLOCK_NBYTES)
+        scan = self._scan
+        scan.step()
+        while not scan.is_complete and self.has(scan.position, scan.position + BLOCK_NBYTES):
+            scan.step()
 
     def _try(self, work: Callable[[], None]) -> None:
         """Scan; store an error of the tar, since the samples before it can still be shown."""

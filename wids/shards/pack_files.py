@@ -11,7 +11,7 @@ from io import FileIO
 from typing import Final
 
 from wids.errors import WidsError
-from wids.shards.copy_records import open_copy, reopen_damaged
+from wids.shards.copy_records import open_copy
 from wids.shards.indexes.pack import Pack, load_pack
 from wids.shards.indexes.range_pack import RangePack
 from wids.shards.side_files import versioned_file
@@ -20,7 +20,7 @@ from wids.storage.cache import cache_names
 from wids.storage.cache.cache_names import RemoteFile
 from wids.storage.cache.small_files import save_quietly
 from wids.storage.cache.space import Space, StorageError
-from wids.storage.cache.store import Cache, CachedCopy
+from wids.storage.cache.store import Cache
 from wids.storage.cache.turns import turn
 from wids.storage.fetch import Fetcher, downloaded
 from wids.storage.range_reader import RangeError
@@ -99,13 +99,13 @@ def _load_stored(store: Cache, remote_file: RemoteFile, num_shards: int) -> Pack
         OSError: The copy cannot be read.
         WidsError: The pack cannot be fetched or stored.
     """
-    copy: CachedCopy | None = open_copy(store, remote_file)
-    pack = None
-    while copy is not None and pack is None:
+    for is_suspect in (False, True):
+        copy = open_copy(store, remote_file, is_suspect=is_suspect)
         # The map made from the file keeps the copy from being evicted.
         pack = load_pack(copy.path, copy.file, num_shards)
-        copy = None if pack is not None else reopen_damaged(store, remote_file)
-    return pack
+        if pack is not None:
+            return pack
+    return None
 
 
 def _load_unstored(fetcher: Fetcher, url: str, num_shards: int) -> Pack | None:

@@ -6,7 +6,7 @@ a batch takes two round trips, whatever the number of its shards and samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias, TypeVar
 
@@ -53,7 +53,7 @@ def fly(pool: ShardPool, opener: ShardOpener, wanted: Mapping[int, Sequence[int]
         arrived[number][span] = data
     for number, shard in landed.items():
         if isinstance(shard, RemoteShard):
-            landed[number] = shard.read_by(partial(_taken, arrived, number, shard))
+            landed[number] = shard.read_by(partial(_taken, arrived[number], shard))
     return landed
 
 
@@ -91,25 +91,19 @@ def _caught(call: Callable[[], T]) -> Callable[[], T | WidsError]:
 
 
 def _taken(
-    arrived: Mapping[int, Mapping[Span, bytes | WidsError]],
-    number: int,
-    shard: RemoteShard,
-    spans: Sequence[Span],
+    arrived: Mapping[Span, bytes | WidsError], shard: RemoteShard, spans: Sequence[Span]
 ) -> list[memoryview]:
     """Return ranges of one shard that arrived, or parts of them; another range is requested."""
-    return [_part(arrived[number], shard, span) for span in spans]
+    return [_part(arrived, shard, span) for span in spans]
 
 
 def _part(arrived: Mapping[Span, bytes | WidsError], shard: RemoteShard, span: Span) -> memoryview:
-    found = span if span in arrived else _around(arrived, span)
+    # Where samples of a batch are read one by one, a range is inside another one.
+    around = (found for found in arrived if found[0] <= span[0] and span[1] <= found[1])
+    found = span if span in arrived else next(around, None)
     if found is None:
         return shard.read_ranges([span])[0]
     data = arrived[found]
     if isinstance(data, WidsError):
         raise data
     return memoryview(data)[span[0] - found[0] : span[1] - found[0]]
-
-
-def _around(arrived: Iterable[Span], span: Span) -> Span | None:
-    """Return the range that a range is inside, where samples of a batch are read one by one."""
-    return next((s for s in arrived if s[0] <= span[0] and span[1] <= s[1]), None)

@@ -31,6 +31,7 @@ from wids.storage.sizes import count_text
 from wids.storage.transport import urls
 
 if TYPE_CHECKING:
+    from wids.shards.broken_shards import BrokenShards
     from wids.shards.capacity import Capacity
     from wids.shards.key_lookup import KeyLookup
 
@@ -250,7 +251,7 @@ class ShardReader:
         return None if shard is None else shard.index
 
     def known_index(self, number: int) -> ShardIndex | None:
-        """Return the index of a shard if it is available: from the open shard, or from a pack."""
+        """Return the index of a shard if it is available: without opening its shard."""
         shard = self.pool.peek(number)
         return self.counted.opener.known_index(number) if shard is None else shard.index
 
@@ -356,7 +357,7 @@ class ShardReader:
         """
         if not (isinstance(shard, Shard) and isinstance(error, ShardFormatError)):
             return False
-        if shard.has_changed and self.counted.opener.broken.are_noted:
+        if shard.has_changed and self.broken.are_noted:
             self.pool.drop(number, shard)
             return True  # opening it shows what it is now
         if not self.counted.opener.discard_copy(number, shard, error):
@@ -371,28 +372,19 @@ class ShardReader:
 
     # Broken shards.
 
+    @property
+    def broken(self) -> BrokenShards:
+        """The shards that were noted as broken."""
+        return self.counted.opener.broken
+
     def pass_over_broken(self) -> None:
         """Note shards that are broken from now on, and do not open them again."""
-        self.counted.opener.broken.begin()
+        self.broken.begin()
 
     @property
     def num_broken(self) -> int:
         """Number of shards that were noted as broken, in all processes that share the dataset."""
-        return len(self.counted.opener.broken.numbers)
-
-    def broken_share(self) -> float:
-        """Return the share of samples in broken shards; those not counted are as long as others."""
-        counts = np.diff(self.edges).astype(float)
-        numbers = self.counted.opener.broken.numbers
-        uncounted = numbers[counts[numbers] == 0]
-        if len(uncounted):
-            counts[uncounted] = counts.sum() / max(1, len(counts) - len(uncounted))
-        return float(counts[numbers].sum() / max(1.0, counts.sum()))
-
-    def first_broken_error(self) -> WidsError:
-        """Return the error of the first broken shard."""
-        broken = self.counted.opener.broken
-        return broken.error(int(broken.numbers[0]))
+        return len(self.broken.numbers)
 
     # The cache, and other readers.
 

@@ -200,10 +200,10 @@ def read_by_ffmpeg(
             raise ValueError("expected audio, found a file without an audio stream")
         stream = file.streams.audio[0]
         rate, channels = int(stream.rate), int(stream.channels)
-        total = _num_frames(file, stream, rate)
-        if total is None and wanted.is_random:
+        length_s = stated_s(file, stream)
+        if length_s is None and wanted.is_random:
             raise ValueError("expected a file that states its length, found none to choose from")
-        start, count = wanted.part(rate, total or 0, generator)
+        start, count = wanted.part(rate, round((length_s or 0) * rate), generator)
         if wanted.duration_s is None:
             count = _ALL_FRAMES  # the stated length leaves out what encoders add at the end
         planar = av.AudioResampler(format="fltp")
@@ -220,11 +220,11 @@ def read_by_ffmpeg(
         return _joined(blocks, channels), rate
 
 
-def _num_frames(file: Any, stream: Any, rate: int) -> int | None:
-    """Return how many frames a stream has, or None where neither it nor the file says so."""
+def stated_s(file: Any, stream: Any) -> float | None:
+    """Return the length of a stream in seconds, or None if neither it nor the file states one."""
     if stream.duration is not None:
-        return round(float(stream.duration * stream.time_base) * rate)
-    return None if file.duration is None else round(file.duration / 1e6 * rate)
+        return float(stream.duration * stream.time_base)
+    return None if file.duration is None else float(file.duration) / 1e6
 
 
 def opened_media(file: IO[bytes]) -> Any:

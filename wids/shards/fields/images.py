@@ -31,16 +31,17 @@ Pillow's own conversion makes two more copies of the whole image: a JPEG of 1500
 15.5 ms to an array, and 12.9 ms in strips of this size.
 """
 
-_WEBDATASET_MODES: Final = ("l", "rgb", "rgba")
-_WEBDATASET_NAMES: Final = (
-    *(
-        f"{container}{mode}{end}"
-        for container in ("", "torch")
-        for mode in _WEBDATASET_MODES
-        for end in ("8", "")
-    ),
-    *(f"pil{mode}" for mode in ("", *_WEBDATASET_MODES)),
-)
+_OWN_NAMES: Final = {"PIL": ("pil", ""), "numpy": ("", ""), "torch": ("torch", "")}
+_WEBDATASET_NAMES: Final = {
+    f"{container}{mode}{end}": (container, f"{mode or 'rgb'}{end}")
+    for container, modes, ends in (
+        *((container, ("l", "rgb", "rgba"), ("8", "")) for container in ("", "torch")),
+        ("pil", ("", "l", "rgb", "rgba"), ("",)),
+    )
+    for mode in modes
+    for end in ends
+}
+"""Container and mode by name; ``8`` for uint8 instead of floats."""
 
 _DEEP_MODES: Final = ("I;16", "I;16B", "I", "F")
 _ALPHA_MODES: Final = ("RGBA", "LA", "PA")
@@ -68,18 +69,16 @@ def image_decoder(images: Any, at_least: Size | None = None) -> Callable[[bytes]
     """
     if at_least is not None:
         at_least = _checked_size(at_least)
-    decoders = {"PIL": decode_pil, "numpy": _decode_numpy, "torch": _decode_torch}
-    if isinstance(images, str):
-        if images in decoders:
-            # partial, not a closure: spawned workers receive the decoder by pickle.
-            decode = decoders[images]
-            return decode if at_least is None else partial(decode, at_least=at_least)
-        if images in _WEBDATASET_NAMES:
-            return _WebdatasetDecoder(images, at_least)
-    raise ValueError(
-        f'images: expected "PIL", "numpy", "torch" or one of webdataset\'s names, '
-        f"{' '.join(_WEBDATASET_NAMES)}, found {images!r}"
-    )
+    found = {**_OWN_NAMES, **_WEBDATASET_NAMES}.get(images if isinstance(images, str) else "")
+    if found is None:
+        raise ValueError(
+            f'images: expected "PIL", "numpy", "torch" or one of webdataset\'s names, '
+            f"{' '.join(_WEBDATASET_NAMES)}, found {images!r}"
+        )
+    container, mode = found
+    is_float = container != "pil" and mode != "" and not mode.endswith("8")
+    # partial, not a closure: spawned workers receive the decoder by pickle.
+    return partial(_decoded, container, mode.removesuffix("8").upper(), is_float, at_least)
 
 
 def _checked_size(size: Any) -> Size:
@@ -115,11 +114,35 @@ def decode_pil(data: bytes, at_least: Size | None = None) -> Any:
     return image
 
 
-def _decode_numpy(data: bytes, at_least: Size | None = None) -> Any:
-    pixels = turbo_pixels(data, at_least)
-    if pixels is not None:
-        return pixels
-    image = decode_pil(data, at_least)
+def _decoded(container: str, mode: str, is_float: bool, at_least: Size | None, data: bytes) -> Any:
+    """Return an image in a container, converted to a mode of Pillow unless that is empty."""
+    if container == "pil":
+        image = decode_pil(data, at_least)
+        return _converted(image, mode) if mode else image
+    array = turbo_pixels(data, at_least, mode or None)
+    if array is None:
+        image = decode_pil(data, at_least)
+        array = _array_of(_converted(image, mode)) if mode else _stored_array(image)
+    if is_float:
+        array = array.astype(np.float32)
+        array /= np.float32(255)
+    if container == "":
+        return array
+    return _channels_first(array if mode or array.ndim == 3 else array[:, :, None])
+
+
+def _converted(image: Any, mode: str) -> Any:
+    from PIL import Image
+
+    if image.mode[0] in "IF":  # `convert` would clip 16 bits at 255
+        image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
+    if image.mode == "P" and image.has_transparency_data:
+        image = image.convert("RGBA")  # Pillow warns if it goes to another mode directly
+    return image.convert(mode)
+
+
+def _stored_array(image: Any) -> npt.NDArray[Any]:
+    """Return the array of an image in its mode, if that is one of arrays."""
     if image.mode[0] in "IF":  # grey with more than 8 bits, which `convert` would clip at 255
         array = np.array(image)
         # Pillow opens 16-bit grey as int32 in some formats and releases.
@@ -144,50 +167,12 @@ def _array_of(image: Any) -> npt.NDArray[np.uint8]:
     return array
 
 
-def _decode_torch(data: bytes, at_least: Size | None = None) -> Any:
-    array = _decode_numpy(data, at_least)
-    return _channels_first(array if array.ndim == 3 else array[:, :, None])
-
-
 def _channels_first(array: npt.NDArray[Any]) -> Any:
     import torch
 
     # A view: the memory keeps the order in which decoders write it (torch.channels_last). A copy
     # would take 3 ms for 1500 by 2250 pixels, and later steps would not be faster: decision 0049.
     return torch.from_numpy(array).permute(2, 0, 1) if array.ndim == 3 else torch.from_numpy(array)
-
-
-class _WebdatasetDecoder:
-    """A decoder for one of webdataset's names, which state container, mode, and float or uint8."""
-
-    def __init__(self, name: str, at_least: Size | None) -> None:
-        self.at_least = at_least
-        self.container = next(c for c in ("torch", "pil", "") if name.startswith(c))
-        rest = name.removeprefix(self.container)
-        self.is_float = not rest.endswith("8") and self.container != "pil"
-        self.mode = rest.removesuffix("8") or "rgb"
-
-    def __call__(self, data: bytes) -> Any:
-        mode = self.mode.upper()
-        if self.container == "pil":
-            return self._image(data, mode)
-        array = turbo_pixels(data, self.at_least, mode)
-        if array is None:
-            array = _array_of(self._image(data, mode))
-        if self.is_float:
-            array = array.astype(np.float32)
-            array /= np.float32(255)
-        return array if self.container == "" else _channels_first(array)
-
-    def _image(self, data: bytes, mode: str) -> Any:
-        from PIL import Image
-
-        image = decode_pil(data, self.at_least)
-        if image.mode[0] in "IF":  # `convert` would clip 16 bits at 255
-            image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
-        if image.mode == "P" and image.has_transparency_data:
-            image = image.convert("RGBA")  # Pillow warns if it goes to another mode directly
-        return image.convert(mode)
 
 
 # Encoding.

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -24,6 +23,7 @@ from wids.shards.fields.audio import (
     needs_generator,
     opened_media,
     read_by_ffmpeg,
+    stated_s,
 )
 from wids.shards.fields.safety import MAX_UNZIPPED_NBYTES, within_s
 
@@ -94,17 +94,11 @@ class VideoReader:
             sound = self._container.streams.audio
             self.audio_rate = int(sound[0].rate) if sound else None
             self._start_s = float((self._stream.start_time or 0) * self._stream.time_base)
-            self.duration_s = self._stated_s()
+            length_s = stated_s(self._container, self._stream)
+            self.duration_s = self._stream.frames / self.rate if length_s is None else length_s
         except BaseException:
             self.close()
             raise
-
-    def _stated_s(self) -> float:
-        if self._stream.duration is not None:
-            return float(self._stream.duration * self._stream.time_base)
-        if self._container.duration is not None:
-            return float(self._container.duration) / 1e6
-        return int(self._stream.frames) / self.rate
 
     def __len__(self) -> int:
         """Return the number of frames, from the film's index or from its length and rate."""
@@ -216,12 +210,7 @@ class VideoReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

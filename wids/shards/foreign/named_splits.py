@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -11,7 +10,7 @@ from typing import Any
 from wids.errors import NotFoundError, SpecError
 from wids.shards.specs.braces import expand
 from wids.shards.specs.model import DatasetSpec
-from wids.shards.specs.parsing import MAX_DOCUMENT_NBYTES
+from wids.shards.specs.parsing import MAX_DOCUMENT_NBYTES, parse
 from wids.storage.transport import urls
 
 
@@ -63,7 +62,7 @@ def _energon_split(info: str, split: str, read: Callable[[str, int], bytes]) -> 
         document = _from_yaml(data, url)
     except NotFoundError:
         url = urls.join(folder, "split.json")
-        document = _from_json(read(url, MAX_DOCUMENT_NBYTES), url)
+        document = parse(read(url, MAX_DOCUMENT_NBYTES), urls.redact(url))
     try:
         parts = {name: list(own or ()) for name, own in document["split_parts"].items()}
         names = [name for part in parts.get(split, ()) for name in expand(part)]
@@ -82,13 +81,6 @@ def _energon_split(info: str, split: str, read: Callable[[str, int], bytes]) -> 
             "load the dataset without split, and select a view of it"
         )
     return [join(name) for name in names if name not in excluded]
-
-
-def _from_json(data: bytes, url: str) -> Any:
-    try:
-        return json.loads(data)
-    except ValueError as error:
-        raise SpecError(f"{urls.redact(url)}: expected JSON, found an error: {error}") from error
 
 
 def _from_yaml(data: bytes, url: str) -> Any:
