@@ -151,24 +151,35 @@ def test_ranks_of_one_parent_count_apart() -> None:
     assert spent(before)["samples"] == 60
 
 
+class Slow:
+    """A transformation that takes its seconds times the sample."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __call__(self, sample: float) -> float:
+        busy(self.seconds * sample)
+        return sample
+
+
+class SlowDecoder(Slow):
+    """The same, which counts as decoding."""
+
+
+def by(steps: Any) -> Any:
+    """Return a callable that takes a sample through steps."""
+    return lambda sample: [step(sample) for step in steps][-1]
+
+
 @pytest.mark.usefixtures("counting")
-def test_steps_of_a_batch_are_split_as_those_of_some_samples() -> None:
+def test_steps_of_a_batch_are_split_as_those_of_some_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The time of decoding and of other transformations adds up, though few samples show it."""
-
-    def by_step(sample: float) -> float:
-        stages.step(stages.DECODE, busy, 3 * sample)
-        stages.step(stages.TRANSFORM, busy, sample)
-        return sample
-
-    def transform(sample: float) -> float:
-        busy(4 * sample)
-        return sample
-
-    steps, samples, before = object(), [0.002] * 4, stages.counted()
+    monkeypatch.setitem(stages.of_type, SlowDecoder, stages.DECODE)
+    steps, samples, before = [SlowDecoder(3), Slow(1)], [0.002] * 4, stages.counted()
     for _ in range(2):
-        made = stages.timed(
-            stages.READ, stages.timed_as_first, steps, lambda: by_step, transform, samples
-        )
+        made = stages.timed(stages.READ, stages.timed_steps, steps, by(steps), by, samples)
         assert made == samples
     found = spent(before)
     assert found["decode_s"] >= found["transform_s"]
