@@ -151,18 +151,19 @@ def test_ranks_of_one_parent_count_apart() -> None:
     assert spent(before)["samples"] == 60
 
 
-class Slow:
-    """A transformation that takes its seconds times the sample."""
+class Step:
+    """A transformation that moves a clock by its seconds."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, clock: list[float], seconds: float) -> None:
+        self.clock = clock
         self.seconds = seconds
 
-    def __call__(self, sample: float) -> float:
-        busy(self.seconds * sample)
+    def __call__(self, sample: int) -> int:
+        self.clock[0] += self.seconds
         return sample
 
 
-class SlowDecoder(Slow):
+class Decoding(Step):
     """The same, which counts as decoding."""
 
 
@@ -176,14 +177,17 @@ def test_steps_of_a_batch_are_split_as_those_of_some_samples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The time of decoding and of other transformations adds up, though few samples show it."""
-    monkeypatch.setitem(stages.of_type, SlowDecoder, stages.DECODE)
-    steps, samples, before = [SlowDecoder(3), Slow(1)], [0.002] * 4, stages.counted()
+    clock, samples = [0.0], list(range(4))
+    monkeypatch.setattr(stages, "perf_counter", lambda: clock[0])
+    monkeypatch.setitem(stages.of_type, Decoding, stages.DECODE)
+    steps, before = [Decoding(clock, 3), Step(clock, 1)], stages.counted()
     for _ in range(2):
         made = stages.timed(stages.READ, stages.timed_steps, steps, by(steps), by, samples)
         assert made == samples
     found = spent(before)
-    assert found["decode_s"] >= found["transform_s"]
-    assert found["decode_s"] + found["transform_s"] >= 8 * 0.008
+    assert found["decode_s"] == pytest.approx(8 * 3)
+    assert found["transform_s"] == pytest.approx(8)
+    assert found["read_s"] == found["between_s"] == 0
 
 
 def test_nothing_is_lost_when_a_row_is_taken_again() -> None:
