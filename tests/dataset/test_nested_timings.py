@@ -57,7 +57,7 @@ def test_a_block_leaves_nothing_behind(dataset: Any) -> None:
     with wids.timings(ReadOnly(dataset, batch_size=2, collate_fn=wids.collate)):
         pass
     assert ReadOnly.__iter__ is before
-    assert not stages.are_timed()
+    assert not stages.here.common[0]
 
 
 def test_setting_a_number_shows_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

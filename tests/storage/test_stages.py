@@ -151,28 +151,43 @@ def test_ranks_of_one_parent_count_apart() -> None:
     assert spent(before)["samples"] == 60
 
 
+class Step:
+    """A transformation that moves a clock by its seconds."""
+
+    def __init__(self, clock: list[float], seconds: float) -> None:
+        self.clock = clock
+        self.seconds = seconds
+
+    def __call__(self, sample: int) -> int:
+        self.clock[0] += self.seconds
+        return sample
+
+
+class Decoding(Step):
+    """The same, which counts as decoding."""
+
+
+def by(steps: Any) -> Any:
+    """Return a callable that takes a sample through steps."""
+    return lambda sample: [step(sample) for step in steps][-1]
+
+
 @pytest.mark.usefixtures("counting")
-def test_steps_of_a_batch_are_split_as_those_of_some_samples() -> None:
+def test_steps_of_a_batch_are_split_as_those_of_some_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The time of decoding and of other transformations adds up, though few samples show it."""
-
-    def by_step(sample: float) -> float:
-        stages.step(stages.DECODE, busy, 3 * sample)
-        stages.step(stages.TRANSFORM, busy, sample)
-        return sample
-
-    def transform(sample: float) -> float:
-        busy(4 * sample)
-        return sample
-
-    steps, samples, before = object(), [0.002] * 4, stages.counted()
+    clock, samples = [0.0], list(range(4))
+    monkeypatch.setattr(stages, "perf_counter", lambda: clock[0])
+    monkeypatch.setitem(stages.of_type, Decoding, stages.DECODE)
+    steps, before = [Decoding(clock, 3), Step(clock, 1)], stages.counted()
     for _ in range(2):
-        made = stages.timed(
-            stages.READ, stages.timed_as_first, steps, lambda: by_step, transform, samples
-        )
+        made = stages.timed(stages.READ, stages.timed_steps, steps, by(steps), by, samples)
         assert made == samples
     found = spent(before)
-    assert found["decode_s"] >= found["transform_s"]
-    assert found["decode_s"] + found["transform_s"] >= 8 * 0.008
+    assert found["decode_s"] == pytest.approx(8 * 3)
+    assert found["transform_s"] == pytest.approx(8)
+    assert found["read_s"] == found["between_s"] == 0
 
 
 def test_nothing_is_lost_when_a_row_is_taken_again() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,9 +26,8 @@ from wids.shards.positions import (
     select_batch,
 )
 from wids.shards.reader import OpenByNumber, ShardReader, together
-from wids.storage import stages
 from wids.storage.range_reader import RangeError
-from wids.storage.stages import here
+from wids.storage.stages import READ, SAMPLES, here, this_process, timed, timed_steps
 
 OnError: TypeAlias = Callable[[WidsError], Any]
 
@@ -150,29 +148,7 @@ class Access:
         """Return the same samples as they are stored, whose errors are raised."""
         return replace(self.with_on_error(None), reader=self.reader.undecoded(), transformations=[])
 
-    def as_timed(self) -> Access:
-        """Return the same samples; while seconds are counted, those of each transformation are."""
-        if not (here.common[0] and self.transformations):
-            return self
-        steps: list[Transformation] = [
-            partial(stages.step, stages.stage_of(step), step) for step in self.transformations
-        ]
-        # As in `selected`: this is done for each batch.
-        return Access(
-            self.positions,
-            self.reader,
-            self.dataset_name,
-            steps,
-            self.on_error,
-            self.failures,
-            self.is_overridden,
-        )
-
     # Reading.
-
-    def one(self, index: int) -> Any:
-        """Return one sample; the index must not be negative."""
-        return self.sample(int(self.positions[index]))
 
     def sample(
         self, position: int, number: int = -1, local: bool | None = None, is_again: bool = False
@@ -208,12 +184,29 @@ class Access:
             if shard is not None and not is_again and reader.replaces(number, shard, error):
                 return self.sample(position, number, local, is_again=True)
             return self._stand_in(error, position)
-        return self.transformed(sample) if transformations else sample
+        if not transformations:
+            return sample
+        if this_process.num_watchers and here.common[0]:
+            return self.transformed_together([sample])[0]
+        return self.transformed(sample)
+
+    def watched(self, position: int, number: int = -1, local: bool | None = None) -> Any:
+        """Return `sample`, and count and time it for those who want to know."""
+        here.row[SAMPLES] += 1
+        if self.failures is not None:
+            self.failures.count_read(1)
+        if here.common[0]:
+            return timed(READ, self.sample, position, number, local)
+        return self.sample(position, number, local)
 
     def batch(self, indices: Indices) -> list[Any]:
         """Return several samples, with each shard opened once."""
         if self.failures is not None:
             return self.failures.batch(self, indices)
+        here.row[SAMPLES] += len(indices)
+        return timed(READ, self._batch, indices)
+
+    def _batch(self, indices: Indices) -> list[Any]:
         # True and False in a batch are 1 and 0, as for dataset[i]; only a view takes a mask.
         positions = select_batch(self.positions, indices)
         samples: list[Any] = [None] * len(positions)
@@ -233,8 +226,11 @@ class Access:
             # Asked once for each shard, since the answer depends on how much of it the view has.
             if number != latest:
                 latest, local = number, reader.fetches_for_view(number, positions)
-            here.row[stages.SAMPLES] += 1
-            yield stages.timed(stages.READ, self.as_timed().sample, position, number, local)
+            if this_process.num_watchers:
+                yield self.watched(position, number, local)
+            else:
+                this_process.num_samples += 1
+                yield self.sample(position, number, local)
 
     def _read_into(
         self,
@@ -246,8 +242,6 @@ class Access:
     ) -> None:
         """Read, label and transform samples of one shard, into their places in a batch."""
         reader, transformations = self.reader, self.transformations
-        if here.common[0]:
-            stages.enter(stages.READ)  # the samples of another shard were transformed before
         local = reader.fetches_for_many
         verify = reader.verifies_decoded if transformations else reader.verifies_raw
         shard = None
@@ -266,29 +260,20 @@ class Access:
                     else self.sample(start + local_index, number, local)
                 )
             return
-        if transformations and here.common[0] and not self._enters_stage():
-            samples, transformations = self.transformed_together(samples), []
+        if transformations:
+            samples = self.transformed_together(samples)
         for place, sample in zip(places, samples, strict=True):
-            batch[place] = self.transformed(sample) if transformations else sample
+            batch[place] = sample
 
     def transformed_together(self, samples: list[Any]) -> list[Any]:
-        """Return what the transformations make of labelled samples.
-
-        Where they are timed, the steps of some samples show how to split the time of all: timing
-        each step of each sample would take a third of the time of small ones.
-        """
-        if not here.common[0] or self._enters_stage():
+        """Return what the transformations make of labelled samples."""
+        if not here.common[0]:
             return list(map(self.transformed, samples))
-        return stages.timed_as_first(
-            self.transformations, lambda: self.as_timed().transformed, self.transformed, samples
-        )
 
-    def _enters_stage(self) -> bool:
-        """Enter the stage of the transformations, and return True, if all have the same one."""
-        kinds = {stages.stage_of(step) for step in self.transformations}
-        if len(kinds) == 1:
-            stages.enter(*kinds)
-        return len(kinds) == 1
+        def by(steps: list[Transformation]) -> Transformation:
+            return replace(self, transformations=steps).transformed
+
+        return timed_steps(self.transformations, self.transformed, by, samples)
 
     def transformed(self, sample: Any) -> Any:
         """Return what the transformations make of a labelled sample."""

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from wids.errors import SampleError, ShardFormatError, WidsError
 from wids.shards.reader import ShardReader
 from wids.storage.shared_number import SharedNumber
+from wids.storage.stages import this_process
 
 Policy = Literal["skip", "next"]
 Indices: TypeAlias = "Sequence[int] | npt.NDArray[Any]"
@@ -101,6 +102,15 @@ class Failures:
         self._num_read = SharedNumber()
         self._num_read.reserve()
         self._has_warned = False
+        self._watch()
+
+    def _watch(self) -> None:
+        if self.max_failed is not None:
+            this_process.num_watchers += 1  # single samples have to be counted too
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._watch()
 
     def batch(self, access: Collectable, indices: Indices) -> list[Any]:
         """Return the samples of a batch, without those that failed, or with others in their place.

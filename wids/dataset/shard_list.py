@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import nullcontext
 from copy import copy
 from dataclasses import replace
 from io import BufferedReader
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import numpy.typing as npt
 
+from wids.dataset import one_by_one
 from wids.dataset.access import Access, OnError
 from wids.dataset.failures import Policy, as_failures
 from wids.dataset.mapstyle import TorchDataset, join_torch, overrides
@@ -33,7 +33,6 @@ from wids.shards.positions import (
     counts_per_shard,
     first_index_of,
     from_start,
-    select_batch,
 )
 from wids.shards.read_options import AccessMode, ReadOptions, Verify, field_set
 from wids.shards.reader import ShardReader
@@ -46,7 +45,7 @@ from wids.shards.tars.shard import Shard
 from wids.storage.cache.store import Cache, Localname
 from wids.storage.fetch import Fetcher
 from wids.storage.shared_number import SharedNumber
-from wids.storage.stages import READ, SAMPLES, TRANSFORM, here, timed
+from wids.storage.stages import counted, this_process
 from wids.storage.transport import urls
 from wids.storage.transport.local import Opener
 
@@ -58,7 +57,6 @@ if TYPE_CHECKING:
 
     from wids.look.notebook import Gallery
     from wids.shards.capacity import Capacity
-    from wids.storage.array_types import IntArray
     from wids.tables.column_parts import Errors
     from wids.tables.column_paths import Columns
     from wids.tables.joins import JoinableView, Missing
@@ -350,11 +348,9 @@ class ShardListDataset(TorchDataset):
         position = positions[index]
         if type(position) is not int:  # an array yields a numpy integer
             position = int(position)
-        if access.failures is not None:
-            access.failures.count_read(1)
-        here.row[SAMPLES] += 1
-        if here.common[0]:
-            return timed(READ, access.as_timed().sample, position)
+        if this_process.num_watchers:
+            return access.watched(position)
+        this_process.num_samples += 1
         return access.sample(position)
 
     def __getitems__(self, indices: Sequence[int] | npt.NDArray[Any]) -> list[Any]:
@@ -366,8 +362,7 @@ class ShardListDataset(TorchDataset):
             >>> [sample[".txt"] for sample in dataset.__getitems__([2, 0])]
             ['text 2', 'text 0']
         """
-        here.row[SAMPLES] += len(indices)
-        return timed(READ, self._access.batch, indices)
+        return self._access.batch(indices)
 
     def __iter__(self) -> Iterator[Any]:
         return self._access.in_turn()
@@ -391,9 +386,9 @@ class ShardListDataset(TorchDataset):
         super().__init_subclass__(**kwargs)
         # Here, once for each class: a check for each sample would slow down every dataset.
         if overrides(cls, "__getitem__", "__getitems__"):
-            cls.__getitems__ = ShardListDataset._getitems_one_by_one  # type: ignore[method-assign]
+            cls.__getitems__ = one_by_one.batch  # type: ignore[assignment, method-assign]
         if overrides(cls, "__getitem__", "__iter__"):
-            cls.__iter__ = ShardListDataset._iter_one_by_one  # type: ignore[method-assign]
+            cls.__iter__ = one_by_one.in_turn  # type: ignore[method-assign]
 
     def __class_getitem__(cls, item: Any) -> GenericAlias:
         """Return the class with an annotation, as old programs write it; it changes nothing."""
@@ -407,36 +402,6 @@ class ShardListDataset(TorchDataset):
         from torch.utils.data import ConcatDataset
 
         return ConcatDataset([self, other])
-
-    # One index after the other, because the subclass decides what an index means, and how many
-    # there are.
-
-    def _getitems_one_by_one(self, indices: Sequence[int] | npt.NDArray[Any]) -> list[Any]:
-        return timed(READ, self._one_by_one, indices)
-
-    def _one_by_one(self, indices: Sequence[int] | npt.NDArray[Any]) -> list[Any]:
-        with self.reader.reading(self._positions_of(indices)):
-            return timed(TRANSFORM, list, self._each(indices))
-
-    def _positions_of(self, indices: Sequence[int] | npt.NDArray[Any]) -> IntArray:
-        """Return the positions that a batch of a subclass probably has, to read them together."""
-        try:
-            return select_batch(self.positions, indices)
-        except (IndexError, TypeError):  # they may mean something else to the subclass
-            return select_batch(self.positions, [])
-
-    def _iter_one_by_one(self) -> Iterator[Any]:
-        for index in range(len(self)):
-            # A view may have one sample of each shard, so it reads as single samples do. Not around
-            # `yield`: others read in between.
-            with nullcontext() if self.is_view else self.reader.reading():
-                samples = timed(TRANSFORM, list, self._each((index,)))
-            yield from samples
-
-    def _each(self, indices: Iterable[int]) -> Iterator[Any]:
-        """Yield ``self[i]`` for each index; without the samples that are to be left out."""
-        failures = self._access.failures
-        return map(self.__getitem__, indices) if failures is None else failures.each(self, indices)
 
     # Contents.
 
@@ -1094,8 +1059,6 @@ class ShardListDataset(TorchDataset):
             >>> dataset.stats()["samples"] - before["samples"]
             1.0
         """
-        from wids.storage.stages import counted
-
         return counted()
 
     def check_cache_misses(self) -> None:

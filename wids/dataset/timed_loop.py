@@ -137,10 +137,8 @@ class TimedLoop:
         """Note that the loop had a batch for a while, and then waited for the next."""
         self.wait_s += wait_s
         self.loop_s += wait_s + step_s
-        if not self.num_batches:
-            return
         since_s, waited_s = self._window
-        if self.loop_s - since_s >= _WINDOW_S:
+        if self.loop_s - since_s >= _WINDOW_S and self.num_batches:
             share = (self.wait_s - waited_s) / (self.loop_s - since_s)
             self._window = self.loop_s, self.wait_s
             if share > _MOST_WAITING and not self._has_warned:
@@ -203,7 +201,7 @@ def timings(loader: Any) -> TimedLoop:
 
 
 def _own_between_s() -> float:
-    return stages.counted_here()["between_s"]
+    return stages.here.row[stages.BETWEEN]
 
 
 class _TimedIterator:
@@ -219,13 +217,13 @@ class _TimedIterator:
         return self
 
     def __next__(self) -> Any:
-        start_s = perf_counter()
+        loop, start_s = self._loop, perf_counter()
         try:
-            batch = self._loop.waited_for(next, self._iterator)
-            self._loop.num_batches += 1
+            batch = loop.waited_for(next, self._iterator)
+            loop.num_batches += 1
         finally:
             step_s, self._since_s = start_s - self._since_s, perf_counter()
-            self._loop.note(self._since_s - start_s, step_s)
+            loop.note(self._since_s - start_s, step_s)
         return batch
 
     def __len__(self) -> int:

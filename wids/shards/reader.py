@@ -286,8 +286,7 @@ class ShardReader:
 
         It lets one process notice when another begins to read.
         """
-        num_accesses, num_openings = map(int, self.pool.counts.sums())
-        return num_accesses, num_openings
+        return self.pool.usage()
 
     def field_names(self, stored: Sequence[str]) -> Sequence[str]:
         """Return the fields that samples have when read from shards that store these fields."""

@@ -32,14 +32,8 @@ class SampleAccess(Protocol):
     def shard_number(self, index: int) -> int:
         """Return the number of the shard that has a sample; the index must not be negative."""
 
-    def as_timed(self) -> SampleAccess:
-        """Return the same samples; while seconds are counted, those of each transformation are."""
-
     def transformed_together(self, samples: list[Any]) -> list[Any]:
         """Apply the transformations to labelled samples."""
-
-    def transformed(self, sample: Any) -> Any:
-        """Apply the transformations to a labelled sample."""
 
 
 def access_of(dataset: Any) -> SampleAccess | None:

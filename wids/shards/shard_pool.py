@@ -10,6 +10,7 @@ from wids.shards.tars.readable_shard import PooledShard
 from wids.shards.tars.shard import Shard
 from wids.storage import stages
 from wids.storage.shared_number import SharedRows
+from wids.storage.stages import this_process
 
 MAX_OPEN_SHARDS: Final = 256
 """Default limit, if the process may open four times as many files."""
@@ -56,9 +57,10 @@ class ShardPool:
             no limit. The cache cannot evict a copy while it is open.
 
     Attributes:
-        num_accesses: How often a shard was requested.
-        num_misses: How often it had to be opened.
-        counts: The same, in all processes that share the dataset.
+        num_accesses: How often this process requested a shard.
+        num_misses: How often it had to open it.
+        counts: The same, in all processes that share the dataset; but a process that was not
+            started by another one counts its accesses in ``num_accesses`` alone.
     """
 
     def __init__(self, open_shard: OpenShard, size: int, limit_nbytes: int | None = None) -> None:
@@ -81,13 +83,14 @@ class ShardPool:
         """Return a shard by its number, and open it if necessary; see `OpenShard`."""
         # Two threads may read the same count here. A count or an age is then off by one, which
         # changes what is evicted first but never what is read (decision 0004).
-        self.num_accesses += 1
-        self.counts.row[0] += 1
+        now = self.num_accesses = self.num_accesses + 1
+        if this_process.is_child:
+            self.counts.row[0] += 1
         entry = self._entries.get(number)
         if entry is not None:
             # Once enough of a shard was read by range, the whole file is better.
             if entry.is_local or not (local or entry.shard.is_spent):
-                entry.last_used = self.num_accesses
+                entry.last_used = now
                 return entry.shard
             local = True
         self.num_misses += 1
@@ -99,7 +102,7 @@ class ShardPool:
         shard = self.open_shard(number, local=local, make_room=self.close)
         # Another thread may have stored its own shard of this number since the miss. The later one
         # stays, and the other is closed when its reader releases it.
-        self._entries[number] = _Entry(number, shard, self.num_accesses)
+        self._entries[number] = _Entry(number, shard, now)
         while len(self._entries) > self.size or self._is_too_long():
             # list() is one atomic step; other threads would change the dict under an iterator.
             oldest = min(list(self._entries.values()), key=_LAST_USED, default=None)
@@ -107,6 +110,11 @@ class ShardPool:
             if oldest is not None:
                 self._entries.pop(oldest.number, None)
         return shard
+
+    def usage(self) -> tuple[int, int]:
+        """Return how often shards were requested, and opened, in all processes that share this."""
+        num_accesses, num_misses = map(int, self.counts.sums())
+        return num_accesses + (0 if this_process.is_child else self.num_accesses), num_misses
 
     def peek(self, number: int) -> PooledShard | None:
         """Return a shard if it is open, without counting as a use."""
@@ -134,7 +142,7 @@ class ShardPool:
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process opens the files itself, so only the settings are pickled.
-        return {**self.__dict__, "_entries": {}, "_opened": set()}
+        return {**self.__dict__, "num_accesses": 0, "_entries": {}, "_opened": set()}
 
     def _is_too_long(self) -> bool:
         # One shard always stays, however long: the caller is about to read it.

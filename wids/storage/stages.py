@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -61,27 +62,43 @@ _BLOCKS: Final = len(NAMES) + 2
 """How often the process has called `start`, but not `stop`."""
 
 here: Final = SharedRows(*[0.0] * len(NAMES), os.getpid(), 0.0, 0.0)
-"""The numbers. Hooks on the way of a sample use them directly: a call costs more."""
+"""The numbers. Hooks on the way of a batch use them directly: a call costs more."""
 
 
-@dataclass
-class _Split:
-    """Which share of the time of transformations is decoding, for how many samples more."""
+@dataclass(slots=True)
+class _Process:
+    """What the way of one sample asks: shared memory takes five times as long (decision 0112).
 
-    steps: object
-    share: float
-    num_left: int
+    Attributes:
+        num_samples: Samples that were read one by one while nobody watched.
+        num_watchers: More than 0 where each sample is counted in the row, and timed if seconds are
+            counted: in a process that others have started, within `start` and `stop`, and where
+            failures are a share of what was read.
+        is_child: Whether another process of the program has started this one, and sums the rows.
+    """
 
+    num_samples: int = 0
+    num_watchers: int = 0
+    is_child: bool = False
+
+
+this_process: Final = _Process()
 
 _SPLIT_EVERY: Final = 500
 
 
 class _Clock(threading.local):
-    """What this thread does, or -1; since when; and the generation of that. A list is quickest."""
+    """What a thread does.
+
+    Attributes:
+        state: Its stage, or -1; since when; and the generation of that. A list is quickest.
+        split: The latest transformations, the share of their time that is decoding, and for how
+            many samples more.
+    """
 
     def __init__(self) -> None:
         self.state: list[Any] = [-1, 0.0, 0.0]
-        self.split = _Split(None, 0.0, 0)
+        self.split: tuple[Sequence[Any], float, int] = (), 0.0, 0
 
 
 _clock: Final = _Clock()
@@ -89,7 +106,7 @@ _clock: Final = _Clock()
 of_type: Final[dict[type, int]] = {}
 """The stage of a transformation by its type; of others it is `TRANSFORM`."""
 
-_published: Final = [0, 0, 0]
+_published: Final = [0, 0, 0, 0]
 
 
 def start() -> None:
@@ -98,14 +115,16 @@ def start() -> None:
     with writing:
         here.common[_GENERATION] += 1
         here.row[_BLOCKS] += 1
+        this_process.num_watchers += 1
         _sum_blocks()
 
 
 def stop() -> None:
     """End what `start` began."""
     with writing:
-        # A forked child may leave a block that its parent has entered.
-        here.row[_BLOCKS] = max(0.0, here.row[_BLOCKS] - 1)
+        if here.row[_BLOCKS] > 0:  # a forked child may leave a block that its parent has entered
+            here.row[_BLOCKS] -= 1
+            this_process.num_watchers -= 1
         _sum_blocks()
 
 
@@ -113,11 +132,6 @@ def _sum_blocks() -> None:
     # Again until it is right: another process may write its sum meanwhile, without a lock.
     while here.common[_IS_TIMED] != (number := sum(row[_BLOCKS] for row in here.rows())):
         here.common[_IS_TIMED] = number
-
-
-def are_timed() -> bool:
-    """Return whether seconds are counted now."""
-    return here.common[_IS_TIMED] > 0
 
 
 def counted() -> dict[str, float]:
@@ -142,22 +156,16 @@ def _family() -> list[list[float]]:
     return found
 
 
-def counted_here() -> dict[str, float]:
-    """Return the numbers of this process alone, and of others that ended before it had its id."""
-    publish()
-    return dict(zip(NAMES, here.row, strict=False))
-
-
 def count(which: int, number: int = 1) -> None:
     """Add to a count."""
     here.row[which] += number
 
 
 def publish() -> None:
-    """Add to the counts what requests of this process have cost since the last call."""
+    """Add to the counts what this process has read, and its requests cost, since the last call."""
     with writing:
-        for at, total in enumerate(counters.totals()):
-            here.row[REQUESTS + at] += total - _published[at]
+        for at, total in enumerate((this_process.num_samples, *counters.totals())):
+            here.row[SAMPLES + at] += total - _published[at]
             _published[at] = total
 
 
@@ -192,14 +200,6 @@ def nested(stage: int) -> Iterator[None]:
         _switch(state, previous)
 
 
-def enter(stage: int) -> None:
-    """Count this thread's time for a stage from now on, if it counts any."""
-    if here.common[_IS_TIMED]:
-        state = _current()
-        if state[0] >= 0 and state[0] != stage:
-            _switch(state, stage)
-
-
 def _switch(state: list[Any], stage: int) -> None:
     """End the stage of a thread, and begin another."""
     now_s = perf_counter()
@@ -226,55 +226,68 @@ def fetching() -> Iterator[None]:
         publish()
 
 
-def step(stage: int, transform: Callable[[Any], Any], sample: Any) -> Any:
-    """Call a transformation; its stage lasts until another one is entered."""
-    enter(stage)
-    return transform(sample)
-
-
-def timed_as_first(
-    steps: object,
-    by_step: Callable[[], Callable[[Any], Any]],
+def timed_steps(
+    steps: Sequence[Callable[[Any], Any]],
     transform: Callable[[Any], Any],
+    by: Callable[[list[Callable[[Any], Any]]], Callable[[Any], Any]],
     samples: list[Any],
 ) -> list[Any]:
-    """Transform samples; now and then the first of them shows which part of the time is decoding.
+    """Transform samples, and count their time as decoding and as other transformations.
+
+    Now and then the first of them shows which part of the time is decoding: a clock around each
+    step of each sample would take a third of the time of small ones.
 
     Args:
-        steps: Stands for the transformations.
-        by_step: Returns a callable that transforms a sample, and enters the stage of each step.
-        transform: Does the same without timing the steps.
+        steps: The transformations.
+        transform: Takes a sample through them.
+        by: Returns such a callable for other steps.
         samples: The samples.
     """
-    state, row, made = _current(), here.row, list[Any]()
-    if not here.common[_IS_TIMED] or state[0] < 0:
+    state = _current()
+    previous = state[0] if here.common[_IS_TIMED] else -1
+    if previous < 0:
         return list(map(transform, samples))
-    split = _clock.split
-    if split.steps is not steps or split.num_left <= 0:
-        decoded_s, transformed_s = row[DECODE], row[TRANSFORM]
-        made += map(by_step(), samples[:1])
-        _switch(state, TRANSFORM)
-        decode_s, transform_s = row[DECODE] - decoded_s, row[TRANSFORM] - transformed_s
-        share = decode_s / ((decode_s + transform_s) or 1)
-        split = _clock.split = _Split(steps, share, _SPLIT_EVERY)
-    split.num_left -= len(samples)
-    _switch(state, TRANSFORM)
-    start_s = row[TRANSFORM]
-    made += map(transform, samples[len(made) :])
-    _switch(state, TRANSFORM)
-    moved_s = (row[TRANSFORM] - start_s) * split.share
-    row[DECODE] += moved_s
-    row[TRANSFORM] -= moved_s
+    made: list[Any] = []
+    try:
+        latest, share, num_left = _clock.split
+        if latest is not steps or num_left <= 0:
+            kinds = [of_type.get(type(step), TRANSFORM) for step in steps]
+            share = float(kinds[0] == DECODE)
+            if len(set(kinds)) > 1:
+                by_step = by([partial(_step, *each) for each in zip(kinds, steps, strict=True)])
+                share = _share_of_decoding(state, lambda: made.append(by_step(samples[0])))
+            num_left = _SPLIT_EVERY
+        _clock.split = steps, share, num_left - len(samples)
+        _switch(state, DECODE if share == 1 else TRANSFORM)
+        made += map(transform, samples[len(made) :])
+        if 0 < share < 1:
+            moved_s = (perf_counter() - state[1]) * share
+            here.row[DECODE] += moved_s
+            here.row[TRANSFORM] -= moved_s  # to which the switch below adds all
+    finally:
+        _switch(state, previous)
     return made
 
 
-def stage_of(transform: Any) -> int:
-    """Return the stage of a transformation."""
-    return of_type.get(type(transform), TRANSFORM)
+def _share_of_decoding(state: list[Any], transform: Callable[[], None]) -> float:
+    """Transform a sample by steps that are timed; return the share of one stage in both."""
+    before = list(here.row)
+    transform()
+    _switch(state, TRANSFORM)
+    decode_s, transform_s = (here.row[stage] - before[stage] for stage in (DECODE, TRANSFORM))
+    return decode_s / ((decode_s + transform_s) or 1)
+
+
+def _step(stage: int, transform: Callable[[Any], Any], sample: Any) -> Any:
+    """Call a transformation; its stage lasts until another one begins."""
+    _switch(_current(), stage)
+    return transform(sample)
 
 
 def checked(crc32: Callable[[Any], int], value: Any) -> int:
     """Return the checksum of a value that is not small; its time counts as checking."""
+    if not here.common[_IS_TIMED]:
+        return crc32(value)
     with nested(CHECK):
         return crc32(value)
 
@@ -292,6 +305,7 @@ def join(passed_on: tuple[SharedRows, int] | None) -> None:
     if passed_on is not None and passed_on[0].is_shared:
         here.adopt(passed_on[0])
         _claim_row(passed_on[1])
+        _watch_as_child()
 
 
 def _claim_row(parent: int) -> None:
@@ -319,10 +333,17 @@ def _claim_row(parent: int) -> None:
     row[_PROCESS], row[_PARENT], row[_BLOCKS] = process, parent, 0.0
 
 
+def _watch_as_child() -> None:
+    this_process.is_child = True
+    this_process.num_watchers += 1
+
+
 def _begin_in_child() -> None:
-    _published[:] = [0, 0, 0]
+    this_process.num_samples = 0
+    _published[:] = [0, 0, 0, 0]
     _clock.state[0] = -1
     _claim_row(os.getppid())
+    _watch_as_child()
 
 
 if hasattr(os, "register_at_fork"):

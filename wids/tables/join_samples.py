@@ -15,7 +15,6 @@ from wids.shards.sample_access import SampleAccess, required_access
 from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.raw_samples import Labels
 from wids.shards.tars.readable_shard import ReadableShard
-from wids.storage import stages
 from wids.storage.array_types import IntArray
 from wids.tables.column_reader import members_in, values_in
 from wids.tables.column_values import DecodeMany
@@ -102,7 +101,6 @@ class KeyedSamples:
         keys = [sample["__key__"] for sample in samples]
         if access.transformations:
             samples = access.transformed_together(samples)
-            stages.enter(stages.READ)
         return keys, samples
 
     def read_one(self, position: int, *, local: bool) -> tuple[str, Any]:
@@ -122,7 +120,7 @@ class KeyedSamples:
             self.reader.open, number, local, lambda shard: shard.read(local_index, verify, labels)
         )
         key = sample["__key__"]
-        return key, access.as_timed().transformed(sample) if access.transformations else sample
+        return key, access.transformed_together([sample])[0] if access.transformations else sample
 
     def _settings(self, number: int) -> tuple[bool, Labels | None]:
         """Return whether to compare checksums, and the labels that transformations see."""
