@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
@@ -27,7 +27,8 @@ from wids.publish.results import results_of
 from wids.publish.threaded_tar import Publishing
 from wids.publish.unfinished_run import unfinished_run
 from wids.shards.indexes.pack_writer import write_pack
-from wids.shards.specs.model import DatasetSpec
+from wids.shards.specs.model import DatasetSpec, ShardSpec
+from wids.shards.tars.index import ShardIndex
 from wids.storage import abandoned, upload
 from wids.storage.complete_files import STEM_LENGTH
 from wids.storage.progress import Bar
@@ -37,6 +38,7 @@ _NOT_RESUMED: Final = (
     "%s: started over: an interrupted run left complete shards (%d), which may have been written "
     "by other functions; pass version= (--version) to resume"
 )
+_KEPT: Final = "%s: shards of the input that are kept where they are: %d of %d"
 _MERGED: Final = "%s: already published, and no part is left to merge"
 
 _logger = logging.getLogger(__name__)
@@ -47,6 +49,19 @@ class WriteShard(Protocol):
 
     def __call__(self, task: Any, *, how: Publishing) -> ShardRecord:
         """Write a shard and return its description; that of no samples if it was left out."""
+
+
+@dataclass(frozen=True)
+class Original:
+    """A shard of the input, which stays where it is if its samples do.
+
+    Attributes:
+        spec: Its entry in the new spec.
+        index: Returns its index with checksums, and its length in bytes.
+    """
+
+    spec: ShardSpec
+    index: Callable[[], tuple[ShardIndex, int]]
 
 
 @dataclass(frozen=True)
@@ -61,6 +76,8 @@ class ShardJob:
         resume: False to write again what an interrupted run has left.
         is_comparable: False if the tasks do not state by which functions shards are made; then
             what an interrupted run of the same tasks has left is written again too.
+        originals: By the path of a task, the shard that is kept if the task finds nothing to write.
+            None of these is ever under a name of the output, so none is deleted or replaced.
     """
 
     tasks: Sequence[ShardTask]
@@ -69,6 +86,7 @@ class ShardJob:
     extras: Mapping[str, Any] = field(default_factory=dict)
     resume: bool = True
     is_comparable: bool = True
+    originals: Mapping[str, Original] = field(default_factory=dict)
 
     @property
     def plan(self) -> str:
@@ -195,9 +213,11 @@ class ShardJob:
         records = [record for record in found if record.num_samples]
         if not records:
             raise no_sample_error(output)
-        spec = DatasetSpec(
-            tuple(record.spec() for record in records), output.name, output.pack_path, self.extras
-        )
+        num_kept = sum(record.is_kept for record in records)
+        if num_kept:
+            _logger.info(_KEPT, urls.redact(output.spec_path), num_kept, len(records))
+        shards = tuple(map(self._shard, records))
+        spec = DatasetSpec(shards, output.name, output.pack_path, self.extras)
         options = output.storage_options
         if output.if_exists == "error" and upload.exists(output.spec_path, options):
             # Only the spec that an earlier run saved may be there.
@@ -205,9 +225,24 @@ class ShardJob:
             if there is None or (there.name, there.shards) != (spec.name, spec.shards):
                 raise output.already_exists(output.spec_path)
         with upload.publishing(output.pack_path, storage_options=options) as file:
-            write_pack(file, log.indexes((record.url, record.key_split) for record in records))
+            write_pack(file, self._indexes(log, records))
         spec.save(output.spec_path, storage_options=options)
         return spec
+
+    def _shard(self, record: ShardRecord) -> ShardSpec:
+        return self.originals[record.url].spec if record.is_kept else record.spec()
+
+    def _indexes(
+        self, log: Journal, records: Iterable[ShardRecord]
+    ) -> Iterator[tuple[str, int, ShardIndex]]:
+        """Yield base name, length and index of shards, as a pack takes them."""
+        for record in records:
+            if record.is_kept:
+                shard = self.originals[record.url]
+                shard_index, nbytes = shard.index()
+                yield os.path.basename(urls.path_of(shard.spec.url)), nbytes, shard_index
+            else:
+                yield from log.indexes([(record.url, record.key_split)])
 
     def _merged(self) -> DatasetSpec | None:
         """Return the dataset that is published, if its shards have these names and counts."""
@@ -220,6 +255,9 @@ class ShardJob:
             there = output.existing_shards()
         found = {} if spec is None else {shard.url: shard.num_samples for shard in spec.shards}
         for task in self.tasks:
+            original = self.originals.get(task.path)
+            if original and found.pop(original.spec.url, None) == original.spec.num_samples:
+                continue
             count = task.num_samples
             num_samples = found.pop(task.path, None if count is None else 0)
             if count not in (None, num_samples) or (num_samples and task.path not in there):
@@ -246,7 +284,7 @@ def _missing(tasks: Sequence[ShardTask], log: Journal, output: Output) -> list[S
     for task in tasks:
         record = log.get(_place(task))
         is_there = record is not None and (
-            not record.num_samples or existing is None or task.path in existing
+            not record.nbytes or existing is None or task.path in existing
         )
         if record is None or record.source != task.source or not is_there:
             missing.append(task)
