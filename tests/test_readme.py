@@ -186,25 +186,32 @@ def test_the_report_measures_the_loop_of_readme() -> None:
     peer = (ROOT / "tests" / "benchmarks" / "peers" / "wids.py").read_text(encoding="utf-8")
     pictures = peer.partition("def pictures")[2].partition("    def ")[0]
     for code in (loop_of_readme(), pictures):
-        for part in ('"torchrgb8"', "fields=", ").to_tuple(", "wids.DistributedChunkedSampler"):
+        for part in ('"torchrgb8"', "fields=", ".to_tuple(", "wids.DistributedChunkedSampler"):
             assert part in code
         assert "collate_fn=wids.collate" in code
         assert "32" in code or "PICTURES_AT_A_TIME" in code
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("endings", [["jpg"], ["jpg", "png", "webp"]], ids=" ".join)
 def test_the_loop_of_readme_takes_any_pictures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    endings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pictures of different sizes and modes, packed from class folders, train in the loop."""
+    """Pictures of several sizes, modes and formats, packed from class folders, train in it."""
     monkeypatch.chdir(tmp_path)
     for number in range(40):
+        ending = endings[number % len(endings)]
         mode, size = ("L", "RGB", "CMYK")[number % 3], (20 + number, 90 - number)
-        path = tmp_path / "photos" / ("cat" if number % 2 else "dog") / f"{number}.jpg"
+        path = tmp_path / "photos" / ("cat" if number % 2 else "dog") / f"{number}.{ending}"
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new(mode, size).save(path)
+        Image.new(mode if ending == "jpg" else "RGBA", size).save(path)
     assert main(["pack", "photos", "-o", "wids-demo/shapes"]) == 0
-    exec(compile(loop_of_readme(), "README.md", "exec"), {"__name__": "readme"})  # noqa: S102
+    code = loop_of_readme()
+    if len(endings) > 1:
+        several = '(".jpg;.png;.webp", ".cls")'
+        assert f"`to_tuple{several}`, without `fields`" in (ROOT / "README.md").read_text("utf-8")
+        code = code.replace('(".jpg", ".cls")', several).replace(', fields=[".jpg", ".cls"]', "")
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})  # noqa: S102
 
 
 def test_the_index_of_the_interface_has_all_names() -> None:

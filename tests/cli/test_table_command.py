@@ -23,6 +23,7 @@ def test_columns_are_saved_and_named(train: Path) -> None:
     assert (status, errors) == (0, "")
     assert text.splitlines()[0] == f"{output}: 20 rows, 4 columns"
     assert text.splitlines()[4].split() == ["label", "int64"]
+    assert text.splitlines()[-1] == f"In Python: wids.load_table({str(train)!r})"
     table = wids.load_table(train)
     assert table["label"].to_pylist() == [n % 10 for n in range(20)]
     document = json.loads(train.read_text())

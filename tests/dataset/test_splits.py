@@ -124,7 +124,7 @@ def test_too_few_shards_for_the_parts_are_an_error() -> None:
 
 def test_other_arguments_are_checked() -> None:
     """A misspelt `by` or a bad seed is an error."""
-    with raises(ValueError, 'by: expected "sample", "shard" or labels', "'key'"):
+    with raises(ValueError, 'by: expected "sample", "shard" or a label', "dataset.table(['key'])"):
         split_indices([3], [1.0], 0, "key")  # type: ignore[arg-type]
     with raises(ValueError, "seed: expected"):
         split_indices([3], [1.0], -1, "sample")

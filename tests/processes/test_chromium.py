@@ -234,6 +234,7 @@ def test_shards_are_looked_at_and_indexed(
         assert "samples not counted yet" in page.inner_text("#summary")
         assert page.inner_text("#command") == f"wids create '{pattern}' -o train.json"
         assert "found so far" in page.inner_text("#shard-known")
+        assert page.is_hidden("#fields-heading"), "nothing is below it"
         first = len(tab.indices())
         assert 10 < first < 30
         assert f"0 to {first - 1} · " in page.inner_text("#shown-range")
@@ -251,6 +252,7 @@ def test_shards_are_looked_at_and_indexed(
         page.keyboard.press("Enter")
         page.wait_for_selector("#status:text('shard 1 is indexed: 30 samples')")
         assert page.is_hidden("#make-index")
+        assert page.is_visible("#fields-heading")
         assert tab.indices() == list(range(30))
         page.click("#fields button[data-field='.txt']")
         page.wait_for_selector("#shown-range:text('0 to 29 of 30')")

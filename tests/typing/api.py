@@ -49,6 +49,7 @@ def dataset() -> None:
     times: wids.StageTimes = timings.times()
     del stats, times
     written: wids.DatasetSpec = wids.rewrite(view, "new-%06d.tar", maxcount=3, map=len, version="1")
+    written = wids.rewrite(view, "new-%06d.tar", keep_shards=True)
     del parts, mapped, collated, written, num_failed, place
     del (
         both,

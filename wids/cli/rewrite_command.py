@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 EXAMPLE: Final = (
     "  wids rewrite train.json out/train --shuffle 0 --maxsize 500MB\n"
     "  wids rewrite train.json large --where '.json/height >= 256' --fields jpg,cls\n"
+    "  wids rewrite train.json train-2 --keep-shards --where '.json/is_broken == false'\n"
     "  wids rewrite train.json small --map mypackage.resize:smaller --version 1 --jobs 4\n"
     "  wids rewrite train.json out/train --shuffle 0 --part 3/16   # on one of 16 machines\n"
     "  wids rewrite train.json out/train --shuffle 0 --merge       # after all 16 parts\n"
@@ -52,6 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shuffle", type=not_negative, metavar="SEED", help="shuffle all samples")
     parser.add_argument("--maxcount", type=positive, help="most samples in a shard")
     parser.add_argument("--maxsize", metavar="SIZE", help="largest shard, such as 500MB (1GB)")
+    parser.add_argument(
+        "--keep-shards",
+        action="store_true",
+        help="keep the shards of the input, and write only those in which samples change",
+    )
     parser.add_argument("--fields", metavar="LIST", help="the only fields, separated by commas")
     parser.add_argument(
         "--where",
@@ -107,6 +113,7 @@ def run(options: argparse.Namespace) -> int:
             _pattern(options.output),
             *(options.maxcount, options.maxsize, function, None, options.name),
             version=options.version,
+            keep_shards=options.keep_shards,
             resume=not options.restart,
             storage_options=storage_options(options),
             shuffle=options.shuffle,
@@ -131,12 +138,13 @@ def _run_streams(options: argparse.Namespace) -> int:
     from wids.shards.specs.naming import tar_urls
     from wids.storage.fetch import Fetcher
 
-    for name in ("shuffle", "where", "map", "part", "merge"):
+    for name in ("shuffle", "where", "map", "keep_shards", "part", "merge"):
         if getattr(options, name) is not None and getattr(options, name) is not False:
+            option = f"--{name.replace('_', '-')}"
             raise ValueError(
-                f"--{name}: expected a dataset with random access, found "
+                f"{option}: expected a dataset with random access, found "
                 f"{urls.redact(options.spec)}; write it "
-                f"into plain tars without --{name} first, and rewrite these"
+                f"into plain tars without {option} first, and rewrite these"
             )
     given = storage_options(options)
     spec = rewrite_streams(

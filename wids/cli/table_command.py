@@ -64,14 +64,16 @@ def run(options: argparse.Namespace) -> int:
             table = dataset.table(columns, errors=options.errors, executor=executor)
         saved = save_table(table, dataset, output, columns).table
     assert saved is not None  # noqa: S101 - it was saved just now
+    advice = ""
     if is_local_document(options.spec):
         name_table(options.spec, saved)
+        advice = f"\n\nIn Python: wids.load_table({printable(options.spec)!r})"
     else:
         print_note(
             f"{urls.redact(options.spec)}: no JSON spec on this machine, so it does not name the "
             "table; load_table needs one: make it with `wids create`"
         )
-    print(_text(options.output, table))
+    print(_text(options.output, table) + advice)
     return 0
 
 

@@ -49,7 +49,10 @@ def split_indices(
     if not isinstance(by, str):
         return _by_label(by, sum(lengths), parts, seed)
     if by not in get_args(By):
-        raise ValueError(f'by: expected "sample", "shard" or labels, found {by!r}')
+        raise ValueError(
+            f'by: expected "sample", "shard" or a label for each sample, found {by!r}; the labels '
+            f"in a field are dataset.table([{by!r}])[{by!r}].to_numpy()"
+        )
     counts = part_counts(parts, sum(lengths))
     if by == "shard":
         return _by_shard(np.asarray(lengths, np.int64), counts, seed)

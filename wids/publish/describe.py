@@ -31,6 +31,8 @@ class ShardRecord:
         blob: Its index with checksums, serialized as in a pack; those of members only if these
             were read.
         source: Digest of what the shard was made from; ``""`` for an existing one.
+
+    A rewritten shard of which nothing changed is not written. Its record has a count, and no bytes.
     """
 
     url: str
@@ -41,6 +43,16 @@ class ShardRecord:
     sha256: str | None
     blob: bytes
     source: str = ""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the shard of the input stays, instead of a new one."""
+        return bool(self.num_samples and not self.nbytes)
+
+    def index(self) -> ShardIndex | None:
+        """Return its index; None if the bytes are damaged."""
+        blob, identity = self.blob, TarIdentity(self.nbytes)
+        return index_file.parse(blob, 0, len(blob), identity, self.key_split)
 
     def spec(self) -> ShardSpec:
         """Return what a spec says of the shard."""

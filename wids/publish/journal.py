@@ -19,7 +19,6 @@ from typing import IO, Any, Final
 
 from wids.publish.describe import ShardRecord
 from wids.publish.record_places import RecordPlaces
-from wids.shards.indexes import index_file
 from wids.shards.tars.index import ShardIndex, TarIdentity
 from wids.shards.tars.member_names import KeySplit
 from wids.storage import locks
@@ -206,8 +205,7 @@ class Journal:
         """Yield base name, length and index of these shards, as a pack takes them."""
         for url, key_split in tasks:
             record = self.with_blob((url, key_split))
-            blob = record.blob
-            found = index_file.parse(blob, 0, len(blob), TarIdentity(record.nbytes), key_split)
+            found = record.index()
             if found is None:
                 advice = "; delete the journal and run again" if self._path else ""
                 raise OSError(

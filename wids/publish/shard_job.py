@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
@@ -31,6 +31,7 @@ from wids.publish.unfinished_run import unfinished_run
 from wids.shards.indexes.pack_writer import write_pack
 from wids.shards.specs.model import DatasetSpec, ShardSpec
 from wids.shards.specs.unsaved_shards import unsaved_shards
+from wids.shards.tars.index import ShardIndex
 from wids.storage import abandoned, upload
 from wids.storage.complete_files import STEM_LENGTH
 from wids.storage.lazy_sequence import LazySequence, chosen
@@ -41,6 +42,8 @@ _NOT_RESUMED: Final = (
     "%s: started over: an interrupted run left complete shards (%d), which may have been written "
     "by other functions; pass version= (--version) to resume"
 )
+_KEPT: Final = "%s: shards of the input that are kept where they are: %d of %d"
+_WHOLE: Final = Part(1, 1)
 _MERGED: Final = "%s: already published, and no part is left to merge"
 
 _logger = logging.getLogger(__name__)
@@ -51,6 +54,19 @@ class WriteShard(Protocol):
 
     def __call__(self, task: Any, *, how: Publishing) -> ShardRecord:
         """Write a shard and return its description; that of no samples if it was left out."""
+
+
+@dataclass(frozen=True)
+class Original:
+    """A shard of the input, which stays where it is if its samples do.
+
+    Attributes:
+        spec: Its entry in the new spec.
+        index: Returns its index with checksums, and its length in bytes.
+    """
+
+    spec: ShardSpec
+    index: Callable[[], tuple[ShardIndex, int]]
 
 
 @dataclass(frozen=True)
@@ -65,6 +81,8 @@ class ShardJob:
         resume: False to write again what an interrupted run has left.
         is_comparable: False if the tasks do not state by which functions shards are made; then
             what an interrupted run of the same tasks has left is written again too.
+        originals: For each task the shard that is kept if the task finds nothing to write, or None.
+            None of these is ever under a name of the output, so none is deleted or replaced.
     """
 
     tasks: Sequence[ShardTask]
@@ -73,6 +91,7 @@ class ShardJob:
     extras: Mapping[str, Any] = field(default_factory=dict)
     resume: bool = True
     is_comparable: bool = True
+    originals: Sequence[Original | None] = ()
 
     @property
     def plan(self) -> str:
@@ -124,7 +143,7 @@ class ShardJob:
             missing = _missing(own, log, output)
             self._write(own, missing, log, output, executor, progress)
             _sweep(own, output)
-            return unsaved_shards(_shards(own, log))
+            return unsaved_shards(self._shards(log, part))
 
     def merge(self) -> DatasetSpec:
         """Publish the pack and the spec of the shards that all parts have written.
@@ -197,9 +216,12 @@ class ShardJob:
             bar.reach(done)
 
     def _publish(self, log: Journal, output: Output) -> DatasetSpec:
-        shards = unsaved_shards(_shards(self.tasks, log))
+        shards = unsaved_shards(self._shards(log))
         if not shards:
             raise no_sample_error(output)
+        if self.originals:
+            num_kept = sum(kept is not None for _, kept in self._records(log))
+            _logger.info(_KEPT, urls.redact(output.spec_path), num_kept, len(shards))
         spec = DatasetSpec(shards, output.name, output.pack_path, self.extras)
         options = output.storage_options
         if output.if_exists == "error" and upload.exists(output.spec_path, options):
@@ -208,9 +230,32 @@ class ShardJob:
             if there is None or (there.name, there.shards) != (spec.name, spec.shards):
                 raise output.already_exists(output.spec_path)
         with upload.publishing(output.pack_path, storage_options=options) as file:
-            write_pack(file, log.indexes((shard.url, "first") for shard in shards))
+            write_pack(file, self._indexes(log))
         spec.save(output.spec_path, storage_options=options)
         return spec
+
+    def _records(
+        self, log: Journal, part: Part = _WHOLE
+    ) -> Iterator[tuple[ShardRecord, Original | None]]:
+        """Yield the records of shards that have samples, with the shard that is kept instead."""
+        originals = part.of(self.originals)
+        for number, task in enumerate(part.of(self.tasks)):
+            record = log.record(_place(task))
+            if record.num_samples:
+                yield record, originals[number] if record.is_kept else None
+
+    def _shards(self, log: Journal, part: Part = _WHOLE) -> Iterator[ShardSpec]:
+        for record, kept in self._records(log, part):
+            yield kept.spec if kept else record.spec()
+
+    def _indexes(self, log: Journal) -> Iterator[tuple[str, int, ShardIndex]]:
+        """Yield base name, length and index of shards, as a pack takes them."""
+        for record, kept in self._records(log):
+            if kept:
+                shard_index, nbytes = kept.index()
+                yield os.path.basename(urls.path_of(kept.spec.url)), nbytes, shard_index
+            else:
+                yield from log.indexes([(record.url, record.key_split)])
 
     def _merged(self) -> DatasetSpec | None:
         """Return the dataset that is published, if its shards have these names and counts."""
@@ -222,7 +267,10 @@ class ShardJob:
             spec = output.saved_spec()
             there = output.existing_shards()
         found = {} if spec is None else {shard.url: shard.num_samples for shard in spec.shards}
-        for task in self.tasks:
+        for number, task in enumerate(self.tasks):
+            original = self.originals[number] if self.originals else None
+            if original and found.pop(original.spec.url, None) == original.spec.num_samples:
+                continue
             count = task.num_samples
             num_samples = found.pop(task.path, None if count is None else 0)
             if count not in (None, num_samples) or (num_samples and task.path not in there):
@@ -241,14 +289,6 @@ def _place(task: ShardTask) -> Task:
     return task.path, "first"
 
 
-def _shards(tasks: Sequence[ShardTask], log: Journal) -> Iterator[ShardSpec]:
-    """Yield the shards that have samples."""
-    for task in tasks:
-        record = log.record(_place(task))
-        if record.num_samples:
-            yield record.spec()
-
-
 def _missing(tasks: Sequence[ShardTask], log: Journal, output: Output) -> Sequence[ShardTask]:
     """Return the shards that are not in the journal, or were made from something else."""
     if not len(log):
@@ -263,7 +303,7 @@ def _is_complete(task: ShardTask, log: Journal, existing: Collection[str] | None
     record = log.get(_place(task))
     if record is None or record.source != task.source:
         return False
-    return not record.num_samples or existing is None or task.path in existing
+    return not record.nbytes or existing is None or task.path in existing
 
 
 def _unfinished_nbytes(path: str) -> int:

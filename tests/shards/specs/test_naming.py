@@ -219,7 +219,10 @@ def test_a_count_is_for_one_shard(train: Path) -> None:
         ([], ["found nothing"]),
         (["a.jpg", "a.txt", "b.jpg"], ["found 2 .jpg, 1 .txt", "`wids pack`"]),
         (["train/a.tar", "val/a.tar"], ["found 2 folders (train, val)", "such as", "train/"]),
-        (["a/0.tar", "b/0.tar", ".nv-meta/0.json"], ["(a, b); name", "/a/, or", "/**/*.tar"]),
+        (
+            ["a/0.tar", "b/0.tar", ".nv-meta/0.json"],
+            ["(a, b); make shards", "`wids pack`, or name", "/a/, or"],
+        ),
         (["a.tar.gz"], ["found 1 .gz", "decompress them first"]),
         (["a.json"], ["if a.json is a spec, pass its name"]),
     ],

@@ -143,6 +143,7 @@ export function offerFields(fields, pictures) {
   element("picture").replaceChildren(element("picture").options[0], ...pictures.map((field) =>
     made("option", field, { value: field })));
   element("picture-choice").hidden = pictures.length < 2;
+  element("fields").parentElement.hidden = !fields.length && pictures.length < 2;
 }
 
 // Values of a column.

@@ -17,11 +17,12 @@ import numpy as np
 from wids.errors import PackError
 from wids.order.arguments import at_least
 from wids.publish.output import Output
+from wids.publish.rewriting.kept_shards import input_numbers, original
 from wids.publish.rewriting.mapped import CheckedMap
 from wids.publish.rewriting.orders import SomeSamples, order_of
 from wids.publish.rewriting.rewrite_plan import Rename, plan_shards
 from wids.publish.rewriting.rewritten_shard import RewriteTask, rewrite_shard
-from wids.publish.shard_job import ShardJob, no_sample_error
+from wids.publish.shard_job import Original, ShardJob, no_sample_error
 from wids.shards.fields.decode import Decoder
 from wids.shards.positions import Positions
 from wids.shards.reader import ShardReader
@@ -66,6 +67,7 @@ def rewrite(
     rename: Rename | None = None,
     version: str | None = None,
     name: str | None = None,
+    keep_shards: bool = False,
     executor: Executor | None = None,
     resume: bool = True,
     storage_options: Mapping[str, Any] | None = None,
@@ -98,6 +100,10 @@ def rewrite(
             of them, or what it uses, changes. A run with ``map`` or ``rename`` resumes if it has
             the version of the interrupted run; without one it starts over, which is logged.
         name: Name of the new dataset; None for the stem of its spec.
+        keep_shards: Whether to keep the shards of the input, and their cut. A shard in which no
+            sample is left out, reordered or changed is not written: the new spec names it where it
+            is. Any other one is written under its number. Without ``map`` and ``rename`` only
+            shards are read that are written; with them all samples are.
         executor: Where to write shards; any `concurrent.futures.Executor` whose workers see the
             same files. None for this thread.
         resume: False to start over, and write complete shards of an interrupted run again.
@@ -109,7 +115,8 @@ def rewrite(
 
     Raises:
         PackError: Two samples of one new shard would have the same key, no sample is left, the
-            output is the input, or the dataset has transformations and there is no ``map``.
+            output is the input, the dataset has transformations and there is no ``map``, or
+            ``keep_shards`` is passed for a join, or an order that returns to a shard.
         TransformError: A map raises, or returns something else than samples.
         FileExistsError: Another dataset is there already, or an interrupted run on other samples
             or with another ``version``.
@@ -130,6 +137,7 @@ def rewrite(
     job = prepare_rewrite(
         *(dataset, pattern, maxcount, maxsize, map, rename, name),
         version=version,
+        keep_shards=keep_shards,
         resume=resume,
         storage_options=storage_options,
     )
@@ -146,6 +154,7 @@ def prepare_rewrite(
     name: str | None,
     *,
     version: str | None = None,
+    keep_shards: bool = False,
     resume: bool,
     storage_options: Mapping[str, Any] | None,
     shuffle: int | None = None,
@@ -155,7 +164,12 @@ def prepare_rewrite(
     The arguments are those of `wids.rewrite`, and the seed of a random order, or None. That order
     is computed and not stored, so that it takes no memory for each sample.
     """
-    count, limit = limits(maxcount, maxsize)
+    if keep_shards and not (maxcount is maxsize is shuffle is None):
+        raise ValueError(
+            "keep_shards (--keep-shards): expected it without maxcount, maxsize and --shuffle, "
+            "since the shards of the input decide about the cut; leave it or these out"
+        )
+    count, limit = (None, None) if keep_shards else limits(maxcount, maxsize)
     if version is not None and not (isinstance(version, str) and version):
         raise ValueError(f'version: expected a text such as "2", found {version!r}')
     output = Output.for_pattern(pattern, "rewriting", name=name, storage_options=storage_options)
@@ -181,26 +195,35 @@ def prepare_rewrite(
         raise no_sample_error(output)
     has_functions = map is not None or rename is not None
     settings = (map is not None, rename is not None, version, access.dataset_name)
-    sources = _Sources(access.reader, settings)
-    digests = bytearray()
-    for cut in cuts:
+    sources = _Sources(access.reader, settings + ("keep_shards",) * keep_shards)
+    numbers = input_numbers(access.reader, order, cuts) if keep_shards else range(len(cuts))
+
+    def original_of(number: int) -> Original | None:
+        return original(access.reader, order, cuts[number], output) if keep_shards else None
+
+    digests, may_stay = bytearray(), bytearray()
+    for number, cut in enumerate(cuts):
         digests += sources.digest(order.positions(cut.start, cut.stop))
+        may_stay.append(original_of(number) is not None)
+    stored = order_of(dataset.undecoded(), None)
 
     def task(number: int) -> RewriteTask:
         cut = cuts[number]
         return RewriteTask(
-            output.names.path(number),
+            output.names.path(numbers[number]),
             SomeSamples(order, cut.start, cut.stop),
             rename,
             cut.nbytes,
             digests[number * _DIGEST_NBYTES : (number + 1) * _DIGEST_NBYTES].hex(),
             map is not None,
+            SomeSamples(stored, cut.start, cut.stop) if may_stay[number] else None,
         )
 
     tasks = LazySequence(task, range(len(cuts)))
+    originals = LazySequence(original_of, range(len(cuts))) if keep_shards else ()
     extras = {name: value for name, value in dataset.spec.extras.items() if name != "__kind__"}
     is_comparable = version is not None or not has_functions
-    return ShardJob(tasks, output, rewrite_shard, extras, resume, is_comparable)
+    return ShardJob(tasks, output, rewrite_shard, extras, resume, is_comparable, originals)
 
 
 def limits(maxcount: int | None, maxsize: int | str | None) -> tuple[int, int | None]:

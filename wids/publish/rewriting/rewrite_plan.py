@@ -68,7 +68,7 @@ def plan_shards(
     reader: ShardReader,
     order: Order,
     *,
-    maxcount: int,
+    maxcount: int | None,
     maxsize: int | None,
     rename: Rename | None,
     dataset_name: str = "",
@@ -79,7 +79,7 @@ def plan_shards(
     Args:
         reader: The shards of the dataset.
         order: The samples, in the order in which they are written.
-        maxcount: Maximum number of samples in a shard.
+        maxcount: Maximum number of samples in a shard; None for the shards of the input.
         maxsize: Maximum length of a shard in bytes, unless one sample is larger; None for no limit.
         rename: Returns the new key of a sample, from its labels; None to keep the keys.
         dataset_name: The label of samples whose shard belongs to no dataset of its own.
@@ -95,7 +95,10 @@ def plan_shards(
         stop = min(start + width, len(order))
         positions = order.positions(start, stop)
         nbytes, hashes = _columns(reader, positions)
-        edges = _edges(nbytes, maxcount, maxsize)
+        if maxcount is None:
+            edges = _input_edges(reader, positions)
+        else:
+            edges = _edges(nbytes, maxcount, maxsize)
         if stop < len(order):  # the last one may continue
             if len(edges) == 2:
                 width *= 2
@@ -118,7 +121,7 @@ def plan_shards(
 def labels_of(reader: ShardReader, position: int, dataset_name: str) -> dict[str, Any]:
     """Return the key of a sample, and where it is, without reading it."""
     number, local_index = reader.locate(position)
-    sample = {"__key__": _index(reader, number).key(local_index)}
+    sample = {"__key__": index_of(reader, number).key(local_index)}
     label(sample, local_index, reader.labels(number, dataset_name))
     return sample
 
@@ -130,7 +133,7 @@ def _columns(reader: ShardReader, positions: IntArray) -> tuple[IntArray, WordAr
     edges = np.searchsorted(positions[order], reader.edges)
     for count, number in enumerate(np.flatnonzero(np.diff(edges)).tolist(), 1):
         places = order[edges[number] : edges[number + 1]]
-        index = _index(reader, number)
+        index = index_of(reader, number)
         local = positions[places] - reader.starts[number]
         if len(local) * _SPARSE < len(index):
             index, local = _only(index, local), np.arange(len(local))
@@ -171,7 +174,8 @@ def _stretches(
     return values[places], np.concatenate(([0], ends))
 
 
-def _index(reader: ShardReader, number: int) -> ShardIndex:
+def index_of(reader: ShardReader, number: int) -> ShardIndex:
+    """Return the index of a shard, which is fetched if it has none."""
     if type(reader) is ShardReader:  # others know the fields of one side
         known = reader.known_index(number)
         if known is not None and len(known) == reader.ends[number] - reader.starts[number]:
@@ -232,6 +236,13 @@ def _edges(nbytes: IntArray, maxcount: int, maxsize: int | None) -> array[int]:
             stop = max(start + 1, min(stop, fitting))
         edges.append(stop)
     return edges
+
+
+def _input_edges(reader: ShardReader, positions: IntArray) -> array[int]:
+    """Return where the shards of the input change, and the end of the last one."""
+    numbers = np.searchsorted(reader.edges[1:], positions, side="right")
+    borders = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
+    return array("q", [0, *borders, len(numbers)])
 
 
 def _renamed_hashes(

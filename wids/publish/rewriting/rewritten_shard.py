@@ -7,7 +7,7 @@ written, so that memory does not grow with the shard.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
 from itertools import chain
@@ -54,6 +54,8 @@ class RewriteTask:
         source: Digest of what it is made from.
         is_mapped: Whether values may have to be encoded. Stored bytes are copied, also those under
             ``.gz`` that are not gzip data.
+        stored: All samples of a shard of the input, as they are stored: if these are what would be
+            written, that shard is kept. None to write in any case.
     """
 
     path: str
@@ -62,6 +64,7 @@ class RewriteTask:
     nbytes: int
     source: str
     is_mapped: bool = True
+    stored: SomeSamples | None = None
 
     @property
     def num_samples(self) -> int | None:
@@ -70,7 +73,7 @@ class RewriteTask:
 
 
 def rewrite_shard(task: RewriteTask, *, how: Publishing) -> ShardRecord:
-    """Write a shard and return its description; one without samples is not written.
+    """Write a shard and return its description; one without samples, or kept, is not written.
 
     Args:
         task: The shard.
@@ -80,6 +83,9 @@ def rewrite_shard(task: RewriteTask, *, how: Publishing) -> ShardRecord:
         PackError: Two samples have the same key, or a sample cannot be stored.
         WidsError: A sample cannot be read.
     """
+    if task.stored is not None and _is_same(task, task.stored):
+        count = task.stored.stop - task.stored.start
+        return ShardRecord(task.path, "first", None, count, 0, None, b"", task.source)
     view: Readable = task.samples.view()
     first: dict[str, Place] = {}
     samples: Iterator[Any] = iter(_batches(task, len(view)))
@@ -103,6 +109,26 @@ def _copy(
             return
     for sample in _renamed(task, view, batch, first):
         _append(members_as_read, writer, sample)
+
+
+def _is_same(task: RewriteTask, stored: SomeSamples) -> bool:
+    """Whether all samples are written as they are stored."""
+    if not task.is_mapped and task.rename is None:
+        return True
+    before = replace(task, samples=stored, rename=None, is_mapped=False)
+    view, stored_view = task.samples.view(), stored.view()
+    try:
+        return all(
+            _members(task, view, batch) == _members(before, stored_view, batch)
+            for batch in _batches(task, len(view))
+        )
+    except (TypeError, ValueError):  # writing the sample raises it again, with its place
+        return False
+
+
+def _members(task: RewriteTask, view: Readable, batch: range) -> list[tuple[str, dict[str, bytes]]]:
+    to_members = member_encoder(None) if task.is_mapped else members_as_read
+    return [to_members(sample) for _, sample in _renamed(task, view, batch, {})]
 
 
 def _append(to_members: ToMembers, writer: ThreadedTar, placed: tuple[Place, Sample]) -> None:

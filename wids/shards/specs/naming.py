@@ -186,12 +186,11 @@ def _no_tars(folder: str, entries: Sequence[Entry]) -> NotFoundError:
     if any(entry.name.lower().endswith(_COMPRESSED) for entry in entries):
         message += "; compressed tars have no random access: decompress them first"
     elif folders:
+        pack = "make shards of files with `wids pack`, or " if urls.is_local(folder) else ""
         message += (
-            f"; name a folder inside it, such as {urls.redact(folder)}{folders[0]}/, or the tars "
-            f"of all with {urls.redact(folder)}**/*.tar"
+            f"; {pack}name a folder inside it, such as {urls.redact(folder)}{folders[0]}/, or the "
+            f"tars of all with {urls.redact(folder)}**/*.tar"
         )
-        if urls.is_local(folder):
-            message += ", or make shards of files with `wids pack`"
     elif len(documents) == 1:
         message += f"; if {documents[0]} is a spec, pass its name"
     elif entries and urls.is_local(folder):
