@@ -7,6 +7,7 @@ import io
 import random
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 from conftest import raises
@@ -17,6 +18,7 @@ from wids.errors import MismatchError
 from wids.storage.download import Download, Expected
 from wids.storage.fetch import Fetcher
 from wids.storage.transport.retry import CancelledError
+from wids.storage.transport.stream import Stream
 
 LAST = Download.part_nbytes - 1
 
@@ -137,3 +139,19 @@ def test_cancel_ends_a_fetch(server: Server) -> None:
     assert time.monotonic() - started_s < 2
     with raises(CancelledError):
         Fetcher().save(server.page("/b", DATA, 503), io.BytesIO(), cancel=cancel)
+
+
+def test_what_comes_after_the_end_is_not_written() -> None:
+    """The file may belong to the next attempt; a thread of the last one raises its error."""
+    file = io.BytesIO()
+    download = Download("mem://host/a", file, Expected(), lambda *_: None)
+
+    def chunks() -> Iterator[bytes]:
+        yield b"early"
+        download.end(MismatchError("the first error"))
+        yield b"late"
+
+    part = download.begin(Stream(chunks(), total_nbytes=9, stop=9))
+    with raises(MismatchError, "the first error"):
+        download.take(part, Stream(chunks(), total_nbytes=9, stop=9))
+    assert file.getvalue() == b"early"

@@ -297,6 +297,19 @@ def test_parts_that_wait_for_a_server_log_once(
     assert len([r for r in caplog.records if "waiting up to" in r.message]) == 1
 
 
+def test_parts_wait_for_room(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part is requested when the server has room, or other files would wait for all parts."""
+    looks: list[str] = []
+
+    def has_room(name: str) -> bool:
+        looks.append(name)
+        return len(looks) > 3
+
+    monkeypatch.setattr("wids.storage.part_requests.has_room", has_room)
+    assert saved(server.page("/a", DATA), EXPECTED) == DATA
+    assert looks[:4] == [server.url] * 4
+
+
 def test_a_deadline_ends_all_parts(server: Server) -> None:
     """The error of the file says what the part waited for that noticed it (CACHE-42)."""
     server.rate_nbytes = 1_000_000

@@ -54,8 +54,9 @@ def test_a_server_without_ranges_is_an_error(server: Server) -> None:
 
 
 def test_ranges_are_requested_again(server: Server) -> None:
-    """A range is retried after a cut, and while the server is busy."""
-    url = server.page("/a", DATA, faults=[Fault(503), Fault(after_nbytes=100, how="reset")])
+    """A range is retried after a cut, also one that looks like its end, or while it is busy."""
+    cuts = [Fault(after_nbytes=100, how=how) for how in ("reset", "short")]
+    url = server.page("/a", DATA, faults=[Fault(503), *cuts])
 
     assert Fetcher().range_reader(url, len(DATA))(1000, 5000) == DATA[1000:5000]
 

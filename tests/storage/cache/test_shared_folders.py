@@ -130,3 +130,19 @@ def test_a_copy_is_a_regular_file(tmp_path: Path, server: Server, kind: str) -> 
 
     assert read_copy(cache, remote_file) == DATA
     assert (tmp_path / "elsewhere").read_bytes() == b"secret"
+
+
+def test_a_planted_note_is_not_believed(tmp_path: Path, server: Server, digests: list[str]) -> None:
+    """That a copy was verified counts only if this user noted it (CACHE-20, SEC-41)."""
+    remote_file = RemoteFile(server.page("/0.tar", DATA), len(DATA), sha256=SHA)
+    cache = make_cache(tmp_path)
+    planted = plant(cache, remote_file, b"x" * len(DATA))
+    proof = verified._proof(str(planted), planted.stat(), remote_file)
+    note = Path(verified.note_path(cache.folder, str(planted)))
+    note.parent.mkdir(exist_ok=True)
+    note.write_bytes(verified._note(proof))
+    assert cache.find(remote_file) == str(planted)  # the note is the right one
+
+    os.chown(note, NOBODY, NOBODY)
+    assert make_cache(tmp_path).find(remote_file) is None
+    assert digests == [str(planted)]
