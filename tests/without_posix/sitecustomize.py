@@ -14,6 +14,7 @@ import errno
 import sys
 import types
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 MODULES = {"fcntl", "grp", "pwd", "resource", "termios"}
@@ -141,6 +142,10 @@ class _Entries:
 
     def __exit__(self, *arguments: object) -> None:
         self._entries.__exit__(*arguments)
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self._entries.close()
 
     def __iter__(self) -> Iterator[_Entry]:
         return map(_Entry, self._entries)
