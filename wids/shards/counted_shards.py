@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -29,30 +28,25 @@ class CountedShards:
     Attributes:
         opener: Opens the shards, whose specs, options and cache it knows.
         pool: The open shards.
-        edges: Where shards begin, and the end of the last one; shape ``(num_shards + 1,)``.
+        own_edges: The edges, unless they are those of a table.
     """
 
     opener: ShardOpener
     pool: ShardPool
-    edges: IntArray
+    own_edges: IntArray
+
+    @property
+    def edges(self) -> IntArray:
+        """Where shards begin, and the end of the last one; shape ``(num_shards + 1,)``."""
+        # Those of a table are its mapped bytes, which another process maps itself.
+        counts = self.opener.counts
+        return counts.edges if isinstance(counts, StatedCounts) else self.own_edges
 
     def only(self, fields: Collection[str] | None) -> CountedShards:
         """Return the same shards with a new pool that never fetches; see `ReadOptions.only`."""
         opener = self.opener.with_options(self.opener.facts.options.only(fields))
         pool = ShardPool(opener, self.pool.size, self.pool.limit_nbytes)
         return replace(self, opener=opener, pool=pool)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The edges of a table are its mapped bytes, which another process maps itself.
-        if isinstance(self.opener.counts, StatedCounts):
-            return {**vars(self), "edges": None}
-        return vars(self)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        counts = state["opener"].counts
-        if isinstance(counts, StatedCounts):
-            state["edges"] = counts.edges
-        vars(self).update(state)
 
 
 def counted_shards(
@@ -89,7 +83,7 @@ def counted_shards(
         open_shard = FieldCheck(opener, options.fields)
     pool = ShardPool(open_shard, options.lru_size or default_size(), store.limits.share_nbytes)
     if isinstance(opener.counts, StatedCounts):
-        return CountedShards(opener, pool, opener.counts.edges)
+        return CountedShards(opener, pool, np.zeros(0, np.int64))
     counts = [count for count in opener.counts if count is not None]
     if len(counts) < len(spec.shards):
         from wids.shards.counting import count_samples  # 1 ms, with the modules that ask servers

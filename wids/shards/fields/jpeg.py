@@ -7,6 +7,7 @@ damaged picture is read, or rejected, as without the package.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -62,10 +63,13 @@ def turbo_pixels(data: bytes, at_least: Size | None = None, mode: str | None = N
     turbo = _simplejpeg()
     if turbo is None or not data.startswith(_START):
         return None
+    from PIL import Image
+
     try:
         height, width, colours, _ = turbo.decode_jpeg_header(data)
         target = _TARGETS.get((colours, mode))
-        if target is None or height * width > _max_pixels():
+        # Above its limit, Pillow warns or raises.
+        if target is None or height * width > (Image.MAX_IMAGE_PIXELS or math.inf):
             return None
         shrink = jpeg_shrink((height, width), at_least) if at_least else 1
         scaled = {"min_height": -(-height // shrink), "min_width": -(-width // shrink)}
@@ -81,10 +85,3 @@ def _simplejpeg() -> ModuleType | None:
         return import_module("simplejpeg")
     except ImportError:
         return None
-
-
-def _max_pixels() -> float:
-    """Return Pillow's limit, above which it warns or raises."""
-    from PIL import Image
-
-    return Image.MAX_IMAGE_PIXELS or float("inf")

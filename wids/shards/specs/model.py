@@ -227,9 +227,10 @@ class DatasetSpec:
 
     def __repr__(self) -> str:
         """Return its name and only the first and last of its shards, since there may be many."""
-        ends = [repr(urls.redact(shard.url)) for shard in (*self.shards[:1], *self.shards[1:][-1:])]
+        ends = self.shards[:: max(1, len(self.shards) - 1)]
+        shown = [repr(urls.redact(shard.url)) for shard in ends]
         shards = count_text(len(self.shards), "shard")
-        return f"<DatasetSpec {self.name!r}: {shards}, {' to '.join(ends)}>"
+        return f"<DatasetSpec {self.name!r}: {shards}, {' to '.join(shown)}>"
 
     def all_packs(self, start: int = 0) -> tuple[PackedShards, ...]:
         """Return the pack of all shards, or the packs of parts, if there are any.

@@ -147,14 +147,7 @@ class JoinedShards(_LazyShards):
     def __getitem__(self, index: slice) -> Shards: ...
     def __getitem__(self, index: int | slice) -> ShardSpec | Shards:
         if isinstance(index, slice):
-            start, stop, step = index.indices(len(self))
-            if step != 1:
-                return tuple(self[number] for number in range(start, stop, step))
-            firsts = [0, *self._stops]
-            return joined(
-                part[max(start - first, 0) : max(stop - first, 0)]
-                for part, first in zip(self.parts, firsts, strict=False)
-            )
+            return tuple(self[number] for number in range(len(self))[index])
         number = range(len(self))[index]
         part = bisect_right(self._stops, number)
         return self.parts[part][number - self._stops[part]]
@@ -198,7 +191,7 @@ def with_defaults(shards: Shards, dataset: str | None, key_split: KeySplit | Non
     )
 
 
-class StatedCounts(Sequence[int]):
+class StatedCounts:
     """The number of samples of each shard, where a table states all of them.
 
     Args:
@@ -209,18 +202,7 @@ class StatedCounts(Sequence[int]):
     def __init__(self, shards: Shards, edges: IntArray) -> None:
         self._shards, self.edges = shards, edges
 
-    def __len__(self) -> int:
-        return len(self._shards)
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        if isinstance(index, slice):
-            counts: list[int] = np.diff(self.edges)[index].tolist()
-            return counts
-        number = range(len(self))[index]
+    def __getitem__(self, number: int) -> int:
         return int(self.edges[number + 1]) - int(self.edges[number])
 
     def __reduce__(self) -> tuple[Any, ...]:  # the edges are those of the table
@@ -284,7 +266,7 @@ def nbytes_of(shards: Shards) -> FloatArray:
             parts.append(
                 np.array([np.nan if shard.nbytes is None else shard.nbytes for shard in part])
             )
-    return np.concatenate(parts) if parts else np.zeros(0)
+    return np.concatenate(parts)
 
 
 def remote_nbytes_of(shards: Shards) -> FloatArray:
@@ -296,7 +278,7 @@ def remote_nbytes_of(shards: Shards) -> FloatArray:
         else:
             is_local = np.array([urls.is_local(shard.url) for shard in part], bool)
             parts.append(np.where(is_local, 0, nbytes_of(part)))
-    return np.concatenate(parts) if parts else np.zeros(0)
+    return np.concatenate(parts)
 
 
 def dataset_names(shards: Shards, default: _T) -> tuple[list[str | _T], IntArray]:
@@ -316,7 +298,7 @@ def dataset_names(shards: Shards, default: _T) -> tuple[list[str | _T], IntArray
             parts.append(
                 np.array([numbers.setdefault(s.dataset or default, len(numbers)) for s in part])
             )
-    return list(numbers), np.concatenate(parts) if parts else np.zeros(0, np.int64)
+    return list(numbers), np.concatenate(parts)
 
 
 def has_remote(shards: Shards) -> bool:
