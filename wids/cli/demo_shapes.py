@@ -14,10 +14,10 @@ import sys
 import tempfile
 from collections import Counter
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from wids.cli.named_objects import named_object
 from wids.dataset.shard_list import ShardListDataset
 from wids.publish.shard_writer import ShardWriter
 from wids.shards.specs.loader import load_spec
@@ -188,14 +188,13 @@ def _run_rank(spec_path: str, sampler: str, folder: str) -> None:
     import torch.distributed as dist
     from torch.utils.data import DataLoader
 
-    module, _, name = sampler.partition(":")
     # gloo needs no GPU, so the demo runs on any machine.
     dist.init_process_group("gloo")
     dataset = ShardListDataset(spec_path, transformations="torch")
     loader = DataLoader(
         dataset,
         batch_size=BATCH_SIZE,
-        sampler=getattr(import_module(module), name)(dataset),
+        sampler=named_object(sampler, "--sampler", "sampler")(dataset),
         num_workers=2,
     )
     # What the loader returned, not what the sampler says, so that a lost batch is noticed.

@@ -35,7 +35,8 @@ def add_flag(parser: argparse.ArgumentParser, name: str, text: str) -> None:
 def refuse(options: argparse.Namespace, names: Iterable[str], text: str) -> None:
     """Raise `ValueError` with a text if one of some options was passed."""
     for name in names:
-        if getattr(options, name) not in (None, False):
+        value = getattr(options, name)
+        if value is not None and value is not False:  # 0 is a value
             raise ValueError(f"--{name.replace('_', '-')}: {text}")
 
 
