@@ -158,7 +158,7 @@ def timings(loader: Any) -> TimedLoop:
     over all workers of this rank: network, opening shards, disk, checksums, decoding,
     transformations, collating, and what workers do between batches. What else reads in this program
     meanwhile is counted too. Times nothing outside the block; inside it costs one to four percent
-    of processor time, least where samples are decoded.
+    of processor time, least where pictures are decoded (docs/slow.md).
 
     Loops of the program and of trainers count: those over this loader, and over others with its
     dataset, as trainers make them. Workers that were started before the block report their stages,
