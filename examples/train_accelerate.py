@@ -13,7 +13,6 @@ each process would see only a part of its share. Register the loader for checkpo
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import torch
@@ -32,7 +31,6 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--num-workers", type=int, default=2)
-    parser.add_argument("--trace", type=Path, help="folder for logs of the samples used")
     options = parser.parse_args()
 
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
@@ -56,17 +54,8 @@ def main() -> None:
     for epoch in range(step // len(loader), options.epochs):
         sampler.set_epoch(epoch)
         for batch in loader:
-            images = batch[".jpg"].to(accelerator.device) / 255  # a prepared loader would do this
-            labels = batch[".cls"].to(accelerator.device)
-            loss = nn.functional.cross_entropy(network(images), labels)
-            optimizer.zero_grad()
-            accelerator.backward(loss)
-            optimizer.step()
             step += 1
-            if options.trace:
-                line = {"epoch": epoch, "step": step, "indices": batch["__index__"].tolist()}
-                with (options.trace / f"{accelerator.process_index}.jsonl").open("a") as file:
-                    file.write(json.dumps(line) + "\n")
+            loss = train_step(accelerator, network, optimizer, batch)
             if options.checkpoints and step % options.save_every == 0:
                 save(accelerator, options.checkpoints, step)
         accelerator.print(f"epoch {epoch}: step {step}, loss {loss.item():.3f}")
@@ -74,6 +63,22 @@ def main() -> None:
     # aborts the process.
     accelerator.wait_for_everyone()
     accelerator.end_training()
+
+
+def train_step(
+    accelerator: Accelerator,
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: dict[str, torch.Tensor],
+) -> torch.Tensor:
+    """Train on a batch, and return its loss."""
+    images = batch[".jpg"].to(accelerator.device) / 255  # a prepared loader would do this
+    labels = batch[".cls"].to(accelerator.device)
+    loss = nn.functional.cross_entropy(network(images), labels)
+    optimizer.zero_grad()
+    accelerator.backward(loss)
+    optimizer.step()
+    return loss
 
 
 def save(accelerator: Accelerator, folder: Path, step: int) -> None:

@@ -12,7 +12,6 @@ into a number of pixels.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 
@@ -39,7 +38,6 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=4, metavar="ROUNDS")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--num-workers", type=int, default=2)
-    parser.add_argument("--trace", type=Path, help="folder for logs of the samples used")
     options = parser.parse_args()
 
     dist.init_process_group("gloo")  # "nccl" with GPUs
@@ -80,15 +78,7 @@ def main() -> None:
         batches.set_epoch(epoch)
         for num_batches, batch in enumerate(loader, 1):
             done += num_replicas
-            # Logged first: ranks meet in backward(), so a checkpoint has no step that a log lacks.
-            if options.trace:
-                line = {"epoch": epoch, "step": done, "indices": batch["__index__"].tolist()}
-                with (options.trace / f"{rank}.jsonl").open("a") as file:
-                    file.write(json.dumps(line) + "\n")
-            loss = nn.functional.cross_entropy(model(batch[".jpg"] / 255), batch[".cls"])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            loss = train_step(model, optimizer, batch)
             # After a full round, one batch of each run, any number of processes can resume.
             if (
                 options.checkpoint
@@ -104,6 +94,17 @@ def main() -> None:
     # aborts the process.
     dist.barrier()
     dist.destroy_process_group()
+
+
+def train_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, torch.Tensor]
+) -> torch.Tensor:
+    """Train on a batch, and return its loss."""
+    loss = nn.functional.cross_entropy(model(batch[".jpg"] / 255), batch[".cls"])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
 
 
 def save(

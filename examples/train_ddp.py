@@ -13,7 +13,6 @@ of the shards.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 
@@ -41,7 +40,6 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--num-workers", type=int, default=2)
     parser.add_argument("--start-method", choices=["fork", "spawn", "forkserver"])
-    parser.add_argument("--trace", type=Path, help="folder for logs of the samples used")
     options = parser.parse_args()
 
     dist.init_process_group("gloo")  # "nccl" with GPUs
@@ -73,15 +71,7 @@ def main() -> None:
         sampler.set_epoch(epoch)
         for num_batches, batch in enumerate(loader, 1):
             step += 1
-            # Logged first: ranks meet in backward(), so a checkpoint has no step that a log lacks.
-            if options.trace:
-                line = {"epoch": epoch, "step": step, "indices": batch["__index__"].tolist()}
-                with (options.trace / f"{rank}.jsonl").open("a") as file:
-                    file.write(json.dumps(line) + "\n")
-            loss = nn.functional.cross_entropy(model(batch[".jpg"] / 255), batch[".cls"])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            loss = train_step(model, optimizer, batch)
             if options.checkpoint and rank == 0 and step % options.save_every == 0:
                 # Workers run ahead of training, so training states how many samples it has used.
                 state = sampler.state_dict(num_consumed=num_batches * loader.batch_size)
@@ -92,6 +82,17 @@ def main() -> None:
     # aborts the process.
     dist.barrier()
     dist.destroy_process_group()
+
+
+def train_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, torch.Tensor]
+) -> torch.Tensor:
+    """Train on a batch, and return its loss."""
+    loss = nn.functional.cross_entropy(model(batch[".jpg"] / 255), batch[".cls"])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
 
 
 def save(

@@ -10,7 +10,6 @@ Kill it and restart it: it resumes with the batch after the checkpoint, in the o
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -31,35 +30,15 @@ class Classifier(nn.Module):
         super().__init__()
         self.network = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(3 * 8 * 8, 4))
 
-    def forward(
-        self, pixels: torch.Tensor, labels: torch.Tensor, **_: Any
-    ) -> dict[str, torch.Tensor]:
+    def forward(self, pixels: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the loss of a batch."""
         logits = self.network(pixels / 255)
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-class TracingTrainer(SamplerTrainer):
-    """Logs which samples each step used."""
-
-    trace: Path | None = None
-
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any) -> torch.Tensor:
-        """Take a step."""
-        if self.trace:
-            line = {
-                "epoch": int(self.state.epoch + 1e-6),
-                "step": self.state.global_step + 1,
-                "indices": inputs["index"].tolist(),
-            }
-            with (self.trace / f"{self.args.process_index}.jsonl").open("a") as file:
-                file.write(json.dumps(line) + "\n")
-        return super().training_step(model, inputs, *args)
-
-
 def as_input(sample: dict[str, Any]) -> dict[str, Any]:
     """Return a sample under the names of the model's arguments."""
-    return {"pixels": sample[".jpg"], "labels": sample[".cls"], "index": sample["__index__"]}
+    return {"pixels": sample[".jpg"], "labels": sample[".cls"]}
 
 
 def main() -> None:
@@ -70,7 +49,6 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--num-workers", type=int, default=2)
-    parser.add_argument("--trace", type=Path, help="folder for logs of the samples used")
     options = parser.parse_args()
 
     dataset = wids.ShardListDataset(options.spec, transformations="torch").map(as_input)
@@ -89,13 +67,12 @@ def main() -> None:
         use_cpu=not torch.cuda.is_available(),
         ddp_backend="gloo" if "RANK" in os.environ and not torch.cuda.is_available() else None,
     )
-    trainer = TracingTrainer(
+    trainer = SamplerTrainer(
         model=Classifier(),
         args=arguments,
         train_dataset=dataset,
         train_sampler=wids.DistributedChunkedSampler(dataset),
     )
-    trainer.trace = options.trace
     latest = None
     if options.checkpoints and options.checkpoints.exists():
         latest = get_last_checkpoint(str(options.checkpoints))

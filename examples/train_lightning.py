@@ -12,7 +12,6 @@ the epoch a second time in place of the remaining ones.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +28,12 @@ from wids import SamplerCallback
 class Classifier(lightning.LightningModule):
     """A classifier for the pictures of the demo."""
 
-    def __init__(self, trace: Path | None) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.network = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(3 * 8 * 8, 4))
-        self.trace = trace
 
     def training_step(self, batch: dict[str, Any], _: int) -> torch.Tensor:
         """Return the loss of a batch."""
-        if self.trace:
-            line = {
-                "epoch": self.current_epoch,
-                "step": self.global_step + 1,
-                "indices": batch["__index__"].tolist(),
-            }
-            with (self.trace / f"{self.global_rank}.jsonl").open("a") as file:
-                file.write(json.dumps(line) + "\n")
         return nn.functional.cross_entropy(self.network(batch[".jpg"] / 255), batch[".cls"])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -60,7 +50,6 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--devices", type=int, default=2, help="number of processes")
     parser.add_argument("--num-workers", type=int, default=2)
-    parser.add_argument("--trace", type=Path, help="folder for logs of the samples used")
     options = parser.parse_args()
 
     dataset = wids.ShardListDataset(options.spec, transformations="torch")
@@ -83,7 +72,7 @@ def main() -> None:
         enable_progress_bar=False,
     )
     latest = max(options.checkpoints.glob("*.ckpt"), key=lambda p: p.stat().st_mtime, default=None)
-    trainer.fit(Classifier(options.trace), loader, ckpt_path=latest)
+    trainer.fit(Classifier(), loader, ckpt_path=latest)
 
 
 if __name__ == "__main__":

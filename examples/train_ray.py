@@ -13,7 +13,6 @@ machines see.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 from pathlib import Path
@@ -45,11 +44,10 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--num-replicas", type=int, default=2)
     parser.add_argument("--num-workers", type=int, default=1, help="of each DataLoader")
-    parser.add_argument("--trace", type=Path, help="folder for logs of the samples used")
     options = parser.parse_args()
     settings = vars(options)
-    for name in ("spec", "storage", "trace"):  # workers have folders of their own
-        if settings[name] and "://" not in str(settings[name]):
+    for name in ("spec", "storage"):  # workers have folders of their own
+        if "://" not in settings[name]:
             settings[name] = os.path.abspath(settings[name])
 
     if "RAY_ADDRESS" not in os.environ:
@@ -99,15 +97,7 @@ def train(settings: dict[str, Any]) -> None:
         sampler.set_epoch(epoch)
         for num_batches, batch in enumerate(loader, 1):
             step += 1
-            # Logged first: ranks meet in backward(), so a checkpoint has no step that a log lacks.
-            if settings["trace"]:
-                line = {"epoch": epoch, "step": step, "indices": batch["__index__"].tolist()}
-                with Path(settings["trace"], f"{rank}.jsonl").open("a") as file:
-                    file.write(json.dumps(line) + "\n")
-            loss = nn.functional.cross_entropy(model(batch[".jpg"] / 255), batch[".cls"])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            loss = train_step(model, optimizer, batch)
             if step % settings["save_every"] == 0:
                 checkpoint = {
                     "network": network.state_dict(),
@@ -117,6 +107,17 @@ def train(settings: dict[str, Any]) -> None:
                     "step": step,
                 }
                 report(checkpoint if rank == 0 else None, step, loss.item())
+
+
+def train_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, torch.Tensor]
+) -> torch.Tensor:
+    """Train on a batch, and return its loss."""
+    loss = nn.functional.cross_entropy(model(batch[".jpg"] / 255), batch[".cls"])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
 
 
 def report(checkpoint: dict[str, Any] | None, step: int, loss: float) -> None:

@@ -10,7 +10,6 @@ Kill it and restart it: it resumes with the batch after the checkpoint.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 
@@ -29,7 +28,6 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--num-workers", type=int, default=2)
-    parser.add_argument("--trace", type=Path, help="folder for a log of the samples used")
     options = parser.parse_args()
 
     dataset = wids.ShardListDataset(options.spec, transformations="torch")
@@ -52,16 +50,8 @@ def main() -> None:
     for epoch in range(step // len(loader), options.epochs):
         sampler.set_epoch(epoch)
         for batch in loader:
-            loss = nn.functional.cross_entropy(network(batch[".jpg"] / 255), batch[".cls"])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
             step += 1
-
-            if options.trace:
-                line = {"epoch": epoch, "step": step, "indices": batch["__index__"].tolist()}
-                with (options.trace / "0.jsonl").open("a") as file:
-                    file.write(json.dumps(line) + "\n")
+            loss = train_step(network, optimizer, batch)
             if options.checkpoint and step % options.save_every == 0:
                 checkpoint = {
                     "network": network.state_dict(),
@@ -73,6 +63,17 @@ def main() -> None:
                 torch.save(checkpoint, temporary)
                 os.replace(temporary, options.checkpoint)
         print(f"epoch {epoch}: step {step}, loss {loss.item():.3f}", flush=True)
+
+
+def train_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, torch.Tensor]
+) -> torch.Tensor:
+    """Train on a batch, and return its loss."""
+    loss = nn.functional.cross_entropy(model(batch[".jpg"] / 255), batch[".cls"])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
 
 
 if __name__ == "__main__":

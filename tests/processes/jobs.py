@@ -54,6 +54,18 @@ def torchrun(num_replicas: int, *arguments: object) -> list[str]:
     ]
 
 
+def traced(command: list[str], folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Return the command that logs in a folder which samples an example uses, and its environment.
+
+    See `traced.py`.
+    """
+    folder.mkdir(exist_ok=True)
+    (example,) = [word for word in command if word.startswith(f"{EXAMPLES}{os.sep}")]
+    program = str(Path(__file__).with_name("traced.py"))
+    replaced = [program if word == example else word for word in command]
+    return replaced, {"EXAMPLE": example, "TRACE": str(folder)}
+
+
 def environment(**others: str) -> dict[str, str]:
     """Return the environment of a job: one thread per process, as torchrun would choose."""
     return {**os.environ, "OMP_NUM_THREADS": "1", **others}

@@ -80,9 +80,10 @@ def test_two_ranks_train_on_five_shapes(tmp_path: Path) -> None:
     """Both ranks use equally many batches, of the same shape in each step, and every sample."""
     spec = write_shapes(tmp_path)
     trace = tmp_path / "trace"
-    trace.mkdir()
+    command = jobs.torchrun(2, SCRIPT, spec, "--num-workers", 0)
+    command, environment = jobs.traced(command, trace)
 
-    printed = jobs.run(jobs.torchrun(2, SCRIPT, spec, "--trace", trace, "--num-workers", 0))
+    printed = jobs.run(command, **environment)
 
     steps = jobs.steps(trace)
     check(spec, steps, 2)
@@ -103,17 +104,17 @@ def test_killed_and_resumed_on_one_to_three_ranks(tmp_path: Path) -> None:
     plan = [(1, 0), (2, 2), (3, 0), (1, 2), (2, 0), (3, 2)]
     for number, (num_replicas, num_workers) in enumerate(plan):
         trace = tmp_path / f"trace{number}"
-        trace.mkdir()
         command = jobs.torchrun(
             *(num_replicas, SCRIPT, spec, "--checkpoint", checkpoint, "--save-every", 1),
-            *("--epochs", 3, "--trace", trace, "--num-workers", num_workers),
+            *("--epochs", 3, "--num-workers", num_workers),
         )
+        command, environment = jobs.traced(command, trace)
         before = max((step.number for step in done), default=0)
         if number == len(plan) - 1:
-            jobs.run(command)
+            jobs.run(command, **environment)
             done += jobs.steps(trace)
             break
-        with jobs.started(command) as job:
+        with jobs.started(command, **environment) as job:
             jobs.wait_for_step(job, trace, before + total // len(plan))
             jobs.kill(job)
         saved = _saved(checkpoint)

@@ -26,10 +26,10 @@ CANONICAL = 12  # as in train_ddp.py
 GLOBAL_BATCH_SIZE = 48
 
 
-def traced(folder: Path, command: list[str], **others: str) -> list[jobs.Step]:
+def traced(folder: Path, command: list[str]) -> list[jobs.Step]:
     """Run a job to its end and return its steps."""
-    folder.mkdir()
-    jobs.run([*command, "--trace", str(folder)], **others)
+    command, environment = jobs.traced(command, folder)
+    jobs.run(command, **environment)
     return jobs.steps(folder)
 
 
@@ -84,12 +84,12 @@ def test_killed_and_resumed_on_another_number_of_ranks(tmp_path: Path) -> None:
     done: list[jobs.Step] = []
     for number, (num_replicas, kill_at) in enumerate([(3, 21), (2, 75), (4, None)]):
         trace = tmp_path / f"trace{number}"
-        trace.mkdir()
         command = jobs.torchrun(
             *(num_replicas, DDP, spec, "--checkpoint", checkpoint, "--save-every", 8),
-            *("--epochs", num_epochs, "--trace", trace),
+            *("--epochs", num_epochs),
         )
-        with jobs.started(command) as job:
+        command, environment = jobs.traced(command, trace)
+        with jobs.started(command, **environment) as job:
             if kill_at is None:
                 output, _ = job.communicate(timeout=200)
                 assert job.returncode == 0, output
@@ -159,7 +159,6 @@ def test_each_node_fetches_its_share(server: Server, tmp_path: Path) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     trace = tmp_path / "trace"
-    trace.mkdir()
     with ExitStack() as stack:
         agents = []
         for node in range(2):
@@ -167,10 +166,11 @@ def test_each_node_fetches_its_share(server: Server, tmp_path: Path) -> None:
                 *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"),
                 *("--node-rank", str(node), "--nproc-per-node", "2"),
                 *("--master-addr", "127.0.0.1", "--master-port", str(port)),
-                *(str(DDP), f"{server.url}/node{node}/{spec.name}", "--trace", str(trace)),
+                *(str(DDP), f"{server.url}/node{node}/{spec.name}"),
             ]
-            cache = str(tmp_path / f"cache{node}")
-            agents.append(stack.enter_context(jobs.started(command, WIDS_CACHE=cache)))
+            command, environment = jobs.traced(command, trace)
+            environment["WIDS_CACHE"] = str(tmp_path / f"cache{node}")
+            agents.append(stack.enter_context(jobs.started(command, **environment)))
         for agent in agents:
             output, _ = agent.communicate(timeout=200)
             assert agent.returncode == 0, output
@@ -213,8 +213,8 @@ def killed_and_restarted(
     runs = []
     for number, kill_at in enumerate(kills):
         trace = tmp_path / f"trace{number}"
-        trace.mkdir()
-        with jobs.started([*command, "--trace", str(trace)]) as job:
+        tracing, environment = jobs.traced(command, trace)
+        with jobs.started(tracing, **environment) as job:
             jobs.wait_for_step(job, trace, kill_at)
             jobs.kill(job)
         runs.append(jobs.steps(trace))
@@ -315,6 +315,12 @@ def test_ray_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = killed_and_restarted(tmp_path, command, "--storage", 65)
 
     check_exact(runs, 2400, 50)
+
+
+def test_examples_have_no_switches_of_tests() -> None:
+    """What tests need to see they log themselves (traced.py)."""
+    for path in jobs.EXAMPLES.glob("*.py"):
+        assert "trace" not in path.read_text(encoding="utf-8"), path.name
 
 
 def test_every_example_has_a_test() -> None:
