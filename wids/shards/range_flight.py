@@ -37,7 +37,7 @@ def fly(pool: ShardPool, opener: ShardOpener, wanted: Mapping[int, Sequence[int]
         raises the error of their request.
     """
     landed: Landed = {}
-    tasks: list[Callable[[], bytes | WidsError]] = []
+    tasks: list[Callable[[], bytes | memoryview | WidsError]] = []
     requests: list[tuple[int, Span]] = []
     for number, shard in _opened(pool, opener, list(wanted)).items():
         if isinstance(shard, WidsError):
@@ -48,7 +48,9 @@ def fly(pool: ShardPool, opener: ShardOpener, wanted: Mapping[int, Sequence[int]
                 landed[number] = shard
                 requests += [(number, span) for span in spans]
                 tasks += [_caught(partial(shard.read_range, span)) for span in spans]
-    arrived: dict[int, dict[Span, bytes | WidsError]] = {number: {} for number in landed}
+    arrived: dict[int, dict[Span, bytes | memoryview | WidsError]] = {
+        number: {} for number in landed
+    }
     for (number, span), data in zip(requests, in_threads(tasks, "wids-ranges"), strict=True):
         arrived[number][span] = data
     for number, shard in landed.items():
@@ -91,7 +93,7 @@ def _caught(call: Callable[[], T]) -> Callable[[], T | WidsError]:
 
 
 def _taken(
-    arrived: Mapping[int, Mapping[Span, bytes | WidsError]],
+    arrived: Mapping[int, Mapping[Span, bytes | memoryview | WidsError]],
     number: int,
     shard: RemoteShard,
     spans: Sequence[Span],
@@ -100,7 +102,9 @@ def _taken(
     return [_part(arrived[number], shard, span) for span in spans]
 
 
-def _part(arrived: Mapping[Span, bytes | WidsError], shard: RemoteShard, span: Span) -> memoryview:
+def _part(
+    arrived: Mapping[Span, bytes | memoryview | WidsError], shard: RemoteShard, span: Span
+) -> memoryview:
     found = span if span in arrived else _around(arrived, span)
     if found is None:
         return shard.read_ranges([span])[0]

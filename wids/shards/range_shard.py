@@ -213,7 +213,7 @@ class RemoteShard:
         base = spans[-1][0]
         return bytes(views[-1][part[0] - base : part[1] - base])
 
-    def read_range(self, span: Span) -> bytes:
+    def read_range(self, span: Span) -> bytes | memoryview:
         """Return the bytes of one range, which the caller has had counted by `takes`."""
         return self._read_range(*span)
 

@@ -96,7 +96,7 @@ class ShardsByRange:
             urls.redact(url),
             index.without_payload_crcs() if options.verify == "never" else index,
             nbytes,
-            facts.broken.watched(number, facts.store.fetcher.range_reader(url, nbytes)),
+            facts.broken.watched(number, facts.store.fetcher.range_reader(url, nbytes).view),
             fields=options.fields,
             raw=options.raw,
             takes=partial(facts.takes, number, nbytes),
