@@ -56,6 +56,11 @@ class RangeReader:
         patience = self._transports.patience(self._url)
         return with_retries(lambda: self._attempt(start, stop), patience)
 
+    @property
+    def knows_version(self) -> bool:
+        """Whether each response is compared with the version of the file that was read first."""
+        return self._url in self._tags
+
     def _attempt(self, start: int, stop: int) -> memoryview:
         tag = self._tags.get(self._url)
         with self._transports.open(self._url, start, stop, tag, is_collected=True) as stream:
