@@ -70,6 +70,20 @@ def test_parts_of_a_remote_field(tmp_path: Path, server: Server) -> None:
     assert sent < 300_000
 
 
+@pytest.mark.parametrize("has_tag", [True, False])
+def test_one_request_for_each_part(tmp_path: Path, server: Server, has_tag: bool) -> None:
+    """The headers are requested once where the server states versions, else with each part."""
+    written(tmp_path / "site", [LARGE])
+    url = served(tmp_path / "site", server)
+    server.pages["/films-0.tar"].has_tag = has_tag
+    with wids.ShardListDataset(url) as dataset, dataset.open_field(0, ".mp4") as file:
+        for start in (1_000_000, 2_000_000, 500_000):
+            file.seek(start)
+            assert file.read(10) == LARGE[start : start + 10]
+    ranges = [request.range for request in server.log if request.path == "/films-0.tar"]
+    assert len(ranges) == (3 + 1 if has_tag else 3 * 2)
+
+
 def test_a_missing_field(tmp_path: Path) -> None:
     """A field that the sample lacks is a KeyError that names it."""
     spec = written(tmp_path / "site", [b"x"])

@@ -15,7 +15,7 @@ import hashlib
 import logging
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from types import SimpleNamespace
@@ -281,9 +281,10 @@ class History:
 
         return Stream(chunks(), start, total, found, stop=stop and min(stop, SIZE))
 
-    def in_threads(self, tasks: list[Callable[[], None]], _: str) -> None:
-        """Receive parts in any order; each task receives all that no other has received."""
-        for task in self.rng.sample(tasks, len(tasks)):
+    def in_threads(self, tasks: Iterable[Callable[[], None]], _: str) -> None:
+        """Receive parts in any order."""
+        parts = list(tasks)
+        for task in self.rng.sample(parts, len(parts)):
             task()
 
     # Laws.

@@ -7,6 +7,7 @@ import pickle
 import random
 import threading
 import time
+import tracemalloc
 from contextlib import suppress
 
 import fsspec
@@ -18,6 +19,7 @@ from transfers import DATA
 from wids.errors import MismatchError
 from wids.storage.fetch import Fetcher
 from wids.storage.range_reader import RangeError
+from wids.storage.transport.stream import CHUNK_NBYTES
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 
@@ -31,6 +33,22 @@ def test_only_the_range_is_sent(server: Server) -> None:
     assert read(1000, 1500) == DATA[1000:1500]
     assert read(0, 7) == DATA[:7]
     assert (server.num_sent, server.log[0].range) == (507, "bytes=1000-1499")
+
+
+def test_a_range_arrives_without_copies(server: Server) -> None:
+    """The bytes are in memory once, beside what the server of this test has at some moments."""
+    body = bytes(8 << 20)
+    reader = Fetcher().range_reader(server.page("/a", body), len(body))
+    nbytes = CHUNK_NBYTES
+    peaks = []
+    for start in range(0, len(body) - nbytes, nbytes):
+        tracemalloc.start()
+        view = reader.view(start, start + nbytes)
+        peaks.append(tracemalloc.get_traced_memory()[1] / nbytes)
+        tracemalloc.stop()
+        assert len(view) == nbytes
+        assert view.readonly
+    assert min(peaks) < 1.5
 
 
 def test_a_range_of_another_file_is_refused(server: Server) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 import threading
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
 from wids.storage.reading_threads import ReadingThreads, in_threads
+from wids.storage.transport.gate import most_in_flight
 
 
 def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,5 +48,36 @@ def test_ctrl_c_while_a_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
     with pytest.raises(KeyboardInterrupt):
         in_threads([int] * 4, "test")
-    started[0].join(5)
-    assert [thread.is_alive() for thread in started] == [False]
+    for thread in started:
+        thread.join(5)
+    assert not any(thread.is_alive() for thread in started)
+
+
+def test_no_more_threads_than_requests() -> None:
+    """Tasks share the threads whose requests would pass the gate; their results are in order."""
+    threads = set()
+
+    def task(number: int) -> int:
+        threads.add(threading.current_thread())
+        return number
+
+    found = in_threads([partial(task, number) for number in range(3000)], "test")
+    assert found == list(range(3000))
+    assert len(threads) <= most_in_flight()
+
+
+def test_tasks_are_made_when_a_thread_is_free() -> None:
+    """An iterator without end is not read ahead, and the first error ends its use."""
+    num_made = 0
+
+    def tasks() -> Iterator[Callable[[], float]]:
+        nonlocal num_made
+        while True:
+            num_made += 1
+            yield partial(operator.truediv, 1, 100 - num_made)
+
+    with pytest.raises(ZeroDivisionError):
+        in_threads(tasks(), "test")
+    num_then = num_made
+    assert next(tasks())() < 0
+    assert num_made == num_then + 1

@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import raises, write_tar
@@ -68,6 +69,26 @@ def test_small_fields_are_read_by_range(site: Site) -> None:
         assert site.num_whole() == 0
         assert site.num_sent() < 20_000
         assert dataset[[3, 11]].table([".cls"])[".cls"].to_pylist() == [LABELS[3], LABELS[11]]
+
+
+@pytest.mark.parametrize("access", ["auto", "range"])
+def test_shards_are_read_at_the_same_time(
+    site: Site, monkeypatch: pytest.MonkeyPatch, access: Any
+) -> None:
+    """TABLE-9: the ranges of all shards are in flight together."""
+    answer, together, begun = site.server._answer, threading.Barrier(len(site.bodies)), set[str]()
+
+    def answer_together(handler: Any, request: Any) -> None:
+        if request.path in site.bodies and request.path not in begun:
+            begun.add(request.path)
+            together.wait(10)
+        answer(handler, request)
+
+    monkeypatch.setattr(site.server, "_answer", answer_together)
+    with wids.ShardListDataset(site.url, access=access) as dataset:
+        assert dataset.table([".cls"])[".cls"].to_pylist() == LABELS
+    assert not together.broken
+    assert begun == set(site.bodies)
 
 
 def test_large_fields_are_fetched(site: Site) -> None:

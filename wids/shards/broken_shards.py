@@ -104,7 +104,9 @@ class BrokenShards:
         error.is_of_shard = True
         return error
 
-    def _read(self, number: int, read_range: ReadRange, start: int, stop: int) -> bytes:
+    def _read(
+        self, number: int, read_range: ReadRange, start: int, stop: int
+    ) -> bytes | memoryview:
         with self.watch(number):
             return read_range(start, stop)
 

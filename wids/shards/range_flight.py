@@ -37,7 +37,7 @@ def fly(pool: ShardPool, opener: ShardOpener, wanted: Mapping[int, Sequence[int]
         raises the error of their request.
     """
     landed: Landed = {}
-    tasks: list[Callable[[], bytes | WidsError]] = []
+    tasks: list[Callable[[], bytes | memoryview | WidsError]] = []
     requests: list[tuple[int, Span]] = []
     for number, shard in _opened(pool, opener, list(wanted)).items():
         if isinstance(shard, WidsError):
@@ -48,7 +48,9 @@ def fly(pool: ShardPool, opener: ShardOpener, wanted: Mapping[int, Sequence[int]
                 landed[number] = shard
                 requests += [(number, span) for span in spans]
                 tasks += [_caught(partial(shard.read_range, span)) for span in spans]
-    arrived: dict[int, dict[Span, bytes | WidsError]] = {number: {} for number in landed}
+    arrived: dict[int, dict[Span, bytes | memoryview | WidsError]] = {
+        number: {} for number in landed
+    }
     for (number, span), data in zip(requests, in_threads(tasks, "wids-ranges"), strict=True):
         arrived[number][span] = data
     for number, shard in landed.items():
@@ -91,13 +93,17 @@ def _caught(call: Callable[[], T]) -> Callable[[], T | WidsError]:
 
 
 def _taken(
-    arrived: Mapping[Span, bytes | WidsError], shard: RemoteShard, spans: Sequence[Span]
+    arrived: Mapping[Span, bytes | memoryview | WidsError],
+    shard: RemoteShard,
+    spans: Sequence[Span],
 ) -> list[memoryview]:
     """Return ranges of one shard that arrived, or parts of them; another range is requested."""
     return [_part(arrived, shard, span) for span in spans]
 
 
-def _part(arrived: Mapping[Span, bytes | WidsError], shard: RemoteShard, span: Span) -> memoryview:
+def _part(
+    arrived: Mapping[Span, bytes | memoryview | WidsError], shard: RemoteShard, span: Span
+) -> memoryview:
     # Where samples of a batch are read one by one, a range is inside another one.
     around = (found for found in arrived if found[0] <= span[0] and span[1] <= found[1])
     found = span if span in arrived else next(around, None)

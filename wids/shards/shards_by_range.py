@@ -91,15 +91,17 @@ class ShardsByRange:
             return None
         from wids.shards.range_shard import RemoteShard  # often only the index is needed
 
+        reader = facts.store.fetcher.range_reader(url, nbytes)
         shard = RemoteShard(
             urls.redact(url),
             index.without_payload_crcs() if options.verify == "never" else index,
             nbytes,
-            facts.broken.watched(number, facts.store.fetcher.range_reader(url, nbytes)),
+            facts.broken.watched(number, reader.view),
             fields=options.fields,
             raw=options.raw,
             takes=partial(facts.takes, number, nbytes),
             has_copy=has_copy,
+            knows_version=lambda: reader.knows_version,
             index_name=None
             if len(index.head_crcs)
             else urls.redact(facts.shards[number].index or ""),

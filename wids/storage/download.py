@@ -17,7 +17,7 @@ from typing import IO, ClassVar, Final, NamedTuple, TypeAlias
 from wids.errors import MismatchError
 from wids.storage.transport import urls
 from wids.storage.transport.retry import CancelledError, cancellation
-from wids.storage.transport.stream import Stream, TransientError
+from wids.storage.transport.stream import Data, Stream, TransientError
 
 Report: TypeAlias = Callable[[int, "int | None"], None]
 """``report(received_nbytes, total_nbytes)``; the total is None while it is unknown."""
@@ -77,7 +77,7 @@ class _Hashes:
         self.is_free = threading.Lock()
         self._digests = {name: hashlib.new(name, usedforsecurity=False) for name in self.stated}
 
-    def update(self, data: bytes) -> None:
+    def update(self, data: Data) -> None:
         for digest in self._digests.values():
             digest.update(data)
         self.nbytes += len(data)
@@ -160,6 +160,11 @@ class Download:
         """Whether there is a part that nobody takes."""
         return (self._next_start or math.inf) < (self.total_nbytes or 0)
 
+    @property
+    def is_arriving(self) -> bool:
+        """Whether some part has been handed out, and has not arrived."""
+        return bool(self._parts)
+
     def next_part(self) -> DownloadPart | None:
         """Hand out the next part that nobody takes; None if there is none."""
         with self._lock:
@@ -226,7 +231,7 @@ class Download:
         else:
             raise ReplacedError(f"{urls.redact(self.url)}: it changed while it was being fetched")
 
-    def _write(self, part: DownloadPart, chunk: bytes) -> _Hashes:
+    def _write(self, part: DownloadPart, chunk: Data) -> _Hashes:
         """Write the next bytes of a part; return the digests that they belong to."""
         event = cancellation()
         if part not in self._parts or (event is not None and event.is_set()):
@@ -249,7 +254,7 @@ class Download:
         self.report(self.received_nbytes, self.total_nbytes)
         return self._hashes
 
-    def _hash(self, hashes: _Hashes, chunk: bytes = b"", position: int = 0) -> None:
+    def _hash(self, hashes: _Hashes, chunk: Data = b"", position: int = 0) -> None:
         """Hash what is complete of the beginning of the file, unless another thread does.
 
         Args:

@@ -102,15 +102,13 @@ class Fetcher:
         self.bind_options(url)
 
         def attempt() -> bytes | tuple[int, str]:
-            data = bytearray()
             with self._transports.open(url) as stream:
                 total_nbytes, tag = stream.total_nbytes or 0, stream.tag
                 if tag and total_nbytes > (limit_nbytes if short_nbytes is None else short_nbytes):
                     return total_nbytes, tag
-                for chunk in stream.chunks:
-                    data += chunk
-                    if len(data) > limit_nbytes:
-                        raise _too_long_error(url, limit_nbytes)
+                data = stream.collected(limit_nbytes)
+            if len(data) > limit_nbytes:
+                raise _too_long_error(url, limit_nbytes)
             # A cut is retried here; a parser would report a malformed document.
             check_complete(url, len(data), stream.total_nbytes)
             return bytes(data)
@@ -142,16 +140,12 @@ class Fetcher:
         """
 
         def attempt() -> FileStart:
-            data = bytearray()
             try:
                 stream = self._transports.open(url, 0, nbytes)
             except PastEndError:  # an empty file has no first byte
                 return FileStart(b"", 0, has_ranges=True)
             with stream:
-                for chunk in stream.chunks:
-                    data += chunk
-                    if len(data) > max(nbytes, nbytes_of_whole):
-                        break
+                data = stream.collected(max(nbytes, nbytes_of_whole))
             is_whole = len(data) > nbytes
             limit = max(nbytes, nbytes_of_whole) if is_whole else nbytes
             total_nbytes = stream.total_nbytes

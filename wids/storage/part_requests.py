@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Final, TypeAlias
+from itertools import chain
+from typing import Final
 
 from wids.storage.download import Download, DownloadPart, ReplacedError, check_complete
 from wids.storage.reading_threads import in_threads
@@ -20,14 +21,8 @@ from wids.storage.transport.retry import CancelledError, cancellation, with_retr
 from wids.storage.transport.schemes import Transports
 from wids.storage.transport.stream import PastEndError, Stream, TransientError
 
-_MAX_THREADS: Final = 64
-"""Parts of one file that wait for their turns at the gate of the server, or have it."""
-
-
-_LOOK_S: Final = 0.05
-"""How often a thread that could take a part looks whether the gate has room."""
-
-NextPart: TypeAlias = Callable[[], "DownloadPart | None"]
+_LOOK_S: Final = 0.01
+"""How often a thread that could take a part looks whether the gate has room; there is one."""
 
 
 class PartRequests:
@@ -94,32 +89,28 @@ class PartRequests:
 
     def _take_all(self, first: DownloadPart, opened: list[Stream]) -> None:
         """Receive all parts, as many at a time as the gate of the server lets pass."""
-        download = self._download
 
-        def work(part: DownloadPart | None, next_part: NextPart) -> None:
+        def take(part: DownloadPart) -> None:
             try:
-                while (part := part or next_part()) is not None:
-                    self._take(part, opened if part is first else [])
-                    part = None
+                self._take(part, opened if part is first else [])
             except BaseException as error:
-                download.end(error)  # so that the other threads end too
+                self._download.end(error)  # so that the other threads end too
                 raise
 
-        num_others = ((download.total_nbytes or 0) - 1) // download.part_nbytes
-        others = [partial(work, None, self._next_part)] * min(num_others, _MAX_THREADS)
-        in_threads([partial(work, first, download.next_part), *others], "wids-part")
+        parts = chain([first], iter(self._next_part, None))
+        in_threads((partial(take, part) for part in parts), "wids-part")
 
     def _next_part(self) -> DownloadPart | None:
-        """Return the next part once the gate has room for one more request.
+        """Return the next part once the gate has room for one more request, or none is arriving.
 
         Otherwise all parts of one file would be ahead of other files at the gate, and the digest of
         one file at a time would follow.
         """
-        dropped = cancellation() or threading.Event()
-        while self._download.has_next and not has_room(self._patience.server):
+        download, dropped = self._download, cancellation() or threading.Event()
+        while download.has_next and download.is_arriving and not has_room(self._patience.server):
             if dropped.wait(_LOOK_S):
                 raise CancelledError("the fetch was cancelled")
-        return self._download.next_part()
+        return download.next_part()
 
     def _take(self, part: DownloadPart, opened: list[Stream]) -> None:
         """Receive one part, over as many streams as it takes; the first may be open already."""

@@ -41,7 +41,11 @@ class RangeReader:
         self._nbytes = nbytes
 
     def __call__(self, start: int, stop: int) -> bytes:
-        """Read the bytes from ``start`` to ``stop``.
+        """Read the bytes from ``start`` to ``stop``; see `view`."""
+        return bytes(self.view(start, stop))
+
+    def view(self, start: int, stop: int) -> memoryview:
+        """Read the bytes from ``start`` to ``stop``, and return them as they arrived, uncopied.
 
         Raises:
             RangeError: The server does not support ranges, or does not state the file's length.
@@ -52,21 +56,22 @@ class RangeReader:
         patience = self._transports.patience(self._url)
         return with_retries(lambda: self._attempt(start, stop), patience)
 
-    def _attempt(self, start: int, stop: int) -> bytes:
+    @property
+    def knows_version(self) -> bool:
+        """Whether each response is compared with the version of the file that was read first."""
+        return self._url in self._tags
+
+    def _attempt(self, start: int, stop: int) -> memoryview:
         tag = self._tags.get(self._url)
         with self._transports.open(self._url, start, stop, tag, is_collected=True) as stream:
             self._check(stream, start, tag)
-            data = bytearray()
-            for chunk in stream.chunks:
-                data += chunk
-                if len(data) > stop - start:  # a server without ranges would send all of it
-                    break
-        del data[stop - start :]
+            # A server without ranges would send all of it.
+            data = memoryview(stream.collected(stop - start))[: stop - start]
         check_complete(self._url, len(data), stop - start)
         if stream.tag is not None:
             # Another thread may have read its first part meanwhile: one of the two versions wins.
             self._check_tag(self._tags.setdefault(self._url, stream.tag), stream.tag)
-        return bytes(data)
+        return data.toreadonly()
 
     def _check(self, stream: Stream, start: int, tag: str | None) -> None:
         """Raise an error unless a response has the bytes from ``start`` of the same file."""

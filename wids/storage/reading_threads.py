@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Executor, Future
-from concurrent.futures import wait as wait_for
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
 from wids.storage.stages import fetching
+from wids.storage.transport.gate import most_in_flight
 from wids.storage.transport.request_limit import MOST
-from wids.storage.transport.retry import CancelledError, cancellation, cancelled_by
+from wids.storage.transport.retry import (
+    CancelledError,
+    cancellation,
+    cancelled_by,
+    check_waits,
+)
 
 _T = TypeVar("_T")
 
@@ -93,35 +98,66 @@ class ReadingThreads(Executor):
                 del task  # or its result would stay in memory until the next task
 
 
-def in_threads(tasks: Sequence[Callable[[], _T]], name: str) -> list[_T]:
+def in_threads(tasks: Iterable[Callable[[], _T]], name: str) -> list[_T]:
     """Run tasks that read remote files at the same time; return their results in order.
 
-    There is a thread for each task, up to the most requests that can be in flight to a server; the
-    gate of the server decides how many of them are. The threads end with the tasks: in a process
-    that is forked later they would be missing. The first error, Ctrl-C included, drops the other
-    tasks, and so does the event of `cancelled_by`.
+    There are as many threads as the gate lets requests pass, and more as soon as it lets more pass.
+    They end with the tasks: in a process that is forked later they would be missing. The first
+    error, Ctrl-C included, drops the other tasks, and so does the event of `cancelled_by`.
 
     Args:
-        tasks: Called without arguments, in order.
+        tasks: Called without arguments, in order. An iterator is asked for the next one, by one
+            thread at a time, when a thread is free.
         name: Name of the threads, for debugging.
 
     Raises:
         CancelledError: The event of `cancelled_by` was set meanwhile.
     """
-    if len(tasks) <= 1:
+    most = min(len(tasks), MOST) if isinstance(tasks, Sequence) else MOST
+    if most <= 1:
         return [task() for task in tasks]
+    numbered, is_taken = enumerate(tasks), threading.Lock()
+    results: dict[int, _T] = {}
+    ends: SimpleQueue[BaseException | None] = SimpleQueue()
+    num_started = num_ended = 0
     cancel = cancellation()
     poll_s = None if cancel is None else _CANCEL_POLL_S
-    with fetching(), ReadingThreads(min(len(tasks), MOST), name) as threads:
-        futures = [threads.submit(task) for task in tasks]
-        pending = set(futures)
-        while pending:
-            done, pending = wait_for(pending, poll_s, FIRST_EXCEPTION)
-            for future in done:
-                future.result()
+
+    def start() -> None:
+        nonlocal num_started
+        threads.submit(work)
+        num_started += 1
+
+    def taken() -> tuple[int, Callable[[], _T]] | None:
+        """Take a task; start a thread for the next one, if its request would pass the gate."""
+        with is_taken:
+            check_waits()
+            found = next(numbered, None)
+            if found is not None and num_started < min(most, most_in_flight()):
+                start()
+            return found
+
+    def work() -> None:
+        try:
+            while found := taken():
+                results[found[0]] = found[1]()
+        except BaseException as error:  # noqa: BLE001 - it is raised by the caller's thread
+            ends.put(error)
+        else:
+            ends.put(None)
+
+    with fetching(), ReadingThreads(most, name) as threads:
+        with is_taken:  # so that the first thread is counted before it starts another
+            start()
+        while num_ended < num_started:
+            with suppress(Empty):
+                error = ends.get(timeout=poll_s)
+                if error is not None:
+                    raise error
+                num_ended += 1
             if cancel is not None and cancel.is_set():
                 raise CancelledError("the fetch was cancelled")
-        return [future.result() for future in futures]
+    return [results[number] for number in range(len(results))]
 
 
 def _start(thread: threading.Thread) -> None:

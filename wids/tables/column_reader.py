@@ -86,17 +86,41 @@ class ColumnReader:
         except _ReplacedError:
             return self.read(number, rows)
 
+    def read_ranges(self, number: int, rows: Rows) -> ShardColumns | None:
+        """Read some samples of a remote shard by range; None where `read` does it otherwise.
+
+        Raises:
+            DecodeError, TableError, WidsError: As `read`.
+        """
+        shards, opener = self.shards, self.shards.counted.opener
+        if shards.fetches_for_one or not opener.may_read_ranges(number):
+            return None
+        if not (shards.options.access == "range" or opener.has_index(number)):
+            return None
+        try:
+            shard = shards.open(number, local=False)
+            if not isinstance(shard, RemoteShard) or self._costs_less_whole(shard, rows):
+                return None
+            return self._read_from(shard, number, rows)
+        except RangeError:  # the server has no ranges
+            return None
+
     def _opened(self, number: int, rows: Rows) -> ReadableShard:
         """Open a shard, a remote one by range where that is cheaper than fetching it."""
         reader = self.shards
         shard = reader.open(number, local=reader.fetches_for_one)
-        if isinstance(shard, RemoteShard) and reader.fetches_for_many:
-            fields = dict.fromkeys(path.field for path in self.paths)
-            found = [members_in(shard.index, name, rows)[1] for name in fields]
-            members = np.concatenate([np.empty(0, np.int64), *found])
-            if len(members) and shard.request_nbytes(members) >= shard.nbytes:
-                return reader.open(number, local=True)
+        if isinstance(shard, RemoteShard) and self._costs_less_whole(shard, rows):
+            return reader.open(number, local=True)
         return shard
+
+    def _costs_less_whole(self, shard: RemoteShard, rows: Rows) -> bool:
+        """Return whether to fetch a shard, which may be, in place of reading members of it."""
+        if not self.shards.fetches_for_many:
+            return False
+        fields = dict.fromkeys(path.field for path in self.paths)
+        found = [members_in(shard.index, name, rows)[1] for name in fields]
+        members = np.concatenate([np.empty(0, np.int64), *found])
+        return len(members) > 0 and shard.request_nbytes(members) >= shard.nbytes
 
     def _read_from(self, shard: ReadableShard, number: int, rows: Rows) -> ShardColumns:
         parts: dict[str, ColumnPart] = {}

@@ -21,6 +21,7 @@ from wids.shards.positions import Positions
 from wids.shards.reader import ShardReader
 from wids.storage.array_types import IntArray
 from wids.storage.progress import Bar
+from wids.storage.reading_threads import in_threads
 from wids.storage.transport import urls
 from wids.tables.column_parts import Errors, column_of, names_of
 from wids.tables.column_paths import INDEX, KEY, ColumnPath, Columns, parse_columns
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 _MAX_TASKS: Final = 256
 """Most tasks of an executor, each of which receives the reader of all shards."""
+
+_MAX_TOGETHER: Final = 64
+"""Most shards that are read by range at the same time."""
 
 _SMALL_CHUNK: Final = 10_000
 """Columns whose chunks have fewer rows on average become one chunk each."""
@@ -107,8 +111,13 @@ def _results(
 ) -> Iterator[list[ShardColumns]]:
     """Yield the columns of the shards, in order."""
     if executor is None:
-        for task in tasks:
-            yield _read_group(reader, [task])
+        for at in range(0, len(tasks), _MAX_TOGETHER):
+            group = tasks[at : at + _MAX_TOGETHER]
+            requests = [partial(reader.read_ranges, number, rows) for number, rows in group]
+            is_local = all(reader.shards.is_local(number) for number, _ in group)
+            found = [None] * len(group) if is_local else in_threads(requests, "wids-columns")
+            for task, by_range in zip(group, found, strict=True):
+                yield _read_group(reader, [task]) if by_range is None else [by_range]
         return
     shared = PickledOnce(reader)
     size = -(-len(tasks) // _MAX_TASKS) or 1

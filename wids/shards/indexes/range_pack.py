@@ -25,7 +25,6 @@ from wids.shards.indexes.pack import (
 )
 from wids.shards.tars.index import Column, ShardIndex, TarIdentity
 from wids.shards.tars.member_names import KeySplit, to_bytes
-from wids.shards.tars.raw_samples import ReadRange
 
 Keep: TypeAlias = Callable[
     [Callable[[], bytes], Callable[["bytes | memoryview"], None]], "bytes | memoryview"
@@ -56,7 +55,7 @@ class RangePack(Pack):
 
     def __init__(
         self,
-        read_range: ReadRange,
+        read_range: Callable[[int, int], bytes],
         nbytes: int,
         num_shards: int = 0,
         keep: Keep = lambda read, _: read(),

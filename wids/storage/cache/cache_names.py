@@ -145,6 +145,7 @@ def dataset_pattern(name: str) -> str:
     return re.sub(r"[0-9]+(?=[^0-9]*$)", "*", tail)
 
 
+@lru_cache(maxsize=4096)  # each sample that is read by range asks whether there is a copy
 def _hashed_name(url: str, *parts: object) -> str:
     """Return a hash of the parts, and the end of the URL's path, for people to read."""
     # A NUL occurs in no URL or path, so no two lists of parts make the same text.

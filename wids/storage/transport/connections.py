@@ -11,6 +11,7 @@ import logging
 import re
 import select
 import socket
+import sys
 import time
 import weakref
 from base64 import b64encode
@@ -28,7 +29,7 @@ from wids.storage.transport.http_messages import (
     request_head,
 )
 from wids.storage.transport.retry import check_waits
-from wids.storage.transport.stream import CHUNK_NBYTES
+from wids.storage.transport.stream import CHUNK_NBYTES, Data
 
 if TYPE_CHECKING:
     import ssl
@@ -47,7 +48,8 @@ _CHUNK_SIZE: Final = re.compile(rb"[0-9A-Fa-f]{1,15}")
 
 _POLL_S: Final = 0.5
 """How long a wait for bytes cannot be cancelled."""
-_BUFFER_NBYTES: Final = 64 << 10
+_BUFFER_NBYTES: Final = 8 << 10
+"""For a head, and little of the body after it, which is copied once more."""
 
 _logger = logging.getLogger(__name__)
 
@@ -88,7 +90,7 @@ class Response:
         self,
         status: int,
         headers: Mapping[str, str],
-        body: Iterator[bytes],
+        body: Iterator[Data],
         connection: Connection | None = None,
         on_end: Callable[[Connection], None] | None = None,
     ) -> None:
@@ -104,8 +106,8 @@ class Response:
             connection.close()
 
     def _pieces(
-        self, body: Iterator[bytes], on_end: Callable[[Connection], None] | None
-    ) -> Iterator[bytes]:
+        self, body: Iterator[Data], on_end: Callable[[Connection], None] | None
+    ) -> Iterator[Data]:
         yield from body
         # Only after the last byte: the next response would begin in the rest of this one.
         connection, self._connection = self._connection, None
@@ -167,13 +169,13 @@ class Connection:
             raise
         is_kept, length = head.is_kept, head.headers.get("content-length")
         if method == "HEAD" or head.status in (204, 304):
-            body: Iterator[bytes] = iter(())
+            body: Iterator[Data] = iter(())
         elif "chunked" in head.headers.get("transfer-encoding", "").lower():
             body = self._chunked()
         elif length is not None:
             body = self._sized(int(length))
         else:
-            body, is_kept = self._until_close(), False
+            body, is_kept = self._body(sys.maxsize), False
         return Response(head.status, head.headers, body, self, on_end if is_kept else None)
 
     def is_idle(self) -> bool:
@@ -190,21 +192,16 @@ class Connection:
         """End the connection."""
         self._close()
 
-    def _sized(self, nbytes: int) -> Iterator[bytes]:
+    def _sized(self, nbytes: int) -> Iterator[Data]:
         left = nbytes
-        while left:
-            piece = self._piece(left)
-            if not piece:
-                raise CutError(f"{nbytes - left} of {nbytes} bytes arrived")
+        for piece in self._body(nbytes):
             left -= len(piece)
             self._overhead_nbytes = 0
             yield piece
+        if left:
+            raise CutError(f"{nbytes - left} of {nbytes} bytes arrived")
 
-    def _until_close(self) -> Iterator[bytes]:
-        while piece := self._piece(CHUNK_NBYTES):
-            yield piece
-
-    def _chunked(self) -> Iterator[bytes]:
+    def _chunked(self) -> Iterator[Data]:
         while True:
             size = self._line().partition(b";")[0].strip()
             if not _CHUNK_SIZE.fullmatch(size):
@@ -218,12 +215,27 @@ class Connection:
         while self._line():
             pass
 
-    def _piece(self, most: int) -> bytes:
-        """Return what has arrived of a body; ``b""`` at the end of the connection."""
-        if not self._buffer:
-            return self._receive(min(most, CHUNK_NBYTES))
-        piece, self._buffer = self._buffer[:most], self._buffer[most:]
-        return piece
+    def _body(self, nbytes: int) -> Iterator[Data]:
+        """Yield the next bytes, or those until the connection ends, in pieces that are full."""
+        while nbytes:
+            piece = memoryview(bytearray(min(nbytes, CHUNK_NBYTES)))
+            known = self._buffer[: len(piece)]
+            self._buffer = self._buffer[len(known) :]
+            piece[: len(known)] = known
+            at, error = len(known), None
+            try:
+                while at < len(piece) and (received := self._receive_into(piece[at:])):
+                    at += received
+            except OSError as found:
+                error = found
+            # What arrived before an error need not be requested again.
+            if at:
+                yield piece[:at]
+            if error is not None:
+                raise error
+            if at < len(piece):
+                return
+            nbytes -= at
 
     def _line(self) -> bytes:
         while True:
@@ -257,26 +269,28 @@ class Connection:
 
     def _fill(self) -> bool:
         """Receive some bytes into the buffer; return False at the end of the connection."""
-        data = self._receive(_BUFFER_NBYTES)
+        data = bytearray(_BUFFER_NBYTES)
+        del data[self._receive_into(data) :]
         self._overhead_nbytes += len(data)
         if self._overhead_nbytes > _MAX_OVERHEAD_NBYTES:
             raise ConnectionError(f"more than {_MAX_OVERHEAD_NBYTES} bytes of headers or trailers")
         self._buffer += data
         return bool(data)
 
-    def _receive(self, most: int) -> bytes:
-        """Return bytes that arrive; ``b""`` at the end of the connection."""
+    def _receive_into(self, buffer: bytearray | memoryview) -> int:
+        """Return the number of bytes that arrive; 0 at the end of the connection."""
+        check_waits()
         started_s = time.monotonic()
         while True:
             try:
-                data = self._sock.recv(most)
+                nbytes = self._sock.recv_into(buffer)
                 break
             except TimeoutError:
                 check_waits()
                 if time.monotonic() - started_s >= self._timeout_s:
                     raise SilenceError(f"no bytes for {self._timeout_s:g} s") from None
         self._waited_s += time.monotonic() - started_s
-        self._received_nbytes += len(data)
+        self._received_nbytes += nbytes
         if self._waited_s >= self._timeout_s * WINDOW_TIMEOUTS:
             if self._received_nbytes < self._waited_s * MIN_NBYTES_PER_S:
                 raise ConnectionError(
@@ -284,7 +298,7 @@ class Connection:
                 )
             # A new window: a fast beginning must not excuse a stall later on.
             self._waited_s, self._received_nbytes = 0.0, 0
-        return data
+        return nbytes
 
 
 def connected(

@@ -23,7 +23,7 @@ from wids.storage.transport import counters, shared_refusals, urls
 from wids.storage.transport.request_limit import FIRST
 from wids.storage.transport.retry import check_waits, left_s, waiting_for
 from wids.storage.transport.server_state import ServerState
-from wids.storage.transport.stream import CHUNK_NBYTES, Stream, TransientError
+from wids.storage.transport.stream import CHUNK_NBYTES, Data, Stream, TransientError
 
 PROCESS_NBYTES: Final = 256 << 20
 """Bytes of responses that one process keeps in memory at a time."""
@@ -84,7 +84,7 @@ class Turn:
         self._note(0)
         self._has_answered = True
 
-    def received(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    def received(self, chunks: Iterator[Data]) -> Iterator[Data]:
         """Yield the pieces of the response, and leave after the last one."""
         while True:
             started_s = time.monotonic()
@@ -303,6 +303,12 @@ def num_in_flight(server: str) -> int:
     """
     known = gate().servers.get(urls.origin(server))
     return FIRST if known is None else known.limit.value
+
+
+def most_in_flight() -> int:
+    """Return how many requests to one server are worth sending at a time, for any server."""
+    limits = [known.limit.value for known in list(gate().servers.values())]
+    return max(FIRST, *limits) if limits else FIRST
 
 
 def has_room(server: str) -> bool:

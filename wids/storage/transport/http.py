@@ -24,6 +24,7 @@ from wids.storage.transport.http_messages import Address, check_headers, split_u
 from wids.storage.transport.stream import (
     REFUSAL_STATUSES,
     TRANSIENT_STATUSES,
+    Data,
     PastEndError,
     Stream,
     TransientError,
@@ -309,7 +310,7 @@ def _tag(headers: Mapping[str, str]) -> str | None:
     return modified if age.total_seconds() >= _MIN_AGE_S else None
 
 
-def _chunks(url: str, response: Response) -> Iterator[bytes]:
+def _chunks(url: str, response: Response) -> Iterator[Data]:
     try:
         yield from response.pieces
     except OSError as error:

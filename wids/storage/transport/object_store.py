@@ -294,7 +294,7 @@ def _opened(
     meta = result.meta
     end = None if stop is None else result.range[1]
     if stop is not None and stop - start <= _WHOLE_NBYTES:
-        chunks = iter((bytes(result.bytes()),))
+        chunks = iter((memoryview(result.bytes()),))
         return Stream(chunks, start, meta["size"], _strong(meta["e_tag"]), stop=end)
     pieces = _pieces(KINDS[urls.scheme(url)], url, result)
     return Stream(pieces, start, meta["size"], _strong(meta["e_tag"]), pieces.close, stop=end)

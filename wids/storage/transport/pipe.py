@@ -16,7 +16,7 @@ from typing import Any
 
 from wids.storage.transport import urls
 from wids.storage.transport.local import open_local
-from wids.storage.transport.stream import CHUNK_NBYTES, Stream, TransientError, Transport
+from wids.storage.transport.stream import CHUNK_NBYTES, Data, Stream, TransientError, Transport
 
 
 def transport_for(options: Mapping[str, Any], scratch: str | None) -> Transport:  # noqa: ARG001
@@ -58,7 +58,7 @@ def _output(url: str, command: str) -> Generator[bytes, None, None]:
         _kill(process)
 
 
-def _output_to_file(url: str, command: str, scratch: str | None) -> Generator[bytes, None, None]:
+def _output_to_file(url: str, command: str, scratch: str | None) -> Generator[Data, None, None]:
     if scratch is not None:
         # One level after the other: the mode of `makedirs` is that of the last folder only.
         os.makedirs(os.path.dirname(scratch), mode=0o700, exist_ok=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, Final
 
@@ -245,6 +246,11 @@ def options_for(url: str, options: Mapping[str, dict[str, Any]]) -> dict[str, An
 
 def matching_prefix(url: str, options: Mapping[str, Any]) -> str | None:
     """Return the longest prefix of this URL that has options, or None."""
-    matching = (prefix for prefix in options if not prefix or urls.is_below(url, prefix))
+    return _longest_prefix(url, tuple(options))
+
+
+@lru_cache(maxsize=4096)  # each sample asks
+def _longest_prefix(url: str, prefixes: tuple[str, ...]) -> str | None:
+    matching = (prefix for prefix in prefixes if not prefix or urls.is_below(url, prefix))
     # The longest prefix is the narrowest, and so the one that the caller meant for this URL.
     return max(matching, key=len, default=None)

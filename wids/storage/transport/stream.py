@@ -24,6 +24,10 @@ REFUSAL_STATUSES: Final = frozenset((429, 503))
 """A server answers with these when it has too many requests, S3 with 503 and SlowDown."""
 
 
+Data: TypeAlias = "bytes | bytearray | memoryview"
+"""Bytes in the form in which they arrived, to copy them as rarely as possible."""
+
+
 class TransientError(FetchError):
     """A failure that may not recur on retry.
 
@@ -85,7 +89,7 @@ class Stream:
         status: The status of a response by HTTP.
     """
 
-    chunks: Iterator[bytes]
+    chunks: Iterator[Data]
     start: int = 0
     total_nbytes: int | None = None
     tag: str | None = None
@@ -97,6 +101,16 @@ class Stream:
     def is_whole(self) -> bool:
         """Whether the stream has all bytes of the file."""
         return self.start == 0 and self.stop in (None, self.total_nbytes)
+
+    def collected(self, most_nbytes: int) -> Data:
+        """Return all bytes; or, of more than the most that are wanted, the first ones."""
+        pieces, nbytes = [], 0
+        for piece in self.chunks:
+            pieces.append(piece)
+            nbytes += len(piece)
+            if nbytes > most_nbytes:
+                break
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def __enter__(self) -> Stream:
         return self
@@ -135,7 +149,7 @@ def file_stream(url: str, file: IO[bytes], start: int, stop: int | None) -> Stre
     return Stream(chunks, start, total_nbytes, None, file.close)
 
 
-def file_chunks(url: str, file: IO[bytes]) -> Iterator[bytes]:
+def file_chunks(url: str, file: IO[bytes]) -> Iterator[Data]:
     """Yield the rest of an open file in pieces.
 
     Raises:
@@ -151,7 +165,7 @@ def file_chunks(url: str, file: IO[bytes]) -> Iterator[bytes]:
         yield chunk
 
 
-def _limited(chunks: Iterable[bytes], nbytes: int) -> Iterator[bytes]:
+def _limited(chunks: Iterable[Data], nbytes: int) -> Iterator[Data]:
     for chunk in chunks:
         yield chunk[:nbytes]
         nbytes -= len(chunk)

@@ -10,10 +10,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final
 from urllib.parse import quote, unquote
 
 from wids.errors import FetchError, SpecError, printable, without_quoted_secrets
+
+_kept = lru_cache(maxsize=4096)
+"""Keeps what is found in URLs: each sample asks the same of few."""
 
 _SECRET_LENGTH: Final = 6
 """Minimum length of a part of a URL that is recognized on its own in other text."""
@@ -25,6 +29,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:::[A-Za-z][A-Za-z0-9+.:-]*)?:
 _LINK = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*://)")
 
 
+@_kept
 def scheme(url: str) -> str:
     """Return the scheme in lower case: ``"https"``, ``"file"``, ``"pipe"``; ``""`` for a path."""
     # These two need no `//`; any other `word:` is a legal beginning of a file name.
@@ -203,6 +208,7 @@ def relative(url: str, folder: str) -> str:
     return "./" + name if scheme(name) or name.startswith("~") else name
 
 
+@_kept
 def origin(url: str) -> str:
     """Return scheme and server of a remote URL in lower case: the unit that secrets belong to."""
     kind = scheme(url)
@@ -216,6 +222,7 @@ def _authority(url: str) -> str:
     return _split(url)[0].partition("://")[2]
 
 
+@_kept
 def check_server(url: str) -> None:
     """Raise `FetchError` for a remote URL whose server different parsers read differently.
 
