@@ -19,7 +19,6 @@ from wids.storage.transport.local import Opener
 from wids.storage.transport.retry import cancelled_by, with_retries
 from wids.storage.transport.schemes import Transports
 from wids.storage.transport.stream import Entry, PastEndError
-from wids.storage.unnamed_files import unnamed_file
 
 
 class FileStart(NamedTuple):
@@ -274,6 +273,8 @@ def downloaded(fetcher: Fetcher, url: str, report: Report | None = None) -> Iter
     if urls.is_local(url):
         yield urls.local_path(url)
         return
+    from wids.storage.unnamed_files import unnamed_file
+
     with unnamed_file() as (file, path):
         fetcher.save(url, file, report=report)
         file.flush()
