@@ -282,6 +282,7 @@ def test_damaged_history_is_refused(history: Any) -> None:
         {"position": None},
         {"position": "x"},
         {"position": 10**6},
+        {"position": 3, "num_replicas": 2},
         {"epoch": -1},
         {"num_replicas": 0},
     ],

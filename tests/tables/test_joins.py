@@ -183,6 +183,17 @@ def test_labels_and_positions_are_those_of_the_first_side(joined: wids.ShardList
     assert joined[5:].find_key("s00009") == 4
 
 
+@pytest.mark.parametrize("block", [1, 3, 7])
+def test_keys_are_matched_block_by_block(
+    block: int, train: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every block of a view finds its own entries."""
+    monkeypatch.setattr("wids.tables.join_keys._BLOCK", block)
+    view, rows = wids.ShardListDataset(train)[1::2], wids.ShardListDataset(train, fields=[".txt"])
+    joined = view.join(rows, prefix="b")
+    assert [sample[".b.txt"] for sample in joined] == [f"text {n}" for n in range(1, 20, 2)]
+
+
 def test_views_and_joins_of_joins(train: Path, joined: wids.ShardListDataset) -> None:
     """A view of a join is one; a join joins again, on either side."""
     mask = np.arange(20) % 3 == 1

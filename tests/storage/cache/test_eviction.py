@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cache_parts import DATA, file_names, fill, make_cache, read_copy
+from cache_parts import DATA, file_names, fill, make_cache, own_path, read_copy
 from loopback import Fault, Server
 
 from wids.errors import FetchError
@@ -268,3 +268,21 @@ def test_a_lease_that_is_lost(tmp_path: Path) -> None:
         raise KeyboardInterrupt(leases.lease(str(path)))
     gc.collect()
     assert leases.delete_if_unused(str(path))
+
+
+def test_a_copy_that_is_evicted_before_its_lease(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is fetched again, so that what is opened has a name that others find (CACHE-7)."""
+    cache, (file,) = make_cache(tmp_path), fill(make_cache(tmp_path), server, 1)
+    acquire, path = leases.locks.acquire_shared, Path(own_path(cache, file))
+
+    def acquire_after_eviction(handle: int) -> bool | None:
+        if len(server.log) == 1:
+            path.unlink()
+        return acquire(handle)
+
+    monkeypatch.setattr(leases.locks, "acquire_shared", acquire_after_eviction)
+    with cache.open(file).file as opened:
+        assert os.path.samestat(os.fstat(opened.fileno()), path.stat())
+    assert len(server.log) == 2

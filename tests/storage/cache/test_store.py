@@ -200,3 +200,21 @@ def test_reading_a_copy_imports_no_filelock(tmp_path: Path, server: Server) -> N
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == f"{len(DATA)} False\n"
+
+
+def test_the_index_is_discarded_first(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index that outlives its copy would serve reads by range of other bytes (CACHE-15)."""
+    cache, remote_file = make_cache(tmp_path), RemoteFile(server.page("/a.tar", DATA))
+    read_copy(cache, remote_file, lambda _: b"index")
+    copy, left = Path(own_path(cache, remote_file)), []
+    unlink = os.unlink
+
+    def unlink_and_look(path: str) -> None:
+        unlink(path)
+        left.append(file_names(tmp_path))
+
+    monkeypatch.setattr(os, "unlink", unlink_and_look)
+    cache.discard(remote_file)
+    assert left == [[copy.name], []]
