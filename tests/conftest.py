@@ -177,7 +177,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
     """Fail a test that leaves file descriptors open or threads running."""
-    descriptors = _descriptors()
+    descriptors = open_descriptors()
     threads = set(threading.enumerate())
     yield
     leaked = _leaked(descriptors)
@@ -209,12 +209,13 @@ def _running(before: set[threading.Thread]) -> list[threading.Thread]:
 def _leaked(before: dict[str, str]) -> dict[str, str]:
     return {
         number: target
-        for number, target in _descriptors().items()
+        for number, target in open_descriptors().items()
         if number not in before and target.endswith((".tar", ".json", ".tmp", ".index"))
     }
 
 
-def _descriptors() -> dict[str, str]:
+def open_descriptors() -> dict[str, str]:
+    """Return what each file descriptor of this process is of; nothing where that is unknown."""
     found = {}
     if os.path.isdir("/proc/self/fd"):
         for number in os.listdir("/proc/self/fd"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from remote_site import EXPECTED, Site, texts
 
 import wids
 from wids.errors import ShardFormatError
+from wids.storage import locks
 
 BAD = 3  # the sample whose text is damaged, in the first shard
 
@@ -89,6 +91,31 @@ def test_copy_that_is_damaged_while_it_is_open_is_fetched_once_more(
         assert dataset[0][".txt"] == "text 0"
         flip(first_copy)
         assert read(dataset) == "text 3"
+    assert site.asked() == ["/train-0.tar"]
+
+
+def test_a_copy_that_cannot_be_deleted_is_never_believed(
+    site: Site, first_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows keeps a file that is mapped: reading it fails, and the next dataset fetches it."""
+    flip(first_copy)
+    unlink = os.unlink
+
+    def refuse(path: str) -> None:
+        if path == str(first_copy):
+            raise PermissionError(errno.EACCES, "used by another process", path)
+        unlink(path)
+
+    with monkeypatch.context() as windows:
+        windows.setattr(locks, "REFUSES_DELETION", True)
+        windows.setattr(os, "unlink", refuse)
+        with wids.ShardListDataset(site.spec(), access="download") as dataset:
+            for _ in range(2):
+                with raises(ShardFormatError, "train-0.tar"):
+                    single(dataset)
+    assert site.asked() == []
+    with wids.ShardListDataset(site.spec(), access="download") as dataset:
+        assert texts(dataset) == EXPECTED
     assert site.asked() == ["/train-0.tar"]
 
 

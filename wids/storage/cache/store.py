@@ -246,6 +246,14 @@ class Cache:
     def discard(self, remote_file: RemoteFile) -> None:
         """Delete the cache's own copy of a file and its index, so that it is fetched again."""
         own_path = cache_names.copy_path(self.folder, remote_file)
+        if locks.REFUSES_DELETION:
+            # It stays where a process has it mapped. Without its index it would be believed; its
+            # new time has whoever opens it next compare the two.
+            with suppress(OSError):
+                os.utime(own_path)
+                os.unlink(own_path)
+            if os.path.lexists(own_path):
+                return
         # The index first: one that outlives its copy would serve reads by range (CACHE-15).
         for path in (self.index_path(remote_file, own_path), own_path):
             with suppress(OSError):
