@@ -7,7 +7,9 @@ import importlib.util
 import json
 import pickle
 import tracemalloc
+import weakref
 from collections import Counter
+from collections.abc import Iterator
 from itertools import islice
 from types import ModuleType
 from typing import Any, ClassVar
@@ -27,7 +29,7 @@ from wids import (
     ShardListSampler,
     StateError,
 )
-from wids.order import bucket_sampler
+from wids.order import bucket_sampler, buckets
 from wids.order.buckets import checked_buckets
 
 BUCKETS = [n % 3 for n in range(20)]
@@ -343,3 +345,22 @@ def test_buckets_are_numbered_without_a_copy_of_64_bits(dtype: type) -> None:
         tracemalloc.stop()
     assert peak_nbytes < len(values) + 25_000_000, "a byte for each, and some for a part"
     assert np.array_equal(buckets.names[buckets.numbers], values)
+
+
+def test_runs_that_wait_keep_no_indices() -> None:
+    """Each of the runs that are read together has its place in its order, and no window of it."""
+    kept: list[weakref.ref[Any]] = []
+
+    def blocks() -> Iterator[Any]:
+        for _ in range(6):
+            block = np.zeros(1 << 14, np.int64)
+            kept.append(weakref.ref(block))
+            yield block
+            del block
+
+    found = buckets.windows(blocks())
+    window = next(found)
+    assert len(window) == 1 << 15
+    kept.append(weakref.ref(window))
+    del window
+    assert sum(ref() is not None for ref in kept) <= 1

@@ -219,10 +219,17 @@ def windows(blocks: Iterable[IntArray], least: int = 0) -> Iterator[IntArray]:
         waiting.append(block)
         length += len(block)
         if length >= least:
-            yield np.concatenate(waiting)
-            waiting, length = [], 0
+            length = 0
+            yield _emptied(waiting)
     if length:
-        yield np.concatenate(waiting)
+        yield _emptied(waiting)
+
+
+def _emptied(blocks: list[IntArray]) -> IntArray:
+    """Return blocks as one array, and keep none: the runs of an epoch wait with theirs at once."""
+    window = np.concatenate(blocks)
+    blocks.clear()
+    return window
 
 
 @dataclass(frozen=True, eq=False)

@@ -78,9 +78,9 @@ class Rounds:
         raise NotImplementedError
 
     def _numbers(self, run: int) -> Iterator[npt.NDArray[Any]]:
-        """Yield the numbers of the buckets of the indices of a run."""
-        for window in windows(self._run_blocks(run)):
-            yield self._buckets.numbers[window]
+        """Return the numbers of the buckets of the indices of a run."""
+        # Unlike a generator, it keeps no window while others are read.
+        return map(self._buckets.numbers.__getitem__, windows(self._run_blocks(run)))
 
 
 class SeparateRounds(Rounds):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ class LazySequence(Sequence[T]):
         if isinstance(index, slice):
             return LazySequence(self._make, self._source[index])
         return self._make(self._source[index])
+
+    def __iter__(self) -> Iterator[T]:
+        return map(self._make, self._source)
 
 
 def chosen(items: Sequence[T], numbers: IntArray) -> LazySequence[T]:

@@ -1,0 +1,192 @@
+"""A coordinator of many shards keeps a few numbers of each, and publishes the same bytes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tracemalloc
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import write_tar
+
+import wids
+from wids.publish import record_places, results
+from wids.publish.describe import ShardRecord, describe_shard
+from wids.publish.distinct import first_places
+from wids.publish.journal_parts import Part
+from wids.publish.rewriting import rewrite_plan
+from wids.publish.rewriting.rewrite import prepare_rewrite
+from wids.publish.spec_job import SpecJob, prepare_spec
+from wids.shards.indexes import pack_writer
+from wids.shards.specs import saved_document, shard_sequences, shard_table_writer, unsaved_shards
+from wids.shards.specs.shard_sequences import ShardTable
+
+
+class Answering(Executor):
+    """Answers each task at once with a description, as a cluster would."""
+
+    def __init__(self, describe: Callable[[Any], ShardRecord]) -> None:
+        self._describe = describe
+
+    def submit(self, _: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Return a future that has its result."""
+        future: Future[Any] = Future()
+        future.set_result(self._describe(*args, **kwargs))
+        return future
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept in memory at a time is that of a few shards."""
+    monkeypatch.setattr(unsaved_shards, "_MAX_LISTED", 1)
+    monkeypatch.setattr(saved_document, "_NUM_PIECES", 1)
+    monkeypatch.setattr(record_places, "_MIN_RECENT", 16)
+    monkeypatch.setattr(shard_sequences, "_MAX_MADE", 16)
+    monkeypatch.setattr(shard_table_writer, "_PART_NBYTES", 1 << 12)
+    monkeypatch.setattr(shard_table_writer, "BLOCK_LENGTH", 32)
+    monkeypatch.setattr(pack_writer, "_SPOOLED_NBYTES", 512)
+    monkeypatch.setattr(results, "_MAX_SUBMITTED", 16)
+    monkeypatch.setattr(rewrite_plan, "_WINDOW", 100)
+
+
+def job_of(names: list[str], output: Path, **options: Any) -> SpecJob:
+    """Return the job of ``wids create``."""
+    defaults: dict[str, Any] = {
+        "base": None,
+        "is_new": True,
+        "key_split": None,
+        "digests": False,
+        "on_cost": print,
+        "storage_options": {},
+    }
+    return prepare_spec(names, str(output), **(defaults | options))
+
+
+def created(shards: list[Path], output: Path, **options: Any) -> wids.DatasetSpec:
+    """Describe shards as ``wids create`` does."""
+    job = job_of(list(map(str, shards)), output, **options)
+    return job.run(None, print, name="all", info="words", has_pack=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"base": "https://host/data"}])
+def test_many_shards_are_published_as_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+) -> None:
+    """Spec and pack have the same bytes, and the result is the same spec, also as a pickle."""
+    shards = [write_tar(tmp_path / f"{n}.tar", [(f"{n}.txt", b"a")]) for n in range(30)]
+    few = created(shards, tmp_path / "few.json", **options)
+    assert isinstance(few.shards, tuple)
+    monkeypatch.setattr(unsaved_shards, "_MAX_LISTED", 3)
+    many = created(shards, tmp_path / "many.json", **options)
+    assert isinstance(many.shards, ShardTable)
+    assert many == replace(few, index=many.index)
+    assert pickle.loads(pickle.dumps(many)) == many  # noqa: S301 - made here
+    first, second = (tmp_path / f"{name}.json" for name in ("few", "many"))
+    assert first.read_text().replace("few.index", "many.index") == second.read_text()
+    packs = first.with_suffix(".index"), second.with_suffix(".index")
+    assert packs[0].read_bytes() == packs[1].read_bytes()
+
+
+@pytest.mark.usefixtures("small")
+def test_rewriting_to_many_shards_is_resumed(tmp_path: Path) -> None:
+    """A run that lost a worker continues, and has the bytes of one that did not."""
+    tar = write_tar(tmp_path / "a.tar", [(f"{n:02d}.txt", b"%d" % n) for n in range(40)])
+    num_done = 0
+
+    class Failing(Executor):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            nonlocal num_done
+            future: Future[Any] = Future()
+            num_done += 1
+            if num_done > 25:
+                future.set_exception(OSError("gone"))
+            else:
+                future.set_result(fn(*args, **kwargs))
+            return future
+
+    def run(name: str, executor: Executor | None) -> wids.DatasetSpec:
+        (tmp_path / name).mkdir(exist_ok=True)
+        with wids.ShardListDataset(str(tar)) as dataset:
+            return wids.rewrite(
+                dataset, tmp_path / name / "new-%02d.tar", maxcount=1, executor=executor
+            )
+
+    with pytest.raises(wids.LostTaskError):
+        run("one", Failing())
+    again, expected = run("one", None), run("two", None)
+    assert len(again.shards) == 40
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
+    assert [s.sha256 for s in again.shards] == [s.sha256 for s in expected.shards]
+
+
+def test_the_first_of_equal_items() -> None:
+    """Items count once, also if another item has their hash."""
+    items = ["b", "a", "b", -1, -2, "a", -2]  # the last numbers have one hash
+    assert first_places(items).tolist() == [0, 1, 3, 4]
+    assert first_places([]).tolist() == []
+
+
+def peak_nbytes(work: Callable[[], object]) -> int:
+    """Return the peak of what is allocated."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]  # what others left is not traced
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("part", [None, Part(1, 2)])
+@pytest.mark.parametrize("work", ["create", "rewrite"])
+def test_a_shard_takes_few_bytes(tmp_path: Path, work: str, part: Part | None) -> None:
+    """A coordinator keeps numbers of each shard: no name, no task, no entry (INDEX-33).
+
+    With one sample in each shard, 120 B of these are the keys of the pack, up to a million.
+    """
+    sizes = 300, 1200
+    tar = write_tar(tmp_path / "a.tar", [(f"{n:05d}.txt", b"a") for n in range(sizes[1])])
+    records = {
+        number: describe_shard(str(write_tar(tmp_path / "b.tar", [(f"{number}.txt", b"b")])))
+        for number in range(sizes[1])
+    }
+    entries = [{"url": f"{n:05d}.tar", "filesize": 10240} for n in range(sizes[1])]
+
+    def described(url: str, source: str = "") -> ShardRecord:
+        number = int(url[-9:-4])
+        return replace(records[number], url=url, identity=None, source=source)
+
+    def create(count: int) -> object:
+        job = job_of([f"{tmp_path}/{count}.json"], tmp_path / f"new-{count}.json")
+        executor = Answering(lambda task: described(task[0]))
+        if part is not None:
+            return job.run_part(part, executor)
+        return job.run(executor, lambda _: None, name=None, info=None, has_pack=True)
+
+    def rewrite(count: int) -> object:
+        job = prepare_rewrite(
+            *(dataset[:count], tmp_path / f"new-{count}-%05d.tar", 1, None, None, None, None),
+            resume=True,
+            storage_options=None,
+        )
+        executor = Answering(lambda task: described(task.path, task.source))
+        return job.run(executor=executor) if part is None else job.run_part(part, executor=executor)
+
+    with wids.ShardListDataset(str(tar)) as dataset:
+        peaks = []
+        for count in (10, *sizes):
+            spec = wids.load_spec({"shardlist": entries[:count]}, base=tmp_path)
+            spec = replace(spec, extras={"info": "i" * 300_000})  # so that it has a table
+            spec.save(tmp_path / f"{count}.json")
+            os.utime(tmp_path / f"{count}.json", ns=(10**18, 10**18))
+            wids.load_spec(tmp_path / f"{count}.json")  # makes the table
+            peaks.append(peak_nbytes(partial(create if work == "create" else rewrite, count)))
+    assert peaks[2] - peaks[1] < 250 * (sizes[1] - sizes[0]), peaks
