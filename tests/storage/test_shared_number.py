@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
+import pickle
 import sys
 import threading
 from types import FrameType
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 from conftest import in_child
 
-from wids.storage.shared_number import SharedNumber
+from wids.storage.shared_number import SharedArray, SharedNumber
 
 _TIMES = 300
 _tracing = threading.Lock()
@@ -91,3 +93,27 @@ def test_other_shared_memory_is_passed_too(method: str) -> None:
     assert found.get(timeout=60) == 7
     process.join(60)
     assert [number.value for number in numbers] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["B", "q"])
+def test_a_copy_of_an_array_is_independent(kind: str) -> None:
+    """A pickle, and a copy in this process, have the integers of that moment and share none."""
+    array = SharedArray(kind, 3)
+    array.values[1] = 7
+    copies = [copy.copy(array), copy.deepcopy(array), pickle.loads(pickle.dumps(array))]  # noqa: S301
+    array.values[0] = 9
+    assert [(each.kind, list(each.values)) for each in copies] == [(kind, [0, 7, 0])] * 3
+    assert list(SharedArray(kind, [1, 2]).values) == [1, 2]
+
+
+def test_processes_share_an_array() -> None:
+    """A spawned process writes where this one reads."""
+    array = SharedArray("q", 2)
+    process = multiprocessing.get_context("spawn").Process(target=_write, args=(array,))
+    process.start()
+    process.join()
+    assert list(array.values) == [0, 5]
+
+
+def _write(array: SharedArray) -> None:
+    array.values[1] = 5

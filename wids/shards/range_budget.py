@@ -19,20 +19,6 @@ _SMALL_NBYTES: Final = 8 << 20
 """A shard that arrives about as soon as a part of it: batches wait for it."""
 
 
-def is_worth_fetching(read_nbytes: int, wanted_nbytes: int, shard_nbytes: int) -> bool:
-    """Whether to fetch a shard instead of reading a part of it by range.
-
-    The bytes transferred for the shard are then at most twice those of the best choice, whatever is
-    read later (decision 0093).
-
-    Args:
-        read_nbytes: Bytes of the shard that were read by range before.
-        wanted_nbytes: Bytes to read now.
-        shard_nbytes: Length of the shard.
-    """
-    return read_nbytes + 2 * wanted_nbytes >= shard_nbytes
-
-
 class RangeBudget:
     """Bytes that were read by range of each shard of a dataset, and which shards were announced.
 
@@ -64,7 +50,9 @@ class RangeBudget:
                 return False
             values[-1] = free_nbytes - nbytes
             return True
-        if is_worth_fetching(read_nbytes, nbytes, shard_nbytes):
+        # What is transferred for the shard is then at most twice what the best choice would
+        # transfer, whatever is read later (decision 0093).
+        if read_nbytes + 2 * nbytes >= shard_nbytes:
             return False
         values[number] = read_nbytes + nbytes
         return True

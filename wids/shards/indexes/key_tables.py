@@ -1,24 +1,19 @@
 """Sort hashes of keys into the tables of keys of a pack.
 
-Hashes that do not fit in memory are sorted in runs, in mapped temporary files without names, and
-the runs are merged a few thousand entries at a time: 100 million samples need as much memory as two
-million.
+Hashes that do not fit in memory are sorted in runs, in temporary files without names, and the runs
+are merged a few thousand entries at a time: 100 million samples need as much memory as two million.
 """
 
 from __future__ import annotations
 
-import mmap
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
-from itertools import pairwise
 from typing import IO, Final, NamedTuple
 
 import numpy as np
 
 from wids.shards.tars.index import Column
-from wids.shards.tars.mapped_file import advise
 from wids.storage.array_types import IntArray, WordArray
 
 _RUN_LENGTH: Final = 1 << 20
@@ -40,8 +35,23 @@ class Entries(NamedTuple):
     positions: IntArray
 
 
+class _Stored:
+    """Unsigned integers of a file, which are read when they are sliced."""
+
+    def __init__(self, file: IO[bytes], width: int, places: range) -> None:
+        self._file, self._width, self._places = file, width, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, wanted: slice) -> Column:
+        places = self._places[wanted]
+        self._file.seek(self._width * places.start)
+        return np.frombuffer(self._file.read(self._width * len(places)), f"u{self._width}")
+
+
 class Run(NamedTuple):
-    """Ascending entries, in memory or mapped.
+    """Ascending entries, in memory, mapped, or in a file.
 
     Attributes:
         hashes: Shape ``(num_entries,)``.
@@ -50,8 +60,8 @@ class Run(NamedTuple):
         first: Index of the first of them in the dataset.
     """
 
-    hashes: WordArray
-    positions: Column
+    hashes: WordArray | _Stored
+    positions: Column | _Stored
     limit: int
     first: int
 
@@ -60,6 +70,14 @@ class Run(NamedTuple):
         positions = self.positions[start:stop].astype(np.int64)
         is_in = positions < self.limit
         return Entries(self.hashes[start:stop][is_in], positions[is_in] + self.first)
+
+    def end(self, start: int, length: int, bound: np.uint64) -> int:
+        """Return where the hashes up to a bound end, which probably are at most ``length``."""
+        # Looking further would read much of the run.
+        near = self.hashes[start : start + length]
+        if len(near) and near[-1] > bound:
+            return start + int(near.searchsorted(bound, "right"))
+        return start + int(self.hashes[start:].searchsorted(bound, "right"))
 
 
 class KeyTable:
@@ -95,13 +113,13 @@ class KeyTable:
             return
         if self.total > self._starts[-1]:
             self._spill()
-        maps = [mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) for file in self._files]
-        hashes, positions = (np.frombuffer(*pair) for pair in zip(maps, _TYPES, strict=True))
+        # Not mapped: the system may map megabytes around each place that is read.
+        hashes, positions = self._files
         runs = [
-            Run(hashes[start:stop], positions[start:stop], stop - start, start)
-            for start, stop in pairwise(self._starts)
+            Run(_Stored(hashes, 8, span), _Stored(positions, 4, span), len(span), span[0])
+            for span in map(range, self._starts, self._starts[1:])
         ]
-        yield from merged(runs, [partial(advise, data, "DONTNEED") for data in maps])
+        yield from merged(runs)
 
     def _sorted(self) -> Entries:
         """Sort the hashes in memory, and release them."""
@@ -132,7 +150,7 @@ _TYPES: Final = (np.uint64, np.uint32)
 """Types of hashes, and of positions in a run, in the files."""
 
 
-def merged(runs: Sequence[Run], releases: Iterable[Callable[[], None]]) -> Iterator[Entries]:
+def merged(runs: Sequence[Run], releases: Iterable[Callable[[], None]] = ()) -> Iterator[Entries]:
     """Merge runs, a few entries of each at a time.
 
     Args:
@@ -144,17 +162,12 @@ def merged(runs: Sequence[Run], releases: Iterable[Callable[[], None]]) -> Itera
     while starts != stops:
         begun = list(zip(runs, starts, strict=True))
         # Up to the least of these hashes, no run has many more entries than `length`.
-        nexts = [run.hashes[at + length] for run, at in begun if at + length < len(run.hashes)]
-        if nexts:
-            ends = [
-                at + int(run.hashes[at:].searchsorted(min(nexts), "right")) for run, at in begun
-            ]
-        else:
-            ends = stops
+        nexts = [h for run, at in begun for h in run.hashes[at + length : at + length + 1]]
+        ends = [run.end(at, length, min(nexts)) for run, at in begun] if nexts else stops
         parts = [run.part(at, end) for (run, at), end in zip(begun, ends, strict=True)]
         hashes, positions = map(np.concatenate, zip(*parts, strict=True))
         order = np.argsort(hashes, kind="stable")
-        yield Entries(hashes[order], positions[order])
-        starts = ends
         for release in releases:
             release()
+        yield Entries(hashes[order], positions[order])
+        starts = ends
