@@ -8,16 +8,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby, pairwise
 from typing import Final, TypeAlias
 
 from wids.errors import NotFoundError, local_error
 from wids.storage.fetch import Fetcher
-from wids.storage.reading_threads import ReadingThreads
+from wids.storage.reading_threads import in_threads
 from wids.storage.transport import urls
-
-MAX_REQUESTS: Final = 32
-"""Requests at a time."""
 
 _NUM_SHOWN: Final = 3
 
@@ -65,7 +63,7 @@ def lengths_as_known(fetcher: Fetcher, stated: Mapping[str, int | None]) -> dict
 def ask_lengths(
     fetcher: Fetcher, names: Sequence[str], *, is_tolerant: bool = False
 ) -> list[Answer]:
-    """Return the length of each file, 32 of them at a time.
+    """Return the length of each file, many of them at a time.
 
     Args:
         fetcher: Asks the servers.
@@ -90,10 +88,9 @@ def ask_lengths(
                 return None
             raise
 
-    if len(names) <= 1 or all(map(urls.is_local, names)):
+    if all(map(urls.is_local, names)):
         return list(map(ask, names))
-    with ReadingThreads(min(len(names), MAX_REQUESTS), "wids-lengths") as threads:
-        return list(threads.map(ask, names))
+    return in_threads([partial(ask, name) for name in names], "wids-lengths")
 
 
 def check_found(names: Sequence[str], answers: Sequence[Answer]) -> None:

@@ -17,7 +17,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 _AUTHORITY: Final = re.compile(
     r"(?:(?P<user>.*)@)?(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:/@\s\x00-\x1f\x7f]+)(?::(?P<port>\d{0,5}))?"
 )
-_STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-9]\d\d)(?: .*)?\r?\Z")
+_STATUS_LINE: Final = re.compile(r"HTTP/1\.([01]) ([1-9][0-9]{2})(?: .*)?\r?\Z")
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"[^\r\n\0]*")
 _LENGTH: Final = re.compile(r"[0-9]{1,18}")
@@ -131,29 +131,29 @@ def parsed_head(data: bytes) -> Head:
     Raises:
         ConnectionError: It is not one of HTTP/1.
     """
-    first, *lines = data.rstrip(b"\r\n").split(b"\n")
+    first, *lines = data.decode("latin-1").rstrip("\r\n").split("\n")
     match = _STATUS_LINE.match(first)
     if match is None:
         raise ConnectionError("the response is not HTTP")
     headers: dict[str, str] = {}
     is_malformed, name = False, ""
     for line in lines:
-        if line[:1] in b" \t" and name:  # a value on several lines
-            headers[name] += " " + line.decode("latin-1").strip()
+        if line[:1] in " \t" and name:  # a value on several lines
+            headers[name] += " " + line.strip()
             continue
-        raw, colon, value = line.partition(b":")
-        name = raw.decode("latin-1").strip().lower()
+        raw, colon, value = line.partition(":")
+        name = raw.strip().lower()
         if not colon or not name:
             is_malformed = True
             break
-        text = value.decode("latin-1").strip()
+        text = value.strip()
         if name == "content-length":
             text = _length(text, headers.get(name))
         headers.setdefault(name, text)
     if "transfer-encoding" in headers:  # the length is then that of another message, or wrong
         headers.pop("content-length", None)
     connection = headers.get("connection", "").lower()
-    is_kept = "close" not in connection and (match[1] == b"1" or "keep-alive" in connection)
+    is_kept = "close" not in connection and (match[1] == "1" or "keep-alive" in connection)
     return Head(int(match[2]), headers, is_kept, is_malformed)
 
 
