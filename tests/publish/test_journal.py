@@ -68,6 +68,20 @@ def test_an_interrupted_run_is_resumed(
     assert len(asked) == 3
 
 
+def test_a_record_after_a_torn_one(tmp_path: Path) -> None:
+    """What a killed run wrote of a record is cut off, or it would hide all that follow."""
+    path = tmp_path / "journal"
+    with Journal(path) as log:
+        log.begin("first")
+        log.begin("second, killed")
+    path.write_bytes(path.read_bytes()[:-3])
+    with Journal(path) as log:
+        assert log.plan == "first"
+        log.begin("third")
+    with Journal(path) as log:
+        assert log.plan == "third"
+
+
 def test_other_files_and_journals_in_use_are_left_alone(shards: list[Path], tmp_path: Path) -> None:
     """Another file of that name stays as it is; a journal that is being written is not touched."""
     other = tmp_path / "notes"

@@ -194,6 +194,17 @@ def test_keys_are_matched_block_by_block(
     assert [sample[".b.txt"] for sample in joined] == [f"text {n}" for n in range(1, 20, 2)]
 
 
+def test_views_of_one_shard_have_their_own_maps(train: Path) -> None:
+    """A stored map counts for the positions that it was made from, on either side (JOIN-6)."""
+    dataset, rows = wids.ShardListDataset(train), wids.ShardListDataset(train, fields=[".txt"])
+    for start in (0, 4):
+        expected = [f"text {n}" for n in range(start, start + 4)]
+        left = dataset[start : start + 4].join(rows, prefix="b")
+        assert [sample[".b.txt"] for sample in left] == expected
+        right = dataset.join(rows[start : start + 4], prefix="b", missing="skip")
+        assert [sample[".b.txt"] for sample in right] == expected
+
+
 def test_views_and_joins_of_joins(train: Path, joined: wids.ShardListDataset) -> None:
     """A view of a join is one; a join joins again, on either side."""
     mask = np.arange(20) % 3 == 1
