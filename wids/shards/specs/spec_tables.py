@@ -187,12 +187,14 @@ class _Document:
         None if it has more and shorter values than one of many shards (SEC-39).
         """
         digest, count = hashlib.sha256(), 0
+        nbytes = os.fstat(file.fileno()).st_size
         while piece := file.read(1 << 20):
             digest.update(piece)
             count += num_values(piece)
+            if count > MAX_VALUES and nbytes < _LEAST_VALUE_NBYTES * count:
+                return None
             self._progress.reach(file.tell())
-        is_dense = count > MAX_VALUES and file.tell() < _LEAST_VALUE_NBYTES * count
-        return None if is_dense else digest.digest()
+        return digest.digest()
 
     def _of_digest(self, sha256: bytes) -> TableFile | None:
         """Return the table of a document with a digest: that of the cache, or the one beside it."""
