@@ -19,7 +19,6 @@ from wids.errors import WidsError, local_error
 from wids.shards.broken_shards import BrokenShards
 from wids.shards.local_shards import LocalShards
 from wids.shards.packs import Packs
-from wids.shards.range_budget import RangeBudget
 from wids.shards.read_options import ReadOptions
 from wids.shards.shard_facts import ShardFacts, remote_file
 from wids.shards.specs.model import DatasetSpec, is_foreign
@@ -64,8 +63,11 @@ class ShardOpener:
         are_remote = bool(os.environ.get("WDS_REWRITE")) or has_remote(self.shards)
         if are_remote:
             shared_refusals.share()
-        decides = options.access == "auto" and are_remote
-        budget = RangeBudget(len(self.shards)) if decides else None
+        budget = None
+        if options.access == "auto" and are_remote:
+            from wids.shards.range_budget import RangeBudget  # only for remote shards
+
+            budget = RangeBudget(len(self.shards))
         self.facts = ShardFacts(
             self.shards, self.counts, self.packs, store, options, self.broken, budget
         )

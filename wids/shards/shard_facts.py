@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeVar
 from wids.errors import MismatchError
 from wids.shards.broken_shards import BrokenShards
 from wids.shards.packs import Packs
-from wids.shards.range_budget import RangeBudget
 from wids.shards.read_options import ReadOptions
 from wids.shards.specs.model import COUNTS_FROM, ShardSpec
 from wids.shards.specs.shard_sequences import StatedCounts
@@ -21,6 +20,7 @@ from wids.storage.cache.store import Cache
 from wids.storage.transport import urls
 
 if TYPE_CHECKING:
+    from wids.shards.range_budget import RangeBudget
     from wids.shards.range_shard import RemoteShard
 
 AnyShard = TypeVar("AnyShard", Shard, "RemoteShard")
