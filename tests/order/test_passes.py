@@ -144,3 +144,13 @@ def test_dir_has_what_programs_use() -> None:
     assert shown(sampler) == common | own | {"shufflefirst", "total_size"}
     own = {"aligned", "batch_size", "num_left_out", "num_repeated", "sampler"}
     assert shown(batches) == common | own
+
+
+def test_a_warning_names_the_line_of_the_program() -> None:
+    """What a sampler warns of points at the loop that begins the pass, and not into wids."""
+    sampler = ChunkedSampler(range(3000))
+    for _ in range(2):
+        assert len(list(islice(sampler, 2000))) == 2000
+    with pytest.warns(UserWarning, match="ended early") as caught:
+        iter(sampler)
+    assert [warning.filename for warning in caught] == [__file__]
