@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import numpy.typing as npt
 
-from wids.dataset import one_by_one
 from wids.dataset.access import Access, OnError
 from wids.dataset.failures import Policy, as_failures
 from wids.dataset.mapstyle import TorchDataset, join_torch, overrides
@@ -383,6 +382,8 @@ class ShardListDataset(TorchDataset):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Make batches and iteration call the ``__getitem__`` of a subclass that defines one."""
+        from wids.dataset import one_by_one
+
         super().__init_subclass__(**kwargs)
         # Here, once for each class: a check for each sample would slow down every dataset.
         if overrides(cls, "__getitem__", "__getitems__"):
