@@ -382,6 +382,8 @@ class ShardListDataset(TorchDataset):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Make batches and iteration call the ``__getitem__`` of a subclass that defines one."""
+        from wids.dataset import one_by_one
+
         super().__init_subclass__(**kwargs)
         from wids.dataset import one_by_one
 
