@@ -385,7 +385,6 @@ class ShardListDataset(TorchDataset):
         from wids.dataset import one_by_one
 
         super().__init_subclass__(**kwargs)
-        from wids.dataset import one_by_one
 
         # Here, once for each class: a check for each sample would slow down every dataset.
         if overrides(cls, "__getitem__", "__getitems__"):
