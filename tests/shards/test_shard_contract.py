@@ -285,6 +285,7 @@ def test_after_close(make: Make) -> None:
 def test_an_index_that_was_cut_is_an_error(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """`check` and every batch notice a mapped index that lost its end."""
     with make() as shard:
+        shard.read_many([0])  # the first batch compares more
         monkeypatch.setattr(type(shard.index), "is_intact", lambda _: False)
         for read in (shard.check, lambda: shard.read_many([0]), lambda: shard[0]):
             with raises(ShardFormatError, "a.tar: expected its index as when it was opened"):
