@@ -7,6 +7,7 @@ over a loopback HTTP server. The expected samples are written down here, not rea
 from __future__ import annotations
 
 import io
+import os
 import random
 import threading
 from collections.abc import Callable
@@ -284,6 +285,7 @@ def test_after_close(make: Make) -> None:
 def test_an_index_that_was_cut_is_an_error(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """`check` and every batch notice a mapped index that lost its end."""
     with make() as shard:
+        shard.read_many([0])  # the first batch compares more
         monkeypatch.setattr(type(shard.index), "is_intact", lambda _: False)
         for read in (shard.check, lambda: shard.read_many([0]), lambda: shard[0]):
             with raises(ShardFormatError, "a.tar: expected its index as when it was opened"):
@@ -337,3 +339,13 @@ def test_short_integers_are_positions(kind: type[Any], is_uniform: bool, tmp_pat
             parts = [shard.read_part(position, ".txt", 0, 99) for position in positions]
             assert parts == texts
             assert [shard.index.key(position) for position in positions] == keys
+
+
+def test_a_file_that_is_cut_between_two_batches(tmp_path: Path) -> None:
+    """It is an error: to touch the map beyond the end of the file would kill the process."""
+    path = write_tar(tmp_path / "a.tar", sample_members(0, 8))
+    with Shard(path) as shard:
+        assert len(shard.read_many([0, 1])) == 2
+        os.truncate(path, 512)
+        with pytest.raises(ShardFormatError):
+            shard.read_many([6, 7])
