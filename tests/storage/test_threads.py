@@ -9,8 +9,9 @@ from functools import partial
 
 import pytest
 
-from wids.storage.reading_threads import ReadingThreads, in_threads
+from wids.storage.reading_threads import _WAITING, ReadingThreads, in_threads
 from wids.storage.transport.gate import most_in_flight
+from wids.storage.transport.request_limit import MOST
 
 
 def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +55,7 @@ def test_ctrl_c_while_a_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_more_threads_than_requests() -> None:
-    """Tasks share the threads whose requests would pass the gate; their results are in order."""
+    """Tasks share a few threads for each request in flight; their results are in order."""
     threads = set()
 
     def task(number: int) -> int:
@@ -63,7 +64,7 @@ def test_no_more_threads_than_requests() -> None:
 
     found = in_threads([partial(task, number) for number in range(3000)], "test")
     assert found == list(range(3000))
-    assert len(threads) <= most_in_flight()
+    assert len(threads) <= min(MOST, _WAITING * most_in_flight())
 
 
 def test_tasks_are_made_when_a_thread_is_free() -> None:

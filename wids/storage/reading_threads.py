@@ -30,6 +30,8 @@ _T = TypeVar("_T")
 _PATIENCE_S: Final = 1.0
 """How long to wait, after an error, for requests in flight."""
 _CANCEL_POLL_S: Final = 0.25
+_WAITING: Final = 3
+"""Threads for each request in flight: where nobody waits, the gate learns late to let more pass."""
 
 
 class ReadingThreads(Executor):
@@ -101,7 +103,7 @@ class ReadingThreads(Executor):
 def in_threads(tasks: Iterable[Callable[[], _T]], name: str) -> list[_T]:
     """Run tasks that read remote files at the same time; return their results in order.
 
-    There are as many threads as the gate lets requests pass, and more as soon as it lets more pass.
+    There are a few threads for each request that the gate lets pass, and more as it lets more pass.
     They end with the tasks: in a process that is forked later they would be missing. The first
     error, Ctrl-C included, drops the other tasks, and so does the event of `cancelled_by`.
 
@@ -129,11 +131,11 @@ def in_threads(tasks: Iterable[Callable[[], _T]], name: str) -> list[_T]:
         num_started += 1
 
     def taken() -> tuple[int, Callable[[], _T]] | None:
-        """Take a task; start a thread for the next one, if its request would pass the gate."""
+        """Take a task; start a thread for the next one, if it may soon pass the gate."""
         with is_taken:
             check_waits()
             found = next(numbered, None)
-            if found is not None and num_started < min(most, most_in_flight()):
+            if found is not None and num_started < min(most, _WAITING * most_in_flight()):
                 start()
             return found
 
