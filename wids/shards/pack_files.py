@@ -99,13 +99,16 @@ def _load_stored(store: Cache, remote_file: RemoteFile, num_shards: int) -> Pack
         OSError: The copy cannot be read.
         WidsError: The pack cannot be fetched or stored.
     """
-    for is_suspect in (False, True):
-        copy = open_copy(store, remote_file, is_suspect=is_suspect)
-        # The map made from the file keeps the copy from being evicted.
-        pack = load_pack(copy.path, copy.file, num_shards)
-        if pack is not None:
-            return pack
-    return None
+    copy = open_copy(store, remote_file)
+    # The map made from the file keeps the copy from being evicted.
+    pack = load_pack(copy.path, copy.file, num_shards)
+    if pack is not None:
+        return pack
+    fetched = open_copy(store, remote_file, is_suspect=True)
+    if fetched.inode == copy.inode:  # its bytes are those that were fetched
+        fetched.file.close()
+        return None
+    return load_pack(fetched.path, fetched.file, num_shards)
 
 
 def _load_unstored(fetcher: Fetcher, url: str, num_shards: int) -> Pack | None:
