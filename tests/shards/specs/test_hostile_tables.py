@@ -13,7 +13,6 @@ import pytest
 from loopback import Server
 
 import wids
-from wids.shards.specs import shard_table_writer
 from wids.shards.specs.shard_table import State
 from wids.shards.specs.shard_table_writer import write_table
 
